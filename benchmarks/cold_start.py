@@ -79,14 +79,14 @@ def measure_default(file: Path) -> float:
     device, problem = found[0], kernel.list_problems()[0]
     timer = timer_for(kernel, backend, device)
     data = ProblemData(kernel, problem, device)
-    data.expect(Path("no outputs of an earlier run"))
+    data.provide_expected_outputs(Path("no outputs of an earlier run"))
     launch = compiled_launch(space, next(iter(kernel.iterate_default_configs(problem))), device, data)
     data.begin_trial()
     launch()
     timer.synchronize()
-    if not (verdict := data.check()).ok:
+    if not (verdict := data.check_outputs()).ok:
         raise RuntimeError(verdict.message)
-    return timer.time(launch, PRESETS["default"]).samples.median_us
+    return timer.time_launches(launch, PRESETS["default"]).samples.median_us
 
 
 def main() -> None:

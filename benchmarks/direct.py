@@ -147,7 +147,7 @@ class Quiet:
 
     def latency_us(self, index: int, preset: str = "fast") -> float:
         """Return a config's median latency."""
-        return self._timer.time(self.launches[index], PRESETS[preset]).samples.median_us
+        return self._timer.time_launches(self.launches[index], PRESETS[preset]).samples.median_us
 
     def optimum(self, finalists: int = 10, rounds: int = 15) -> dict[int, float]:
         """Return the latencies of the best configs, best first: all timed once, the best ones again in turns."""

@@ -89,20 +89,20 @@ class Direct:
 
     def full_sampling_s(self) -> float:
         """Return the seconds that sampling every config in full takes, after one launch of each."""
-        restore = self._data.restore if self._data.restores else None
+        restore = self._data.restore_inputs if self._data.restores else None
         spent_s = 0.0
         for launch in self.launches.values():
             launch()
             self._timer.synchronize()
             began = perf_counter()
-            self._timer.time(launch, self._preset, restore=restore)
+            self._timer.time_launches(launch, self._preset, restore=restore)
             spent_s += perf_counter() - began
         return spent_s
 
     def in_turns_us(self, configs: Sequence[str]) -> dict[str, float]:
         """Return the medians of configs that are timed in turns."""
         if isinstance(self._timer, HostTimer):
-            found = [self._timer.time(self.launches[one], self._preset).samples.median_us for one in configs]
+            found = [self._timer.time_launches(self.launches[one], self._preset).samples.median_us for one in configs]
         else:
             found = in_turns([self.launches[one] for one in configs], self.device.name, ROUNDS)
         return dict(zip(configs, found, strict=True))

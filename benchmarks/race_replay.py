@@ -217,7 +217,7 @@ class Replays:
             found[index] = race
             median_us = race.samples.median_us
             if race.is_full:
-                noise.learn(race.samples, first_us)
+                noise.add_config(race.samples, first_us)
             if race.ending is not Ending.BEATEN and (incumbent is None or median_us < incumbent.cost):
                 incumbent = requests.Incumbent(median_us, *race.interval_us)
         lane_s = device.now_us / 1e6
@@ -269,7 +269,7 @@ class Replays:
         while race.wants_warm_up((device.now_us - began) / 1e6):
             race.warm.add(device.take(samples[place - 1], 1, cost_us + recorded.batch_us))
         began, end = device.now_us, device.now_us + self._preset.timing_s * 1e6
-        while batch := race.next_batch((device.now_us - began) / 1e6):
+        while batch := race.choose_next_batch((device.now_us - began) / 1e6):
             device.now_us += recorded.batch_us
             for _ in range(batch):
                 race.samples.add(device.take(samples[place], launches, cost_us))

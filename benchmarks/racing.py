@@ -22,7 +22,7 @@ from ktuned.backends.registry import Registry
 from ktuned.model import PRESETS, Device, Preset
 from ktuned.worker.cuda_timer import GRAPH, GRAPH_LAUNCHES, KNOWN_TO_US, CudaTimer
 from ktuned.worker.problem import ProblemData
-from ktuned.worker.timing import HostTimer, launches_per_sample
+from ktuned.worker.timing import HostTimer, count_launches_per_sample
 
 WITHIN = 0.01
 GOAL = 0.99
@@ -66,7 +66,7 @@ def record(file: Path, count: int, wanted: Mapping[str, str]) -> Recording:
     timer = CudaTimer(device.name, kernel.timing) if is_gpu else HostTimer()
     data = ProblemData(kernel, kernel.list_problems()[0], device)
     in_graph = is_gpu and kernel.timing == GRAPH and not data.restores
-    restore = data.restore if data.restores else None
+    restore = data.restore_inputs if data.restores else None
     chosen = [
         place
         for place, config in enumerate(space.configs)
@@ -81,7 +81,7 @@ def record(file: Path, count: int, wanted: Mapping[str, str]) -> Recording:
         for turn in range(-(-count // each)):
             for one in taken:
                 began = perf_counter()
-                samples = timer.time(one.launch, preset, restore=restore).samples
+                samples = timer.time_launches(one.launch, preset, restore=restore).samples
                 one.walls_us.append((perf_counter() - began) * 1e6 / (len(samples) + 1))
                 one.samples_us += _exactly(each, samples.taken_us)
             print(f"round {turn + 1} of {-(-count // each)}", flush=True)
@@ -123,7 +123,7 @@ def _recorded(taken: _Taken, is_gpu: bool, in_graph: bool, *, restores: bool) ->
     if in_graph:
         launches = GRAPH_LAUNCHES
     elif not is_gpu:
-        launches = launches_per_sample(int(median_us * 1000), restores=restores)
+        launches = count_launches_per_sample(int(median_us * 1000), restores=restores)
     cost_us = max(0.0, statistics.median(taken.walls_us) - median_us * launches)
     return Recorded(dict(taken.config), tuple(taken.samples_us), launches, cost_us, LEAD_IN_US if is_gpu else 0.0)
 

@@ -207,7 +207,7 @@ def in_turns(launches: Sequence[Any], device: str, rounds: int) -> list[float]:
     for turn in range(rounds):
         for place in range(len(launches)):
             chosen = (place + turn) % len(launches)
-            samples[chosen].append(timer.time(launches[chosen], PRESETS["default"]).samples.median_us)
+            samples[chosen].append(timer.time_launches(launches[chosen], PRESETS["default"]).samples.median_us)
     return [median(values) for values in samples]
 
 

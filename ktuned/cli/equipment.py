@@ -32,8 +32,8 @@ import json, sys
 from ktuned.backends import Registry
 from ktuned.ipc import to_plain
 from ktuned.ipc.requests import Probe
-from ktuned.worker.probe import probe
-json.dump(to_plain(probe(Registry(), Probe())), sys.__stdout__)
+from ktuned.worker.probe import probe_interpreter
+json.dump(to_plain(probe_interpreter(Registry(), Probe())), sys.__stdout__)
 """
 
 

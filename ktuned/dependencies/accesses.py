@@ -401,10 +401,13 @@ class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
     def __getitem__(self, key: Any) -> Any:
         if OBSERVER.kernel_file is not None and isinstance(key, str | bytes) and _identify_reader() != self._copied:
             frame = _find_reading_frame()
-            # Variables that installed packages follow are listed by their backends.
-            if frame is None or not (
-                find_installed_place(frame.f_code.co_filename) or is_ours(str(frame.f_globals.get("__name__", "")))
-            ):
+            with ACCESSES.pause_recording():
+                # Variables that installed packages follow are listed by their backends.
+                is_packages = frame is not None and (
+                    find_installed_place(frame.f_code.co_filename) is not None
+                    or is_ours(str(frame.f_globals.get("__name__", "")))
+                )
+            if not is_packages:
                 ACCESSES.record_variable(os.fsdecode(key))
         return super().__getitem__(key)
 

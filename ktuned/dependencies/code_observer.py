@@ -100,7 +100,8 @@ class CodeObserver:
         self.kernel_file = kernel_file
         self.import_end = None
         self.root = f"{root}/"
-        self._own = _find_own_places(kernel_file, root)
+        with self.pause_recording():
+            self._own = _find_own_places(kernel_file, root)
         self._modules_before = frozenset(sys.modules)
         self._path_before, self.environ = list(sys.path), dict(os.environ)
         sys.path.insert(0, str(kernel_file.parent))
@@ -132,7 +133,8 @@ class CodeObserver:
         if self.kernel_file is None:
             return False
         # A module that somebody has put among the packages belongs to no distribution, so that no version covers it.
-        return path.startswith(self._own) or not is_foreign(path) or is_unowned(path)
+        with self.pause_recording():
+            return path.startswith(self._own) or not is_foreign(path) or is_unowned(path)
 
     def is_below_root(self, path: str) -> bool:
         """Return whether a path lies in the project's directory."""

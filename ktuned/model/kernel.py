@@ -168,10 +168,14 @@ class KernelInfo(Record):
     @property
     def parts(self) -> dict[str, str]:
         """The parts of ``digest``: short digests by labels, most of which begin with ``source:`` or ``argument:``."""
+        learned = {self.label_part(entry): entry.decisive[:16] for entry in self.learned.values()}
+        return self._inspected_parts | learned
+
+    @property
+    def _inspected_parts(self) -> dict[str, str]:
         groups = (("source", "files"), ("source", "python"), ("argument", "arguments"))
         found = [(group, self.extra.get(key, {})) for group, key in groups]
-        parts = {f"{group}:{label}": digest for group, digests in found for label, digest in digests.items()}
-        return parts | {self.label_part(entry): entry.decisive[:16] for entry in self.learned.values()}
+        return {f"{group}:{label}": digest for group, digests in found for label, digest in digests.items()}
 
     @property
     def version(self) -> str:
@@ -212,11 +216,17 @@ class KernelInfo(Record):
         return read | {place for entry in self.learned.values() if entry.is_source for place in entry.places}
 
     def label_part(self, entry: Observation) -> str:
-        """Return the label of a learned name among ``parts``; files are labelled like sources."""
+        """Return the label of a learned name among ``parts``; files are labelled like sources.
+
+        A module that counts by its syntax tree may be read as text, too, when it is compiled or launched: these are two
+        parts of the digest, and need two labels.
+        """
         if entry.name.startswith((ENVIRONMENT, UNOBSERVED)):
             return entry.name
         is_elsewhere = not entry.places or entry.name.startswith(DISTRIBUTION)
-        return f"source:{entry.name if is_elsewhere else os.path.relpath(entry.places[0], os.path.dirname(self.file))}"
+        name = entry.name if is_elsewhere else os.path.relpath(entry.places[0], os.path.dirname(self.file))
+        label = f"source:{name}"
+        return f"{label} (its text)" if label in self._inspected_parts else label
 
     def with_observed(self, found: Iterable[Observation]) -> KernelInfo:
         """Return the kernel with those observed names that it does not have yet; itself if it has all of them."""

@@ -7,6 +7,6 @@ from ktuned.worker import imports
 
 if __name__ == "__main__":
     imports.keep_bytecode(os.environ)
-    with imports.without_collections():
+    with imports.pause_garbage_collection():
         from ktuned.worker.main import run
     run(sys.argv[1:])

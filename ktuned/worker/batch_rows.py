@@ -1,8 +1,8 @@
-"""Rows of a batch-invariant kernel: the same ones under every problem of its group.
+"""Rows of a batch-invariant kernel: each row's bits must not depend on how many other rows are in the batch.
 
-All problems of a group get the inputs of the largest one, narrowed along each dimension that goes with the batch. What
-a smaller problem's outputs hold are then the same rows as the first ones of the largest problem's outputs, and are
-digested alike.
+To compare rows across problems, the problems of a group get the same inputs: those of the largest one, narrowed along
+each dimension that grows with the batch. A smaller problem's outputs must then have the same bits as the first rows of
+the largest problem's outputs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ Shape = tuple[int, ...]
 
 
 class BatchRows:
-    """A problem's place in its group: the ``largest`` problem, the problem's ``own`` inputs as they are declared, and
-    the shapes of the outputs under each ``smaller`` problem, by its canonical text, where this one is the largest.
+    """One problem within its group.
+
+    Attributes:
+        largest: the largest problem of the group.
+        own: this problem's inputs as they are declared, by name.
+        smaller: the shapes of the outputs under each smaller problem, by that problem's canonical text; empty unless
+            this problem is the largest.
     """
 
     def __init__(self, kernel: DeclaredKernel, problem: Problem, group: Sequence[Problem]) -> None:
@@ -31,49 +36,50 @@ class BatchRows:
         self._kernel = kernel
         self._is_smaller = canonical(problem) != canonical(self.largest)
         if not self._is_smaller:
-            for other in group[:-1]:
-                found = kernel.evaluate_inputs(other)
-                self._check(found, self.own)
-                outputs = {name: entry for name, entry in found.items() if getattr(entry, "output", False)}
-                self.smaller[canonical(other)] = {name: _shape(entry) for name, entry in outputs.items()}
+            for smaller_problem in group[:-1]:
+                declared = kernel.evaluate_inputs(smaller_problem)
+                self._check_narrowing(declared, self.own)
+                outputs = {name: entry for name, entry in declared.items() if getattr(entry, "output", False)}
+                self.smaller[canonical(smaller_problem)] = {name: _shape_of(entry) for name, entry in outputs.items()}
 
     def check_own(self, of_largest: Mapping[str, Any]) -> None:
         """Check that the largest problem's inputs can be narrowed to this one's.
 
         Raises:
-            KernelFileError: a tensor does not fit into that of the largest problem, or an output has no batch.
+            KernelFileError: a tensor does not fit into that of the largest problem, or an output does not grow with
+                the batch.
         """
         if self._is_smaller:
-            self._check(self.own, of_largest)
+            self._check_narrowing(self.own, of_largest)
 
     def narrow_input(self, name: str, tensor: Any) -> Any:
-        """Return the part of the largest problem's tensor that this problem has."""
-        shape = _shape(self.own[name])
-        return tensor if _shape(tensor) == shape else narrow(tensor, shape)
+        """Return this problem's part of the largest problem's tensor."""
+        shape = _shape_of(self.own[name])
+        return tensor if _shape_of(tensor) == shape else narrow_tensor(tensor, shape)
 
-    def _check(self, found: Mapping[str, Any], of_largest: Mapping[str, Any]) -> None:
+    def _check_narrowing(self, found: Mapping[str, Any], of_largest: Mapping[str, Any]) -> None:
         for name, entry in of_largest.items():
             if name not in found:
                 raise self._kernel.site.make_error(
                     f"batch_invariant: inputs(p) makes {name} for the largest problem alone"
                 )
-            small, large = _shape(found[name]), _shape(entry)
+            small, large = _shape_of(found[name]), _shape_of(entry)
             if len(small) != len(large) or any(size > most for size, most in zip(small, large, strict=True)):
                 raise self._kernel.site.make_error(
-                    f"batch_invariant: {name} of {small} is no part of that of {large}, which the largest problem has"
+                    f"batch_invariant: {name} of shape {small} does not fit into that of the largest problem, {large}"
                 )
             if getattr(entry, "output", False) and small == large:
                 raise self._kernel.site.make_error(
-                    f"batch_invariant: the output {name} of {small} has no dimension that goes with "
+                    f"batch_invariant: the output {name} of shape {small} has no dimension that grows with "
                     f"{', '.join(self._kernel.batch_invariant)}"
                 )
 
 
-def narrow(tensor: Any, shape: Iterable[int]) -> Any:
-    """Return a contiguous copy of the first elements of a tensor along each dimension."""
+def narrow_tensor(tensor: Any, shape: Iterable[int]) -> Any:
+    """Return a contiguous copy of a tensor's first elements along each dimension, as ``shape`` counts them."""
     part = tensor[tuple(slice(0, size) for size in shape)]
     return library_of(tensor).make_contiguous(part)
 
 
-def _shape(entry: Any) -> Shape:
+def _shape_of(entry: Any) -> Shape:
     return tuple(entry.shape)

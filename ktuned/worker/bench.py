@@ -1,4 +1,25 @@
-"""Measures trials of one kernel and problem on one device: load, first launch, check, timing."""
+"""Trials: the configs of one kernel and problem, loaded, launched, checked and timed on one device.
+
+A bench has at most one open problem. Opening it makes what all configs share: inputs, expected outputs, guards, and a
+timer. Then each config goes through these steps, and an exception in any of them is its outcome:
+
+1.  **Load** its artifact and bind it to the tensors. On a GPU this was done while the device timed the config before.
+2.  **First launch**, on poisoned outputs. It also counts the cores that the config uses, if that matters.
+3.  **Check** the outputs. A wrong config is not timed, unless it only differs from the default config, which may be
+    the wrong one. Nor is one that uses more cores than it was given: it will be measured again with all that it needs.
+4.  **Time** it as long as it can still win (:mod:`ktuned.worker.race`). Some timed launches are compared with the first
+    one. Its energy is measured afterwards, if the objective needs it.
+5.  **Check again** after the last launch: outputs, and that no input was overwritten.
+6.  **Compare bits**, if exact numerics are wanted (:mod:`ktuned.worker.bits`).
+7.  **Look for damage** outside the tensors, however the steps before ended. The next config would be blamed otherwise.
+
+All of it happens in the process state that was read when the problem was opened, and that is put back around each
+config (:mod:`ktuned.worker.process_state`). A process whose state cannot be put back, or that has mapped a file which
+has changed since, measures nothing any more: its measurement says so (``leftover``), or the request is refused
+(:class:`OutdatedWorker`).
+
+On a GPU a launch's fault is reported by whichever call comes next. So an exception of a check may be the launch's.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +59,7 @@ from ktuned.model import (
 )
 from ktuned.worker.bits import add_bits, is_cheap, launch_inputs
 from ktuned.worker.code_trace import CodeTrace
-from ktuned.worker.compile import unit_of
+from ktuned.worker.compile import make_unit
 from ktuned.worker.contention import CpuWatch, GpuWatch
 from ktuned.worker.core_count import CountedLaunch
 from ktuned.worker.cuda_timer import EVENTS, GRAPH, GRAPH_BYTES, CudaTimer
@@ -48,7 +69,15 @@ from ktuned.worker.energy_trace import CounterStopped, Energy
 from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.guards import Guards
 from ktuned.worker.inspect import load_kernel
-from ktuned.worker.measurement import contended, disputed, ends_batch, from_timing, guilty, judged, raised
+from ktuned.worker.measurement import (
+    add_check_errors,
+    ends_batch,
+    measurement_from_timing,
+    measurement_of_contention,
+    measurement_of_damage,
+    measurement_of_dispute,
+    measurement_of_error,
+)
 from ktuned.worker.noise import Noise
 from ktuned.worker.problem import CAPTURE_AGAIN, ProblemData
 from ktuned.worker.process_state import ProcessState
@@ -63,11 +92,13 @@ if TYPE_CHECKING:
 
 
 @record
-class _Opened(Record):
-    """The problem that is measured: its kernel, its data, the device, what times it, and what it is judged by.
+class _OpenProblem(Record):
+    """The open problem, and everything that measures its configs.
 
-    ``metrics`` are a config's, by its latency in µs and its energy in J; without a ``meter`` that is not measured.
-    ``noise`` is that of the configs that were timed in full.
+    Attributes:
+        metrics: returns the kernel file's own metrics of a config, by its latency in µs and its energy in J.
+        meter: measures energy; ``None`` if the objective does not need it.
+        noise: the noise of the configs that were timed in full so far.
     """
 
     kernel: requests.KernelRef
@@ -82,8 +113,8 @@ class _Opened(Record):
     meter: EnergyMeter | None = None
     noise: Noise = field(default_factory=Noise)
 
-    def cost(self, latency_us: float, energy_j: float | None = None) -> float | None:
-        """Return what a config costs by the objective; ``None`` where its figure cannot be made."""
+    def compute_cost(self, latency_us: float, energy_j: float | None = None) -> float | None:
+        """Return what a config costs by the objective; ``None`` if the kernel file's metric fails."""
         known: dict[str, float] = {} if energy_j is None else compute_energy_figures(energy_j, latency_us)
         if self.objective not in BUILT_IN:
             try:
@@ -94,12 +125,39 @@ class _Opened(Record):
 
     @property
     def races_by_latency(self) -> bool:
-        """True if a latency alone shows what a config costs."""
+        """True if the latency alone decides what a config costs."""
         return self.meter is None
 
 
+@record
+class _TimingRules(Record):
+    """How one config is timed.
+
+    Attributes:
+        preset: how many samples are wanted, and the time for them.
+        judge_contention: whether a timing that other programs disturbed is thrown away.
+        stop_above_us: the latency that is hopeless, in µs.
+        incumbent: the best config so far, to race against.
+        following: the config that is loaded while a GPU works on this one's samples.
+        tolerated: processes whose use of the GPU disturbs no short launch.
+        known_us: the latency in µs if it is known already: then only energy and metrics are measured.
+        first_us: the most that the checked launch has taken, in µs.
+        compared: how many launches are compared if the config may win.
+    """
+
+    preset: Preset
+    judge_contention: bool
+    stop_above_us: float | None = None
+    incumbent: requests.Incumbent | None = None
+    following: requests.UnitRef | None = None
+    tolerated: Collection[int] = ()
+    known_us: float | None = None
+    first_us: float | None = None
+    compared: int = SURE_COMPARED
+
+
 class OutdatedWorker(KtunedError):
-    """This process has mapped a file that has another content by now: another process is to do the request."""
+    """A file that this process has mapped has changed on the disk. Another process has to do the request."""
 
     code = "outdated_worker"
 
@@ -110,32 +168,44 @@ class Bench:
     def __init__(self, registry: Registry, places: Places) -> None:
         self._registry = registry
         self._places = places
-        self._open: _Opened | None = None
+        self._open: _OpenProblem | None = None
+        # The config at hand and the one that was loaded ahead: artifact's key, launch and kernel.
         self._bound: tuple[str, Launch, Kernel] | None = None
+        self._loaded_ahead: tuple[str, Launch, Kernel] | None = None
         self._trace: CodeTrace | None = None
-        self._ahead: tuple[str, Launch, Kernel] | None = None
+        # Launches of each config that were compared so far, by its artifact's key.
         self._compared: dict[str, int] = {}
         self._state = ProcessState()
 
-    def open(self, request: requests.Open, reply: Reply) -> replies.Opened:
-        """Make the inputs and the expected outputs of a problem on a device, unless its reference is unusable."""
-        self._state.begin()
+    def open_problem(self, request: requests.Open, reply: Reply) -> replies.Opened:
+        """Make the inputs and the expected outputs of a problem on a device.
+
+        Returns:
+            What the code has read, and a digest of everything that decides results; or why the default config, whose
+            outputs are expected, cannot be run.
+
+        Raises:
+            FreshProcessNeeded: this process is not as a new one would be.
+            KernelFileError: the kernel file's code fails, or makes what cannot be measured.
+            DeviceCrowded: an application leaves too little memory.
+        """
+        self._state.begin_problem()
         if self._state.leftover or self._state.find_outdated_file():
             raise FreshProcessNeeded
         kernel = load_kernel(request.kernel, self._places)
-        reply.phase(Phase.LOAD)
+        reply.begin_phase(Phase.LOAD)
         backend = self._registry.load(request.kernel.backend)
-        self._open = self._bound = self._ahead = None
-        reply.phase(Phase.REFERENCE)
+        self._open = self._bound = self._loaded_ahead = None
+        reply.begin_phase(Phase.REFERENCE)
         if request.device.kind == "cuda":
-            self._make_room(kernel, request)
-        captured = self._captured(request.captured) if request.captured else None
+            self._require_room(kernel, request)
+        captured = self._find_captured_file(request.captured) if request.captured else None
         expected = self._places.locate_reference(request.expected)
-        default = self._default_run(kernel, backend, request)
+        default = self._prepare_default_run(kernel, backend, request)
         timer: HostTimer | CudaTimer = HostTimer()
         if request.device.kind == "cuda" and not backend.times_on_host:
             timer = CudaTimer(request.device.name, kernel.timing)
-            # It loads the GPU's library of matrix products, too, which takes as long as making the inputs.
+            # In parallel: this also loads the GPU's library of matrix products, which takes as long as the inputs.
             timer.begin_warm_up()
         data = ProblemData(
             kernel,
@@ -146,28 +216,29 @@ class Bench:
             guards=Guards(is_active=request.guarded),
             run_default=default,
         )
-        # After the kernel file's own Python, which all configs have in common, and before its references.
+        # The baseline is read here: after the kernel file's Python, which applies to all configs, before its reference.
         self._compared.clear()
         with ACCESSES.pause_recording():
             self._state.take_baseline((self._places.artifacts, self._places.expected))
         if default is not None and not expected.is_file():
             try:
-                default.load()
+                default.load_kernel()
             except (Unsupported, DamagedArtifact) as error:
                 return replies.Opened(unusable=str(error), is_damaged=isinstance(error, DamagedArtifact))
             except Exception as error:
                 raise kernel.site.make_failure("reference='default': the default config", error) from error
-        data.expect(expected)
+        data.provide_expected_outputs(expected)
         if isinstance(timer, CudaTimer):
             from concurrent.futures import ThreadPoolExecutor
 
-            with ThreadPoolExecutor(1) as beside:
-                saved = beside.submit(data.save_expected, expected)
-                data.rehearse()
+            # Save the expected outputs while the GPU loads the kernels that each check needs.
+            with ThreadPoolExecutor(1) as executor:
+                saved = executor.submit(data.save_expected, expected)
+                data.rehearse_judging()
                 saved.result()
         else:
             data.save_expected(expected)
-        self._open = _Opened(
+        self._open = _OpenProblem(
             request.kernel,
             request.target,
             backend,
@@ -177,62 +248,62 @@ class Bench:
             FaultReporter(reply.descriptor),
             partial(kernel.evaluate_metrics, request.problem),
             strip_numerics(request.objective),
-            self._meter(backend, request, timer) if request.needs_energy else None,
+            self._make_meter(backend, request, timer) if request.needs_energy else None,
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         with ACCESSES.pause_recording():
             self._state.complete_baseline()
             settings = self._state.find_settings(OBSERVER.environ)
         work = repr(kernel.evaluate_work(request.problem))
-        identity = canonical({"bits": data.identify(), "work": work, "settings": settings})
-        return replies.Opened(self._trace.fresh(is_data=True), hashlib.sha256(identity.encode()).hexdigest())
+        identity = canonical({"bits": data.digest_problem(), "work": work, "settings": settings})
+        return replies.Opened(
+            self._trace.take_new_observations(is_data=True), hashlib.sha256(identity.encode()).hexdigest()
+        )
 
-    def _default_run(self, kernel: DeclaredKernel, backend: Backend, request: requests.Open) -> DefaultRun | None:
-        """Return what runs the default config, where its outputs are expected.
+    def _prepare_default_run(
+        self, kernel: DeclaredKernel, backend: Backend, request: requests.Open
+    ) -> DefaultRun | None:
+        """Return what runs the default config if its outputs are the reference; else ``None``.
 
         Raises:
-            UsageError: the request does not name its artifact.
+            UsageError: the request does not name the default config's artifact.
         """
         if not kernel.expects_default_outputs:
             return None
         if request.reference is None:
             raise UsageError(f"the default config of {kernel.name} is the reference, and no artifact of it is named")
-        reference = request.reference
-
-        def load() -> Kernel:
-            return self._load_artifact(backend, request.kernel, request.target, reference, request.device)
-
+        load = partial(self._load_artifact, backend, request.kernel, request.target, request.reference, request.device)
         return DefaultRun(kernel, load, request.device)
 
     def _load_artifact(
         self, backend: Backend, kernel: requests.KernelRef, target: str, unit: requests.UnitRef, device: Device
     ) -> Kernel:
-        """Return the kernel of a unit's artifact.
+        """Verify a unit's artifact and load its kernel.
 
         Raises:
-            DamagedArtifact: it is to be compiled again.
+            DamagedArtifact: it must be compiled again.
             Unsupported: the device cannot run it.
         """
         artifact = self._places.locate_artifact(unit.key)
         manifest.verify(artifact, required=backend.required_files)
-        return backend.load(artifact, unit_of(self._registry, self._places, kernel, target, unit), device)
+        return backend.load(artifact, make_unit(self._registry, self._places, kernel, target, unit), device)
 
-    def _captured(self, digest: str) -> Path:
-        """Return the file of captured inputs, which are a part of the context by their digest.
+    def _find_captured_file(self, digest: str) -> Path:
+        """Return the file of captured inputs with this digest, which is a part of the context.
 
         Raises:
-            UsageError: it holds something else, or is gone.
+            UsageError: the file is gone, or its content has another digest.
         """
         path = self._places.locate_capture(digest)
         if stamp(path) != digest:
-            raise UsageError(f"the captured inputs in {path} are damaged, or gone", hint=CAPTURE_AGAIN)
+            raise UsageError(f"the captured inputs in {path} are damaged or gone", hint=CAPTURE_AGAIN)
         return path
 
-    def _make_room(self, kernel: DeclaredKernel, request: requests.Open) -> None:
-        """Check that there is room beside an application; without one all of the device may be used again.
+    def _require_room(self, kernel: DeclaredKernel, request: requests.Open) -> None:
+        """Keep within the memory that an application leaves on the GPU; without an application, lift the limit.
 
         Raises:
-            DeviceCrowded: there is none.
+            DeviceCrowded: the application leaves too little.
         """
         import torch
 
@@ -242,8 +313,8 @@ class Bench:
         elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.set_per_process_memory_fraction(1.0, request.device.name)
 
-    def _meter(self, backend: Backend, request: requests.Open, timer: HostTimer | CudaTimer) -> EnergyMeter:
-        """Return what measures the energy of launches.
+    def _make_meter(self, backend: Backend, request: requests.Open, timer: HostTimer | CudaTimer) -> EnergyMeter:
+        """Return the meter for the energy of launches.
 
         Raises:
             Unsupported: the device's energy cannot be measured.
@@ -255,21 +326,22 @@ class Bench:
             raise Unsupported(f"the energy of {device.name} ({device.model}): {error.message}") from error
         return EnergyMeter(counter, device.name if isinstance(timer, CudaTimer) else "")
 
-    def close(self, request: requests.Close, reply: Reply) -> replies.Empty:
-        """Give up the open problem, and what torch keeps of its memory: another worker needs it on this device."""
+    def close_problem(self, request: requests.Close, reply: Reply) -> replies.Empty:
+        """Close the open problem, and free the GPU memory that torch keeps of it: another worker needs it."""
         was_on_gpu = self._open is not None and self._open.device.kind == "cuda"
-        self._open = self._bound = self._ahead = None
+        self._open = self._bound = self._loaded_ahead = None
         if was_on_gpu:
             import torch
 
             torch.cuda.empty_cache()
         return replies.Empty()
 
-    def trial(self, request: requests.Trial, reply: Reply) -> replies.Measurement:
-        """Measure configs from their artifacts, up to the first that raises; all results but the last are items.
+    def run_trial(self, request: requests.Trial, reply: Reply) -> replies.Measurement:
+        """Measure a batch of configs, up to the first that must end it. All results but the last are sent as items.
 
         Raises:
             UsageError: the request names no config, or no problem is open.
+            OutdatedWorker: a file that this process has mapped has changed.
         """
         if not request.units:
             raise UsageError("a trial needs at least one unit")
@@ -277,19 +349,19 @@ class Bench:
         *others, (last, last_us) = zip_longest(request.units, request.known_us[: len(request.units)])
         following = [*request.units[1:]]
         for (unit, known_us), after in zip(others, following, strict=True):
-            measured = self._timed_measure(unit, known_us, request, reply, after)
+            measured = self._measure_unit(unit, known_us, request, reply, after)
             if ends_batch(measured, request):
                 return measured
             incumbent = requests.Incumbent.choose_lower(request.incumbent, measured, request.same_bits)
             request = replace(request, incumbent=incumbent)
-            # What is printed goes with a result only where that failed: it is not to be mixed with that of others.
+            # A failed config's result is sent at once, with what it has printed, and not mixed with what others print.
             is_well = measured.outcome in (Outcome.MEASURED, Outcome.SLOWER)
-            # The next config begins where this request began.
-            reply.phase(request.first_phase)
-            reply.item(measured, hold_s=request.hold_s if is_well else 0.0)
-        return self._timed_measure(last, last_us, request, reply)
+            # The next config starts in the phase that the request started in.
+            reply.begin_phase(request.first_phase)
+            reply.send_item(measured, hold_s=request.hold_s if is_well else 0.0)
+        return self._measure_unit(last, last_us, request, reply)
 
-    def _timed_measure(
+    def _measure_unit(
         self,
         unit: requests.UnitRef,
         known_us: float | None,
@@ -297,21 +369,23 @@ class Bench:
         reply: Reply,
         following: requests.UnitRef | None = None,
     ) -> replies.Measurement:
-        """Measure one config; add its time, and what the kernel file's code has reached meanwhile: its check, say."""
+        """Measure one config in the known process state; add how long that took, and what the file's code has read."""
         began = monotonic()
         phases = TimedPhases(reply, request.first_phase)
-        with self._state.around(unit.key):
-            measured = self._convicted(self._measure(unit, known_us, request, phases, following), phases)
+        with self._state.isolate_config(unit.key):
+            measured = self._look_for_damage(self._check_and_time(unit, known_us, request, phases, following), phases)
         leftover = self._state.leftover or self._describe_outdated_file()
-        observed = () if self._trace is None else self._trace.fresh(is_data=True)
+        observed = () if self._trace is None else self._trace.take_new_observations(is_data=True)
         seconds = round(monotonic() - began, 6)
-        return replace(measured, observed=observed, seconds=seconds, phase_s=phases.seconds(), leftover=leftover)
+        return replace(
+            measured, observed=observed, seconds=seconds, phase_s=phases.sum_phase_seconds(), leftover=leftover
+        )
 
     def _require_current_files(self) -> None:
-        """Refuse to launch anything in a process that has mapped a file which is another one by now.
+        """Check that the files that this process has mapped are still those on the disk.
 
         Raises:
-            OutdatedWorker: it has.
+            OutdatedWorker: one has changed.
         """
         if outdated := self._describe_outdated_file():
             raise OutdatedWorker(outdated)
@@ -320,7 +394,7 @@ class Bench:
         name = self._state.find_outdated_file()
         return f"{name} has changed since it was loaded" if name else ""
 
-    def _measure(
+    def _check_and_time(
         self,
         unit: requests.UnitRef,
         known_us: float | None,
@@ -328,12 +402,13 @@ class Bench:
         reply: Phases,
         following: requests.UnitRef | None = None,
     ) -> replies.Measurement:
-        """Measure one config; a damaged artifact gives no outcome, because it is to be compiled again.
+        """Take a config through the steps from loading to comparing bits; see the module.
 
-        The ``following`` one is loaded while a GPU works on this one's samples.
+        A damaged artifact gives no outcome: it will be compiled again.
         """
-        opened = self._opened()
-        launch = self._loaded_launch(opened, unit)
+        # Load, and launch once on poisoned outputs.
+        opened = self._require_open_problem()
+        launch = self._try_to_load(opened, unit)
         if isinstance(launch, replies.Measurement):
             return launch
         opened.data.begin_trial()
@@ -341,42 +416,42 @@ class Bench:
         first_us = self._launch_once(opened, counted or launch, reply, Phase.FIRST_LAUNCH)
         if isinstance(first_us, replies.Measurement):
             return first_us
-        first = self._judge(opened, reply, is_last=not opened.data.is_judged)
+        # Check. If nothing decides what is right, this is the only look at the inputs.
+        first = self._judge_last_launch(opened, reply, is_last=not opened.data.is_judged)
         if first.outcome is not Outcome.MEASURED and first.undisputed is None:
             return first
         cores = None if counted is None else counted.cores
         if cores is not None and request.cores is not None and cores > request.cores:
             return replies.Measurement(None, phase=Phase.TIMING, cores=cores)
+        # Digest the outputs before timing poisons them.
         compares_bits = request.same_bits is not None and opened.data.has_outputs
         began = perf_counter()
-        own = [opened.data.digest_outputs()] if compares_bits else []
+        own_digests = [opened.data.digest_outputs()] if compares_bits else []
         digest_us = (perf_counter() - began) * 1e6
-        launches = self._timed_launches(opened, unit.key, launch, first)
-        timed, ends_checked = self._time(
-            opened,
-            launches,
+        launches = self._make_timed_launches(opened, unit.key, launch, first)
+        rules = _TimingRules(
             request.preset,
             request.judge_contention,
-            reply,
-            stop_above_us=request.stop_above_us,
-            incumbent=request.incumbent,
-            following=following,
-            tolerated=request.tolerated,
-            known_us=known_us,
-            first_us=first_us,
+            request.stop_above_us,
+            request.incumbent,
+            following,
+            request.tolerated,
+            known_us,
+            first_us,
         )
+        timed, ends_checked = self._time_launches(opened, launches, rules, reply)
         if first.undisputed is not None:
-            return disputed(timed, first)
+            return measurement_of_dispute(timed, first)
         last = first
         if timed.outcome is Outcome.MEASURED and opened.data.is_judged:
-            # The inputs and the guards are looked at after the last launch.
+            # Check again, the inputs too; events leave the last timed launch's outputs in place, a graph does not.
             relaunched = None if ends_checked else self._launch_once(opened, launch, reply, Phase.CHECK)
-            last = relaunched if isinstance(relaunched, replies.Measurement) else self._judge(opened, reply)
+            last = relaunched if isinstance(relaunched, replies.Measurement) else self._judge_last_launch(opened, reply)
             if last.outcome is not Outcome.MEASURED:
                 return replace(last, message=f"the first launch was right, a later one was not: {last.message}")
-            own += [opened.data.digest_outputs()] if compares_bits else []
+            own_digests += [opened.data.digest_outputs()] if compares_bits else []
         if compares_bits and timed.outcome in (Outcome.MEASURED, Outcome.SLOWER):
-            timed = self._with_bits(opened, launch, timed, own, digest_us, request, reply)
+            timed = self._compare_bits(opened, launch, timed, own_digests, digest_us, request, reply)
         return replace(
             timed,
             max_error=first.max_error,
@@ -385,45 +460,55 @@ class Bench:
             cores=cores,
         )
 
-    def _with_bits(
+    def _compare_bits(
         self,
-        opened: _Opened,
+        opened: _OpenProblem,
         launch: Launch,
         timed: replies.Measurement,
-        own: Sequence[Any],
+        own_digests: Sequence[Any],
         digest_us: float,
         request: requests.Trial,
         reply: Phases,
     ) -> replies.Measurement:
-        """Add the bits that a timed config leaves: on all inputs if that is wanted, or takes no time."""
+        """Add the bits that a timed config leaves: on all inputs if that is wanted, or costs next to no time.
+
+        ``own`` are digests of what it has left on the problem's own inputs; one digest takes ``digest_us``.
+        """
         wanted = request.same_bits
         assert wanted is not None
         inputs = wanted.inputs
         try:
             if not wanted.on_all_inputs and not is_cheap(timed, digest_us, inputs):
                 inputs = 1
-            found = launch_inputs(
-                opened.data, launch, opened.timer.synchronize, own, inputs, lambda: reply.phase(Phase.CHECK)
+            digests = launch_inputs(
+                opened.data,
+                launch,
+                opened.timer.synchronize,
+                own_digests,
+                inputs,
+                lambda: reply.begin_phase(Phase.CHECK),
             )
         except Exception as error:
-            failed = raised(error, Phase.CHECK)
+            failed = measurement_of_error(error, Phase.CHECK)
             return replace(failed, message=f"on inputs that compare bits: {failed.message}")
-        return add_bits(timed, found, wanted)
+        return add_bits(timed, digests, wanted)
 
-    def _loaded_launch(self, opened: _Opened, unit: requests.UnitRef) -> Launch | replies.Measurement:
-        """Return the bound launch of a unit, or the measurement of one that cannot be loaded."""
+    def _try_to_load(self, opened: _OpenProblem, unit: requests.UnitRef) -> Launch | replies.Measurement:
+        """Return the bound launch of a unit, or its measurement if it cannot be loaded."""
         try:
-            return self._launch(opened, unit)
+            return self._find_launch(opened, unit)
         except DamagedArtifact as error:
             return replies.Measurement(None, str(error))
         except Unsupported as error:
             return replies.Measurement(Outcome.UNSUPPORTED, str(error), Phase.LOAD)
         except Exception as error:
-            return raised(error, Phase.LOAD)
+            return measurement_of_error(error, Phase.LOAD)
 
-    def _launch_once(self, opened: _Opened, launch: Launch, reply: Phases, phase: Phase) -> float | replies.Measurement:
-        """Launch once, on poisoned outputs; return the most that it may have taken in µs, or what came of it."""
-        reply.phase(phase)
+    def _launch_once(
+        self, opened: _OpenProblem, launch: Launch, reply: Phases, phase: Phase
+    ) -> float | replies.Measurement:
+        """Launch once on poisoned outputs; return how long it took at most, in µs, or its measurement if it failed."""
+        reply.begin_phase(phase)
         try:
             began = perf_counter()
             opened.data.begin_checked_launch()
@@ -432,124 +517,118 @@ class Bench:
         except Unsupported as error:
             return replies.Measurement(Outcome.UNSUPPORTED, str(error), phase)
         except Exception as error:
-            return raised(error, phase)
+            return measurement_of_error(error, phase)
         return (perf_counter() - began) * 1e6
 
-    def _convicted(self, measured: replies.Measurement, reply: Phases) -> replies.Measurement:
-        """Return a config's measurement, or that it wrote outside its tensors: this is looked at after its last launch,
-        however that ended. Else the next config would be found guilty of it.
-        """
+    def _look_for_damage(self, measured: replies.Measurement, reply: Phases) -> replies.Measurement:
+        """Return a config's measurement, or one that says where it wrote outside its tensors."""
+        # A config that was not loaded has launched nothing.
         if measured.phase is Phase.LOAD or self._open is None:
             return measured
-        reply.phase(Phase.CHECK)
+        reply.begin_phase(Phase.CHECK)
         try:
-            damage = self._open.data.damage()
+            damage = self._open.data.find_damage()
         except RuntimeError as error:
-            # A GPU reports a launch's fault to whichever call comes next.
-            return measured if measured.outcome is Outcome.LAUNCH_ERROR else raised(error, Phase.CHECK)
-        return guilty(damage, Phase.CHECK) if damage else measured
+            return measured if measured.outcome is Outcome.LAUNCH_ERROR else measurement_of_error(error, Phase.CHECK)
+        return measurement_of_damage(damage, Phase.CHECK) if damage else measured
 
-    def _judge(self, opened: _Opened, reply: Phases, *, is_last: bool = True) -> replies.Measurement:
-        """Judge what the launches since the outputs were poisoned left; the measurement of a right one has no latency.
+    def _judge_last_launch(self, opened: _OpenProblem, reply: Phases, *, is_last: bool = True) -> replies.Measurement:
+        """Judge the outputs; return a measurement without a latency.
 
-        The inputs are looked at after the last launch that is judged, and after one that was wrong.
+        With ``is_last``, inputs are compared, too: once per config, and after a wrong launch, is enough.
         """
-        reply.phase(Phase.CHECK)
-        with self._state.known_arithmetic():
+        reply.begin_phase(Phase.CHECK)
+        with self._state.use_known_arithmetic():
             return self._judge_outputs(opened.data, is_last=is_last)
 
     def _judge_outputs(self, data: ProblemData, *, is_last: bool) -> replies.Measurement:
         try:
             if data.is_surely_right(is_last=is_last):
                 return replies.Measurement(Outcome.MEASURED, max_error=0.0, mismatched_ratio=0.0)
-            verdict = data.check()
-            overwritten = data.overwritten() if is_last or not verdict.ok else ()
+            verdict = data.check_outputs()
+            overwritten = data.find_overwritten_inputs() if is_last or not verdict.ok else ()
         except Exception as error:
-            # A GPU reports a launch's fault to whichever call comes next.
-            return raised(error, Phase.CHECK)
+            return measurement_of_error(error, Phase.CHECK)
         measured = replies.Measurement(Outcome.MEASURED)
         if not verdict.ok:
             message = "; ".join((verdict.message, *(f"the kernel overwrites its input {name}" for name in overwritten)))
             undisputed = Outcome.MEASURED if verdict.is_dissent else None
             measured = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK, undisputed=undisputed)
-        return replace(judged(measured, verdict), overwritten=overwritten or None)
+        return replace(add_check_errors(measured, verdict), overwritten=overwritten or None)
 
-    def check(self, request: requests.Check, reply: Reply) -> replies.Measurement:
-        """Launch a config once, as before its timing, and judge its outputs."""
+    def check_config(self, request: requests.Check, reply: Reply) -> replies.Measurement:
+        """Launch a config once and judge its outputs, without timing it."""
         self._require_current_files()
-        with self._state.around(request.unit.key):
-            measured = self._check(request, reply)
+        with self._state.isolate_config(request.unit.key):
+            measured = self._launch_and_judge(request, reply)
         return replace(measured, leftover=self._state.leftover)
 
-    def _check(self, request: requests.Check, reply: Reply) -> replies.Measurement:
-        opened = self._opened()
-        launch = self._loaded_launch(opened, request.unit)
+    def _launch_and_judge(self, request: requests.Check, reply: Reply) -> replies.Measurement:
+        opened = self._require_open_problem()
+        launch = self._try_to_load(opened, request.unit)
         if isinstance(launch, replies.Measurement):
             return launch
         opened.data.begin_trial()
         launched = self._launch_once(opened, launch, reply, Phase.FIRST_LAUNCH)
-        judged = launched if isinstance(launched, replies.Measurement) else self._judge(opened, reply)
-        return self._convicted(judged, reply)
+        judged = launched if isinstance(launched, replies.Measurement) else self._judge_last_launch(opened, reply)
+        return self._look_for_damage(judged, reply)
 
-    def time(self, request: requests.Time, reply: Reply) -> replies.Measurement:
-        """Time a finalist again; it was checked when it was tried."""
+    def time_finalist(self, request: requests.Time, reply: Reply) -> replies.Measurement:
+        """Time a config again in the final round, against the other finalists."""
         self._require_current_files()
-        with self._state.around(request.unit.key):
-            measured = self._time_again(request, reply)
+        with self._state.isolate_config(request.unit.key):
+            measured = self._check_and_time_again(request, reply)
         return replace(measured, leftover=self._state.leftover)
 
-    def _time_again(self, request: requests.Time, reply: Reply) -> replies.Measurement:
-        opened = self._opened()
-        launch = self._loaded_launch(opened, request.unit)
+    def _check_and_time_again(self, request: requests.Time, reply: Reply) -> replies.Measurement:
+        opened = self._require_open_problem()
+        launch = self._try_to_load(opened, request.unit)
         if isinstance(launch, replies.Measurement):
             return launch
         opened.data.begin_trial()
         launched = self._launch_once(opened, launch, reply, Phase.FIRST_LAUNCH)
-        first = launched if isinstance(launched, replies.Measurement) else self._judge(opened, reply)
+        first = launched if isinstance(launched, replies.Measurement) else self._judge_last_launch(opened, reply)
         if first.outcome is not Outcome.MEASURED and first.undisputed is None:
-            return self._convicted(first, reply)
-        launches = self._timed_launches(opened, request.unit.key, launch, first)
-        timed, _ = self._time(
-            opened,
-            launches,
-            request.preset,
-            request.judge_contention,
-            reply,
-            known_us=request.known_us,
-            wanted_compared=FINALIST_COMPARED,
+            return self._look_for_damage(first, reply)
+        launches = self._make_timed_launches(opened, request.unit.key, launch, first)
+        rules = _TimingRules(
+            request.preset, request.judge_contention, known_us=request.known_us, compared=FINALIST_COMPARED
         )
-        return self._convicted(timed, reply)
+        timed, _ = self._time_launches(opened, launches, rules, reply)
+        return self._look_for_damage(timed, reply)
 
-    def _timed_launches(self, opened: _Opened, key: str, launch: Launch, first: replies.Measurement) -> TimedLaunches:
-        """Return a config's launches as they are timed, after the first of them was judged."""
+    def _make_timed_launches(
+        self, opened: _OpenProblem, key: str, launch: Launch, first: replies.Measurement
+    ) -> TimedLaunches:
+        """Return a config's launches for the timer, after its first launch was judged."""
         data = opened.data
         is_graph = isinstance(opened.timer, CudaTimer)
-        judged = data.judged_outputs(
+        judged = data.remember_judged_outputs(
             is_judged=data.is_judged and first.undisputed is None,
-            arithmetic=self._state.known_arithmetic,
+            arithmetic=self._state.use_known_arithmetic,
         )
         launches = TimedLaunches(
             launch,
-            restore=data.restore if data.restores else None,
+            restore=data.restore_inputs if data.restores else None,
             judged=judged,
             bind=partial(self._bind_copy, opened),
-            most_copies=data.most_copies(GRAPH_BYTES if is_graph else RING_BYTES),
+            most_copies=data.count_affordable_copies(GRAPH_BYTES if is_graph else RING_BYTES),
             key=key,
         )
         launches.compared = self._compared.get(key, 0)
         return launches
 
-    def _bind_copy(self, opened: _Opened, number: int) -> Launch:
+    def _bind_copy(self, opened: _OpenProblem, number: int) -> Launch:
         """Return the bound config's launch on a copy of the outputs."""
         assert self._bound is not None
-        launch = self._bound[2].bind(opened.data.copy_of_outputs(number))
+        launch = self._bound[2].bind(opened.data.provide_output_copy(number))
         self._watch_faults(opened)
         return launch
 
-    def canary(self, request: requests.Canary, reply: Reply) -> replies.Empty:
+    def run_canary(self, request: requests.Canary, reply: Reply) -> replies.Empty:
         """Run something tiny on a device, to see that it still works after a worker on it was killed.
 
-        That a CPU works is seen by the answer.
+        A CPU needs no more than the answer.
         """
         if request.device.kind == "cpu":
             return replies.Empty()
@@ -562,178 +641,142 @@ class Bench:
         if total != 28:
             raise RuntimeError(f"{request.device.name} counts 0 + … + 7 as {total}")
         if request.warms_up:
-            from ktuned.worker.rehearsal import rehearse
+            from ktuned.worker.rehearsal import rehearse_problem
 
-            rehearse(request.device)
+            rehearse_problem(request.device)
         return replies.Empty()
 
     def time_reference(self, request: requests.TimeReference, reply: Reply) -> replies.Measurement:
-        """Time the reference function by the same timer as the kernels; without one there is no latency.
+        """Time the reference function as the configs are timed. Without a reference there is no latency.
 
-        Nor is there one where configs are timed in a graph, and the reference has operations that cannot be captured:
-        warm launches are not compared with cold ones.
+        There is none either if configs are timed in a graph and the reference cannot be captured in one: a figure with
+        cold caches must not be compared with warm ones.
         """
-        opened = self._opened()
-        reply.phase(Phase.REFERENCE)
-        self._state.restore()
-        reference = opened.data.reference_launch()
+        opened = self._require_open_problem()
+        reply.begin_phase(Phase.REFERENCE)
+        self._state.restore_baseline()
+        reference = opened.data.make_reference_launch()
         if reference is None:
             return replies.Measurement(None)
         timer = opened.timer
         in_graph = isinstance(timer, CudaTimer) and timer.method == GRAPH
         if in_graph and opened.data.restores:
-            # As the configs are: what has to be restored before each launch is in no graph.
+            # Configs are timed by events then, too: what is restored before each launch is in no graph.
             timer, in_graph = CudaTimer(opened.device.name, EVENTS), False
-        watch = _watch_bench(opened.device, request.judge_contention)
+        watch = _watch_contention(opened.device, request.judge_contention)
         try:
-            timing = timer.time(reference, request.preset)
+            timing = timer.time_launches(reference, request.preset)
         except Exception as error:
-            return replies.Measurement(None) if in_graph else raised(error, Phase.REFERENCE)
+            return replies.Measurement(None) if in_graph else measurement_of_error(error, Phase.REFERENCE)
         if watch is not None and watch.is_contended(timing.samples):
-            return contended(opened.device, Phase.REFERENCE)
-        return from_timing(timing)
+            return measurement_of_contention(opened.device, Phase.REFERENCE)
+        return measurement_from_timing(timing)
 
-    def _opened(self) -> _Opened:
+    def _require_open_problem(self) -> _OpenProblem:
         if self._open is None:
             raise UsageError("no problem is open: `open` comes first")
         return self._open
 
-    def _launch(self, opened: _Opened, unit: requests.UnitRef) -> Launch:
-        """Return the bound launch of a unit's artifact; the last one is kept for the finalists' rounds."""
-        if opened.data.renew():
-            self._bound = self._ahead = None
-        for ready in (self._bound, self._ahead):
+    def _find_launch(self, opened: _OpenProblem, unit: requests.UnitRef) -> Launch:
+        """Return a unit's bound launch: the one at hand, the one loaded ahead, or a new one."""
+        # A config may have resized a tensor: then no launch is bound to the tensors that there are now.
+        if opened.data.recreate_changed_tensors():
+            self._bound = self._loaded_ahead = None
+        for ready in (self._bound, self._loaded_ahead):
             if ready is not None and ready[0] == unit.key:
-                self._bound, self._ahead = ready, None
+                self._bound, self._loaded_ahead = ready, None
                 return ready[1]
-        self._bound = self._ahead = None
-        with self._state.loading(unit.key):
-            self._bound = (unit.key, *self._load(opened, unit))
+        self._bound = self._loaded_ahead = None
+        with self._state.learn_while_loading(unit.key):
+            self._bound = (unit.key, *self._load_and_bind(opened, unit))
         return self._bound[1]
 
-    def _prepare(self, opened: _Opened, unit: requests.UnitRef, reply: Phases) -> None:
-        """Load the config that follows; one that fails is loaded again in its turn, where it has its own outcome."""
-        reply.phase(Phase.LOAD_NEXT)
+    def _load_next(self, opened: _OpenProblem, unit: requests.UnitRef, reply: Phases) -> None:
+        """Load the config that follows. If that fails, it is loaded again in its turn, which gives it its outcome."""
+        reply.begin_phase(Phase.LOAD_NEXT)
         try:
-            with ACCESSES.resume_recording(), self._state.loading_ahead(unit.key):
-                self._ahead = (unit.key, *self._load(opened, unit))
+            with ACCESSES.resume_recording(), self._state.learn_while_loading_ahead(unit.key):
+                self._loaded_ahead = (unit.key, *self._load_and_bind(opened, unit))
         except Exception:
-            # This one's memory may have been what it lacked.
-            self._ahead = None
-        reply.phase(Phase.TIMING)
+            # It may only have lacked the memory that this config holds.
+            self._loaded_ahead = None
+        reply.begin_phase(Phase.TIMING)
 
-    def _load(self, opened: _Opened, unit: requests.UnitRef) -> tuple[Launch, Kernel]:
+    def _load_and_bind(self, opened: _OpenProblem, unit: requests.UnitRef) -> tuple[Launch, Kernel]:
         loaded = self._load_artifact(opened.backend, opened.kernel, opened.target, unit, opened.device)
         launch = loaded.bind(opened.data.tensors)
         self._watch_faults(opened)
         return launch, loaded
 
-    def _watch_faults(self, opened: _Opened) -> None:
-        """Have faults of memory reported; what was loaded may have handlers of its own."""
-        crash_at_once()
-        opened.faults.know(opened.data.regions())
-        opened.faults.arm()
+    def _watch_faults(self, opened: _OpenProblem) -> None:
+        """Install the fault reporter again: loading a library may have installed other handlers."""
+        restore_default_signals()
+        opened.faults.name_regions(opened.data.list_regions())
+        opened.faults.install_handlers()
 
-    def _time(
-        self,
-        opened: _Opened,
-        launches: TimedLaunches,
-        preset: Preset,
-        judge_contention: bool,
-        reply: Phases,
-        *,
-        stop_above_us: float | None = None,
-        incumbent: requests.Incumbent | None = None,
-        following: requests.UnitRef | None = None,
-        tolerated: Collection[int] = (),
-        known_us: float | None = None,
-        first_us: float | None = None,
-        wanted_compared: int = SURE_COMPARED,
+    def _time_launches(
+        self, opened: _OpenProblem, launches: TimedLaunches, rules: _TimingRules, reply: Phases
     ) -> tuple[replies.Measurement, bool]:
-        """Time launches, unless their latency is known, and measure their energy where that is wanted.
+        """Time launches and measure their energy; a wrong launch among them makes a mismatch.
 
-        Of a config that may win so many launches as are ``wanted`` are compared. Return also whether the outputs of
-        the last launch can be judged once more.
+        Returns:
+            The measurement, and whether the last launch's outputs can be judged without launching again.
         """
         before = launches.compared
         try:
-            measured, ends_checked = self._time_launches(
-                opened,
-                launches,
-                preset,
-                judge_contention,
-                reply,
-                stop_above_us=stop_above_us,
-                incumbent=incumbent,
-                following=following,
-                tolerated=tolerated,
-                known_us=known_us,
-                first_us=first_us,
-                wanted_compared=wanted_compared,
-            )
+            measured, ends_checked = self._race_and_meter(opened, launches, rules, reply)
         except WrongLaunch as wrong:
-            # Where it was the first that differs from the default, that is no more than a difference.
+            # If the outputs are compared with the default's, this is no more than a difference.
             message = f"the first launch was right, a later one was not: {wrong.verdict.message}"
             measured, ends_checked = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK), False
-            measured = judged(measured, wrong.verdict)
+            measured = add_check_errors(measured, wrong.verdict)
         self._compared[launches.key] = launches.compared
         measured = replace(measured, nondeterministic=launches.has_differed or None)
         return replace(measured, compared=launches.compared - before or None), ends_checked
 
-    def _time_launches(
-        self,
-        opened: _Opened,
-        launches: TimedLaunches,
-        preset: Preset,
-        judge_contention: bool,
-        reply: Phases,
-        *,
-        stop_above_us: float | None,
-        incumbent: requests.Incumbent | None,
-        following: requests.UnitRef | None,
-        tolerated: Collection[int],
-        known_us: float | None,
-        first_us: float | None,
-        wanted_compared: int,
+    def _race_and_meter(
+        self, opened: _OpenProblem, launches: TimedLaunches, rules: _TimingRules, reply: Phases
     ) -> tuple[replies.Measurement, bool]:
-        reply.phase(Phase.TIMING)
+        reply.begin_phase(Phase.TIMING)
         if isinstance(opened.timer, CudaTimer):
-            opened.timer.meanwhile = None if following is None else partial(self._prepare, opened, following, reply)
-        watch = _watch_bench(opened.device, judge_contention, tolerated)
+            following = rules.following
+            opened.timer.on_batch_enqueued = (
+                None if following is None else partial(self._load_next, opened, following, reply)
+            )
+        watch = _watch_contention(opened.device, rules.judge_contention, rules.tolerated)
         try:
-            restore = opened.data.restore if opened.data.restores else None
-            measured = replies.Measurement(Outcome.MEASURED, latency_us=known_us)
+            measured = replies.Measurement(Outcome.MEASURED, latency_us=rules.known_us)
             is_contended = ends_checked = False
-            if known_us is None:
-                # It was launched before, and has shown then what it reads.
+            if rules.known_us is None:
+                # The first launch has shown already what the config reads.
                 with ACCESSES.pause_recording():
-                    timing = opened.timer.time(
+                    timing = opened.timer.time_launches(
                         launches,
-                        preset,
-                        stop_above_us=stop_above_us,
-                        incumbent=incumbent if opened.races_by_latency else None,
-                        cost=None if opened.objective == LATENCY else opened.cost,
-                        first_us=first_us,
+                        rules.preset,
+                        stop_above_us=rules.stop_above_us,
+                        incumbent=rules.incumbent if opened.races_by_latency else None,
+                        cost=None if opened.objective == LATENCY else opened.compute_cost,
+                        first_us=rules.first_us,
                         noise=opened.noise,
                     )
                 ends_checked = timing.ends_checked
-                measured = from_timing(timing)
+                measured = measurement_from_timing(timing)
                 is_contended = watch is not None and not timing.stopped_early and watch.is_contended(timing.samples)
                 if timing.is_full and not is_contended:
-                    opened.noise.learn(timing.samples, first_us)
-                if measured.outcome is Outcome.MEASURED and _may_win(measured, incumbent):
-                    launches.top_up(wanted_compared, preset.timing_s, opened.timer.synchronize)
+                    opened.noise.add_config(timing.samples, rules.first_us)
+                if measured.outcome is Outcome.MEASURED and _may_win(measured, rules.incumbent):
+                    launches.top_up_comparisons(rules.compared, rules.preset.timing_s, opened.timer.synchronize)
             energy: Energy | None = None
             if opened.meter is not None and not is_contended and measured.latency_us is not None:
                 latency_us = measured.latency_us
-                reply.phase(Phase.TIMING)
-                energy, trace = opened.meter.measure(
+                reply.begin_phase(Phase.TIMING)
+                energy, trace = opened.meter.measure_energy(
                     launches.ring[0],
-                    preset,
+                    rules.preset,
                     latency_us,
-                    restore=restore,
-                    incumbent=incumbent,
-                    cost=partial(opened.cost, latency_us),
+                    restore=opened.data.restore_inputs if opened.data.restores else None,
+                    incumbent=rules.incumbent,
+                    cost=partial(opened.compute_cost, latency_us),
                 )
                 is_contended = watch is not None and watch.is_shared()
                 if trace.ending is Ending.BEATEN:
@@ -742,29 +785,29 @@ class Bench:
         except WrongLaunch:
             raise
         except CounterStopped as error:
-            # It says nothing of the config, which is tried again.
+            # This says nothing about the config: it is tried again.
             message = f"the energy counter of {opened.device.name}: {error}"
             return replies.Measurement(Outcome.CONTENDED, message, Phase.TIMING), False
         except Exception as error:
-            return raised(error, Phase.TIMING), False
+            return measurement_of_error(error, Phase.TIMING), False
         if is_contended:
-            return contended(opened.device, Phase.TIMING), False
+            return measurement_of_contention(opened.device, Phase.TIMING), False
         absence = watch.absence if isinstance(watch, GpuWatch) else ""
         measured = replace(measured, contention=f"not judged: {absence}" if absence else None)
-        return _with_metrics(measured, opened, energy), ends_checked
+        return _add_metrics(measured, opened, energy), ends_checked
 
 
 def _may_win(measured: replies.Measurement, incumbent: requests.Incumbent | None) -> bool:
-    """Return whether a config is not known to be slower than the fastest so far."""
+    """Return whether a config may still be as fast as the best one so far."""
     if measured.beaten:
         return False
     return incumbent is None or measured.low_us is None or measured.low_us <= incumbent.high
 
 
-def _with_metrics(measured: replies.Measurement, opened: _Opened, energy: Energy | None) -> replies.Measurement:
-    """Add the energy, the kernel file's own metrics, and what all that costs by the objective.
+def _add_metrics(measured: replies.Measurement, opened: _OpenProblem, energy: Energy | None) -> replies.Measurement:
+    """Add the energy, the kernel file's own metrics, and the cost by the objective.
 
-    Where a metric fails, the file's are left out, and the message says why.
+    If a metric fails, all of the file's metrics are left out, and the message says why.
     """
     latency_us = measured.latency_us
     if measured.outcome is not Outcome.MEASURED or latency_us is None:
@@ -778,18 +821,20 @@ def _with_metrics(measured: replies.Measurement, opened: _Opened, energy: Energy
     measured = replace(measured, metrics=metrics or None)
     if energy is not None:
         measured = replace(measured, energy_low=energy.low, energy_high=energy.high)
-        ends = [opened.cost(latency_us, joules) for joules in (energy.low, energy.high)]
+        ends = [opened.compute_cost(latency_us, joules) for joules in (energy.low, energy.high)]
     else:
-        ends = [opened.cost(end) for end in (measured.low_us or latency_us, measured.high_us or latency_us)]
-    cost = opened.cost(latency_us, joules)
-    known = sorted(end for end in ends if end is not None)
-    if opened.objective == LATENCY or cost is None or not known:
+        ends = [opened.compute_cost(end) for end in (measured.low_us or latency_us, measured.high_us or latency_us)]
+    cost = opened.compute_cost(latency_us, joules)
+    known_costs = sorted(end for end in ends if end is not None)
+    if opened.objective == LATENCY or cost is None or not known_costs:
         return measured
-    return replace(measured, cost=cost, cost_low=known[0], cost_high=known[-1])
+    return replace(measured, cost=cost, cost_low=known_costs[0], cost_high=known_costs[-1])
 
 
-def _watch_bench(device: Device, judge_contention: bool, tolerated: Collection[int] = ()) -> CpuWatch | GpuWatch | None:
-    """Return what watches a bench's device for other programs' work from now on."""
+def _watch_contention(
+    device: Device, judge_contention: bool, tolerated: Collection[int] = ()
+) -> CpuWatch | GpuWatch | None:
+    """Return a watch for other programs' use of a device from now on; ``None`` if that is not judged."""
     if not judge_contention:
         return None
     if device.kind != "cuda":
@@ -799,12 +844,12 @@ def _watch_bench(device: Device, judge_contention: bool, tolerated: Collection[i
     return GpuWatch(str(torch.cuda.get_device_properties(device.name).uuid), tolerated)
 
 
-def crash_at_once() -> None:
-    """Let a fatal signal end the process after a short stack dump.
+def restore_default_signals() -> None:
+    """Let a fatal signal end the process after a short stack dump, whatever handlers libraries have installed.
 
-    Libraries install handlers that symbolise a backtrace (apache-tvm-ffi does): for seconds, and where the heap is
-    broken without end, so that a crash looks like a hang, or like the handler's own. faulthandler hands over to
-    whichever was there before it.
+    Some symbolise a backtrace (apache-tvm-ffi does). That takes seconds, and with a broken heap it never ends, so that
+    a crash looks like a hang. The defaults must be put back before faulthandler is enabled: it hands over to the
+    handler that it found.
     """
     faulthandler.disable()
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):

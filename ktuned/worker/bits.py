@@ -1,12 +1,12 @@
-"""The bits that a config leaves: digests of its outputs on several inputs, and whether launches agree on them.
+"""Exact numerics: digests of a config's outputs on several inputs, and whether its launches agree on them.
 
-The first digest is of the launch that is judged before timing, and costs no launch of its own. The other inputs are
-launched after timing, those of ordinary numbers twice: two launches of one input that differ show atomics and races.
-They are not judged, because what is right for a denormal or a NaN no tolerance says.
+The first digest is that of the launch that is judged before timing, so it costs no launch. It decides which configs
+race against each other. Further inputs are launched after timing. Inputs of ordinary numbers are
+launched twice: outputs that differ reveal atomics or a race. None of these launches is judged, since no tolerance says
+what is right for a denormal or a NaN.
 
-That takes as long as some ten launches, and as many digests. So only the anchor and the finalists get them, as the
-finalists alone are checked with other seeds, and a config whose launches are over at once. Of the others the first
-digest alone is known, which decides which of them race against each other.
+All inputs together take some ten launches and as many digests. So only the anchor and the finalists get them, and
+configs so quick that it does not matter (:func:`is_cheap`). Of all others just the first digest is known.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from ktuned.model import Record, have_same_bits, record
 from ktuned.worker.problem import ProblemData
 
 LAUNCHES = 2
-"""Launches of an input that may show a race: of ordinary numbers. Hard ones are launched once."""
+"""Launches of each input of ordinary numbers, to reveal a race. Hard inputs are launched once."""
 
 FREE_US = 5_000.0
-"""Time that the other inputs may take of a lane where nothing is won by them but knowledge of the classes."""
+"""Time, in µs, that further inputs may take for a config that does not need them; they show which configs agree."""
 
 
 @record
-class Launched(Record):
-    """What launches left: a digest for each input, and whether two launches of one input have differed.
+class LaunchDigests(Record):
+    """Digests of what launches left.
 
-    ``rows`` are the digests of the rows that each smaller problem of a batch-invariant group has, by problem.
+    Attributes:
+        bits: a digest for each input; empty texts for inputs that the kernel does not have.
+        has_differed: whether two launches of the same input have left different bits.
+        rows: for each smaller problem of a batch-invariant group, the digests of its rows on each input.
     """
 
     bits: tuple[str, ...]
@@ -46,11 +49,16 @@ def launch_inputs(
     own: Sequence[Any],
     inputs: int,
     on_input: Callable[[], None],
-) -> Launched:
-    """Launch a config on the first so many inputs, and return what it left.
+) -> LaunchDigests:
+    """Launch a config on several inputs, and return the digests of what it left.
 
-    ``own`` are digests of outputs that it has left on the problem's own inputs already; ``on_input`` is called before
-    each input is launched.
+    Args:
+        data: the open problem.
+        launch: the config's launch on the problem's tensors.
+        synchronize: waits for the device.
+        own: digests of what the config has left on the problem's own inputs already.
+        inputs: on how many inputs, by their numbers, the problem's own included.
+        on_input: called before each input.
     """
     from ktuned.spec import HARD_FILLS
 
@@ -65,7 +73,7 @@ def launch_inputs(
                 continue
             on_input()
             launches = 1 if 0 < number <= len(HARD_FILLS) else LAUNCHES
-            # The rows of a launch that was judged before were not digested.
+            # Digests in ``own`` come without rows, so these take one more launch.
             while len(digests[-1]) < launches or (wants_rows and not rows[-1]):
                 data.begin_checked_launch()
                 launch()
@@ -76,7 +84,7 @@ def launch_inputs(
     read = iter(data.read_digests([one for found in (*digests, *(each.values() for each in rows)) for one in found]))
     texts = [[next(read) for _ in found] for found in digests]
     row_texts = [{problem: next(read) for problem in each} for each in rows]
-    return Launched(
+    return LaunchDigests(
         tuple(found[0] if found else "" for found in texts),
         any(len(set(found)) > 1 for found in texts),
         {problem: tuple(each.get(problem, "") for each in row_texts) for problem in row_texts[0]},
@@ -84,12 +92,15 @@ def launch_inputs(
 
 
 def is_cheap(timed: replies.Measurement, digest_us: float, inputs: int) -> bool:
-    """Return whether a config is launched on so many inputs in no time; to bring one takes as long as to digest it."""
+    """Return whether launching a config on so many inputs costs next to nothing.
+
+    Copying an input into place takes as long as digesting it.
+    """
     return inputs * LAUNCHES * ((timed.latency_us or 0.0) + 2 * digest_us) <= FREE_US
 
 
-def add_bits(timed: replies.Measurement, found: Launched, wanted: requests.SameBits) -> replies.Measurement:
-    """Return a measurement with what the launches have left, compared with the anchor's bits."""
+def add_bits(timed: replies.Measurement, found: LaunchDigests, wanted: requests.SameBits) -> replies.Measurement:
+    """Return a measurement with the digests of its launches, and whether they equal the anchor's."""
     differs = timed.nondeterministic or found.has_differed
     same = False if differs else have_same_bits(found.bits, wanted.anchor) if wanted.anchor else None
     return replace(

@@ -1,4 +1,13 @@
-"""Checks of a kernel's outputs, against the reference and by the kernel file's own function."""
+"""Checks of a kernel's outputs, against the reference and by the kernel file's own function.
+
+An element is wrong if it is out of tolerance, or was never written. The second cannot be seen by value: outputs begin
+with a poison, which is a NaN for floats, and a reference may hold NaN as well. So the poison's exact bits are looked
+for. For dtypes whose values may equal the poison (integers), only an element that is also out of tolerance counts.
+
+The full comparison is made in double precision, where neither the difference nor the tolerance is rounded. Most outputs
+do not need it: if every element is inside the tolerance by more than single precision can round
+(:data:`SURE_SHARE`), the comparison is over.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +21,14 @@ from ktuned.worker.tensor_library import TensorLibrary, library_of
 
 @record
 class Verdict(Record):
-    """``ok``, or what is wrong: a sentence, the largest absolute error of an element
-    that is out of tolerance, and the share of such elements.
+    """The result of a check.
 
-    ``is_dissent`` says that it is no more than a difference from the default config's outputs.
+    Attributes:
+        ok: whether the outputs are right.
+        message: one sentence about what is wrong, or nothing.
+        max_error: the largest absolute error of an element that is out of tolerance.
+        mismatched_ratio: the share of elements that are out of tolerance, from 0 to 1.
+        is_dissent: whether the outputs only differ from those of the default config, which may be wrong itself.
     """
 
     ok: bool
@@ -26,11 +39,11 @@ class Verdict(Record):
 
     @property
     def finite_error(self) -> float | None:
-        """The largest error, or ``None`` if it has no bound: JSON cannot carry an infinity."""
+        """The largest error, or ``None`` if it is infinite, which JSON cannot carry."""
         return self.max_error if math.isfinite(self.max_error) else None
 
 
-def compare(
+def compare_outputs(
     outputs: Mapping[str, Any],
     expected: Mapping[str, Any],
     *,
@@ -40,15 +53,23 @@ def compare(
     poisoned: Collection[str] = (),
     has_exact_integers: bool = True,
 ) -> Verdict:
-    """Compare tensors by name: an element mismatches when |out - ref| > atol + rtol · |ref| (as ``torch.isclose``).
+    """Compare tensors by name, and return the verdict on the worst one.
 
-    NaN equals NaN, unless it is the poison: an element of a ``poisoned`` output whose bits still are those was never
-    written, whatever the reference has there. Outputs of integers and bools have no tolerance if
-    ``has_exact_integers``. The verdict is of the worst tensor.
+    An element mismatches when |out - ref| > atol + rtol · |ref|, as in ``torch.isclose``. NaN equals NaN.
+
+    Args:
+        outputs: what a launch left, by name; may hold more names than are compared.
+        expected: the reference's tensors.
+        rtol: the relative tolerance.
+        atol: the absolute tolerance.
+        max_mismatched_ratio: the share of elements, from 0 to 1, that may be out of tolerance.
+        poisoned: names of outputs that began with the poison. An element that still has its bits was never written,
+            and is wrong whatever the reference has there.
+        has_exact_integers: whether integers and bools must be equal, without any tolerance.
     """
     worst = Verdict(ok=True)
     for name, reference in expected.items():
-        verdict = _compare_one(
+        verdict = _compare_tensor(
             name,
             outputs[name],
             reference,
@@ -61,7 +82,7 @@ def compare(
     return worst
 
 
-def _compare_one(
+def _compare_tensor(
     name: str, out: Any, reference: Any, rtol: float, atol: float, allowed: float, *, is_poisoned: bool
 ) -> Verdict:
     tensors = library_of(out)
@@ -69,24 +90,27 @@ def _compare_one(
         return Verdict(False, f"{name} has shape {tuple(out.shape)}, the reference {tuple(reference.shape)}", 0.0, 1.0)
     if not (count := math.prod(out.shape)):
         return Verdict(ok=True)
-    kinds = {tensors.kind(out), tensors.kind(reference)}
+    kinds = {tensors.find_number_kind(out), tensors.find_number_kind(reference)}
+    # Step 1: most outputs are right by far, which one pass in single precision shows.
     if kinds == {"float"} and _is_surely_close(out, reference, rtol, atol, tensors):
         return Verdict(ok=True)
-    # Half types are compared in double, where neither the difference nor the tolerance is rounded.
+    # Step 2: compare in double, where neither the difference nor the tolerance is rounded.
     wide = "complex128" if "complex" in kinds else "float64" if "float" in kinds else "int64"
-    left, right = tensors.cast(out, wide), tensors.cast(tensors.beside(reference, out), wide)
+    left, right = tensors.cast_tensor(out, wide), tensors.cast_tensor(tensors.move_to_device_of(reference, out), wide)
     library = tensors.arithmetic
-    with tensors.quiet():
+    with tensors.silence_warnings():
         if wide == "int64":
-            error = _integer_error(left, right, tensors)
-            close = error <= atol + rtol * abs(tensors.cast(right, "float64"))
+            error = _compute_integer_error(left, right, tensors)
+            close = error <= atol + rtol * abs(tensors.cast_tensor(right, "float64"))
         else:
-            error = tensors.cast(abs(left - right), "float64")
+            error = tensors.cast_tensor(abs(left - right), "float64")
             close = library.isclose(left, right, rtol=rtol, atol=atol, equal_nan=True)
-    unwritten = tensors.unwritten(out) if is_poisoned else False
-    if is_poisoned and tensors.kind(out) != "int":
-        # The poison is a NaN, which equals the reference's by value; integers may hold the poison's number rightly.
+    # Step 3: find elements that were never written.
+    unwritten = tensors.find_unwritten(out) if is_poisoned else False
+    if is_poisoned and tensors.find_number_kind(out) != "int":
+        # The poison is a NaN, and equals a NaN of the reference by value. Integers may hold that number rightly.
         close &= ~unwritten
+    # Step 4: describe what is wrong, by the first element.
     wrong = int((~close).sum())
     ratio = wrong / count
     error[close] = 0.0
@@ -107,57 +131,62 @@ def _compare_one(
         message = (
             f"{name}: {wrong} of {count} elements ({ratio:.2%}) out of tolerance"
             + (f", {missing} of them never written" if missing else "")
-            + f", the first at {first}: {_shown(out[place])} where the reference has {_shown(reference[place])}"
+            + f", the first at {first}: {_format_element(out[place])} where the reference has "
+            + f"{_format_element(reference[place])}"
         )
     return Verdict(False, message, largest, ratio)
 
 
 def _holds_integers(tensor: Any) -> bool:
-    return library_of(tensor).kind(tensor) == "int"
+    return library_of(tensor).find_number_kind(tensor) == "int"
 
 
-SURE = 1 - 1e-5
-"""Share of the tolerance that is looked at first: the rest is more than what float32 rounds."""
+SURE_SHARE = 1 - 1e-5
+"""Share of the tolerance that the quick comparison allows: the rest is more than float32 rounds."""
 
 MOST_ATOL = 1e30
-"""A tolerance beyond this may not be finite in float32."""
+"""The largest absolute tolerance of the quick comparison: a larger one may overflow in float32."""
 
 
 def _is_surely_close(out: Any, reference: Any, rtol: float, atol: float, tensors: TensorLibrary) -> bool:
-    """Return whether every element is within the tolerance by more than rounding; it costs an eighth of the comparison
-    in double, and one number comes back from a device. With NaN and infinities it is NaN or infinite, and they are left
-    to the comparison.
+    """Return whether every element is within the tolerance by more than rounding.
+
+    This costs an eighth of the comparison in double, and brings one number back from a device. NaN and infinities make
+    that number NaN or infinite, so that the answer is no, and the comparison in double decides.
     """
-    width = max(tensors.size(one) for one in (out, reference)) // math.prod(out.shape)
+    width = max(tensors.count_element_bytes(one) for one in (out, reference)) // math.prod(out.shape)
     narrow = "float32" if width <= 4 else "float64"
-    left, right = tensors.cast(out, narrow), tensors.cast(tensors.beside(reference, out), narrow)
+    left, right = (
+        tensors.cast_tensor(out, narrow),
+        tensors.cast_tensor(tensors.move_to_device_of(reference, out), narrow),
+    )
     if not 0 <= atol <= MOST_ATOL or rtol < 0:
         return False
-    with tensors.quiet():
+    with tensors.silence_warnings():
         allowed = abs(right)
-        allowed *= rtol * SURE
+        allowed *= rtol * SURE_SHARE
         beyond = abs(left - right)
         beyond -= allowed
-        return bool(beyond.max() <= atol * SURE)
+        return bool(beyond.max() <= atol * SURE_SHARE)
 
 
-def _shown(element: Any) -> object:
-    """Return an element's value, of a floating dtype the shortest number that is the same in it."""
+def _format_element(element: Any) -> object:
+    """Return an element's value for a message; a float is shortened as far as its dtype still gives the same number."""
     value = element.item()
     if not isinstance(value, float) or not math.isfinite(value):
         return value
     shorter = (float(f"{value:.{digits}g}") for digits in range(1, 18))
-    rounded = library_of(element).rounded
+    rounded = library_of(element).round_number
     return next((number for number in shorter if rounded(number, element) == value), value)
 
 
-def _integer_error(left: Any, right: Any, tensors: TensorLibrary) -> Any:
-    """Return |left - right| as float64: exact where that is small, and never of a difference that wrapped around.
+def _compute_integer_error(left: Any, right: Any, tensors: TensorLibrary) -> Any:
+    """Return |left - right| of int64 tensors as float64: exact up to 2^53, and never of a difference that overflowed.
 
-    ``torch.isclose`` compares integers in float32, where those beyond 2^24 run together.
+    ``torch.isclose`` is no help: it compares integers in float32, where neighbours beyond 2^24 are equal.
     """
-    rounded = abs(tensors.cast(left, "float64") - tensors.cast(right, "float64"))
-    exact = tensors.cast(abs(left - right), "float64")
+    rounded = abs(tensors.cast_tensor(left, "float64") - tensors.cast_tensor(right, "float64"))
+    exact = tensors.cast_tensor(abs(left - right), "float64")
     return tensors.arithmetic.where(rounded < 2**53, exact, rounded)
 
 
@@ -166,9 +195,9 @@ def run_check(
     inputs: Mapping[str, Any],
     outputs: Mapping[str, Any],
 ) -> Verdict:
-    """Run a kernel file's own ``check(inputs, outputs)``: an exception or a false result is a mismatch."""
+    """Run a kernel file's own ``check(inputs, outputs)``. An exception or a false result is a mismatch."""
     try:
-        # A tensor of one bool, as (a == b).all() gives, is an answer too.
+        # Besides None and bools, a tensor of one bool is an answer: (a == b).all() gives it.
         passed = (result := check(inputs, outputs)) is None or bool(result)
     except Exception as error:
         return Verdict(False, f"check raised {type(error).__name__}: {error}", 0.0, 1.0)

@@ -1,4 +1,16 @@
-"""The compile operation: a group of units becomes sealed artifacts, or the outcomes that say why not."""
+"""Compilation: units become sealed artifacts, or outcomes that say why not.
+
+An artifact is found by its key, and the key stands for everything that decided its content. A wrong key would hand out
+an artifact that the present source does not make, so each unit is sealed only if all of this holds:
+
+- The files that the kernel was inspected with have the inspected digests, before compiling and afterwards.
+- The toolchain's files look as they did when the daemon asked it for its fingerprint, before and afterwards.
+- Every other file that the compiler read (headers, imports, data) was the same while it was read. If one may have
+  changed, the unit is compiled again; after :data:`TRIES` times the request fails with ``source_changed``.
+
+What was read besides the files that the daemon knows is sent with the unit. If there is any, it becomes a part of the
+artifact's key.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +27,21 @@ from ktuned.ipc import Places, Recipe, replies, requests, take_sight
 from ktuned.model import BackendError, Observation, Outcome, Phase, extend_digest
 from ktuned.spec import forget_modules, get_kernel_module
 from ktuned.worker.imported_files import ImportedFiles
-from ktuned.worker.inspect import check_digests, digests_of, files_of
+from ktuned.worker.inspect import check_digests, list_inspected_files, resolve_digests
 from ktuned.worker.reply import Reply
-from ktuned.worker.seal import seal
+from ktuned.worker.seal import seal_artifact
 from ktuned.worker.trace import SourceChanged, Trace
 
 TRIES = 3
-"""Times that a unit is compiled whose files change meanwhile: a save takes less time than a compile."""
+"""How often a unit is compiled whose files keep changing. A save takes less time than a compile, so few are enough."""
 
 _imported = ImportedFiles()
 
 
-def unit_of(
+def make_unit(
     registry: Registry, places: Places, kernel: requests.KernelRef, target: str, unit: requests.UnitRef
 ) -> Unit:
-    """Return a unit as backends take it, with the paths of this machine."""
+    """Return a unit as backends take it, with this machine's paths."""
     return Unit(
         key=unit.key,
         build=registry.load(kernel.backend).build.from_plain(unit.build),
@@ -42,38 +54,38 @@ def unit_of(
 
 
 def compile_units(registry: Registry, places: Places, request: requests.Compile, reply: Reply) -> replies.Empty:
-    """Compile and seal the request's units, and send an item for each as it is ready.
+    """Compile and seal the request's units, and send an item for each as soon as it is ready.
 
-    A unit whose sources or toolchain changed meanwhile is no result: the request fails with ``source_changed``. What
-    was read besides the files that the daemon knows is sent with each unit, and has a part in its artifact's key.
+    Raises:
+        SourceChanged: a source or the toolchain has changed; units that were sent before it are sealed and valid.
     """
     kernel = request.kernel
     backend = registry.load(kernel.backend)
     into = places.locate_staging(request.staging)
-    units = [unit_of(registry, places, kernel, request.target, unit) for unit in request.units]
+    units = [make_unit(registry, places, kernel, request.target, unit) for unit in request.units]
     plugin = registry.plugin(kernel.backend)
     builds = {unit.key: unit.build for unit in units}
     recipes = {unit.key: Recipe(unit.build.to_plain(), unit.target, unit.kernel, plugin) for unit in units}
     for unit in units:
-        _clear(into / unit.key)
-    known = _begin(kernel, places)
-    reply.phase(Phase.COMPILE)
+        _empty_directory(into / unit.key)
+    known_files = _require_inspected_code(kernel, places)
+    reply.begin_phase(Phase.COMPILE)
     _check_toolchain(request.toolchain)
     trace = Trace(kernel, places)
     groups = [[unit] for unit in units] if backend.group_size == 1 else [units]
-    compiled_units = chain.from_iterable(_compile(backend, group, into, trace) for group in groups)
+    compiled_units = chain.from_iterable(_compile_steadily(backend, group, into, trace) for group in groups)
     for number, compiled in enumerate(compiled_units, start=1):
         if request.announced and number == len(units) and compiled.outcome is None:
-            reply.computed()
+            reply.announce_end_of_computing()
         check_digests(kernel, places)
         _check_toolchain(request.toolchain)
-        observed = _observed(trace, units[0], known)
-        # Another content of these names, which no key of the daemon's stands for, makes another artifact.
+        observed = _observe_reads(trace, units[0], known_files)
+        # The daemon's key does not stand for these files: with another content they make another artifact.
         key = extend_digest(compiled.key, observed) if observed else compiled.key
         outcome, message, content, size = compiled.outcome, compiled.message, "", 0
         if outcome is None:
             try:
-                sealed, size = seal(
+                sealed, size = seal_artifact(
                     into / compiled.key,
                     places.locate_artifact(key),
                     key=key,
@@ -86,7 +98,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
                 content = sealed.content
             except BackendError as error:
                 outcome, message = Outcome.COMPILE_ERROR, error.message
-        reply.item(
+        reply.send_item(
             replies.CompiledUnit(
                 key=compiled.key,
                 outcome=outcome,
@@ -104,13 +116,13 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
 
 
 def open_front_end(registry: Registry, places: Places, request: requests.OpenFrontEnd, reply: Reply) -> replies.Empty:
-    """Import a library, or a kernel file, and its backend's compiler, for the units that are to be translated.
+    """Import a backend's compiler, and a library or a kernel file, ahead of the units to be lowered.
 
     Raises:
         BackendError: the library cannot be imported.
-        KernelFileError: the file cannot be imported.
-        SourceChanged: it is no longer the file that was inspected.
-        FreshProcessNeeded: this process has another state of a library.
+        KernelFileError: the kernel file cannot be imported.
+        SourceChanged: the kernel file is no longer the one that was inspected.
+        FreshProcessNeeded: this process has imported another version of the library.
     """
     backend = registry.load(request.backend)
     backend.prepare()
@@ -118,113 +130,119 @@ def open_front_end(registry: Registry, places: Places, request: requests.OpenFro
         build = None if request.build is None else backend.build.from_plain(request.build)
         _open_library(backend, request.library, build, reply)
     elif request.kernel is not None:
-        _begin(request.kernel, places)
-        reply.phase(Phase.COMPILE)
+        _require_inspected_code(request.kernel, places)
+        reply.begin_phase(Phase.COMPILE)
         get_kernel_module(places.locate_file(request.kernel.project, request.kernel.file))
     return replies.Empty()
 
 
 def lower_unit(registry: Registry, places: Places, request: requests.Lower, reply: Reply) -> replies.Lowered:
-    """Translate a unit's function; what is read for that besides the files that the daemon knows is sent with it.
+    """Lower a unit's function to what the backend compiles, with the files that were read for it.
 
-    Of a library nothing is sent: a Build says which function it means, by a digest of its code.
+    For a function of a library no files are reported: its Build names it by a digest of its code.
 
     Raises:
         BackendError: the library cannot be imported.
-        SourceChanged: a source or the toolchain changed meanwhile.
-        FreshProcessNeeded: this process has another state of a library.
+        SourceChanged: a source or the toolchain has changed.
+        FreshProcessNeeded: this process has imported another version of the library.
     """
     kernel = request.kernel
     backend = registry.load(kernel.backend)
     backend.prepare()
-    unit = unit_of(registry, places, kernel, request.target, request.unit)
+    unit = make_unit(registry, places, kernel, request.target, request.unit)
     library = request.unit.build.get("library")
     if library:
         _open_library(backend, library, unit.build, reply)
-        reply.phase(Phase.COMPILE)
+        reply.begin_phase(Phase.COMPILE)
         _check_toolchain(request.toolchain)
-        made, seconds = _timed_lower(backend, unit)
+        lowered, seconds = _time_lowering(backend, unit)
         _check_toolchain(request.toolchain)
-        return _lowered(made, seconds, ())
-    known = _begin(kernel, places)
-    reply.phase(Phase.COMPILE)
+        return _make_lowered_reply(lowered, seconds, ())
+    known_files = _require_inspected_code(kernel, places)
+    reply.begin_phase(Phase.COMPILE)
     _check_toolchain(request.toolchain)
     trace = Trace(kernel, places)
     ACCESSES.begin_epoch()
-    made, seconds = _timed_lower(backend, unit)
+    lowered, seconds = _time_lowering(backend, unit)
     check_digests(kernel, places)
     _check_toolchain(request.toolchain)
-    observed = _observed(trace, unit, known)
-    return _lowered(made, seconds, observed)
+    observed = _observe_reads(trace, unit, known_files)
+    return _make_lowered_reply(lowered, seconds, observed)
 
 
 def _open_library(backend: Backend, library: Mapping[str, Any], build: Build | None, reply: Reply) -> None:
-    """Have a library imported as it is on the disk now.
+    """Import a library as it is on the disk now.
 
     Raises:
         BackendError: it cannot be imported.
-        FreshProcessNeeded: what this process has imported is another state of it.
+        FreshProcessNeeded: a file that this process has imported has changed since.
     """
-    reply.phase(Phase.INSPECT)
-    if _imported.changed():
+    reply.begin_phase(Phase.INSPECT)
+    if _imported.find_changed_file():
         raise FreshProcessNeeded
     try:
         backend.open_library(library, build)
     finally:
-        _imported.note()
+        _imported.record_imports()
 
 
-def _timed_lower(backend: Backend, unit: Unit) -> tuple[bytes | Compiled, float]:
+def _time_lowering(backend: Backend, unit: Unit) -> tuple[bytes | Compiled, float]:
     started = time.perf_counter()
-    made = backend.lower(unit)
-    return made, time.perf_counter() - started
+    lowered = backend.lower(unit)
+    return lowered, time.perf_counter() - started
 
 
-def _lowered(made: bytes | Compiled, seconds: float, observed: tuple[Observation, ...]) -> replies.Lowered:
+def _make_lowered_reply(made: bytes | Compiled, seconds: float, observed: tuple[Observation, ...]) -> replies.Lowered:
     if isinstance(made, Compiled):
         return replies.Lowered(b"", made.outcome, made.message, seconds, observed)
     return replies.Lowered(made, None, "", seconds, observed)
 
 
-def _begin(kernel: requests.KernelRef, places: Places) -> Mapping[Path, str]:
-    """Forget a kernel's modules unless this process has them as they were digested; return the files' digests.
+def _require_inspected_code(kernel: requests.KernelRef, places: Places) -> Mapping[Path, str]:
+    """Make sure that imports give the inspected code; return the digests of the kernel's files.
 
-    A Build may name a function of the kernel file: it must be the one that was digested.
-    """
-    known = digests_of(kernel, places)
-    ACCESSES.survives_load = True
-    OBSERVER.check_trust(files_of(kernel, places))
-    if not OBSERVER.has_loaded(places.locate_file(kernel.project, kernel.file), known):
-        forget_modules()
-    check_digests(kernel, places)
-    return known
-
-
-_read: dict[tuple[Path, ...], dict[Path, str]] = {}
-"""What compiling some sources has read in this process: a precompiled header, or an import, is read once for many."""
-
-MAX_REMEMBERED = 64
-"""Kernels whose reads a process remembers."""
-
-
-def _observed(trace: Trace, unit: Unit, known: Mapping[Path, str]) -> tuple[Observation, ...]:
-    """Return what was read for a unit, or for another one of its sources before."""
-    if (*unit.sources, unit.kernel_file) not in _read and len(_read) >= MAX_REMEMBERED:
-        del _read[next(iter(_read))]
-    read = _read.setdefault((*unit.sources, unit.kernel_file), {})
-    ACCESSES.check_trust()
-    read |= ACCESSES.files
-    # Functions import modules when they are compiled, too.
-    imported = {path: digest for path, digest in OBSERVER.files.items() if path not in known}
-    executed = imported.keys() - read.keys()
-    return trace.fresh({**read, **imported}, ACCESSES.variables, ACCESSES.unobserved, executed)
-
-
-def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) -> Iterator[Compiled]:
-    """Compile units, again where a file may have been another one while the compiler read it.
+    A Build may name a function of the kernel file, which must be the inspected one. So modules that this process has
+    imported with another content are forgotten, and imported again when they are needed.
 
     Raises:
-        SourceChanged: it changes each time.
+        SourceChanged: a file is no longer what was inspected.
+    """
+    known_files = resolve_digests(kernel, places)
+    ACCESSES.survives_load = True
+    OBSERVER.check_trust(list_inspected_files(kernel, places))
+    if not OBSERVER.has_loaded(places.locate_file(kernel.project, kernel.file), known_files):
+        forget_modules()
+    check_digests(kernel, places)
+    return known_files
+
+
+_files_read: dict[tuple[Path, ...], dict[Path, str]] = {}
+"""Files that compiling some sources has read in this process. An import or a precompiled header is read only once, for
+the first unit, but later units depend on it, too."""
+
+MAX_REMEMBERED = 64
+"""Number of kernels in :data:`_files_read`."""
+
+
+def _observe_reads(trace: Trace, unit: Unit, known_files: Mapping[Path, str]) -> tuple[Observation, ...]:
+    """Return what was read for a unit, or earlier for another unit with the same sources."""
+    sources = (*unit.sources, unit.kernel_file)
+    if sources not in _files_read and len(_files_read) >= MAX_REMEMBERED:
+        del _files_read[next(iter(_files_read))]
+    read = _files_read.setdefault(sources, {})
+    ACCESSES.check_trust()
+    read |= ACCESSES.files
+    # Functions may import modules while they are compiled.
+    imported = {path: digest for path, digest in OBSERVER.files.items() if path not in known_files}
+    executed = imported.keys() - read.keys()
+    return trace.list_observations({**read, **imported}, ACCESSES.variables, ACCESSES.unobserved, executed)
+
+
+def _compile_steadily(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) -> Iterator[Compiled]:
+    """Compile units, and compile those again whose files may have changed while the compiler read them.
+
+    Raises:
+        SourceChanged: a file changes each time.
     """
     doubtful: list[Compiled] = []
     for _ in range(TRIES):
@@ -242,22 +260,22 @@ def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) 
         if not units:
             return
         for unit in units:
-            _clear(into / unit.key)
-    observed = trace.fresh(ACCESSES.files, {}, ())
-    raise SourceChanged(f"a file that {units[0].kernel} reads changes all the while", observed)
+            _empty_directory(into / unit.key)
+    observed = trace.list_observations(ACCESSES.files, {}, ())
+    raise SourceChanged(f"a file that {units[0].kernel} reads keeps changing", observed)
 
 
-def _clear(directory: Path) -> None:
+def _empty_directory(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
 
 
 def _check_toolchain(files: Mapping[str, str]) -> None:
-    """Check that the toolchain is the one that the artifacts' keys name, by the sights of its files.
+    """Check that the toolchain's files look as they did when the artifacts' keys were made.
 
     Raises:
-        SourceChanged: it is not; what it makes must not be sealed under those keys.
+        SourceChanged: one does not. What this toolchain makes must not be sealed under those keys.
     """
-    for path, held in files.items():
-        if take_sight(path) != held:
+    for path, expected in files.items():
+        if take_sight(path) != expected:
             raise SourceChanged(f"the toolchain changed: {path}")

@@ -1,7 +1,10 @@
-"""Use of the CPUs and GPUs by other programs, for judging a timing and for the idle policy.
+"""Contention: use of CPUs and GPUs by other programs, for judging a timing and for the idle policy.
 
-On the CPU: ktuned's own compile workers are niced, and the kernel counts niced time apart, so time that is neither
-idle, niced nor this process's own belongs to other programs. On a GPU: NVML lists the processes that worked on it.
+On CPUs, the kernel counts niced time separately, and ktuned's own compile workers are niced. So time that is neither
+idle, nor niced, nor this process's own belongs to other programs. On a GPU, NVML lists the processes that worked on it.
+
+A timing is thrown away only if its median was disturbed. Some use by others is normal: a desktop draws, and delays a
+few launches. Where use by others cannot be seen, nothing is judged.
 """
 
 from __future__ import annotations
@@ -20,35 +23,35 @@ from ktuned.model import Record, record
 from ktuned.worker.samples import Samples
 
 CONTENDED_SHARE = 0.6
-"""Share of all CPU time that others must take, with none left idle, before a timing is thrown away.
+"""Share of all CPU time that others must take, with hardly any left idle, before a timing is thrown away.
 
-One busy neighbour on two cores takes half and leaves a core to a single-threaded kernel; two take two thirds.
+On two cores, one busy neighbour takes half and leaves a core to a single-threaded kernel. Two take two thirds.
 """
 
 IDLE_SHARE = 0.05
 MIN_WINDOW_TICKS = 20
-"""Shorter windows are not judged: the kernel counts CPU time in ticks of 10 ms."""
+"""Shorter timings are not judged: the kernel counts CPU time in ticks of 10 ms."""
 
 HEAVY_SHARE = 0.3
-"""Share of a GPU's time that others must take before a timing is thrown away whatever it looks like."""
+"""Share of a GPU's time that others must take before a timing is thrown away whatever its samples look like."""
 
 STRETCHING_SHARE = 0.05
-"""The same for launches longer than :data:`TURN_US`, which are stretched by about this much."""
+"""The same for launches longer than :data:`TURN_US`, which are stretched by about that share."""
 
 TURN_US = 1_000.0
-"""A GPU's turn for one process lasts a few ms."""
+"""Length of launches, in µs, that others stretch instead of delaying. A GPU's turn for one process takes a few ms."""
 
 UNDISTURBED = 0.1
-"""The share of a timing's samples that are taken for undisturbed, the fastest ones."""
+"""Share of a timing's samples, the fastest, that are assumed to be undisturbed."""
 
 SHIFTED = 0.05
-"""Their distance below the median, relative to it, that proves that the median itself was disturbed."""
+"""Relative distance of those below the median that proves that the median itself was disturbed."""
 
 SAMPLED_EACH_S = 0.1
-"""NVML takes a process's sample no more often: what is that recent is as good as now."""
+"""Interval of NVML's samples of a process: one that recent is as good as a new one."""
 
 RECENT_US = 5_000_000
-"""GPU work that is older does not count as current; NVML keeps some seconds of samples."""
+"""Age in µs up to which GPU work counts as current; NVML keeps some seconds of samples."""
 
 FOREIGN_PIDS = "NVML names processes of another PID namespace (run the container with --pid=host)"
 
@@ -63,14 +66,14 @@ class CpuTimes(Record):
     own: float
 
     @classmethod
-    def now(cls) -> Self:
-        """Read both; without ``/proc/stat`` no time passes, and nothing is judged."""
+    def read(cls) -> Self:
+        """Read both. Without ``/proc/stat`` no time seems to pass, and nothing is judged."""
         own = os.times()
         return cls(read_ticks() or _NO_TICKS, (own.user + own.system) * os.sysconf("SC_CLK_TCK"))
 
 
-def is_contended(before: CpuTimes, after: CpuTimes) -> bool:
-    """Return whether between two readings other programs took the CPUs that the kernel needed."""
+def cpu_is_contended(before: CpuTimes, after: CpuTimes) -> bool:
+    """Return whether other programs took the CPUs that the kernel needed, between two readings."""
     passed = after.machine.since(before.machine)
     if passed.total < MIN_WINDOW_TICKS:
         return False
@@ -81,52 +84,64 @@ def is_contended(before: CpuTimes, after: CpuTimes) -> bool:
 def gpu_is_contended(
     foreign: Sequence[nvml.Sample], samples: Samples, tolerated: Collection[int] = frozenset()
 ) -> bool:
-    """Return whether other processes' use of a GPU changed the median of a timing that it fell into.
+    """Return whether other processes' use of a GPU changed the median of a timing.
 
-    A desktop's compositor is at work most of the time, and delays a few launches: the median does not see that. GPUs
-    give time to one process after the other. A launch that is shorter than such a turn is delayed by a whole one, or
-    not at all: if that happens to many, the faster ones are far below the median. A longer launch is stretched by
-    the share that others take, each alike. The share of ``tolerated`` processes proves nothing about short launches.
+    A GPU gives time to one process after the other. A launch that is shorter than such a turn is delayed by a whole
+    turn or not at all. If a desktop's compositor delays a few, the median does not change; if many are delayed, the
+    fast ones are far below the median. A launch that is longer than a turn is stretched by the share that others take,
+    and so are all its samples.
+
+    Args:
+        foreign: NVML's samples of other processes during the timing.
+        samples: the timing's samples.
+        tolerated: processes whose share proves nothing about short launches.
     """
-    most: dict[int, int] = {}
-    for use in foreign:
-        most[use.pid] = max(use.percent, most.get(use.pid, 0))
-    share = sum(most.values()) / 100
+    share = _sum_shares(foreign)
     if not share or not len(samples):
         return False
-    heavy = sum(percent for pid, percent in most.items() if pid not in tolerated) / 100
+    heavy = _sum_shares(use for use in foreign if use.pid not in tolerated)
     if heavy >= HEAVY_SHARE or (share >= STRETCHING_SHARE and samples.median_us >= TURN_US):
         return True
     return samples.quantile(UNDISTURBED) < samples.median_us * (1 - SHIFTED)
 
 
 def gpu_is_shared(foreign: Sequence[nvml.Sample]) -> bool:
-    """Return whether other processes contended for a GPU so much that its energy is not that of one process."""
-    most: dict[int, int] = {}
-    for use in foreign:
-        most[use.pid] = max(use.percent, most.get(use.pid, 0))
-    return sum(most.values()) / 100 >= STRETCHING_SHARE
+    """Return whether other processes used a GPU so much that its energy is not that of one process."""
+    return _sum_shares(foreign) >= STRETCHING_SHARE
+
+
+def _sum_shares(uses: Iterable[nvml.Sample]) -> float:
+    """Return the share of a GPU's time that processes took together, each by its busiest sample."""
+    busiest: dict[int, int] = {}
+    for use in uses:
+        busiest[use.pid] = max(use.percent, busiest.get(use.pid, 0))
+    return sum(busiest.values()) / 100
 
 
 class CpuWatch:
-    """Watches the CPUs from its construction on."""
+    """Watches the CPUs, from its construction on."""
 
     def __init__(self) -> None:
-        self._before = CpuTimes.now()
+        self._before = CpuTimes.read()
 
     def is_contended(self, samples: Samples) -> bool:
-        """Return whether other programs took the CPUs while these samples were taken."""
-        return is_contended(self._before, CpuTimes.now())
+        """Return whether other programs took the CPUs since the watch began."""
+        return cpu_is_contended(self._before, CpuTimes.read())
 
     def is_shared(self) -> bool:
-        """Return whether the energy of the CPUs was taken by other programs, too."""
-        return is_contended(self._before, CpuTimes.now())
+        """Return whether the energy of the CPUs since then is partly that of other programs."""
+        return cpu_is_contended(self._before, CpuTimes.read())
 
 
 @dataclass(slots=True)
-class _Watched:
-    """A GPU on which this process has a context, the reason if its use cannot be judged, and what was seen of it last:
-    the time of the latest sample, by NVML's clock, and when that was (by this process's, in s).
+class _WatchedGpu:
+    """A GPU on which this process has a context.
+
+    Attributes:
+        gpu: NVML's handle; ``None`` if there is none.
+        absence: why use by others cannot be judged, or nothing.
+        sample_us: the time of the latest sample seen, by NVML's clock.
+        seen_s: when that was asked for, by this process's clock.
     """
 
     gpu: nvml.Gpu | None
@@ -136,21 +151,21 @@ class _Watched:
 
 
 @cache
-def _watched(uuid: str) -> _Watched:
+def _find_watched_gpu(uuid: str) -> _WatchedGpu:
     try:
         gpu = nvml.Gpu(f"GPU-{uuid}")
-        # Own work would be taken for that of another process.
-        return _Watched(gpu, "" if os.getpid() in gpu.context_pids() else FOREIGN_PIDS)
+        # In another PID namespace, our own work would be taken for another process's.
+        return _WatchedGpu(gpu, "" if os.getpid() in gpu.context_pids() else FOREIGN_PIDS)
     except nvml.Unavailable as error:
-        return _Watched(None, str(error))
+        return _WatchedGpu(None, str(error))
 
 
 class GpuWatch:
-    """Watches one GPU, on which this process has a context, from its construction on.
+    """Watches one GPU on which this process has a context, from its construction on.
 
-    Without NVML nothing is judged, and :attr:`absence` is the reason. Asking takes a ms or more, in which the GPU is
-    idle: watches that follow each other at once ask as often as there may be a new sample, and each goes on from those
-    that the ones before it have seen.
+    Without NVML nothing is judged, and :attr:`absence` says why. Asking NVML takes a ms or more, in which the GPU is
+    idle. So a watch that follows another one closely does not ask again: it continues from the samples that the one
+    before has seen, and leaves samples that are not there yet to the next one.
     """
 
     def __init__(
@@ -158,60 +173,60 @@ class GpuWatch:
     ) -> None:
         self._tolerated = tolerated
         self._clock = clock
-        self._watched = _watched(uuid)
+        self._watched = _find_watched_gpu(uuid)
         self.absence = self._watched.absence
         self._follows = self._is_recent()
         if not self._follows:
-            self._samples(0)
+            self._read_samples(0)
         self._since_us = self._watched.sample_us
 
     def _is_recent(self) -> bool:
         return self._clock() - self._watched.seen_s <= SAMPLED_EACH_S
 
-    def _samples(self, since_us: int) -> list[nvml.Sample]:
+    def _read_samples(self, since_us: int) -> list[nvml.Sample]:
         if self._watched.gpu is None or self.absence:
             return []
         try:
-            found = self._watched.gpu.samples(since_us)
+            samples = self._watched.gpu.samples(since_us)
         except nvml.Unavailable as error:
             self.absence = str(error)
             return []
-        self._watched.sample_us = max(self._watched.sample_us, *(sample.at_us for sample in found), 0)
+        self._watched.sample_us = max(self._watched.sample_us, *(sample.at_us for sample in samples), 0)
         self._watched.seen_s = self._clock()
-        return found
+        return samples
 
     def is_contended(self, samples: Samples) -> bool:
-        """Return whether other processes changed the median of these samples, which were taken since."""
-        return gpu_is_contended(self._foreign(), samples, self._tolerated)
+        """Return whether other processes changed the median of the samples that were taken since the watch began."""
+        return gpu_is_contended(self._read_foreign_samples(), samples, self._tolerated)
 
     def is_shared(self) -> bool:
-        """Return whether the energy since was taken by other processes, too."""
-        return gpu_is_shared(self._foreign())
+        """Return whether the energy since then is partly that of other processes."""
+        return gpu_is_shared(self._read_foreign_samples())
 
-    def _foreign(self) -> list[nvml.Sample]:
+    def _read_foreign_samples(self) -> list[nvml.Sample]:
         if self._follows and self._is_recent():
-            # A sample that has come since is left to the next watch, as this one was left the last's.
+            # There may be a new sample, but the next watch will see it, as this one has seen those of the one before.
             return []
         unknown_or_own = (0, os.getpid())
-        return [use for use in self._samples(self._since_us) if use.pid not in unknown_or_own]
+        return [use for use in self._read_samples(self._since_us) if use.pid not in unknown_or_own]
 
 
-def gpu_users(ours: Iterable[int]) -> replies.GpuUsers:
+def count_gpu_users(ours: Iterable[int]) -> replies.GpuUsers:
     """Count the processes, other than ``ours``, that worked on each GPU lately, by the GPU's name.
 
-    A process of another PID namespace is not counted, because it may be one of ours.
+    Processes of another PID namespace are not counted: they may be ours.
     """
-    known = set(ours)
+    own_pids = set(ours)
     since_us = time.time_ns() // 1000 - RECENT_US
     try:
-        users = {name: len(_working_on(uuid, since_us) - known) for name, uuid in gpu_uuids().items()}
+        users = {name: len(_find_working_pids(uuid, since_us) - own_pids) for name, uuid in gpu_uuids().items()}
     except nvml.Unavailable as error:
         return replies.GpuUsers({}, str(error))
-    # Without a GPU, NVML has not been asked.
+    # Without GPUs NVML was not asked yet.
     return replies.GpuUsers(users, "" if users else nvml.absence())
 
 
-def _working_on(uuid: str, since_us: int) -> set[int]:
+def _find_working_pids(uuid: str, since_us: int) -> set[int]:
     try:
         with nvml.Gpu(uuid) as gpu:
             samples = gpu.samples(since_us)

@@ -1,8 +1,8 @@
-"""The number of cores that a launch uses, from the CPU time of its process's threads.
+"""The number of cores that a launch uses, from the CPU time of the process's threads.
 
-Time on the clock says little where compilers have the other cores: two threads that share one core look like one. So
-the threads that ran are counted; those that have ended meanwhile (``std::thread``, joined) are estimated from the CPU
-time that no living thread has.
+The clock on the wall is no help while compilers use the other cores: two threads that share one core take as long as
+one. So threads that ran are counted. Threads that have ended since (a joined ``std::thread``) are estimated from the
+CPU time that belongs to no living thread.
 """
 
 from __future__ import annotations
@@ -18,57 +18,58 @@ from ktuned.backends import Launch
 from ktuned.model import Record, record
 
 RAN_SHARE = 0.2
-"""A thread counts from this share of the busiest one's time on: a pool's other threads wake up, and sleep again."""
+"""Least share of the busiest thread's time for a thread to count: idle threads of a pool wake up only briefly."""
 
 _CALM_S = 0.001
 _CALM_TRIES = 60
-"""A pool's threads spin after the work that they had before: 300,000 times in libgomp, seen to take 14 to 25 ms."""
+"""How often to look whether other threads are calm. A pool's threads spin after their last work: in libgomp 300,000
+times, which took 14 to 25 ms."""
 
 _PER_THREAD_CLOCK = 6
-"""CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED (Linux, posix-timers.h): the clock of a thread is made of its id."""
+"""CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED (Linux, posix-timers.h): with a thread's id, they make its clock's id."""
 
 
 @record
 class ThreadTimes(Record):
-    """CPU time so far, in ns: by thread that lives, and of the whole process."""
+    """CPU time so far in ns, of each living thread and of the whole process."""
 
     threads: Mapping[int, int]
     process: int
 
     @classmethod
-    def before(cls) -> ThreadTimes:
-        """Read the clocks before a launch: the process's last, so that the reading itself is no thread's that ends."""
-        threads = _thread_times()
+    def read_before_launch(cls) -> ThreadTimes:
+        """Read the clocks before a launch, the process's last: the reading itself must not count as an ended thread."""
+        threads = _read_thread_times()
         return cls(threads, time.process_time_ns())
 
     @classmethod
-    def after(cls) -> ThreadTimes:
-        """Read the clocks after a launch: the process's first, likewise."""
+    def read_after_launch(cls) -> ThreadTimes:
+        """Read the clocks after a launch, the process's first, for the same reason."""
         process = time.process_time_ns()
-        return cls(_thread_times(), process)
+        return cls(_read_thread_times(), process)
 
 
-def _thread_times() -> dict[int, int]:
-    """Read every thread's clock; none is read where the system has no list of threads."""
-    found = {}
-    for thread in map(int, _thread_ids()):
+def _read_thread_times() -> dict[int, int]:
+    """Read every thread's clock; empty if the system does not list threads."""
+    times_ns = {}
+    for thread in map(int, _list_threads()):
         try:
-            found[thread] = time.clock_gettime_ns((~thread << 3) | _PER_THREAD_CLOCK)
+            times_ns[thread] = time.clock_gettime_ns((~thread << 3) | _PER_THREAD_CLOCK)
         except OSError:
             # It has ended meanwhile.
             continue
-    return found
+    return times_ns
 
 
-def _thread_ids() -> list[str]:
+def _list_threads() -> list[str]:
     try:
         return os.listdir("/proc/self/task")
     except OSError:
         return []
 
 
-def cores_used(before: ThreadTimes, after: ThreadTimes, available: int) -> int:
-    """Return how many threads ran between two readings, at least one and at most the ``available`` cores."""
+def count_cores_used(before: ThreadTimes, after: ThreadTimes, available: int) -> int:
+    """Return how many cores were used between two readings, at least 1 and at most ``available``."""
     grown = [spent - before.threads.get(thread, 0) for thread, spent in after.threads.items()]
     busiest = max(grown, default=0)
     if busiest <= 0:
@@ -76,13 +77,13 @@ def cores_used(before: ThreadTimes, after: ThreadTimes, available: int) -> int:
     ran = sum(spent >= RAN_SHARE * busiest for spent in grown)
     ended = after.process - before.process - sum(grown)
     if ended >= RAN_SHARE * busiest:
-        # A thread that only waits for the others makes this many: then it gets all cores.
+        # If the living thread only waited for the ended ones, this is far too many: then all cores count.
         ran += math.ceil(ended / busiest - RAN_SHARE)
     return max(1, min(ran, available))
 
 
 class CountedLaunch:
-    """A launch that counts the cores that its last run used, in :attr:`cores`."""
+    """A launch that counts the cores that it uses; :attr:`cores` is the number of its last run."""
 
     def __init__(self, launch: Launch) -> None:
         self.cores = 1
@@ -91,18 +92,18 @@ class CountedLaunch:
     def __call__(self) -> None:
         """Wait until the other threads are calm, and launch."""
         self._wait_for_calm()
-        before = ThreadTimes.before()
+        before = ThreadTimes.read_before_launch()
         self._launch()
-        self.cores = cores_used(before, ThreadTimes.after(), len(os.sched_getaffinity(0)))
+        self.cores = count_cores_used(before, ThreadTimes.read_after_launch(), len(os.sched_getaffinity(0)))
 
     def _wait_for_calm(self) -> None:
         own = threading.get_native_id()
         for _ in range(_CALM_TRIES):
-            before = _thread_times()
+            before = _read_thread_times()
             if len(before) < 2:
                 return
             select.select([], [], [], _CALM_S)
-            after = _thread_times()
+            after = _read_thread_times()
             spun = sum(spent - before.get(thread, 0) for thread, spent in after.items() if thread != own)
             if spun < RAN_SHARE * _CALM_S * 1e9:
                 return

@@ -1,12 +1,19 @@
 """Timing of launches on a GPU, by the GPU's own clock: no cost of the host is in the figure.
 
-``events``: before each run the L2 cache is flushed, then one event, the kernel, another event. The flush takes some
-tens of µs on the GPU, in which the host enqueues the rest, so the queue is ahead of the host and its gaps are not
-measured. ``graph``: many launches are captured once and replayed between two events; for kernels of a few µs, which
-events alone cannot resolve; caches are warm.
+Two methods, which a kernel file chooses from:
 
-Only medians are kept. Seen on an H200 beside 32 compilers: a 4.6 µs kernel timed by events after a flush had a median
-of 4.6 µs and a mean of 156; a plain loop of 20 launches between two events took 417 µs where it had taken 10.
+==========  ==========================================================================================================
+``events``  flush the L2 cache, then an event, the launch, another event. The flush takes some tens of µs, in which the
+            host enqueues the rest. So the host stays ahead of the GPU, and the gaps between its calls are not measured.
+``graph``   capture many launches once, then replay them between two events. For kernels of a few µs, which events
+            cannot resolve; caches are warm.
+==========  ==========================================================================================================
+
+The figure is a median. Beside 32 compilers on an H200, a kernel of 4.6 µs that was timed by events had a median of
+4.6 µs and a mean of 156 µs; a plain loop of 20 launches between two events took 417 µs instead of 10 µs.
+
+An idle GPU lowers its clock, so that a first sample would be several times too long. Therefore the clock is warmed up
+by matrix products before a timing that follows a pause, until these are as fast as they were before.
 """
 
 from __future__ import annotations
@@ -14,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from threading import Thread
 from time import perf_counter
 from typing import Any
@@ -31,32 +37,33 @@ from ktuned.worker.timing import Timing
 EVENTS, GRAPH = "events", "graph"
 
 KNOWN_TO_US = 0.5
-"""The resolution of CUDA events (cudaEventElapsedTime): a median needs not be known better."""
+"""Resolution of CUDA events in µs (cudaEventElapsedTime): no median need be known better."""
 
 GRAPH_LAUNCHES = 20
 GRAPH_BYTES = 1 << 26
-"""Outputs of a graph's launches: each has its own, and where these are larger the graph has fewer launches."""
+"""Most memory for the outputs of a graph's launches. Each has its own, so that large outputs mean fewer launches."""
 
 WARM_CLOCKS_S = 0.2
 """An idle GPU lowers its clock to a sixth; a fifth of a second of work raises it."""
 
 WARM_WITHIN = 1.03
-"""A piece of work that takes no longer than this times what it took on a warm clock says that the clock is warm."""
+"""A piece of work that takes at most this many times as long as with a warm clock shows that the clock is warm."""
 
 LEAD_IN_FLUSHES = 4
-"""Flushes before a batch: the host needs a few tens of µs more for its first launch than for later ones, and has to be
-ahead of the GPU by then (without them the first sample of each batch was 10 to 25 µs too long on an H100)."""
+"""Flushes before a batch. The host's first launch takes a few tens of µs longer than later ones, and must be ahead of
+the GPU by then: without these flushes, the first sample of each batch was 10 to 25 µs too long on an H100."""
 
 IDLE_S = 0.5
-"""After this long without work it is looked whether the clock is still warm; an H100's was so after seconds."""
+"""Pause after which the clock may be cold. An H100's was still warm after seconds."""
 
 _BATCH = 20
 _WARMING_SIZE = 2048
 
 
 class WarmClock:
-    """The end of a warm-up: when a piece of work is as fast as at the end of an earlier one, or after
-    :data:`WARM_CLOCKS_S`. No IO.
+    """Decides when a warm-up is over. No IO.
+
+    It is over when a piece of work is as fast as at the end of an earlier warm-up, or after :data:`WARM_CLOCKS_S`.
     """
 
     def __init__(self) -> None:
@@ -64,13 +71,13 @@ class WarmClock:
         self._least_us = math.inf
 
     def is_warm(self, took_us: float, elapsed_s: float) -> bool:
-        """Return whether the warm-up is over; its latest piece of work took ``took_us``."""
-        # The least: in a first warm-up other work is beside the pieces.
+        """Return whether the warm-up is over, after a piece of work that took ``took_us``."""
+        # The fastest piece counts: during the first warm-up, the GPU has other work, too.
         self._least_us = min(self._least_us, took_us)
         is_over = elapsed_s >= WARM_CLOCKS_S
         if not is_over and took_us > WARM_WITHIN * self._warm_us:
             return False
-        # A device that gets no faster any more has another pace; but small delays must not add up to one.
+        # Only a full warm-up may raise the pace to reach. Otherwise small delays would add up to a cold clock.
         self._warm_us = self._least_us if is_over else min(self._warm_us, self._least_us)
         self._least_us = math.inf
         return True
@@ -79,8 +86,8 @@ class WarmClock:
 class CudaTimer:
     """Times launches on one device; ``method`` is ``events`` or ``graph``.
 
-    ``meanwhile`` is called once, when the device has its first batch of samples to work on: their events are in its
-    queue by then, so what the host does disturbs none of them.
+    ``on_batch_enqueued`` is called once per timing, while the device works on the first batch of samples. Their events
+    are in its queue by then, so that nothing the host does disturbs them.
     """
 
     def __init__(self, device: str, method: str) -> None:
@@ -90,37 +97,37 @@ class CudaTimer:
         self._device = torch.device(device)
         torch.cuda.set_device(self._device)
         properties: Any = torch.cuda.get_device_properties(self._device)
-        # Twice the cache, so that nothing of what a kernel reads can be left in it.
+        # Twice the cache's size, so that nothing that a kernel reads is left in it.
         self._flush = torch.empty(2 * int(properties.L2_cache_size), dtype=torch.int8, device=self._device)
         self._warming = torch.ones(_WARMING_SIZE, _WARMING_SIZE, dtype=torch.float16, device=self._device)
         self.method = method
         self._limit_s = 0.0
-        self._meanwhile: Callable[[], None] | None = None
-        self.meanwhile: Callable[[], None] | None = None
+        self._on_enqueued: Callable[[], None] | None = None
+        self.on_batch_enqueued: Callable[[], None] | None = None
         self._last_work = 0.0
         self._clock = WarmClock()
         self._warm_up: Thread | None = None
 
     def begin_warm_up(self) -> None:
-        """Warm the clock while the caller prepares other things, which the host does most of."""
-        self._warm_up = Thread(target=self.warm_up, daemon=True)
+        """Warm the clock in another thread, while the caller prepares other things, mostly on the host."""
+        self._warm_up = Thread(target=self.warm_clock, daemon=True)
         self._warm_up.start()
 
-    def warm_up(self) -> None:
-        """Give the device work until its clock is warm, beside that of the caller's stream."""
+    def warm_clock(self) -> None:
+        """Give the device work on a stream of its own until its clock is warm."""
         with suppress(RuntimeError), self._torch.cuda.stream(self._torch.cuda.Stream(self._device)):  # type: ignore[no-untyped-call]
-            # References multiply in single precision, whose kernels are loaded here as the inputs are made.
+            # References often multiply in single precision: load those kernels, too.
             single = self._warming[:64, :64].float()
             single @ single
             began = perf_counter()
-            while not self._clock.is_warm(self._piece_us(), perf_counter() - began):
+            while not self._clock.is_warm(self._time_piece_us(), perf_counter() - began):
                 pass
             self._last_work = perf_counter()
 
-    def _piece_us(self) -> float:
-        """Have the device do a piece of work, and return what that took in µs."""
+    def _time_piece_us(self) -> float:
+        """Give the device a piece of work, and return how long it took, in µs."""
         start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        self._lead_in()
+        self._enqueue_lead_in()
         start.record()
         for _ in range(_BATCH):
             self._warming @ self._warming
@@ -129,10 +136,10 @@ class CudaTimer:
         return 1000 * float(start.elapsed_time(end))
 
     def synchronize(self) -> None:
-        """Wait until the device has done everything; a kernel's fault surfaces here as an exception."""
+        """Wait until the device has done everything. A kernel's fault surfaces here as an exception."""
         self._torch.cuda.synchronize(self._device)
 
-    def time(
+    def time_launches(
         self,
         launch: Launch | TimedLaunches,
         preset: Preset,
@@ -144,17 +151,16 @@ class CudaTimer:
         first_us: float | None = None,
         noise: Noise | None = None,
     ) -> Timing:
-        """Time a launch on the GPU, by samples for as long as the :class:`~ktuned.worker.race.Race` wants some.
+        """Time a launch on the GPU; the :class:`~ktuned.worker.race.Race` decides how many samples are taken.
 
-        Before each launch its outputs are poisoned, and ``restore`` runs, ahead of the flush: neither is in the figure.
-        Some launches are compared on the device (:mod:`~ktuned.worker.timed_launches`). All figures that are compared
-        are timed alike: a launch by events, with a cold cache, says nothing about one in a graph.
+        Outputs are poisoned, and ``restore`` runs, before the flush, so that neither is in the figure. If inputs are
+        restored, ``events`` is used whatever the method: a restore between launches would be a part of the graph.
 
         Raises:
-            WrongLaunch: one of the launches that were compared is wrong.
+            WrongLaunch: one of the compared launches is wrong.
         """
-        self._warm_clocks()
-        launches = TimedLaunches.of(launch, restore)
+        self._ensure_warm_clock()
+        launches = TimedLaunches.from_launch(launch, restore)
         in_graph = self.method == GRAPH and not launches.restores
         self._limit_s = preset.timing_s
         race = Race(
@@ -169,87 +175,68 @@ class CudaTimer:
         )
         began = perf_counter()
         while race.wants_warm_up(perf_counter() - began):
-            self._by_events(launches, 1, race.warm)
+            self._time_batch(launches, launches.ring[0], 1, race.warm)
         if not race.gives_up(perf_counter() - began):
-            sample = self._by_graph(launches) if in_graph else partial(self._by_events, launches)
-            self._meanwhile, self.meanwhile = self.meanwhile, None
+            run = self._capture_graph(launches) if in_graph else launches.ring[0]
+            self._on_enqueued, self.on_batch_enqueued = self.on_batch_enqueued, None
             each_us = race.warm.sorted_us[0] if len(race.warm) else first_us or 0.0
             pace_s = each_us / 1e6 * (GRAPH_LAUNCHES if in_graph else 1)
             began = perf_counter()
-            while batch := race.next_batch(perf_counter() - began):
-                # A batch no longer than the time that is left, by the pace of the first runs.
+            while batch := race.choose_next_batch(perf_counter() - began):
+                # No longer a batch than there is time for, by the pace of the first runs.
                 fits = int((preset.timing_s - (perf_counter() - began)) / max(pace_s, 1e-6))
-                sample(max(1, min(batch, fits)), race.samples)
+                self._time_batch(launches, run, max(1, min(batch, fits)), race.samples)
         self._last_work = perf_counter()
-        return Timing.of(race, ends_checked=not in_graph and len(race.samples) > 0)
+        return Timing.from_race(race, ends_checked=not in_graph and len(race.samples) > 0)
 
-    def _wait(self) -> None:
-        meanwhile, self._meanwhile = self._meanwhile, None
-        if meanwhile is not None:
-            meanwhile()
+    def _wait_for_batch(self) -> None:
+        on_enqueued, self._on_enqueued = self._on_enqueued, None
+        if on_enqueued is not None:
+            on_enqueued()
         self.synchronize()
 
-    def _by_events(self, launches: TimedLaunches, count: int, samples: Samples) -> None:
+    def _time_batch(self, launches: TimedLaunches, run: Callable[[], object], count: int, samples: Samples) -> None:
+        """Take samples of ``run``, which launches the whole ring: by itself, or as a captured graph."""
         event = self._torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]  # type: ignore[no-untyped-call]
-        compared = launches.draw_for_batch(count)
+        compared = launches.draw_launches_to_compare(count)
         flags = []
-        launch = launches.ring[0]
-        self._lead_in()
+        self._enqueue_lead_in()
         for number, (start, end) in enumerate(pairs):
-            launches.prepare()
+            launches.prepare_ring()
             self._flush.zero_()
             start.record()
-            launch()
+            run()
             end.record()
             if number in compared:
-                flags.append(launches.flag(0))
-        self._wait()
+                flags.append(launches.make_flag(launches.draw_ring_place()))
+        self._wait_for_batch()
         for start, end in pairs:
-            samples.add(start.elapsed_time(end) * 1000)
+            samples.add(start.elapsed_time(end) * 1000 / len(launches.ring))
         launches.inspect_flags([flag for flag in flags if flag is not None], self._limit_s, self.synchronize)
 
-    def _by_graph(self, launches: TimedLaunches) -> Callable[[int, Samples], None]:
-        launches.widen(GRAPH_LAUNCHES)
-        launches.prepare()
+    def _capture_graph(self, launches: TimedLaunches) -> Callable[[], object]:
+        """Capture a ring of launches; return what replays it."""
+        launches.widen_ring(GRAPH_LAUNCHES)
+        launches.prepare_ring()
         graph = self._torch.cuda.CUDAGraph()
         with self._torch.cuda.graph(graph):
             for launch in launches.ring:
                 launch()
         graph.replay()
         self.synchronize()
+        return graph.replay
 
-        def time_replays(count: int, samples: Samples) -> None:
-            event = self._torch.cuda.Event
-            pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]
-            compared = launches.draw_for_batch(count)
-            flags = []
-            self._lead_in()
-            for number, (start, end) in enumerate(pairs):
-                launches.prepare()
-                self._flush.zero_()
-                start.record()
-                graph.replay()
-                end.record()
-                if number in compared:
-                    flags.append(launches.flag(launches.draw_place()))
-            self._wait()
-            for start, end in pairs:
-                samples.add(start.elapsed_time(end) * 1000 / len(launches.ring))
-            launches.inspect_flags([flag for flag in flags if flag is not None], self._limit_s, self.synchronize)
-
-        return time_replays
-
-    def _lead_in(self) -> None:
-        """Give the device work for as long as the host needs to get ahead of it."""
+    def _enqueue_lead_in(self) -> None:
+        """Give the device work while the host gets ahead of it."""
         for _ in range(LEAD_IN_FLUSHES):
             self._flush.zero_()
 
-    def _warm_clocks(self) -> None:
+    def _ensure_warm_clock(self) -> None:
         if self._warm_up is not None:
             self._warm_up.join()
             self._warm_up = None
-            # Alone on the device now: how fast its warm clock is was seen beside other work.
-            self.warm_up()
+            # The first warm-up ran beside other work. Now, alone, learn how fast the warm clock is.
+            self.warm_clock()
         if perf_counter() - self._last_work >= IDLE_S:
-            self.warm_up()
+            self.warm_clock()

@@ -1,4 +1,4 @@
-"""The damage that a launch left around the tensors, and the face of the memory that shows it."""
+"""Damage that a launch left outside its tensors, and the interface of the memory that shows it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from ktuned.model import Record, record
 from ktuned.worker.placement import Span
 
 PATTERN = 0xA5
-"""The byte that fills what lies around a tensor: no small number and no usual float in any dtype."""
+"""The byte around tensors: in no dtype does it make a small integer or a common float."""
 
 
 @record
 class Damage(Record):
     """A write outside the tensors, in words.
 
-    ``is_contained`` is true if it was put right, and nothing else can have been hit.
+    ``is_contained`` is true if it was repaired and cannot have hit anything else. Otherwise the process is not to be
+    trusted any more.
     """
 
     message: str
@@ -25,30 +26,30 @@ class Damage(Record):
 
     @classmethod
     def at(cls, place: str, *, is_contained: bool) -> Damage:
-        """Return the damage whose first byte is at a place such as ``32 bytes after y``."""
+        """Describe damage by the place of its first byte, such as ``32 bytes after y``."""
         return cls(f"wrote outside its tensors: {place}", is_contained)
 
 
 class Memory(Protocol):
     """Memory of one kind of device: tensors with guards around them, and ktuned's own copies of some."""
 
-    def place(self, span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return copies of a span's tensors for launches to work on, in place of earlier ones of these names."""
+    def place_span(self, span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return copies of a span's tensors for launches to work on; they replace earlier ones with the same names."""
 
-    def keep(self, name: str, value: Any) -> Any:
-        """Return a copy of a tensor that no launch may change."""
+    def keep_copy(self, name: str, value: Any) -> Any:
+        """Return a copy of a tensor that no launch may change once it is sealed."""
 
-    def seal(self) -> None:
-        """Take the contents of the copies that are kept for what they must stay."""
+    def seal_copies(self) -> None:
+        """Protect the kept copies: their present contents must stay."""
 
-    def unseal(self) -> None:
-        """Let the copies that are kept be written until the next :meth:`seal`."""
+    def unseal_copies(self) -> None:
+        """Allow writes to the kept copies until the next :meth:`seal_copies`."""
 
-    def intact(self) -> Any:
-        """Return a flag on the device that there is no :meth:`damage`; ``None`` where only looking for it says so."""
+    def make_intact_flag(self) -> Any:
+        """Return a flag on the device that is true if nothing is damaged; ``None`` where it need not be waited for."""
 
-    def damage(self) -> Damage | None:
-        """Return what was written outside the placed tensors since the last call, and mend the guards."""
+    def find_damage(self) -> Damage | None:
+        """Return what was damaged since the last call, and restore the guards."""
 
-    def regions(self) -> Iterable[Region]:
-        """Return the allocations whose guards stop the process at once."""
+    def list_regions(self) -> Iterable[Region]:
+        """Return the allocations whose guards stop the process, for naming the address of a fault."""

@@ -1,4 +1,4 @@
-"""The default config, run in the lane for its outputs, where a kernel file expects those."""
+"""The default config, run for its outputs where a kernel file expects those instead of a reference's."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class DefaultRun:
-    """A kernel's default config on one device, loaded from its artifact once its outputs are needed.
+    """A kernel's default config on one device.
 
-    They may be known already: an earlier worker leaves them to later ones.
+    It is loaded only when its outputs are needed: an earlier worker may have saved them.
     """
 
     def __init__(self, kernel: DeclaredKernel, load: Callable[[], Kernel], device: Device) -> None:
@@ -24,12 +24,12 @@ class DefaultRun:
         self._device = device
         self._loaded: Kernel | None = None
 
-    def load(self) -> None:
-        """Load it, before anything is made that the launch needs.
+    def load_kernel(self) -> None:
+        """Load the artifact ahead of the launch, to learn early whether that works.
 
         Raises:
             Unsupported: this device cannot run it.
-            DamagedArtifact: its artifact is to be compiled again.
+            DamagedArtifact: it must be compiled again.
         """
         self._loaded = self._load()
 
@@ -37,7 +37,7 @@ class DefaultRun:
         """Launch the default config once on tensors of the device, and wait for its end.
 
         Raises:
-            KernelFileError: it raises.
+            KernelFileError: the launch raises.
         """
         try:
             loaded = self._loaded or self._load()

@@ -1,8 +1,18 @@
-"""Tensors on a GPU between guard bands, and checksums of all that ktuned owns there.
+"""Tensors on a GPU between guard bands, and checksums of everything that ktuned owns there.
 
-A GPU has no guard pages: an access beyond a tensor hits whatever lies there. So each tensor has an allocation of its
-own, with a band of a known pattern on both sides, and after a launch the sums of all bands, and of the copies that no
-launch may change, are compared with what they were. All of it is done on the device; one short vector comes back.
+A GPU has no guard pages: an access beyond a tensor hits whatever lies there. So each span has an allocation of its own
+with a band of a known pattern on both sides. After a launch, the sums of all bands and of the kept copies are compared
+with the sums from before. This happens on the device, and one flag comes back.
+
+Three kinds of damage are told apart:
+
+================================  ====================================================================================
+in a band, not to its outer end   contained: the band is filled again, and nothing else can have been hit
+up to a band's outer end          not contained: the write may have gone on beyond the band
+in a kept copy                    not contained: the inputs or expected outputs are spoilt
+================================  ====================================================================================
+
+A read beyond a tensor is not noticed.
 """
 
 from __future__ import annotations
@@ -14,52 +24,52 @@ from typing import TYPE_CHECKING, Any
 
 from ktuned.ipc import Region
 from ktuned.worker.damage import PATTERN, Damage
-from ktuned.worker.placement import Span, span_of
+from ktuned.worker.placement import Span, make_own_span
 
 if TYPE_CHECKING:
     import torch
 
 BAND_BYTES = 1 << 20
-"""Width of the band on either side, in whole words: a row or a tile too many lands in it."""
+"""Width of the band on either side, in whole words: a write that is one row or tile too long ends in it."""
 
 _WORD = 8
-"""Sums are of words of 8 bytes, modulo 2^64: a change goes unseen only if it leaves the sum as it was."""
+"""Sums are of words of 8 bytes, modulo 2^64. A change that leaves the sum equal is not seen."""
 
 
 class DeviceMemory:
-    """The tensors of one problem that are on a GPU."""
+    """A problem's tensors on a GPU."""
 
     def __init__(self) -> None:
         self._placed: dict[str, _Banded] = {}
         self._kept: dict[str, _Banded] = {}
         self._sums: torch.Tensor | None = None
 
-    def place(self, span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return copies of the tensors of a span, between the bands that they share."""
+    def place_span(self, span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return copies of a span's tensors, with one band before and one after all of them."""
         self._placed[span.name] = banded = _Banded(span, values)
         self._sums = None
         return banded.tensors
 
-    def keep(self, name: str, value: Any) -> Any:
-        """Return a copy whose bytes are watched once it is sealed."""
-        self._kept[name] = banded = _Banded(span_of(name, value), {name: value})
+    def keep_copy(self, name: str, value: Any) -> Any:
+        """Return a copy that is summed once it is sealed."""
+        self._kept[name] = banded = _Banded(make_own_span(name, value), {name: value})
         self._sums = None
         return banded.tensors[name]
 
-    def seal(self) -> None:
-        """Remember the sums of all bands and of the copies that are kept."""
+    def seal_copies(self) -> None:
+        """Remember the sums of all bands and kept copies."""
         if self._sums is None and (self._placed or self._kept):
-            self._sums = self._summed()
+            self._sums = self._sum_bands_and_copies()
 
-    def unseal(self) -> None:
+    def unseal_copies(self) -> None:
         """Forget the sums."""
         self._sums = None
 
-    def _summed(self) -> torch.Tensor:
-        """Return the sums of all bands, and after them those of the kept copies.
+    def _sum_bands_and_copies(self) -> torch.Tensor:
+        """Return a vector: the sums of all bands, the bits that share a word with a span, the sums of the kept copies.
 
-        Each launch of torch's costs as much as summing ten bands: those of one length are summed by one, and each sum
-        is written to its place.
+        A launch of a torch operation costs as much as summing ten bands. So all bands are stacked and summed by one,
+        and the other sums are written straight into the vector.
         """
         import torch
 
@@ -77,38 +87,35 @@ class DeviceMemory:
             torch.sum(banded.words, dim=0, out=place)
         return sums
 
-    def intact(self) -> torch.Tensor | None:
-        """Return a flag on the device that all bands and kept copies are as they were sealed."""
-        return None if self._sums is None else (self._summed() == self._sums).all()
+    def make_intact_flag(self) -> torch.Tensor | None:
+        """Return a flag on the device that is true if all bands and kept copies are as when they were sealed."""
+        return None if self._sums is None else (self._sum_bands_and_copies() == self._sums).all()
 
-    def damage(self) -> Damage | None:
-        """Return which byte nearest to a tensor was overwritten, and write the bands again.
-
-        What is not a band of a placed tensor is left as it is, as is anything beyond a band that was overwritten to
-        its outer end: such damage is not contained.
-        """
-        # One flag comes back from the device.
-        intact = self.intact()
+    def find_damage(self) -> Damage | None:
+        """Return the damaged byte that is nearest to a tensor, and fill the bands again."""
+        # Nearly always, one flag from the device is all that is needed.
+        intact = self.make_intact_flag()
         if self._sums is None or intact is None or bool(intact):
             return None
-        found = [damage for banded in self._placed.values() if (damage := banded.mend())]
-        same = self._summed() == self._sums
+        damages = [damage for banded in self._placed.values() if (damage := banded.refill_bands())]
+        same = self._sum_bands_and_copies() == self._sums
         if not bool(same.all()):
-            # The sums of the kept copies are the last ones.
+            # Filled bands have their old sums, so a kept copy was hit; their sums come last.
             index = same[-len(self._kept) :].tolist().index(False)
-            return found[0] if found else Damage.at(f"into {list(self._kept)[index]}", is_contained=False)
-        is_contained = all(damage.is_contained for damage in found)
-        return Damage(found[0].message, is_contained)
+            return damages[0] if damages else Damage.at(f"into {list(self._kept)[index]}", is_contained=False)
+        is_contained = all(damage.is_contained for damage in damages)
+        return Damage(damages[0].message, is_contained)
 
-    def regions(self) -> Iterable[Region]:
-        """Return none: nothing here stops a process."""
+    def list_regions(self) -> Iterable[Region]:
+        """Return none: bands stop no process."""
         return ()
 
 
 class _Banded:
     """One span in an allocation of its own, between two bands.
 
-    ``last`` is the word in which it ends, ``beyond`` has the bits of it that are not the span's.
+    Sums are of whole words, but a span may end within one: ``last`` is that word, and ``beyond`` masks the bits in it
+    that are not the span's. These are compared by themselves.
     """
 
     def __init__(self, span: Span, values: Mapping[str, Any]) -> None:
@@ -117,7 +124,7 @@ class _Banded:
         from ktuned.worker.torch_tensors import copy_elements, count_bytes
 
         self.name = span.name
-        # The bytes that keep the span from a boundary are counted to it.
+        # The span's distance from a boundary counts as a part of it.
         self._size = span.remainder + span.size
         device = values[next(iter(span.offsets))].device
         total = -(-(self._size + 2 * BAND_BYTES) // _WORD) * _WORD
@@ -132,36 +139,38 @@ class _Banded:
         self.tensors: dict[str, torch.Tensor] = {}
         for name, offset in span.offsets.items():
             value = values[name]
-            part = _part_of(self._bytes, BAND_BYTES + span.remainder + offset, count_bytes(value))
+            part = _make_part(self._bytes, BAND_BYTES + span.remainder + offset, count_bytes(value))
             placed = torch.empty(0, dtype=value.dtype, device=device)
             placed.set_(part.untyped_storage(), 0, value.shape, value.stride())
             copy_elements(value, placed)
             self.tensors[name] = placed
 
-    def mend(self) -> Damage | None:
-        """Fill both bands again; return the damage nearest to the tensor."""
+    def refill_bands(self) -> Damage | None:
+        """Fill both bands again, and return the damage nearest to the span, if there was any."""
         end = BAND_BYTES + self._size
         before, after = self._bytes[:BAND_BYTES], self._bytes[end:]
-        left = (before != PATTERN).nonzero().flatten()
-        right = (after != PATTERN).nonzero().flatten()
+        damaged_before = (before != PATTERN).nonzero().flatten()
+        damaged_after = (after != PATTERN).nonzero().flatten()
         before.fill_(PATTERN)
         after.fill_(PATTERN)
-        if right.numel():
-            offset = int(right[0])
-            is_contained = int(right[-1]) < after.numel() - 1 and not (left.numel() and int(left[0]) == 0)
+        if damaged_after.numel():
+            offset = int(damaged_after[0])
+            is_contained = int(damaged_after[-1]) < after.numel() - 1 and not (
+                damaged_before.numel() and int(damaged_before[0]) == 0
+            )
             return Damage.at(f"{offset} bytes after {self.name}", is_contained=is_contained)
-        if left.numel():
-            # The nearest bytes without a gap are one write, which began at the first of them.
-            gaps = (left.diff() != 1).nonzero().flatten()
-            begin = int(left[gaps[-1] + 1] if gaps.numel() else left[0])
-            return Damage.at(f"{BAND_BYTES - begin} bytes before {self.name}", is_contained=int(left[0]) > 0)
+        if damaged_before.numel():
+            # The run of bytes nearest to the span is taken for one write, which began at the run's first byte.
+            gaps = (damaged_before.diff() != 1).nonzero().flatten()
+            begin = int(damaged_before[gaps[-1] + 1] if gaps.numel() else damaged_before[0])
+            return Damage.at(f"{BAND_BYTES - begin} bytes before {self.name}", is_contained=int(damaged_before[0]) > 0)
         return None
 
 
-def _part_of(memory: torch.Tensor, offset: int, size: int) -> torch.Tensor:
+def _make_part(memory: torch.Tensor, offset: int, size: int) -> torch.Tensor:
     """Return part of an allocation as a tensor whose storage is that part alone.
 
-    A view would have the whole allocation as its storage, and ``resize_`` would let it grow into the band.
+    Not a view: its storage would be the whole allocation, and ``resize_`` would let it grow into the band.
     """
     import torch
 
@@ -174,7 +183,7 @@ def _part_of(memory: torch.Tensor, offset: int, size: int) -> torch.Tensor:
 
 
 class _Span:
-    """Part of an allocation by the CUDA array interface, which torch takes without copying and keeps alive."""
+    """Part of an allocation, for the CUDA array interface: torch takes it without a copy, and keeps it alive."""
 
     def __init__(self, memory: torch.Tensor, start: int, size: int) -> None:
         self._memory = memory

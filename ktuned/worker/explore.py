@@ -1,4 +1,16 @@
-"""The explore and ask operations: a job's walk through the space of one kernel and problem."""
+"""Exploration: a job's walk through the space of one kernel and problem.
+
+The daemon asks for configs in batches, and each time reports the outcomes that it has by now. The order in which a
+config is proposed:
+
+1.  *First*: configs that the job must try before all others (a default, earlier winners), then those that the kernel
+    file's ``prior`` promises.
+2.  What the search strategy asks for, in its order.
+3.  *Last*: configs that the job has put off. The strategy may ask for them at any time; they wait until it is done.
+
+A config of the first group is not proposed again when the strategy asks for it. Each proposal carries its Build, which
+is made by the kernel file's code here in the worker; if that fails, the proposal carries the outcome instead.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +38,7 @@ from ktuned.spec import MEMBERSHIP_BOUND, BoundSpace
 from ktuned.spec import space as declare_space
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.inspect import COUNTED_SPACE, load_kernel
-from ktuned.worker.prior import promising, stray_fault
+from ktuned.worker.prior import ask_prior, describe_stray_prior
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,22 +47,22 @@ if TYPE_CHECKING:
     from ktuned.worker.reply import Reply
 
 MOST_REMEMBERED = 4_096
-"""Proposals that are remembered, so that none is drawn twice: a job that goes on for longer has found its way."""
+"""Most proposals that are remembered for drawing configs that are new. A job that tries more needs no draws."""
 
-Enter = Callable[[Phase], None]
-"""Names the phase that begins."""
+OnPhase = Callable[[Phase], None]
+"""Is told of each phase as it begins."""
 
 
 class Explorer:
-    """Holds the space that one job explores."""
+    """Holds the exploration of one job at a time."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
         self._exploration: Exploration | None = None
         self._trace: CodeTrace | None = None
 
-    def explore(self, request: requests.Explore, reply: Reply) -> replies.Explored:
-        """Open the space of one kernel and problem for a job; ``ask`` then walks it."""
+    def open_space(self, request: requests.Explore, reply: Reply) -> replies.Explored:
+        """Open the space of one kernel and problem for a job, in place of an earlier one."""
         kernel = load_kernel(request.kernel, self._places)
         opened = Exploration(
             kernel,
@@ -60,7 +72,7 @@ class Explorer:
             request.last,
             request.device,
             request.earlier,
-            enter=reply.phase,
+            on_phase=reply.begin_phase,
         )
         self._exploration = opened
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
@@ -68,60 +80,77 @@ class Explorer:
             opened.size,
             opened.strategy,
             opened.notice,
-            self._trace.fresh(),
+            self._trace.take_new_observations(),
             opened.size_is_estimate,
             opened.learns,
             opened.prior_fault,
-            _references(kernel, request.problem),
+            _propose_references(kernel, request.problem),
         )
 
-    def ask(self, request: requests.Ask, reply: Reply) -> replies.Proposals:
-        """Report outcomes to the strategy, and ask it for up to ``n`` configs more."""
+    def propose_configs(self, request: requests.Ask, reply: Reply) -> replies.Proposals:
+        """Report outcomes to the strategy, and propose up to ``n`` more configs.
+
+        Raises:
+            UsageError: no space is open.
+        """
         if self._exploration is None:
             raise UsageError("ask comes after explore")
-        self._exploration.tell(request.tried)
-        proposals = self._exploration.ask(request.n, anywhere=request.anywhere)
-        observed = () if self._trace is None else self._trace.fresh()
+        self._exploration.tell_outcomes(request.tried)
+        proposals = self._exploration.propose_configs(request.n, anywhere=request.anywhere)
+        observed = () if self._trace is None else self._trace.take_new_observations()
         return replace(proposals, observed=observed) if observed else proposals
 
 
 MAX_REFERENCES = 8
-"""Configs of the space that are tried as the reference where no default is declared: each may cost a compile."""
+"""Configs that may be tried as the reference if no default is declared; each may cost a compile."""
 
 
-def _references(kernel: Kernel, problem: Problem) -> tuple[replies.Proposal, ...]:
+def _propose_references(kernel: Kernel, problem: Problem) -> tuple[replies.Proposal, ...]:
+    """Return the configs of which the first that runs gives the reference outputs, if the default's are expected."""
     if not kernel.expects_default_outputs:
         return ()
     return tuple(
-        propose(kernel, problem, config) for config in islice(kernel.iterate_default_configs(problem), MAX_REFERENCES)
+        make_proposal(kernel, problem, config)
+        for config in islice(kernel.iterate_default_configs(problem), MAX_REFERENCES)
     )
 
 
-def propose(kernel: Kernel, problem: Problem, config: Config) -> replies.Proposal:
-    """Return a config with its Build, or with why it has none."""
+def make_proposal(kernel: Kernel, problem: Problem, config: Config) -> replies.Proposal:
+    """Return a proposal of a config, with its Build or with the outcome that says why there is none."""
     try:
         build = kernel.build(problem, config).to_plain()
         cores = kernel.evaluate_cores(problem, config)
     except Unsupported as error:
         return replies.Proposal(config, None, Outcome.UNSUPPORTED, str(error))
     except (KernelFileError, TypeError) as error:
-        # The kernel function is part of the build: an exception of its own is why this config has none.
+        # The kernel function makes the Build, so its exceptions count as compile errors of this config.
         return replies.Proposal(config, None, Outcome.COMPILE_ERROR, str(error))
     return replies.Proposal(config, build, cores=cores)
 
 
-def _admitted(space: BoundSpace, configs: Sequence[Config]) -> dict[str, Config]:
-    """Return those of ``configs`` that a space holds, by their canonical text, in their order."""
-    wanted = {canonical(config): config for config in configs}
+def _find_admitted_configs(space: BoundSpace, configs: Sequence[Config]) -> dict[str, Config]:
+    """Return the configs that a space holds, by their canonical texts, in the order given."""
+    configs_by_text = {canonical(config): config for config in configs}
     if space.indexable:
-        return {text: config for text, config in wanted.items() if config in space}
-    # One walk for all: each membership test of a callable's space is a walk of its own.
+        return {text: config for text, config in configs_by_text.items() if config in space}
+    # Walk once for all: in a callable's space each membership test would be a walk of its own.
     walked = {canonical(config) for config in islice(space.walk(), MEMBERSHIP_BOUND) if config is not None}
-    return {text: config for text, config in wanted.items() if text in walked}
+    return {text: config for text, config in configs_by_text.items() if text in walked}
 
 
 class Exploration:
-    """One job's walk through a space: the configs it must see first, what the strategy asks for, what is put off."""
+    """One job's walk through a space; see the module for the order of its proposals.
+
+    Args:
+        kernel: the declared kernel.
+        problem: the problem whose space is explored.
+        plan: what the job's user has asked for: strategy, budget, or a list of configs in place of the space.
+        first: configs to propose before all others.
+        last: configs to put off, in the order in which they are proposed in the end.
+        device: what the prior may look at; of a job that only compiles, the target alone is known.
+        earlier: similar searches, the most similar first, for a strategy that learns.
+        on_phase: is told of each phase of opening the space.
+    """
 
     def __init__(
         self,
@@ -133,30 +162,30 @@ class Exploration:
         device: Device = requests.NO_DEVICE,
         earlier: Sequence[EarlierSearch] = (),
         *,
-        enter: Enter = lambda phase: None,
+        on_phase: OnPhase = lambda phase: None,
     ) -> None:
         self._kernel = kernel
         self._problem = problem
         space = kernel.bind_space(problem)
         if plan.configs:
-            # Their order is the wish's: a list is tried from its beginning.
-            space = declare_space(list(_admitted(space, plan.configs).values())).bind(problem, kernel.site)
+            # A listed space is tried in the order of the list.
+            space = declare_space(list(_find_admitted_configs(space, plan.configs).values())).bind(problem, kernel.site)
         self.size = space.size
         if space.size is not None and space.size <= COUNTED_SPACE:
             self.size = sum(1 for _ in space)
-        enter(Phase.PRIOR)
-        promised = promising(kernel, space, device)
-        enter(Phase.STRATEGY)
-        admitted = _admitted(space, [*first, *promised.configs])
+        on_phase(Phase.PRIOR)
+        promised = ask_prior(kernel, space, device)
+        on_phase(Phase.STRATEGY)
+        admitted = _find_admitted_configs(space, [*first, *promised.configs])
         self.prior_fault = promised.fault
         if promised.configs and not any(canonical(config) in admitted for config in promised.configs):
-            self.prior_fault = stray_fault(kernel, promised.configs, kernel.space.knobs or ())
+            self.prior_fault = describe_stray_prior(kernel, promised.configs, kernel.space.knobs or ())
         self._first = list(admitted.values())
         self._given = set(admitted)
         self._space = space
         self._seed = plan.seed
         self._proposed: set[str] = set()
-        # By their place in the order; what the strategy asks for of them is put aside until it has no more.
+        # Configs to put off, with their place in the order. Those that the strategy has asked for wait in ``_aside``.
         self._put_off = {canonical(config): place for place, config in enumerate(last)}
         self._aside: list[dict[str, Any]] = []
         chosen = search.choose_strategy(
@@ -174,17 +203,17 @@ class Exploration:
         self.learns = chosen.strategy.learns
         self.notice = chosen.notice
 
-    def tell(self, tried: Iterable[requests.TriedConfig]) -> None:
+    def tell_outcomes(self, tried: Iterable[requests.TriedConfig]) -> None:
         """Pass outcomes on to the strategy."""
-        for one in tried:
-            if one.doubt is not None:
-                self._strategy.doubt(one.config, one.doubt)
-            self._strategy.tell(one.config, one.outcome, one.cost)
+        for trial in tried:
+            if trial.doubt is not None:
+                self._strategy.doubt(trial.config, trial.doubt)
+            self._strategy.tell(trial.config, trial.outcome, trial.cost)
 
-    def ask(self, n: int, *, anywhere: bool = False) -> replies.Proposals:
-        """Return up to ``n`` proposals, each with its Build or with why it has none."""
+    def propose_configs(self, n: int, *, anywhere: bool = False) -> replies.Proposals:
+        """Return up to ``n`` proposals; with ``anywhere``, random ones that the strategy has no part in."""
         if anywhere:
-            drawn = tuple(propose(self._kernel, self._problem, config) for config in self._draw(n))
+            drawn = tuple(make_proposal(self._kernel, self._problem, config) for config in self._draw_configs(n))
             return replies.Proposals(drawn, finished=False)
         configs = self._first[:n]
         del self._first[:n]
@@ -200,16 +229,16 @@ class Exploration:
         if len(self._proposed) < MOST_REMEMBERED:
             self._proposed |= set(map(canonical, configs))
         finished = not self._first and not self._aside and self._strategy.finished
-        # To know it costs a strategy milliseconds.
+        # The question costs a strategy milliseconds, so it is only asked if the answer matters.
         converged = self._ends_converged and self._strategy.converged
-        proposals = tuple(propose(self._kernel, self._problem, config) for config in configs)
+        proposals = tuple(make_proposal(self._kernel, self._problem, config) for config in configs)
         return replies.Proposals(proposals, finished, converged)
 
-    def _draw(self, n: int) -> list[dict[str, Any]]:
-        """Return up to ``n`` configs from anywhere in the space that were not proposed yet, nor will be again."""
+    def _draw_configs(self, n: int) -> list[dict[str, Any]]:
+        """Draw up to ``n`` configs from the whole space that were not proposed yet; they will not be proposed again."""
         if len(self._proposed) >= MOST_REMEMBERED:
             return []
-        # Another seed than the strategy's, which may be random itself.
+        # The strategy may draw at random, too: with its seed these would be the configs that it asks for next.
         drawn = search.Random(self._space, self._seed + 1).ask(n)
         configs = [config for config in drawn if canonical(config) not in self._given | self._proposed]
         self._given |= set(map(canonical, configs))

@@ -1,6 +1,6 @@
-"""Exceptions of user code, compilers and drivers as data that a worker can send.
+"""Exceptions of user code, compilers and drivers, as data that a worker can send.
 
-A module of its own, because the loop, the compile operation and the bench all describe failures.
+Nothing is assumed about an exception: its ``__str__`` may raise, and its text may be of any length or no Unicode.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from ktuned.worker.trace import SourceChanged
 
 _TRACE_CHARS = 8_000
 _MESSAGE_CHARS = 8_000
-"""Enough for a compiler's first errors; user code may raise an exception with a text of any length."""
+"""Enough for a compiler's first errors."""
 
 
-def words(error: BaseException) -> str:
-    """Return an exception's type and text: of bounded length, Unicode, whatever its ``__str__`` does."""
+def describe_error(error: BaseException) -> str:
+    """Return an exception's type and text on as many lines as it has, capped."""
     try:
-        # A KeyError's text is the repr of its argument, which reads badly where that is a sentence.
+        # A KeyError's text is the repr of its argument: a sentence would be shown in quotes.
         is_sentence = type(error) is KeyError and len(error.args) == 1 and " " in str(error.args[0])
         text = str(error.args[0] if is_sentence else error)
     except Exception as second:
         text = f"(its text cannot be had: {type(second).__name__})"
     name = type(error).__name__
-    return _clean(f"{name}: {text}" if text else name)[:_MESSAGE_CHARS]
+    return _escape_surrogates(f"{name}: {text}" if text else name)[:_MESSAGE_CHARS]
 
 
 def describe_failure(error: BaseException) -> replies.Failure:
-    """Return an exception's code, one line, hint, place and traceback (capped)."""
-    trace = _clean("".join(traceback.format_exception(error)))[-_TRACE_CHARS:]
+    """Return an exception's code, message, hint, place and traceback, each capped."""
+    trace = _escape_surrogates("".join(traceback.format_exception(error)))[-_TRACE_CHARS:]
     if isinstance(error, KernelFileError):
         return replies.Failure(error.code, error.message, error.hint, trace, path=error.path, line=error.line)
     if isinstance(error, SourceChanged):
@@ -38,9 +38,9 @@ def describe_failure(error: BaseException) -> replies.Failure:
     if isinstance(error, KtunedError):
         return replies.Failure(error.code, error.message, error.hint, trace)
     errno = error.errno if isinstance(error, OSError) else None
-    return replies.Failure("raised", words(error), "", trace, errno)
+    return replies.Failure("raised", describe_error(error), "", trace, errno)
 
 
-def _clean(text: str) -> str:
-    """Return the text as Unicode that can be sent: a lone surrogate of a file's name is written as an escape."""
+def _escape_surrogates(text: str) -> str:
+    """Return text that can be sent: lone surrogates, as in odd file names, become escapes."""
     return text.encode(errors="backslashreplace").decode()

@@ -1,9 +1,10 @@
-"""Report of the address at which this process faults, by a signal handler in machine code.
+"""Reports the address at which this process faults, by a signal handler in machine code.
 
-Python's handlers run too late, or never: a fault in a thread of OpenMP would wait for the interpreter's lock, which the
-thread that launched the kernel holds. The handler here calls nothing: it copies the address and the error code into a
-frame that was prepared before, writes the frame to the daemon, and goes on to the handler that was there before it.
-Where it cannot be installed (another CPU, or a system that forbids new code), a crash is reported without its address.
+Python's handlers run too late or never: a fault in an OpenMP thread would wait for the interpreter's lock, which the
+thread that launched the kernel holds. The handler here calls no function. It copies the address and the error code into
+a frame that was prepared before, writes the frame to the daemon, and jumps to the handler that was there before it.
+
+If it cannot be installed (on another CPU, or a system that forbids new code), a crash is reported without its address.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ class FaultReporter:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._handlers: dict[int, int] = {}
         self._pages: list[mmap.mmap] = []
-        self._prepared = self.know(())
+        self._prepared = self.name_regions(())
 
-    def know(self, regions: Iterable[Region]) -> FaultFrame:
-        """Take the tensors to be named from now on; return the frame that is ready."""
+    def name_regions(self, regions: Iterable[Region]) -> FaultFrame:
+        """Set the tensors whose regions a fault is described by; return the frame that was prepared."""
         frame = prepare_fault(regions)
         ctypes.memmove(self._frame, frame.data, len(frame.data))
         self._length.value = len(frame.data)
         return frame
 
-    def arm(self) -> None:
-        """Go before the handlers that are installed now, which take the signal's number alone."""
+    def install_handlers(self) -> None:
+        """Install the handler before those that are installed now; those must take nothing but the signal's number."""
         if os.uname().machine != "x86_64":
             return
         for number in _SIGNALS:
@@ -64,21 +65,21 @@ class FaultReporter:
             if following in (None, int(signal.SIG_IGN), *self._handlers.values()):
                 continue
             try:
-                action.handler = self._handler(following)
+                action.handler = self._make_handler(following)
             except OSError:
                 return
             action.flags = _SA_SIGINFO | _SA_ONSTACK | _SA_NODEFER
             self._libc.sigaction(number, ctypes.byref(action), None)
 
-    def _handler(self, following: int) -> int:
-        """Return the address of a handler that reports, and then jumps to ``following``.
+    def _make_handler(self, following: int) -> int:
+        """Return the address of a handler that reports the fault and then jumps to ``following``.
 
         Raises:
             OSError: this system forbids new code.
         """
         if following not in self._handlers:
             page = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            page.write(self._code(following))
+            page.write(self._assemble_handler(following))
             address = ctypes.addressof(ctypes.c_ubyte.from_buffer(page))
             if self._libc.mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
                 raise OSError(ctypes.get_errno(), "no page can be made executable")
@@ -86,8 +87,8 @@ class FaultReporter:
             self._handlers[following] = address
         return self._handlers[following]
 
-    def _code(self, following: int) -> bytes:
-        """Return the handler, by the calling convention of the System V ABI: number, siginfo, context.
+    def _assemble_handler(self, following: int) -> bytes:
+        """Return the handler's code. Its arguments, by the System V ABI: the signal's number, siginfo, context.
 
         ``si_addr`` is at 16 of ``siginfo_t``; ``REG_ERR`` is the 20th register of the ``ucontext_t``, whose registers
         begin at 40 (asm-generic/siginfo.h, sys/ucontext.h).

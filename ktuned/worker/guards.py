@@ -1,4 +1,16 @@
-"""Guards around all tensors of a problem, on whichever device each of them is."""
+"""Guards around all tensors of a problem, on the CPU and on GPUs.
+
+A kernel that writes outside its tensors must be caught, and must not spoil what later configs are checked with. ktuned
+therefore places every tensor itself, in memory that shows such a write (:mod:`ktuned.worker.host_memory` stops the
+process at a guard page, :mod:`ktuned.worker.device_memory` compares bands of a pattern), and holds two kinds:
+
+========  ==========================================================================================================
+placed    what launches work on; only the bytes around them are watched
+kept      ktuned's own copies (inputs, expected outputs); once *sealed*, not a byte of them may change
+========  ==========================================================================================================
+
+Damage is looked for after the last launch of a config, so that it is charged to the config that caused it.
+"""
 
 from __future__ import annotations
 
@@ -10,79 +22,84 @@ from ktuned.ipc import Region
 from ktuned.worker.damage import Damage, Memory
 from ktuned.worker.device_memory import DeviceMemory
 from ktuned.worker.host_memory import HostMemory
-from ktuned.worker.placement import Span, find_spans, place_plainly
+from ktuned.worker.placement import Span, find_spans, place_without_guards
 from ktuned.worker.tensor_library import library_of
 
 
 class Guards:
-    """Allocates a problem's tensors so that what a launch does outside of them is noticed.
+    """Allocates a problem's tensors so that accesses outside of them are noticed.
 
-    Without ``is_active`` they are ordinary tensors: a sanitizer knows the bounds of those better.
+    Args:
+        is_active: whether there are guards. A sanitizer needs ordinary tensors, whose bounds it knows better.
     """
 
     def __init__(self, *, is_active: bool = True) -> None:
         self._memories: Mapping[str, Memory] = {"cpu": HostMemory(), "cuda": DeviceMemory()} if is_active else {}
 
     def find_spans(self, values: Mapping[str, Any]) -> list[Span]:
-        """Return how tensors lie to each other; what is more than numbers in memory, or less, is in no span."""
-        kinds = {name: library_of(value).guarded_on(value) for name, value in values.items()}
+        """Return how tensors lie relative to each other in memory. Those that are not plain numbers are in no span."""
+        kinds = {name: library_of(value).find_guarded_kind(value) for name, value in values.items()}
         alike = [
             [name for name in values if kinds[name] == kind] for kind in dict.fromkeys(filter(None, kinds.values()))
         ]
         return [span for names in alike for span in find_spans({name: values[name] for name in names})]
 
-    def place(self, values: Mapping[str, Any], spans: Iterable[Span]) -> dict[str, Any]:
-        """Return copies of tensors for launches to work on, in place of earlier ones of these names.
+    def place_tensors(self, values: Mapping[str, Any], spans: Iterable[Span]) -> dict[str, Any]:
+        """Return copies of tensors for launches to work on; they replace earlier ones with the same names.
 
-        Those of a span lie in it as they do in what :meth:`find_spans` has seen.
+        Tensors of one span keep the distances that :meth:`find_spans` has found. Those of no span are cloned.
         """
         placed: dict[str, Any] = {}
         for span in spans:
             first = values[next(iter(span.offsets))]
-            memory = self._memory_for(first)
+            memory = self._find_memory(first)
             if memory is not None:
-                placed |= memory.place(span, values)
-            elif not span.is_plain(values) and library_of(first).guarded_on(first) == "cpu":
-                placed |= place_plainly(span, values)
-        return {name: placed[name] if name in placed else library_of(one).clone(one) for name, one in values.items()}
+                placed |= memory.place_span(span, values)
+            elif not span.is_plain(values) and library_of(first).find_guarded_kind(first) == "cpu":
+                placed |= place_without_guards(span, values)
+        return {
+            name: placed[name] if name in placed else library_of(value).clone_tensor(value)
+            for name, value in values.items()
+        }
 
-    def keep(self, name: str, value: Any) -> Any:
-        """Return a tensor, or a copy of it, that no launch may change; it is called ``name`` if one does."""
-        memory = self._memory_for(value)
-        return value if memory is None else memory.keep(name, value)
+    def keep_copy(self, name: str, value: Any) -> Any:
+        """Return a copy of a tensor that no launch may change; without guards, the tensor. Messages say ``name``."""
+        memory = self._find_memory(value)
+        return value if memory is None else memory.keep_copy(name, value)
 
-    def _memory_for(self, value: Any) -> Memory | None:
-        """Return the memory for a tensor; ``None`` for one that is more than numbers in memory, or less."""
-        return self._memories.get(library_of(value).guarded_on(value))
+    def _find_memory(self, value: Any) -> Memory | None:
+        """Return the memory for a tensor; ``None`` if its device has none, or it is not plain numbers."""
+        return self._memories.get(library_of(value).find_guarded_kind(value))
 
-    def seal(self) -> None:
-        """Take the contents of the tensors that are kept for what they must stay; again does nothing."""
+    def seal_copies(self) -> None:
+        """Protect the kept copies: their present contents must stay. Does nothing if they are sealed already."""
         for memory in self._memories.values():
-            memory.seal()
+            memory.seal_copies()
 
     @contextmanager
-    def unsealed(self) -> Iterator[None]:
-        """Let user code have the tensors that are kept."""
+    def unseal_temporarily(self) -> Iterator[None]:
+        """Let user code write to the kept copies for a while."""
         for memory in self._memories.values():
-            memory.unseal()
+            memory.unseal_copies()
         try:
             yield
         finally:
-            self.seal()
+            self.seal_copies()
 
-    def damage(self) -> Damage | None:
-        """Return what was written outside the placed tensors since the last call; it waits for the device."""
-        looks = (memory.damage() for memory in self._memories.values())
-        found = [damage for damage in looks if damage is not None]
-        return found[0] if found else None
+    def find_damage(self) -> Damage | None:
+        """Return what was damaged outside the placed tensors since the last call. Waits for the device."""
+        looks = (memory.find_damage() for memory in self._memories.values())
+        damages = [damage for damage in looks if damage is not None]
+        return damages[0] if damages else None
 
-    def intact(self) -> Any:
-        """Return a flag on the device that :meth:`damage` would find none, without a wait; ``None`` without any there,
-        and for guards that stop the process.
+    def make_intact_flag(self) -> Any:
+        """Return a flag on the device that is true if nothing is damaged, without waiting for it.
+
+        ``None`` if there is no guarded tensor on a GPU: on a CPU, :meth:`find_damage` need not wait.
         """
-        flags = [flag for memory in self._memories.values() if (flag := memory.intact()) is not None]
+        flags = [flag for memory in self._memories.values() if (flag := memory.make_intact_flag()) is not None]
         return flags[0] if flags else None
 
-    def regions(self) -> Iterable[Region]:
-        """Return the allocations whose guards stop the process at once."""
-        return [region for memory in self._memories.values() for region in memory.regions()]
+    def list_regions(self) -> Iterable[Region]:
+        """Return the allocations whose guards stop the process, for naming the address of a fault."""
+        return [region for memory in self._memories.values() for region in memory.list_regions()]

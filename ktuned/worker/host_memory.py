@@ -1,8 +1,16 @@
 """Tensors on the CPU between guard pages.
 
-A tensor ends where its memory ends, as nearly as its alignment allows; beyond, and before its first page, lie pages
-that cannot be accessed, so that a read or write there is stopped at once. The bytes between the tensor and those pages
-hold a pattern, which is compared after a launch. Copies that no launch may change are read-only.
+The layout of one span::
+
+    guard pages | slack | span | slack | guard pages
+    no access     pattern        pattern  no access
+
+- Guard pages cannot be accessed: a read or write there stops the process at once.
+- The span ends as close to the guard behind it as its alignment allows. The slack between them, and the one before the
+  span, hold a pattern that is compared after a launch.
+- Kept copies are read-only once they are sealed.
+
+So damage that is found here is always contained: only slack can be overwritten without stopping the process.
 """
 
 from __future__ import annotations
@@ -16,11 +24,11 @@ from typing import Any
 from ktuned.ipc import Region, describe_place
 from ktuned.worker.damage import PATTERN, Damage
 from ktuned.worker.numpy_tensors import ALIGNMENT
-from ktuned.worker.placement import Span, span_of
+from ktuned.worker.placement import Span, make_own_span
 from ktuned.worker.tensor_library import library_of
 
 GUARD_BYTES = 16 << 20
-"""Width of the guards on both sides: a row or a tile too many is stopped. It takes addresses, and no memory."""
+"""Width of each guard, wider than a row or a tile. It costs addresses but no memory."""
 
 _NO_ACCESS = 0
 _READ, _WRITE = mmap.PROT_READ, mmap.PROT_WRITE
@@ -35,66 +43,67 @@ _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class HostMemory:
-    """The tensors of one problem that are on the CPU."""
+    """A problem's tensors on the CPU."""
 
     def __init__(self) -> None:
         self._placed: dict[str, _Pages] = {}
         self._kept: dict[str, _Pages] = {}
         self._is_sealed = False
 
-    def place(self, span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return copies of the tensors of a span, between the guards that they share."""
+    def place_span(self, span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return copies of a span's tensors, with one guard before and one after all of them."""
         self._placed[span.name] = pages = _Pages(span)
         return {
-            name: library_of(values[name]).in_memory(pages.memory, offset, values[name])
+            name: library_of(values[name]).copy_into_memory(pages.memory, offset, values[name])
             for name, offset in span.offsets.items()
         }
 
-    def keep(self, name: str, value: Any) -> Any:
+    def keep_copy(self, name: str, value: Any) -> Any:
         """Return a copy that is read-only once it is sealed."""
-        self._kept[name] = pages = _Pages(span_of(name, value))
+        self._kept[name] = pages = _Pages(make_own_span(name, value))
         self._is_sealed = False
-        return library_of(value).in_memory(pages.memory, 0, value)
+        return library_of(value).copy_into_memory(pages.memory, 0, value)
 
-    def seal(self) -> None:
-        """Make the copies that are kept read-only."""
+    def seal_copies(self) -> None:
+        """Make the kept copies read-only."""
         if not self._is_sealed:
-            self._protect(_READ)
+            self._set_access(_READ)
         self._is_sealed = True
 
-    def unseal(self) -> None:
-        """Make the copies that are kept writable."""
+    def unseal_copies(self) -> None:
+        """Make the kept copies writable."""
         if self._is_sealed:
-            self._protect(_READ | _WRITE)
+            self._set_access(_READ | _WRITE)
         self._is_sealed = False
 
-    def _protect(self, access: int) -> None:
+    def _set_access(self, access: int) -> None:
         for pages in self._kept.values():
-            pages.protect(access)
+            pages.set_access(access)
 
-    def intact(self) -> None:
-        """Return none: no device has to be waited for."""
+    def make_intact_flag(self) -> None:
+        """Return nothing: there is no device to wait for."""
 
-    def damage(self) -> Damage | None:
-        """Return which pattern beside a tensor was overwritten first, and write it again.
+    def find_damage(self) -> Damage | None:
+        """Return where slack was overwritten, the place nearest to a tensor, and fill it again."""
+        places = [
+            describe_place(pages.region, address)
+            for pages in self._placed.values()
+            if (address := pages.refill_slacks())
+        ]
+        return Damage.at(places[0], is_contained=True) if places else None
 
-        Beyond the patterns, and in copies that are kept, nothing can be hit: the guards stop the process.
-        """
-        found = [describe_place(pages.region, address) for pages in self._placed.values() if (address := pages.mend())]
-        return Damage.at(found[0], is_contained=True) if found else None
-
-    def regions(self) -> Iterable[Region]:
-        """Return every allocation."""
+    def list_regions(self) -> Iterable[Region]:
+        """Return all allocations, placed and kept."""
         return [pages.region for pages in (*self._placed.values(), *self._kept.values())]
 
 
 class _Pages:
-    """One span's pages, which live as long as a tensor refers to them."""
+    """The pages of one span, which live as long as a tensor refers to them."""
 
     def __init__(self, span: Span) -> None:
         name, size = span.name, span.size
-        body = _up(span.remainder + size, ALIGNMENT)
-        self._inner_size = _up(body, mmap.PAGESIZE)
+        body = _round_up(span.remainder + size, ALIGNMENT)
+        self._inner_size = _round_up(body, mmap.PAGESIZE)
         total = self._inner_size + 2 * GUARD_BYTES
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         first = _libc.mmap(None, total, _NO_ACCESS, flags, -1, 0)
@@ -103,14 +112,14 @@ class _Pages:
         self._inner = first + GUARD_BYTES
         start = self._inner + self._inner_size - body + span.remainder
         self.memory = (ctypes.c_ubyte * size).from_address(start)
-        # A tensor keeps the array alive as long as it is used. At exit tensors may still be in use.
+        # Tensors keep the array alive, and the array its pages. Not at exit: tensors may still be in use then.
         weakref.finalize(self.memory, _libc.munmap, first, total).atexit = False
         self.region = Region(name, start, size, first, first + total)
-        self.protect(_READ | _WRITE)
+        self.set_access(_READ | _WRITE)
         self._slacks = ((self._inner, start - self._inner), (start + size, body - span.remainder - size))
-        self.mend()
+        self.refill_slacks()
 
-    def protect(self, access: int) -> None:
+    def set_access(self, access: int) -> None:
         """Set the access to the pages between the guards.
 
         Raises:
@@ -119,22 +128,20 @@ class _Pages:
         if _libc.mprotect(self._inner, self._inner_size, access):
             raise RuntimeError(f"cannot allocate {self._inner_size} bytes for {self.region.name}")
 
-    def mend(self) -> int:
-        """Fill both slacks with the pattern; return where the damage nearest to the tensor begins, or 0."""
-        damaged = 0
+    def refill_slacks(self) -> int:
+        """Fill both slacks with the pattern; return the address where damage nearest to the span began, or 0."""
+        damaged, pattern = 0, bytes([PATTERN])
         for start, size in self._slacks:
             found = ctypes.string_at(start, size)
-            if found != bytes([PATTERN]) * size:
-                stripped = found.rstrip(bytes([PATTERN]))
-                nearest_run = stripped.rfind(PATTERN) + 1 if start == self._inner else _first_other(found)
+            if found != pattern * size:
+                is_before = start == self._inner
+                nearest_run = (
+                    found.rstrip(pattern).rfind(pattern) + 1 if is_before else size - len(found.lstrip(pattern))
+                )
                 damaged = damaged or start + nearest_run
                 ctypes.memset(start, PATTERN, size)
         return damaged
 
 
-def _first_other(found: bytes) -> int:
-    return len(found) - len(found.lstrip(bytes([PATTERN])))
-
-
-def _up(size: int, multiple: int) -> int:
+def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple

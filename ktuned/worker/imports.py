@@ -1,12 +1,12 @@
-"""Imports in workers: their bytecode is kept, and what a worker begins with is not searched for garbage meanwhile.
+"""Faster imports in workers: bytecode is kept, and garbage collection pauses.
 
-Packages that were installed without bytecode (uv and many container images do that) are compiled again by each process
-that imports them: `import torch` takes 4.7 s instead of 1.3 s. Workers then keep bytecode of their own in the user's
-cache, shared by all daemons. There Python looks for that of all modules, those with bytecode of their own too: so it is
-written whenever a module is imported. A project's modules have none: the observer of its code compiles them from the
-bytes that it digests (:mod:`ktuned.dependencies.code_observer`).
+Packages that were installed without bytecode (by uv, and in many container images) are compiled again by each process
+that imports them: `import torch` takes 4.7 s instead of 1.3 s. Workers then keep bytecode in the user's cache, shared
+by all daemons. Python looks there for the bytecode of all modules, also of those that were installed with it, so every
+imported module is written there. Modules of a project have no bytecode: the observer compiles them from the bytes that
+it digests (:mod:`ktuned.dependencies.code_observer`).
 
-An import makes objects that stay. To look through them for garbage, again and again, is a sixth of the import of torch.
+An import makes objects that stay. Searching them for garbage, again and again, takes a sixth of the import of torch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 DECIDING = ("ktuned", "torch")
-"""Modules whose missing bytecode makes workers keep their own: what every worker imports, and the slowest."""
+"""Modules whose missing bytecode makes workers keep their own: the one that all import, and the slowest one."""
 
 
 def keep_bytecode(environ: dict[str, str] | os._Environ[str], modules: Sequence[str] = DECIDING) -> None:
-    """Keep bytecode in the user's cache from now on if one of ``modules`` is installed without.
+    """Keep bytecode in the user's cache from now on, if one of ``modules`` is installed without.
 
-    None is written beside the sources: that would be a change that the daemon watches.
+    None is written beside the sources, where the daemon would see it as a change.
     """
     if sys.pycache_prefix is None and not all(map(_has_bytecode, modules)):
         cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -34,14 +34,14 @@ def keep_bytecode(environ: dict[str, str] | os._Environ[str], modules: Sequence[
 
 
 def _has_bytecode(name: str) -> bool:
-    """Return whether a module's bytecode is there; one that is not installed needs none."""
+    """Return whether a module's bytecode is there; true for a module that is not installed."""
     spec = importlib.util.find_spec(name)
     return spec is None or spec.cached is None or os.path.exists(spec.cached)
 
 
 @contextmanager
-def without_collections() -> Iterator[None]:
-    """Have the collector of garbage rest meanwhile, if it is on."""
+def pause_garbage_collection() -> Iterator[None]:
+    """Turn off garbage collection for a while, if it is on."""
     collects = gc.isenabled()
     gc.disable()
     try:

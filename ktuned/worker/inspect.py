@@ -1,4 +1,12 @@
-"""Kernel files in a worker: imports them and reports what they declare."""
+"""Inspection: imports kernel files in a worker, and reports the kernels that they declare.
+
+An inspection decides what the daemon knows of a kernel, and by which files it knows it. So it reports, besides the
+kernels, the digest of every file that had a part in it, also for a file that could not be imported: whichever of them
+is edited next may repair it.
+
+Later requests name a kernel by those digests (:class:`~ktuned.ipc.requests.KernelRef`). :func:`load_kernel` imports the
+file again, and refuses if any of them differs: a result must never be recorded under the digests of another source.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +27,8 @@ from ktuned.model import (
     canonical,
 )
 from ktuned.spec import describe_kernel, load_file, load_unless_held
-from ktuned.worker.code_trace import entries, names_of
-from ktuned.worker.trace import SourceChanged, look
+from ktuned.worker.code_trace import make_entries, name_files
+from ktuned.worker.trace import SourceChanged, look_again
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel
@@ -31,54 +39,59 @@ def check_digests(kernel: requests.KernelRef, places: Places) -> None:
     """Check that a kernel's files still hold the bytes that were inspected.
 
     Raises:
-        SourceChanged: one does not; its results must not be recorded under the old digest.
+        SourceChanged: one does not.
     """
-    for path, digest in digests_of(kernel, places).items():
-        # The bytes that were compiled, where this process has them: the file may have had others for a moment.
+    for path, digest in resolve_digests(kernel, places).items():
+        # The disk is not enough: the file may have been another one for the moment in which it was imported.
         if not stamps_agree(digest, stamp(path)) or OBSERVER.find_digest(path) not in (None, digest):
             raise SourceChanged(f"{path} changed after it was inspected")
 
 
-def digests_of(kernel: requests.KernelRef, places: Places) -> dict[Path, str]:
-    """Return the files that a kernel was inspected in, with their digests, on this machine."""
+def resolve_digests(kernel: requests.KernelRef, places: Places) -> dict[Path, str]:
+    """Return the digests that a kernel's files had at its inspection, by their paths on this machine."""
     return {places.locate_file(kernel.project, name): digest for name, digest in kernel.digests.items()}
 
 
-def files_of(kernel: requests.KernelRef, places: Places) -> list[Path]:
-    """Return the files among those that a kernel was inspected in, without the directories."""
-    return [path for path, digest in digests_of(kernel, places).items() if not digest.startswith(DIRECTORY)]
+def list_inspected_files(kernel: requests.KernelRef, places: Places) -> list[Path]:
+    """Return the files that had a part in a kernel's inspection, without directories."""
+    return [path for path, digest in resolve_digests(kernel, places).items() if not digest.startswith(DIRECTORY)]
 
 
-def load_kernel(wanted: requests.KernelRef, places: Places) -> Kernel:
-    """Import a kernel file afresh and return the kernel that a request names.
+def load_kernel(kernel_ref: requests.KernelRef, places: Places) -> Kernel:
+    """Import a kernel file, unless this process holds it unchanged, and return the kernel that a request names.
 
     Raises:
         KernelFileError: the file cannot be imported.
         NotFound: it declares no such kernel.
         SourceChanged: it is no longer the file that was inspected.
     """
-    root, path = places.locate_root(wanted.project), places.locate_file(wanted.project, wanted.file)
-    OBSERVER.check_trust(files_of(wanted, places))
-    loaded = load_unless_held(path, root, digests_of(wanted, places))
-    check_digests(wanted, places)
+    root, path = places.locate_root(kernel_ref.project), places.locate_file(kernel_ref.project, kernel_ref.file)
+    OBSERVER.check_trust(list_inspected_files(kernel_ref, places))
+    loaded = load_unless_held(path, root, resolve_digests(kernel_ref, places))
+    check_digests(kernel_ref, places)
     for kernel in loaded.kernels:
-        if kernel.name == wanted.kernel:
+        if kernel.name == kernel_ref.kernel:
             return kernel
     if loaded.errors:
         raise loaded.errors[0]
-    raise NotFound(f"{path} declares no kernel {wanted.kernel!r}")
+    raise NotFound(f"{path} declares no kernel {kernel_ref.kernel!r}")
 
 
 class Inspector:
-    """Inspects kernel files, and holds the space that one job explores."""
+    """Inspects kernel files, and answers what their kernels say of problems and configs."""
 
     def __init__(self, registry: Registry, places: Places) -> None:
         self._registry = registry
         self._places = places
 
-    def inspect(self, request: requests.Inspect, reply: Reply) -> replies.Empty:
-        """Import each of the request's files and send an item for it."""
-        reply.phase(Phase.INSPECT)
+    def inspect_files(self, request: requests.Inspect, reply: Reply) -> replies.Empty:
+        """Import each of the request's files, and send an item with what it declares.
+
+        Raises:
+            FreshProcessNeeded: a file needs a process that has not imported an earlier version; it names the files that
+                remain.
+        """
+        reply.begin_phase(Phase.INSPECT)
         root = self._places.locate_root(request.project)
         for position, name in enumerate(request.files):
             path = self._places.locate_file(request.project, name)
@@ -86,7 +99,7 @@ class Inspector:
                 item = self._inspect_file(name, path, root, request)
             except FreshProcessNeeded as needed:
                 raise FreshProcessNeeded(replace(request, files=request.files[position:])) from needed
-            reply.item(item)
+            reply.send_item(item)
         return replies.Empty()
 
     def _inspect_file(self, name: str, path: Path, root: Path, request: requests.Inspect) -> replies.InspectedFile:
@@ -98,17 +111,19 @@ class Inspector:
             try:
                 _check_spaces(kernel)
                 info = replace(
-                    describe_kernel(kernel, request.name or request.project, root), backend=self._backend_of(kernel)
+                    describe_kernel(kernel, request.name or request.project, root), backend=self._choose_backend(kernel)
                 )
-                kernels.append(_below(info, str(root)))
+                kernels.append(_make_paths_relative(info, str(root)))
             except KernelFileError as error:
                 errors.append(error)
-                # One of these may be missing, and its appearance would mend the kernel.
+                # One of these may be missing; once it appears, the kernel may be fine.
                 files.update(kernel.source_paths)
-        # An import may have read what any of the kernels is made of.
-        reached = entries(names_of(ACCESSES.files, str(root)), str(root), is_data=True, is_source=True)
+        # What an import has read may have shaped any of the file's kernels.
+        reached = make_entries(name_files(ACCESSES.files, str(root)), str(root), is_data=True, is_source=True)
         kernels = [
-            info.with_observed([*reached, *(look(entry, str(root)) for entry in request.learned.get(info.kernel, ()))])
+            info.with_observed(
+                [*reached, *(look_again(entry, str(root)) for entry in request.learned.get(info.kernel, ()))]
+            )
             for info in kernels
         ]
         return replies.InspectedFile(
@@ -118,35 +133,35 @@ class Inspector:
                 replies.FileFault(error.code, error.message, error.hint, error.path, error.line, error.excerpt)
                 for error in errors
             ),
-            digests=self._stamps(files, {**loaded.files, **ACCESSES.files}, str(root)),
+            digests=self._stamp_files(files, {**loaded.files, **ACCESSES.files}, str(root)),
         )
 
-    def _stamps(self, files: set[Path], known: Mapping[Path, str], root: str) -> dict[str, str]:
-        """Return the stamps of all that had a part in an inspection: also of data that a failed import has read."""
-        found = stamp_files(sorted({*files, *known}), known)
-        return {make_relative(path, root): digest for path, digest in found.items()}
+    def _stamp_files(self, files: set[Path], known_stamps: Mapping[Path, str], root: str) -> dict[str, str]:
+        """Return the stamps of all files that had a part in an inspection, by their names in the project."""
+        stamped = stamp_files(sorted({*files, *known_stamps}), known_stamps)
+        return {make_relative(path, root): digest for path, digest in stamped.items()}
 
-    def _backend_of(self, kernel: Kernel) -> str:
-        """Return the backend that a kernel's sources choose within the family that its file names."""
+    def _choose_backend(self, kernel: Kernel) -> str:
+        """Return the backend for a kernel's sources, of the family that its file names."""
         try:
             backend = self._registry.load(kernel.backend)
             return backend.for_sources(kernel.source_paths)
         except BackendError:
-            # A job that needs it fails with the reason.
+            # The job that needs it reports why.
             return kernel.backend
 
-    def represent(self, request: requests.Represent, reply: Reply) -> replies.Represented:
-        """Return the problem that stands for the request's one."""
+    def represent_problem(self, request: requests.Represent, reply: Reply) -> replies.Represented:
+        """Return the problem that represents the request's problem, as the kernel file's ``represent`` says."""
         return replies.Represented(load_kernel(request.kernel, self._places).represent(request.problem))
 
-    def admits(self, request: requests.Admits, reply: Reply) -> replies.Admitted:
-        """Return which of the request's configs the kernel's space admits."""
+    def find_admitted_configs(self, request: requests.Admits, reply: Reply) -> replies.Admitted:
+        """Return for each of the request's configs whether the kernel's space admits it."""
         space = load_kernel(request.kernel, self._places).bind_space(request.problem)
         return replies.Admitted(tuple(config in space for config in request.configs))
 
 
-def _below(kernel: KernelInfo, root: str) -> KernelInfo:
-    """Return an inspected kernel with its paths relative to the project's directory, as it is sent."""
+def _make_paths_relative(kernel: KernelInfo, root: str) -> KernelInfo:
+    """Return an inspected kernel with its paths relative to the project's directory ``root``."""
     return replace(
         kernel,
         file=make_relative(kernel.file, root),
@@ -156,16 +171,15 @@ def _below(kernel: KernelInfo, root: str) -> KernelInfo:
 
 
 COUNTED_SPACE = 20_000
-"""A space of at most this many candidates is walked to its end: to count it, and to learn that it is not empty."""
+"""A space of up to this many candidates is walked to its end, to count it and to see that it is not empty."""
 
 
 def _check_spaces(kernel: Kernel) -> None:
-    """Find an empty or broken space, a default outside it, or a misspelt name in the kernel function, when the file is
-    saved and not when a job starts.
+    """Check a kernel's spaces for its declared problems, so that mistakes show on saving, not when a job starts.
 
     Raises:
-        KernelFileError: the space is empty for a declared problem or lacks the default, or its code fails; or the
-            kernel function names something that does not exist.
+        KernelFileError: a space is empty, lacks the default config, or its code fails; or the kernel function uses a
+            name that does not exist.
     """
     for problem in kernel.list_represented_problems():
         space = kernel.bind_space(problem)

@@ -1,6 +1,20 @@
-"""A worker's loop: reads a request, carries it out, answers; one request at a time, until the pipe closes.
+"""A worker's loop: read a request, carry it out, answer; one request at a time, until the pipe closes.
 
-A worker is never asked to stop: the daemon kills it, at any moment.
+How a request ends, and what the daemon sees of it:
+
+====================================  ================================================================================
+it returns                            ``Done`` with the reply
+it raises, even ``SystemExit``        ``Failed`` with the exception's text; the worker takes the next request
+it runs out of memory                 the process exits with ``OUT_OF_MEMORY``: only its end gives the memory back
+it needs a fresh process              the process executes itself again (:mod:`ktuned.worker.restart`) and carries on
+                                      with the request; the daemon sees one longer request
+it crashes or hangs                   nothing is sent; the daemon notices the closed pipe, or a deadline that passes
+====================================  ================================================================================
+
+A worker is never asked to stop. The daemon kills it, at any moment, so nothing here may need a clean shutdown.
+
+Operations are imported when a request first needs them: a worker that inspects files has no use for torch. What the
+worker's role is likely to need is imported ahead, after ``Ready`` was sent.
 """
 
 from __future__ import annotations
@@ -19,28 +33,28 @@ from ktuned.model import Role
 from ktuned.worker import imports
 from ktuned.worker.failures import describe_failure
 from ktuned.worker.reply import Reply, flush_output
-from ktuned.worker.restart import Beginning, resumed
+from ktuned.worker.restart import ProcessStart, read_resumed_request
 
 _READ_BYTES = 1 << 16
 _OOM_SCORE = 800
 
 Operation = Callable[[Any, Reply], Any]
-"""Carries out one kind of request: takes the request and where to send phases and items, returns the reply."""
+"""Carries out one kind of request. Takes the request, and where to send phases and items; returns the reply."""
 
 
-def _messages(read_fd: int) -> Iterator[dict[str, Any]]:
+def _read_messages(read_fd: int) -> Iterator[dict[str, Any]]:
     decoder = frames.Decoder()
     while data := os.read(read_fd, _READ_BYTES):
         yield from decoder.feed(data)
 
 
-def _requests(
+def _read_requests(
     read_fd: int, pending: requests.Request[Any, Any] | None
 ) -> Iterator[requests.Request[Any, Any] | InvalidMessage]:
-    """Yield each request, the pending one first; one that cannot be read is yielded as its error."""
+    """Yield each request, the pending one first. A message that cannot be decoded is yielded as its error."""
     if pending is not None:
         yield pending
-    for message in _messages(read_fd):
+    for message in _read_messages(read_fd):
         try:
             yield requests.decode(message)
         except InvalidMessage as error:
@@ -59,67 +73,67 @@ class Operations:
     def __init__(self, places: Places) -> None:
         self._places = places
         self._registry = Registry()
-        self._loaded: dict[type[requests.Request[Any, Any]], Operation] = {}
+        self._operations: dict[type[requests.Request[Any, Any]], Operation] = {}
 
-    def prepare(self, role: str) -> None:
-        """Import what the requests of a role need, and find the plugins: a worker that waits loses no time by it."""
-        # The request that needs what fails here says so.
+    def import_for_role(self, role: str) -> None:
+        """Import what a role's requests will need, and find the plugins, while the worker has nothing else to do."""
+        # An import that fails here fails again in the request that needs it, which reports it.
         with contextlib.suppress(Exception):
-            for request in _EXPECTED.get(role, ()):
-                self._load(request)
+            for request in _NEEDED_FIRST.get(role, ()):
+                self._import_operation(request)
             self._registry.find()
 
-    def carry_out(self, request: requests.Request[Any, Any], reply: Reply) -> Any:
-        """Carry a request out and return its reply; phases and items are sent meanwhile."""
+    def carry_out_request(self, request: requests.Request[Any, Any], reply: Reply) -> Any:
+        """Carry out a request and return its reply; phases and items are sent on the way."""
         kind = type(request)
-        self._load(kind)
-        return self._loaded[kind](request, reply)
+        self._import_operation(kind)
+        return self._operations[kind](request, reply)
 
-    def _load(self, kind: type[requests.Request[Any, Any]]) -> None:
-        if kind not in self._loaded:
-            with imports.without_collections():
-                self._loaded |= _LOADERS[kind](self._registry, self._places)
-
-
-_Loaded = Mapping[type[requests.Request[Any, Any]], Operation]
+    def _import_operation(self, kind: type[requests.Request[Any, Any]]) -> None:
+        if kind not in self._operations:
+            with imports.pause_garbage_collection():
+                self._operations |= _LOADERS[kind](self._registry, self._places)
 
 
-def _load_probing(registry: Registry, places: Places) -> _Loaded:
-    from ktuned.worker.contention import gpu_users
-    from ktuned.worker.probe import prepare, probe
+_OperationTable = Mapping[type[requests.Request[Any, Any]], Operation]
+
+
+def _load_probing(registry: Registry, places: Places) -> _OperationTable:
+    from ktuned.worker.contention import count_gpu_users
+    from ktuned.worker.probe import import_ahead, probe_interpreter
 
     return {
-        requests.Prepare: lambda request, reply: prepare(registry, request),
-        requests.Probe: lambda request, reply: probe(registry, request),
-        requests.GpuUsers: lambda request, reply: gpu_users(request.ours),
+        requests.Prepare: lambda request, reply: import_ahead(registry, request),
+        requests.Probe: lambda request, reply: probe_interpreter(registry, request),
+        requests.GpuUsers: lambda request, reply: count_gpu_users(request.ours),
     }
 
 
-def _load_inspection(registry: Registry, places: Places) -> _Loaded:
+def _load_inspection(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.worker.inspect import Inspector
 
     inspector = Inspector(registry, places)
     return {
-        requests.Inspect: inspector.inspect,
-        requests.Admits: inspector.admits,
-        requests.Represent: inspector.represent,
+        requests.Inspect: inspector.inspect_files,
+        requests.Admits: inspector.find_admitted_configs,
+        requests.Represent: inspector.represent_problem,
     }
 
 
-def _load_fitting(registry: Registry, places: Places) -> _Loaded:
-    from ktuned.worker.portfolio import fit
+def _load_fitting(registry: Registry, places: Places) -> _OperationTable:
+    from ktuned.worker.portfolio import fit_matrix
 
-    return {requests.FitPortfolio: lambda request, reply: fit(request)}
+    return {requests.FitPortfolio: lambda request, reply: fit_matrix(request)}
 
 
-def _load_exploration(registry: Registry, places: Places) -> _Loaded:
+def _load_exploration(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.worker.explore import Explorer
 
     explorer = Explorer(places)
-    return {requests.Explore: explorer.explore, requests.Ask: explorer.ask}
+    return {requests.Explore: explorer.open_space, requests.Ask: explorer.propose_configs}
 
 
-def _load_compilation(registry: Registry, places: Places) -> _Loaded:
+def _load_compilation(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.worker.compile import compile_units, lower_unit, open_front_end
 
     return {
@@ -129,28 +143,28 @@ def _load_compilation(registry: Registry, places: Places) -> _Loaded:
     }
 
 
-def _load_peaks(registry: Registry, places: Places) -> _Loaded:
-    from ktuned.worker.peaks import measure
+def _load_peaks(registry: Registry, places: Places) -> _OperationTable:
+    from ktuned.worker.peaks import measure_peaks
 
-    return {requests.MeasurePeaks: measure}
+    return {requests.MeasurePeaks: measure_peaks}
 
 
-def _load_bench(registry: Registry, places: Places) -> _Loaded:
+def _load_bench(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.worker.bench import Bench
 
     bench = Bench(registry, places)
     return {
-        requests.Open: bench.open,
-        requests.Close: bench.close,
-        requests.Canary: bench.canary,
-        requests.Trial: bench.trial,
-        requests.Time: bench.time,
-        requests.Check: bench.check,
+        requests.Open: bench.open_problem,
+        requests.Close: bench.close_problem,
+        requests.Canary: bench.run_canary,
+        requests.Trial: bench.run_trial,
+        requests.Time: bench.time_finalist,
+        requests.Check: bench.check_config,
         requests.TimeReference: bench.time_reference,
     }
 
 
-_LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places], _Loaded]] = {
+_LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places], _OperationTable]] = {
     **dict.fromkeys((requests.Prepare, requests.Probe, requests.GpuUsers), _load_probing),
     **dict.fromkeys((requests.Inspect, requests.Admits, requests.Represent), _load_inspection),
     requests.FitPortfolio: _load_fitting,
@@ -171,28 +185,29 @@ _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places],
     ),
 }
 
-_EXPECTED: Mapping[str, tuple[type[requests.Request[Any, Any]], ...]] = {
+_NEEDED_FIRST: Mapping[str, tuple[type[requests.Request[Any, Any]], ...]] = {
     Role.INSPECT: (requests.Inspect,),
     Role.EXPLORE: (requests.Explore,),
     Role.COMPILE: (requests.Compile,),
     Role.BENCH: (requests.Prepare, requests.Open),
 }
-"""The operations that a worker of each role imports once it is ready, before its first request comes."""
+"""The requests whose operations a worker of each role imports ahead, before its first request arrives."""
 
 
 def main(argv: list[str]) -> int:
-    """Serve the requests on a file descriptor until the daemon closes it or dies.
+    """Serve requests until the daemon closes the pipe or dies; return the exit code.
 
-    ``argv`` holds the worker's role, that descriptor, the one for answers, the daemon's process id and this machine's
-    :class:`Places`; after a restart also the request to carry on with.
+    Args:
+        argv: the worker's role, the descriptors to read requests from and to write answers to, the daemon's process id
+            and this machine's :class:`Places`; after a restart also the request to carry on with.
     """
-    beginning = Beginning.here()
-    (role, *numbers, places), pending = argv[:5], resumed(argv[5:])
+    start = ProcessStart.of_this_process()
+    (role, *numbers, places), pending = argv[:5], read_resumed_request(argv[5:])
     read_fd, write_fd, daemon_pid = map(int, numbers)
     parent.die_with(daemon_pid)
     # Children that detach count as this worker's memory, and become the daemon's when the worker is gone.
     parent.adopt_descendants()
-    # Not for user code, nor for what that starts.
+    # User code, and the processes that it starts, must not see the journal.
     number = os.environ.pop(JOURNAL_VARIABLE, "")
     journal = Journal(int(number)) if number else None
     descriptors = (read_fd, write_fd) if journal is None else (read_fd, write_fd, journal.descriptor)
@@ -202,46 +217,48 @@ def main(argv: list[str]) -> int:
     _prefer_as_oom_victim()
     reply = Reply(write_fd, journal)
     OBSERVER.may_restart = True
-    known = Places.from_argument(places)
-    OBSERVER.trust = Trust(known.trusted)
-    ACCESSES.own_directories = tuple(filter(None, (known.artifacts, known.captures, known.expected)))
+    known_places = Places.from_argument(places)
+    OBSERVER.trust = Trust(known_places.trusted)
+    ACCESSES.own_directories = tuple(
+        filter(None, (known_places.artifacts, known_places.captures, known_places.expected))
+    )
     ACCESSES.start_recording()
-    operations = Operations(known)
+    operations = Operations(known_places)
     if pending is None:
-        reply.send(replies.Done(replies.Ready(os.getpid(), keeps_journal=journal is not None)))
-        operations.prepare(role)
-    for request in _requests(read_fd, pending):
+        reply.send_answer(replies.Done(replies.Ready(os.getpid(), keeps_journal=journal is not None)))
+        operations.import_for_role(role)
+    for request in _read_requests(read_fd, pending):
         answer: replies.Answer
         try:
             if isinstance(request, InvalidMessage):
                 raise request
-            reply.begin(request.first_phase)
-            answer = replies.Done(operations.carry_out(request, reply))
+            reply.begin_request(request.first_phase)
+            answer = replies.Done(operations.carry_out_request(request, reply))
         except MemoryError:
             return frames.OUT_OF_MEMORY
         except FreshProcessNeeded as needed:
             flush_output()
-            reply.release()
+            reply.send_held_frames()
             assert not isinstance(request, InvalidMessage)
-            beginning.again(needed.rest or request, descriptors)
+            start.restart_with(needed.rest or request, descriptors)
         except BaseException as error:
-            # User code may raise anything: a SystemExit of its own must not end this process.
+            # User code may raise anything; its SystemExit must not end this process.
             answer = replies.Failed(describe_failure(error))
         flush_output()
         try:
-            reply.send(answer)
+            reply.send_answer(answer)
         except (frames.FrameError, ValueError, TypeError) as error:
-            # Too large, or text that is not Unicode: this request fails, and the next one may follow.
+            # The answer is too large, or holds text that is not Unicode. Only this request fails.
             cause = RuntimeError(f"the answer cannot be sent: {error!r}")
-            reply.send(replies.Failed(describe_failure(cause)))
+            reply.send_answer(replies.Failed(describe_failure(cause)))
     return 0
 
 
 def run(argv: list[str]) -> NoReturn:
-    """Be a worker process, and end without the interpreter's shutdown.
+    """Run a worker process, and exit without the interpreter's shutdown.
 
-    Shutdown runs what user code has registered for it and waits for threads: with torch loaded it takes seconds, so
-    that a death would look like a hang, or never ends.
+    A shutdown runs the exit handlers of user code and waits for its threads. With torch loaded it takes seconds, so
+    that a death looks like a hang; with a stuck thread it never ends.
     """
     code = 1
     try:

@@ -1,4 +1,22 @@
-"""A config's measurement, made of a timing, a verdict, damage or an error. No IO."""
+"""The measurement of a config, made from its timing, a verdict, damage or an error. No IO.
+
+What each ending means for the other configs of its batch (:func:`ends_batch`):
+
+================  ========================================================  ===========================================
+outcome           why                                                       the batch
+================  ========================================================  ===========================================
+``MEASURED``      timed to the end, or until it could not win (``beaten``)  goes on
+``SLOWER``        hopeless: given up after a few samples                    goes on
+``MISMATCH``      wrong outputs                                             goes on
+``MISMATCH``      wrote outside its tensors (``is_guilty``)                 ends, so that no other config is blamed
+``CONTENDED``     other programs used the device                            goes on; this config is tried again
+``UNSUPPORTED``   the device cannot run it                                  goes on
+``LAUNCH_ERROR``  it raised                                                 ends: the process may be harmed
+``None``          its artifact is damaged, or it needs more cores           goes on; ends if it needs more cores
+================  ========================================================  ===========================================
+
+Whatever the outcome, a config that changed the process (``leftover``) ends the batch.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +26,16 @@ from ktuned.ipc import replies, requests
 from ktuned.model import Device, Outcome, Phase
 from ktuned.worker.check import Verdict
 from ktuned.worker.damage import Damage
-from ktuned.worker.failures import words
+from ktuned.worker.failures import describe_error
 from ktuned.worker.race import Ending
 from ktuned.worker.timing import Timing
 
 KEPT_SAMPLES = 200
-"""Samples that travel with a measurement, evenly chosen by rank: enough for a distribution."""
+"""Most samples that are sent with a measurement, evenly chosen by rank: enough to show a distribution."""
 
 
-def from_timing(timing: Timing) -> replies.Measurement:
-    """Return the measurement of a config that was timed, to the end or until it could not win."""
+def measurement_from_timing(timing: Timing) -> replies.Measurement:
+    """Return the measurement of a config that was timed, to the end or until it could not win any more."""
     samples = timing.samples
     low_us, high_us = timing.interval_us
     kept = samples.sorted_us[:: max(1, len(samples) // KEPT_SAMPLES)]
@@ -36,19 +54,26 @@ def from_timing(timing: Timing) -> replies.Measurement:
 
 
 def ends_batch(measured: replies.Measurement, request: requests.Trial) -> bool:
-    """Return whether the next config must not follow in this request: it would meet what this one has left behind."""
+    """Return whether this request must end here, because the next config would meet what this one left behind."""
     lacks_cores = request.cores is not None and measured.cores is not None and measured.cores > request.cores
     is_harmful = measured.is_guilty or measured.is_unsound or bool(measured.leftover)
     return measured.outcome is Outcome.LAUNCH_ERROR or is_harmful or lacks_cores
 
 
-def judged(measured: replies.Measurement, verdict: Verdict) -> replies.Measurement:
-    """Add the errors that the check found."""
+def add_check_errors(measured: replies.Measurement, verdict: Verdict) -> replies.Measurement:
+    """Return a measurement with the errors that the check found."""
     return replace(measured, max_error=verdict.finite_error, mismatched_ratio=verdict.mismatched_ratio)
 
 
-def disputed(timed: replies.Measurement, first: replies.Measurement) -> replies.Measurement:
-    """Return the measurement of a config that differs from the default: a mismatch, with the figures that it has."""
+def measurement_of_dispute(timed: replies.Measurement, first: replies.Measurement) -> replies.Measurement:
+    """Return the measurement of a config whose outputs differ from the default's, which may be wrong itself.
+
+    It is a mismatch, but keeps its figures: if the default turns out to be wrong, ``undisputed`` says what it would be.
+
+    Args:
+        timed: the measurement of its timing.
+        first: the verdict on its first launch.
+    """
     if timed.outcome not in (Outcome.MEASURED, Outcome.SLOWER):
         return timed
     return replace(
@@ -63,25 +88,25 @@ def disputed(timed: replies.Measurement, first: replies.Measurement) -> replies.
     )
 
 
-def guilty(damage: Damage, phase: Phase) -> replies.Measurement:
+def measurement_of_damage(damage: Damage, phase: Phase) -> replies.Measurement:
     """Return the measurement of a config that wrote outside its tensors."""
     return replies.Measurement(
         Outcome.MISMATCH, damage.message, phase, is_guilty=True, is_unsound=not damage.is_contained
     )
 
 
-def contended(device: Device, phase: Phase) -> replies.Measurement:
-    """Return the measurement of a config whose timing other programs disturbed."""
+def measurement_of_contention(device: Device, phase: Phase) -> replies.Measurement:
+    """Return the measurement of a config whose timing was disturbed by other programs."""
     message = f"other programs used {device.name} while this was timed (`contention = false` keeps such timings)"
     return replies.Measurement(Outcome.CONTENDED, message, phase)
 
 
-def raised(error: Exception, phase: Phase) -> replies.Measurement:
+def measurement_of_error(error: Exception, phase: Phase) -> replies.Measurement:
     """Return the measurement of a config that raised.
 
     Raises:
-        MemoryError: it lacked memory, which is the worker's affair.
+        MemoryError: the process lacks memory. That is no fault of the config, and ends the worker.
     """
     if isinstance(error, MemoryError):
         raise error
-    return replies.Measurement(Outcome.LAUNCH_ERROR, words(error), phase)
+    return replies.Measurement(Outcome.LAUNCH_ERROR, describe_error(error), phase)

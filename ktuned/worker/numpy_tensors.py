@@ -1,4 +1,7 @@
-"""Arrays of NumPy as tensors of the CPU, where torch is not installed; NumPy is imported when it is used."""
+"""NumPy's arrays as tensors on the CPU, where torch is not installed. NumPy is imported when it is first used.
+
+The methods are documented in :class:`~ktuned.worker.tensor_library.TensorLibrary`; docstrings here say how they work.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ if TYPE_CHECKING:
     from ktuned.spec import TensorSpec
 
 ALIGNMENT = 64
-"""Bytes of a cache line, and the alignment of torch's own allocations."""
+"""Alignment of torch's own allocations in bytes: a cache line."""
 
 _NEEDS_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
-"""The remedy for dtypes that NumPy lacks: torch for the CPU is enough."""
+"""Remedy for a dtype that NumPy lacks; torch for the CPU is enough."""
 
 
 class NumPyTensors:
@@ -27,17 +30,17 @@ class NumPyTensors:
 
     @property
     def arithmetic(self) -> Any:
-        """Import NumPy."""
+        """NumPy, imported on first use."""
         import numpy
 
         return numpy
 
-    def seed(self, number: int) -> None:
+    def seed_generator(self, number: int) -> None:
         """Seed NumPy's global generator, which takes 32 bits."""
         self.arithmetic.random.seed(number % 2**32)
 
-    def make(self, spec: TensorSpec, name: str, seed_text: str, device: str) -> Any:
-        """Make an array with the bytes of torch's tensor."""
+    def make_tensor(self, spec: TensorSpec, name: str, seed_text: str, device: str) -> Any:
+        """Make an array with the same bytes as torch's tensor."""
         from ktuned.spec import materialise_numpy
 
         if not hasattr(self.arithmetic, spec.dtype) and spec.dtype != "bool":
@@ -47,84 +50,84 @@ class NumPyTensors:
         except MemoryError as error:
             raise RuntimeError(str(error)) from error
 
-    def own(self, value: Any, device: str, moved: dict[int, Any] | None = None) -> Any:
-        """Return arrays as they are, and NumPy's scalars as arrays."""
+    def adopt_tensor(self, value: Any, device: str, moved: dict[int, Any] | None = None) -> Any:
+        """Take arrays as they are, and NumPy's scalars as arrays."""
         return self.arithmetic.asarray(value) if type(value).__module__ == "numpy" else None
 
-    def load(self, file: Path, device: str) -> dict[str, Any]:
-        """Load a file, where no tensor has a dtype that NumPy lacks."""
+    def load_tensors(self, file: Path, device: str) -> dict[str, Any]:
+        """Load a file; fails for dtypes that NumPy lacks."""
         from safetensors.numpy import load_file
 
         return dict(load_file(file))
 
-    def save(self, tensors: Mapping[str, Any], file: Path) -> None:
+    def save_tensors(self, tensors: Mapping[str, Any], file: Path) -> None:
         """Save contiguous copies: the format knows no strides."""
         from safetensors.numpy import save_file
 
         save_file({name: self.arithmetic.ascontiguousarray(value) for name, value in tensors.items()}, file)
 
-    def guarded_on(self, tensor: Any) -> str:
+    def find_guarded_kind(self, tensor: Any) -> str:
         """Guard arrays of plain numbers."""
         numpy = self.arithmetic
         return "cpu" if type(tensor) is numpy.ndarray and tensor.size > 0 and tensor.dtype.kind in "fiucb" else ""
 
-    def size(self, tensor: Any) -> int:
+    def count_element_bytes(self, tensor: Any) -> int:
         """Count the elements, not what they are a view of."""
         return int(tensor.nbytes)
 
-    def extent(self, tensor: Any) -> tuple[int, int]:
-        """Ask NumPy, which counts negative strides, too."""
+    def find_extent(self, tensor: Any) -> tuple[int, int]:
+        """Ask NumPy, which handles negative strides."""
         return find_extent(tensor)
 
-    def allocation(self, tensor: Any) -> tuple[int, int]:
-        """Follow the views to the array that owns the memory; what is not NumPy's is not known."""
+    def find_allocation(self, tensor: Any) -> tuple[int, int]:
+        """Follow the views to the array that owns the memory; memory that is not NumPy's is not known."""
         return find_allocation(tensor)
 
-    def in_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
+    def copy_into_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
         """Copy into the buffer, which the array keeps alive."""
         first = offset + tensor.ctypes.data - find_extent(tensor)[0]
         copy = self.arithmetic.ndarray(tensor.shape, tensor.dtype, memory, first, tensor.strides)
         copy[...] = tensor
         return copy
 
-    def layout(self, tensor: Any) -> tuple[object, ...]:
+    def read_layout(self, tensor: Any) -> tuple[object, ...]:
         """Return shape and dtype, and where the elements are."""
         return tensor.shape, tensor.dtype, tensor.strides, tensor.ctypes.data
 
-    def clone(self, tensor: Any) -> Any:
-        """Copy into memory of its own, if it leaves bytes out or has some twice."""
+    def clone_tensor(self, tensor: Any) -> Any:
+        """Copy; an array with gaps or overlapping elements gets memory laid out like its own."""
         numpy = self.arithmetic
         size = find_extent(tensor)[1]
         if size == tensor.nbytes and tensor.flags.forc:
             return numpy.array(tensor, copy=True)
-        return self.in_memory(numpy.zeros(size, "uint8"), 0, tensor)
+        return self.copy_into_memory(numpy.zeros(size, "uint8"), 0, tensor)
 
     def make_contiguous(self, tensor: Any) -> Any:
-        """Copy, also where it is contiguous: it may be a part of much larger memory."""
+        """Copy even a contiguous array: it may be a small part of a large allocation."""
         return self.arithmetic.array(tensor, copy=True, order="C")
 
-    def copy(self, source: Any, target: Any) -> None:
+    def copy_elements(self, source: Any, target: Any) -> None:
         """Copy the elements."""
         target[...] = source
 
-    def like(self, tensor: Any, other: Any) -> Any:
+    def convert_like(self, tensor: Any, other: Any) -> Any:
         """Convert the dtype, then the shape."""
         return tensor.astype(other.dtype).reshape(other.shape)
 
-    def beside(self, tensor: Any, other: Any) -> Any:
+    def move_to_device_of(self, tensor: Any, other: Any) -> Any:
         """Return the array itself: there is one device."""
         return tensor
 
-    def poison(self, tensor: Any) -> None:
-        """Fill the real and the imaginary parts."""
-        for bits, pattern, _ in self._bits(tensor):
+    def poison_tensor(self, tensor: Any) -> None:
+        """Fill real and imaginary parts."""
+        for bits, pattern, _ in self._view_parts(tensor):
             bits[...] = pattern
 
-    def bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
+    def view_bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
         """View the real and the imaginary parts as unsigned integers."""
         from ktuned.spec import look_up_other_poison
 
-        parts = self._bits(tensor)
+        parts = self._view_parts(tensor)
         dtypes = [str(part.dtype) for part in ([tensor.real] if len(parts) > 1 else [tensor])]
         return [(bits, (pattern, look_up_other_poison(dtypes[0]))) for bits, pattern, _ in parts]
 
@@ -132,60 +135,63 @@ class NumPyTensors:
         """Compare the elements."""
         return bool((one == other).all())
 
-    def unwritten(self, tensor: Any) -> Any:
-        """Return where all parts are poison; of narrow dtypes only arrays that hold nothing else count."""
+    def find_unwritten(self, tensor: Any) -> Any:
+        """Find elements all of whose parts are poison.
+
+        In narrow dtypes the poison is an ordinary number. There, the elements count only if the whole array holds it.
+        """
         numpy = self.arithmetic
         still = numpy.ones(tensor.shape, "bool")
-        for bits, pattern, is_distinct in self._bits(tensor):
+        for bits, pattern, is_distinct in self._view_parts(tensor):
             still &= bits == pattern
             if not is_distinct and not still.all():
                 still[...] = False
         return still
 
-    def is_same(self, one: Any, other: Any) -> bool:
+    def are_same_tensors(self, one: Any, other: Any) -> bool:
         """Compare the parts."""
-        parts = zip(self._bits(one), self._bits(other), strict=True)
+        parts = zip(self._view_parts(one), self._view_parts(other), strict=True)
         return all(bool((bits == others).all()) for (bits, _, _), (others, _, _) in parts)
 
     def digest_tensors(self, tensors: Sequence[Any]) -> str:
         """Hash the elements in their order."""
-        found = hashlib.blake2b(digest_size=8)
+        digest = hashlib.blake2b(digest_size=8)
         for tensor in tensors:
-            found.update(self.arithmetic.ascontiguousarray(tensor).reshape(-1).view("uint8"))
-        return found.hexdigest()
+            digest.update(self.arithmetic.ascontiguousarray(tensor).reshape(-1).view("uint8"))
+        return digest.hexdigest()
 
     def read_digests(self, digests: Sequence[str]) -> list[str]:
-        """Return them as they are."""
+        """Return the texts: they were computed at once."""
         return list(digests)
 
-    def kind(self, tensor: Any) -> str:
+    def find_number_kind(self, tensor: Any) -> str:
         """Ask the dtype."""
         return {"c": "complex", "f": "float"}.get(tensor.dtype.kind, "int")
 
-    def cast(self, tensor: Any, dtype: str) -> Any:
-        """Convert to an array, also what arithmetic made a scalar of."""
+    def cast_tensor(self, tensor: Any, dtype: str) -> Any:
+        """Convert, also scalars that arithmetic has made of arrays without dimensions."""
         return self.arithmetic.asarray(tensor).astype(dtype)
 
-    def rounded(self, number: float, element: Any) -> object:
+    def round_number(self, number: float, element: Any) -> object:
         """Round through a scalar of the dtype."""
         return element.dtype.type(number).item()
 
-    def quiet(self) -> AbstractContextManager[object]:
-        """Hold back what NumPy warns of."""
+    def silence_warnings(self) -> AbstractContextManager[object]:
+        """Suppress NumPy's warnings."""
         quiet: AbstractContextManager[object] = self.arithmetic.errstate(all="ignore")
         return quiet
 
-    def _bits(self, tensor: Any) -> list[tuple[Any, int, bool]]:
-        """Return an array's parts as unsigned integers, with the poison of each, and whether that is distinct."""
+    def _view_parts(self, tensor: Any) -> list[tuple[Any, int, bool]]:
+        """Return real and imaginary parts as unsigned integers, with their poison and whether no number equals it."""
         from ktuned.spec import has_distinct_poison, look_up_poison
 
         parts = [tensor.real, tensor.imag] if tensor.dtype.kind == "c" else [tensor]
-        found = []
+        views = []
         for part in parts:
             name = str(part.dtype)
             width, pattern = look_up_poison(name)
-            found.append((part.view(f"u{width // 8}"), pattern, has_distinct_poison(name)))
-        return found
+            views.append((part.view(f"u{width // 8}"), pattern, has_distinct_poison(name)))
+        return views
 
 
 def find_extent(array: Any) -> tuple[int, int]:
@@ -199,7 +205,7 @@ def find_extent(array: Any) -> tuple[int, int]:
 
 
 def find_allocation(array: Any) -> tuple[int, int]:
-    """Return where the array lies that owns the memory of a view."""
+    """Return the extent of the array that owns a view's memory."""
     owner = array
     while type(owner.base).__module__ == "numpy":
         owner = owner.base

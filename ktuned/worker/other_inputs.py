@@ -1,4 +1,8 @@
-"""Inputs besides a problem's own, on which configs may leave other bits than the anchor."""
+"""Further inputs of a problem, for finding configs whose bits differ from the anchor's only on some inputs.
+
+They have numbers. Number 0 stands for the problem's own inputs; then comes one for each of the hard fills
+(denormals, infinities, NaN and others), and after those any number of other seeds.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,14 @@ if TYPE_CHECKING:
     from ktuned.spec import TensorSpec
 
 KEPT_BYTES = 1 << 28
-"""Memory for inputs that are kept for the next config; larger ones are made for each, which takes as long as a copy."""
+"""Most memory for inputs that are kept for the next config. Others are made again, which takes as long as a copy."""
 
 Change = Callable[[int, "TensorSpec"], "TensorSpec | None"]
-"""Returns a tensor with other content, by its place among a kernel's inputs; ``None`` where it stays as it is."""
+"""Takes a tensor's place among the inputs and its declaration; returns another declaration, or ``None`` to keep it."""
 
 
 class OtherInputs:
-    """The inputs by their number; ``make`` makes the tensors that a change gives, with a seed."""
+    """The inputs by their number. ``make`` takes a change and a seed, and makes the tensors that differ."""
 
     def __init__(self, make: Callable[[Change, int], dict[str, Any]]) -> None:
         self._make = make
@@ -27,10 +31,10 @@ class OtherInputs:
         self._room = KEPT_BYTES
 
     def find_tensors(self, number: int) -> Mapping[str, Any]:
-        """Return the tensors that differ in the inputs of a number; none where the kernel has no such inputs."""
+        """Return the tensors that differ from the problem's own in the inputs of a number; possibly none."""
         if number not in self._kept:
-            made = self._make(*_change_of(number)) if number else {}
-            size = sum(library_of(tensor).size(tensor) for tensor in made.values())
+            made = self._make(*_choose_change(number)) if number else {}
+            size = sum(library_of(tensor).count_element_bytes(tensor) for tensor in made.values())
             if size > self._room:
                 return made
             self._room -= size
@@ -38,18 +42,18 @@ class OtherInputs:
         return self._kept[number]
 
 
-def _change_of(number: int) -> tuple[Change, int]:
-    """Return what inputs of a number have in another tensor's place, and the seed of their random numbers."""
+def _choose_change(number: int) -> tuple[Change, int]:
+    """Return the change that makes the inputs of a number, and the seed of their random numbers."""
     from ktuned.spec import EVERYWHERE, HARD_FILLS
 
     if number > len(HARD_FILLS):
         seed = number - len(HARD_FILLS)
-        return (lambda place, entry: _reseeded(entry, seed)), seed
+        return (lambda place, entry: _reseed_random(entry, seed)), seed
     fill = HARD_FILLS[number - 1]
     step = 1 if fill in EVERYWHERE else 2
     return (lambda place, entry: replace(entry, fill=fill) if entry.may_be_hard and not place % step else None), 0
 
 
-def _reseeded(entry: TensorSpec, seed: int) -> TensorSpec | None:
+def _reseed_random(entry: TensorSpec, seed: int) -> TensorSpec | None:
     is_random = entry.resolved_fill in ("uniform", "normal", "integer") and not entry.file
     return entry.reseed(seed) if is_random else None

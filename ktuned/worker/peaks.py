@@ -1,6 +1,6 @@
-"""Measurement of a device's limits, with torch: copies of a large tensor, and products of large matrices.
+"""Measurement of a device's limits with torch, by copies of a large tensor and products of large matrices.
 
-The best of some runs counts, because a limit is the most that was ever reached.
+The best of several runs counts: a limit is the most that was ever reached.
 """
 
 from __future__ import annotations
@@ -19,28 +19,32 @@ WARM_RUNS = 3
 
 GPU_COPY_BYTES = 1 << 30
 CPU_COPY_BYTES = 1 << 28
-"""Sizes of a copied tensor: several times the caches, and what a device has free."""
+"""Sizes of a copied tensor: several times the caches, and little enough to be free."""
 
 GPU_SIZE = 8192
 CPU_SIZE = 1536
-"""Rows of square matrices: on a GPU 1 ms to 20 ms each, on a CPU some tenths of a second by one core."""
+"""Rows of square matrices: a product takes 1 to 20 ms on a GPU, and some tenths of a second on one core of a CPU."""
 
 _CPU = (FLOAT32, "float64")
 _GPU = (FLOAT32, "float64", "tf32", "float16", "bfloat16", "float8", "int8")
 
 
-def measure(
+def measure_peaks(
     request: requests.MeasurePeaks, reply: Reply, *, copy_bytes: int | None = None, size: int | None = None
 ) -> replies.MeasuredPeaks:
-    """Measure memory and arithmetic of a device; a figure that it does not have is absent with its reason.
+    """Measure a device's bandwidth and arithmetic. A figure that cannot be measured is absent, with the reason.
 
-    ``copy_bytes`` and ``size`` replace the size of the tensors and of the matrices.
+    Args:
+        request: names the device.
+        reply: is told when measuring begins.
+        copy_bytes: size of the copied tensor; by default one that suits the device.
+        size: rows of the matrices; by default, too.
     """
     try:
         import torch
     except ModuleNotFoundError as error:
         raise UsageError(f"torch is not installed: {sys.executable} -m pip install torch") from error
-    reply.phase(Phase.TIMING)
+    reply.begin_phase(Phase.TIMING)
     device = request.device
     figures: dict[str, float] = {}
     absent: dict[str, str] = {}
@@ -49,12 +53,15 @@ def measure(
     size = size or (GPU_SIZE if is_gpu else CPU_SIZE)
     if is_gpu:
         torch.cuda.set_device(torch.device(device.name))
-    kinds = {"memory": _copy(copy_bytes), **{kind: _product(kind, size) for kind in (_GPU if is_gpu else _CPU)}}
+    kinds = {
+        "memory": _plan_copies(copy_bytes),
+        **{kind: _plan_products(kind, size) for kind in (_GPU if is_gpu else _CPU)},
+    }
     for kind, prepare in kinds.items():
         try:
             with torch.no_grad():
                 run, amount = prepare(torch, device)
-                figures[kind] = amount / _best_s(torch, device, run)
+                figures[kind] = amount / _time_best_run_s(torch, device, run)
         except Exception as error:
             absent[kind] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     memory = figures.pop("memory", None)
@@ -66,31 +73,30 @@ def measure(
 
 
 Prepared = tuple[Callable[[], object], float]
-"""A run, and the bytes or operations of it."""
-
+"""A run, and how many bytes or operations it takes."""
 
 Prepare = Callable[[Any, Device], Prepared]
 """Makes the tensors on a device, given torch."""
 
 
-def _copy(count: int) -> Prepare:
+def _plan_copies(count: int) -> Prepare:
     def prepare(torch: Any, device: Device) -> Prepared:
         place = device.kind if device.kind == "cpu" else device.name
         source = torch.ones(count // 4, dtype=torch.float32, device=place)
         target = torch.empty_like(source)
-        # Each byte is read once and written once.
+        # Each byte is read and written.
         return lambda: target.copy_(source), 2.0 * count
 
     return prepare
 
 
-def _product(kind: str, size: int) -> Prepare:
+def _plan_products(kind: str, size: int) -> Prepare:
     def prepare(torch: Any, device: Device) -> Prepared:
         place = device.kind if device.kind == "cpu" else device.name
         operations = 2.0 * size**3
         if kind == "int8":
             whole = torch.ones(size, size, dtype=torch.int8, device=place)
-            # Tensor cores take the second factor by columns.
+            # Tensor cores want the second factor in columns.
             return lambda: torch._int_mm(whole, whole.t()), operations
         if kind == "float8":
             eighth = torch.ones(size, size, device=place).to(torch.float8_e4m3fn)
@@ -105,7 +111,7 @@ def _product(kind: str, size: int) -> Prepare:
     return prepare
 
 
-def _best_s(torch: Any, device: Device, run: Callable[[], object]) -> float:
+def _time_best_run_s(torch: Any, device: Device, run: Callable[[], object]) -> float:
     for _ in range(WARM_RUNS):
         run()
     best = float("inf")

@@ -1,11 +1,13 @@
-"""Places of a problem's tensors in memory: as the kernel file gives them, to each other and to cache lines.
+"""Placement: where a problem's tensors lie in memory, relative to each other and to cache lines.
 
-A kernel sees more of a tensor than its values: strides, the alignment of its start, and whether another one shares its
-memory, as the column blocks of a packed matrix do. What launches work on is a copy, made in memory of ktuned's own; so
-tensors that share an allocation are copied into one span, at the same distances.
+A kernel sees more of a tensor than its values: its strides, the alignment of its start, and whether it shares memory
+with another one, as column blocks of a packed matrix do. Launches work on copies in memory of ktuned's own, which must
+be alike in all of this. Therefore:
 
-An allocation's own start is not the file's choice (NumPy's is at any multiple of 16): a span that holds one is aligned
-there. A span of views alone keeps the distance from the last boundary, since a file may have chosen it.
+- Tensors that share an allocation are copied into one *span*, at the same distances.
+- A span that contains the start of its allocation is aligned there. The start is the allocator's choice and not the
+  kernel file's: NumPy's is at any multiple of 16.
+- A span of views alone keeps its distance from the last boundary, because the file may have chosen it.
 """
 
 from __future__ import annotations
@@ -19,14 +21,17 @@ from ktuned.worker.numpy_tensors import ALIGNMENT
 from ktuned.worker.tensor_library import library_of
 
 MOST_UNUSED = 1 << 30
-"""Bytes between tensors of one allocation that a span may have: views of a mapped file may lie far apart."""
+"""Most bytes between two tensors of one span. Views of a mapped file may lie far apart; they are separate spans."""
 
 
 @record
 class Span(Record):
-    """Tensors that share an allocation: their names with each one's offset in bytes, and their size together.
+    """Tensors that share an allocation.
 
-    The first byte is ``remainder`` bytes behind a boundary of :data:`ALIGNMENT`.
+    Attributes:
+        offsets: each tensor's distance from the start of the span in bytes, by name.
+        size: the size of the span in bytes.
+        remainder: the distance of its start from the last multiple of :data:`ALIGNMENT`, in bytes.
     """
 
     offsets: Mapping[str, int]
@@ -35,22 +40,23 @@ class Span(Record):
 
     @property
     def name(self) -> str:
-        """The tensors' names, for messages."""
+        """The tensors' names, as messages list them."""
         return " and ".join(self.offsets)
 
     def is_plain(self, values: Mapping[str, Any]) -> bool:
-        """Return whether this is one tensor without gaps that starts at a boundary, as any allocation of its own is.
+        """Return whether this is a single tensor without gaps that starts at a boundary.
 
-        A sanitizer knows the bounds of such an allocation, and none within one that is larger.
+        An ordinary clone of it is as good as a placed copy, and better for a sanitizer, which knows the bounds of
+        allocations but not of parts of them.
         """
-        sizes = [library_of(values[name]).size(values[name]) for name in self.offsets]
+        sizes = [library_of(values[name]).count_element_bytes(values[name]) for name in self.offsets]
         return len(sizes) == 1 and not self.remainder and sizes[0] == self.size
 
 
 def find_spans(tensors: Mapping[str, Any]) -> list[Span]:
-    """Return the spans of tensors that have memory, those that share an allocation together."""
-    extents = {name: library_of(tensor).extent(tensor) for name, tensor in tensors.items()}
-    owners = {name: library_of(tensor).allocation(tensor) for name, tensor in tensors.items()}
+    """Return the spans of tensors that have memory; those that share an allocation are together."""
+    extents = {name: library_of(tensor).find_extent(tensor) for name, tensor in tensors.items()}
+    owners = {name: library_of(tensor).find_allocation(tensor) for name, tensor in tensors.items()}
     spans = []
     for names in _group_by_owner(owners, extents):
         start = min(extents[name][0] for name in names)
@@ -61,23 +67,23 @@ def find_spans(tensors: Mapping[str, Any]) -> list[Span]:
     return spans
 
 
-def span_of(name: str, tensor: Any) -> Span:
-    """Return the span of a tensor by itself, as if it had an allocation of its own."""
-    return Span({name: 0}, library_of(tensor).extent(tensor)[1], 0)
+def make_own_span(name: str, tensor: Any) -> Span:
+    """Return the span of a tensor alone, as if it had its own allocation."""
+    return Span({name: 0}, library_of(tensor).find_extent(tensor)[1], 0)
 
 
-def place_plainly(span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return copies of a span's tensors on the CPU, in an allocation without guards."""
+def place_without_guards(span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return copies of a span's tensors in an allocation on the CPU without guards."""
     memory = (ctypes.c_ubyte * (span.size + 2 * ALIGNMENT))()
     first = -ctypes.addressof(memory) % ALIGNMENT + span.remainder
     return {
-        name: library_of(values[name]).in_memory(memory, first + offset, values[name])
+        name: library_of(values[name]).copy_into_memory(memory, first + offset, values[name])
         for name, offset in span.offsets.items()
     }
 
 
 def _group_by_owner(owners: Mapping[str, tuple[int, int]], extents: Mapping[str, tuple[int, int]]) -> list[list[str]]:
-    """Return the names in groups of one allocation, in the order of their addresses."""
+    """Return the names grouped by allocation, the groups and their names in the order of ``owners``."""
     groups: list[list[str]] = []
     end, owner_end = 0, 0
     for name in sorted(owners, key=lambda name: (owners[name][0], extents[name][0])):
@@ -90,6 +96,6 @@ def _group_by_owner(owners: Mapping[str, tuple[int, int]], extents: Mapping[str,
             groups.append([name])
             end = start + size
         owner_end = max(owner_end, sum(owners[name]))
-    # The first tensor of a problem stays the first.
+    # Messages list tensors as the kernel file does.
     order = {name: place for place, name in enumerate(owners)}
     return sorted(([*sorted(names, key=order.__getitem__)] for names in groups), key=lambda names: order[names[0]])

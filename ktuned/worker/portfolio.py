@@ -1,7 +1,4 @@
-"""Portfolios are fitted in a worker.
-
-It takes some tenths of a second, in which the daemon has lookups to answer.
-"""
+"""Fitting of portfolios, in a worker: it takes tenths of a second, in which the daemon must answer lookups."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ from ktuned.ipc import replies, requests
 from ktuned.portfolio import Matrix, fit_portfolio
 
 
-def fit(request: requests.FitPortfolio) -> replies.FittedPortfolio:
-    """Fit a portfolio, or say why there is none."""
+def fit_matrix(request: requests.FitPortfolio) -> replies.FittedPortfolio:
+    """Fit a portfolio to a matrix of costs, or say why there is none."""
     try:
         fitted = fit_portfolio(Matrix.from_wire(request.matrix), request.max_configs, request.wanted_loss)
     except ValueError as error:

@@ -1,4 +1,21 @@
-"""The data of one problem: the same inputs for every config, and what they must become."""
+"""The data of one problem: the same inputs for every config, and what they must become.
+
+There are up to three tensors for each name:
+
+=============  ====================================================================================================
+pristine       the content that every config begins with; made once, kept where no launch may change it
+placed         what launches work on (:attr:`ProblemData.tensors`), between guards, laid out like the pristine ones
+expected       of an output: what the reference, or the default config, has made of the pristine inputs
+=============  ====================================================================================================
+
+A launch must not profit from the one before it. So before each, outputs that are only written are filled with *poison*,
+and what ``setup`` names is restored. What the file declares neither as an output nor in ``setup``,
+nor as a workspace, is *read-only*: a config that changes it is reported (``overwritten``), because the launches after
+it see other data.
+
+Before each config every placed tensor gets its pristine content again, wherever the config before has written. That is
+skipped only for read-only tensors that the last look found untouched.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +32,39 @@ from typing import TYPE_CHECKING, Any
 from ktuned.backends import Launch
 from ktuned.ipc import Region
 from ktuned.model import Device, KernelFileError, UsageError, canonical, listed
-from ktuned.worker.batch_rows import BatchRows, narrow
-from ktuned.worker.check import Verdict, compare, run_check
+from ktuned.worker.batch_rows import BatchRows, narrow_tensor
+from ktuned.worker.check import Verdict, compare_outputs, run_check
 from ktuned.worker.damage import Damage
 from ktuned.worker.guards import Guards
 from ktuned.worker.other_inputs import OtherInputs
 from ktuned.worker.quick_look import QuickLook
-from ktuned.worker.tensor_library import TensorLibrary, library_for, library_of, never_written
+from ktuned.worker.tensor_library import TensorLibrary, choose_library, library_of, never_written
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
     from ktuned.spec import TensorSpec
 
-CAPTURE_AGAIN = "capture them again, or take them back: `capture` with `remove=True`"
+CAPTURE_AGAIN = "capture them again, or remove them: `capture` with `remove=True`"
 
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-"""Kinds of parameters that no tensor is missing for."""
+"""Kinds of parameters that need no tensor of their name."""
 
 
 class ProblemData:
-    """The tensors of one problem: the same for every config, restored after each, and what they must become.
+    """The tensors of one problem, the same for every config, and the checks of what launches make of them.
 
-    Those that the file ``captured`` holds are taken from there; ``seed`` gives the others other random numbers. All
-    tensors have guards around them. ``run_default`` runs the default config on tensors, for a kernel that expects its
-    outputs. They are torch's, or where that is not installed NumPy's, unless a ``library`` is given.
+    Args:
+        kernel: the declared kernel.
+        problem: the problem.
+        device: where the tensors are.
+        captured: a file of captured tensors, which take the place of those that ``inputs`` makes.
+        seed: gives other random numbers for a value other than 0.
+        guards: allocates the tensors; active guards by default.
+        run_default: runs the default config on tensors, for a kernel that expects its outputs.
+        library: makes the tensors; by default torch if it is installed, else NumPy.
+
+    Raises:
+        KernelFileError: the kernel file's code fails, or makes what cannot be measured.
     """
 
     def __init__(
@@ -56,29 +82,30 @@ class ProblemData:
         from ktuned.spec import TensorSpec
 
         self._kernel = kernel
-        self._library = tensors = library or library_for(device)
+        self._library = tensors = library or choose_library(device)
         self._run_default = run_default
         self._device = device
         group = kernel.find_batch_group(problem)
         self._rows = BatchRows(kernel, problem, group) if len(group) > 1 else None
         made_for = problem if self._rows is None else self._rows.largest
         seed_text = canonical({"kernel": kernel.name, **made_for}) + (f" {seed}" if seed else "")
-        # A tensor that inputs(p) draws itself must be the same in the worker that takes over.
-        # It brings the generators' digests, 1 ms, which a worker that makes no inputs does not need.
+        # Seed the generators: what inputs(p) draws at random itself must be the same in every worker.
+        # The import takes 1 ms, which a worker that makes no inputs saves.
         import random
 
         random.seed(seed_text)
         if kernel.has_tensors:
-            tensors.seed(random.getrandbits(63))
+            tensors.seed_generator(random.getrandbits(63))
         self._declared = declared = kernel.evaluate_inputs(made_for)
         if self._rows is not None:
             self._rows.check_own(declared)
         self._seed_text = seed_text
-        self._other_inputs = OtherInputs(self._made_of)
+        self._other_inputs = OtherInputs(self._make_changed_tensors)
         self._captured: set[str] = set()
         self._pristine: dict[str, Any] = {}
         moved: dict[int, Any] = {}
         self._outputs: list[str] = []
+        # Make each tensor that is declared, and adopt those that inputs(p) has made itself.
         for name, entry in declared.items():
             if isinstance(entry, TensorSpec):
                 try:
@@ -91,20 +118,22 @@ class ProblemData:
                     self._outputs.append(name)
             else:
                 try:
-                    own = tensors.own(entry, device.name, moved)
+                    adopted = tensors.adopt_tensor(entry, device.name, moved)
                 except UsageError as error:
                     raise kernel.site.make_error(f"inputs(p): {name}: {error.message}", hint=error.hint) from error
-                self._pristine[name] = entry if own is None else own
-                if own is not None and self._rows is not None:
-                    self._pristine[name] = self._rows.narrow_input(name, own)
-        if captured and self._rows is not None:
-            raise kernel.site.make_error(
-                "batch_invariant compares rows on equal inputs, and this problem's were captured", hint=CAPTURE_AGAIN
-            )
+                self._pristine[name] = entry if adopted is None else adopted
+                if adopted is not None and self._rows is not None:
+                    self._pristine[name] = self._rows.narrow_input(name, adopted)
         if captured:
-            self._take(captured, device)
+            if self._rows is not None:
+                raise kernel.site.make_error(
+                    "batch_invariant compares rows on equal inputs, and this problem's were captured",
+                    hint=CAPTURE_AGAIN,
+                )
+            self._use_captured(captured, device)
         if not self._outputs and kernel.reference is not None:
             raise kernel.site.make_error("there is a reference, but inputs(p) makes no tensor with output=True")
+        # Tell apart what launches write, what is poisoned or restored before each, and what must not change.
         self._writes_in_place = tuple(kernel.setup) if isinstance(kernel.setup, tuple) else ()
         self._setup_call: Callable[..., object] | None = None if isinstance(kernel.setup, tuple) else kernel.setup
         self._poisoned = [name for name in self._outputs if name not in self._writes_in_place]
@@ -114,57 +143,57 @@ class ProblemData:
         self._read_only = [name for name in self._pristine if name not in written]
         self._expected: dict[str, Any] = {}
         self._guards = guards or Guards()
-        self._seen: Damage | None = None
+        self._damage_found: Damage | None = None
         self._quick_look: QuickLook | None = None
-        self._is_intact = False
-        self._is_well = False
+        self._guards_are_intact = False
+        self._inputs_are_untouched = False
         self.was_surely_right = False
-        # Before ktuned's own copies are made, which share nothing.
+        # Place everything between guards. Spans are found first: the kept copies share no memory any more.
         self._spans = self._guards.find_spans(self._pristine)
         try:
             for name, value in self._pristine.items():
-                # A launch that is judged begins with the poison in these.
+                # Poisoned outputs have no content to protect.
                 if name not in self._poisoned:
-                    self._pristine[name] = self._guards.keep(f"ktuned's copy of {name}", value)
-            self._make()
+                    self._pristine[name] = self._guards.keep_copy(f"ktuned's copy of {name}", value)
+            self._place_tensors()
         except RuntimeError as error:
             raise kernel.site.make_failure("inputs(p)", error) from error
 
-    def _make(self) -> None:
-        self.tensors = self._guards.place(self._pristine, self._spans)
+    def _place_tensors(self) -> None:
+        self.tensors = self._guards.place_tensors(self._pristine, self._spans)
         self._copies: list[Mapping[str, Any]] = []
-        self._layouts = {name: self._library.layout(tensor) for name, tensor in self.tensors.items()}
+        self._layouts = {name: self._library.read_layout(tensor) for name, tensor in self.tensors.items()}
 
-    def renew(self) -> bool:
-        """Recreate the tensors if a config has resized or replaced them; return whether it has.
+    def recreate_changed_tensors(self) -> bool:
+        """Place all tensors again if a config has resized one or replaced its memory; return whether it has.
 
-        Launches that were bound to the old ones must be bound again.
+        Launches that are bound to the old ones must be bound again.
         """
-        if all(self._library.layout(tensor) == self._layouts[name] for name, tensor in self.tensors.items()):
+        if all(self._library.read_layout(tensor) == self._layouts[name] for name, tensor in self.tensors.items()):
             return False
-        self._make()
+        self._place_tensors()
         return True
 
-    def _take(self, captured: Path, device: Device) -> None:
-        """Put captured tensors in the place of made ones, which say what shape and dtype they must have."""
-        given = self._library.load(captured, device.name if device.kind == "cuda" else "cpu")
+    def _use_captured(self, captured: Path, device: Device) -> None:
+        """Put captured tensors in place of made ones, whose shapes and dtypes they must have."""
+        given = self._library.load_tensors(captured, device.name if device.kind == "cuda" else "cpu")
         self._captured = set(given)
         for name, tensor in given.items():
             made = self._pristine.get(name)
             if made is None:
-                known = ", ".join(self._pristine)
+                names = ", ".join(self._pristine)
                 raise self._kernel.site.make_error(
-                    f"inputs were captured for {name!r}, and inputs(p) makes {known}", hint=CAPTURE_AGAIN
+                    f"inputs were captured for {name!r}, and inputs(p) makes {names}", hint=CAPTURE_AGAIN
                 )
             if (tensor.shape, tensor.dtype) != (made.shape, made.dtype):
-                # A number travels as the widest of its kind.
+                # A captured scalar has the widest dtype of its kind; it is converted.
                 if tensor.shape or math.prod(made.shape) != 1:
                     raise self._kernel.site.make_error(
                         f"the captured {name} is {tensor.dtype} of {tuple(tensor.shape)}, "
                         f"and inputs(p) makes {made.dtype} of {tuple(made.shape)}",
                         hint=CAPTURE_AGAIN,
                     )
-                tensor = self._library.like(tensor, made)
+                tensor = self._library.convert_like(tensor, made)
             self._pristine[name] = tensor
 
     @property
@@ -174,82 +203,82 @@ class ProblemData:
 
     @property
     def restores(self) -> bool:
-        """True if something must be restored before each run."""
+        """True if something must be restored before each launch."""
         return bool(self._writes_in_place) or self._setup_call is not None
 
-    def restore(self) -> None:
-        """Do what the kernel's ``setup`` asks for before each run."""
+    def restore_inputs(self) -> None:
+        """Restore what the kernel's ``setup`` asks for before each launch."""
         for name in self._writes_in_place:
-            self._library.copy(self._pristine[name], self.tensors[name])
+            self._library.copy_elements(self._pristine[name], self.tensors[name])
         if self._setup_call is not None:
             self._setup_call(self.tensors)
 
     def begin_trial(self) -> None:
-        """Give every tensor its first content again, and poison the outputs that are only written.
-
-        The config before may have written where it should not.
-        """
-        self._guards.seal()
-        # Between trials nothing is launched: what was found well after the last one is so still.
-        known = self._read_only if self._is_well else ()
-        self._is_intact = self._is_well = False
+        """Give every tensor its pristine content again, and poison the outputs that are only written."""
+        self._guards.seal_copies()
+        # Nothing is launched between trials: what was untouched after the last launch still is.
+        untouched = self._read_only if self._inputs_are_untouched else ()
+        self._guards_are_intact = self._inputs_are_untouched = False
         for name, tensor in self.tensors.items():
             if name in self._poisoned:
-                self._library.poison(tensor)
-            elif name not in known:
-                self._library.copy(self._pristine[name], tensor)
+                self._library.poison_tensor(tensor)
+            elif name not in untouched:
+                self._library.copy_elements(self._pristine[name], tensor)
 
-    def identify(self) -> str:
-        """Return a digest of the bits that each config gets, and of those that it must leave.
+    def digest_problem(self) -> str:
+        """Return a digest of the content that every config begins with, and of what it must leave.
 
-        Outputs that begin with the poison count by their layout.
+        Poisoned outputs count by their layout alone.
         """
         values = {**self._pristine, **{f"the expected {name}": value for name, value in self._expected.items()}}
-        found = [repr(self._spans), repr(sorted(self._poisoned)), repr(self._writes_in_place)]
+        parts = [repr(self._spans), repr(sorted(self._poisoned)), repr(self._writes_in_place)]
         for name, value in values.items():
             library = library_of(value)
-            # Where its elements are is last, and another address each time.
-            *layout, _ = library.layout(value)
+            # The layout ends with the address, which differs each time.
+            *layout, _ = library.read_layout(value)
             bits = "" if name in self._poisoned else library.read_digests([library.digest_tensors([value])])[0]
-            found.append(f"{name} {layout} {bits}")
-        return hashlib.sha256("\n".join(found).encode()).hexdigest()
+            parts.append(f"{name} {layout} {bits}")
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def digest_outputs(self) -> Any:
-        """Return a digest of the outputs as they are; the library reads it, perhaps from the device."""
+        """Start a digest of the outputs as they are now, for :meth:`read_digests`."""
         return self._library.digest_tensors([self.tensors[name] for name in self._outputs])
 
     @property
     def has_smaller_batches(self) -> bool:
-        """True if other problems' rows are among the outputs."""
+        """True if the outputs contain the rows of smaller problems of a batch-invariant group."""
         return self._rows is not None and bool(self._rows.smaller)
 
     def digest_rows(self) -> dict[str, Any]:
-        """Return a digest of the rows that the outputs have under each smaller problem of the group, by problem."""
+        """Start digests of the rows that each smaller problem of the group has among the outputs, by problem."""
         assert self._rows is not None
         return {
-            problem: self._library.digest_tensors([narrow(self.tensors[name], shapes[name]) for name in self._outputs])
+            problem: self._library.digest_tensors(
+                [narrow_tensor(self.tensors[name], shapes[name]) for name in self._outputs]
+            )
             for problem, shapes in self._rows.smaller.items()
         }
 
     def read_digests(self, digests: Sequence[Any]) -> list[str]:
-        """Return digests of outputs as texts."""
+        """Read digests, waiting once for the device."""
         return self._library.read_digests(digests)
 
     @property
     def has_outputs(self) -> bool:
-        """True if there is something whose bits can be compared."""
+        """True if there are outputs whose bits can be compared."""
         return bool(self._outputs)
 
     @contextmanager
     def holding_inputs(self, number: int) -> Iterator[bool]:
-        """Have launches get inputs of another number for a while; yields false where these would be the same.
+        """Give launches the inputs of a number (:mod:`ktuned.worker.other_inputs`) for a while.
 
-        Number 0 are the problem's own, then come the :data:`~ktuned.spec.HARD_FILLS`, then other random numbers.
+        Yields:
+            Whether they differ from the problem's own.
         """
         others = self._other_inputs.find_tensors(number)
         own = {name: self._pristine[name] for name in others}
-        # What was found well is launched again.
-        self._is_intact = self._is_well = False
+        # More launches follow, so the last look is out of date.
+        self._guards_are_intact = self._inputs_are_untouched = False
         try:
             self._put_inputs(others)
             yield bool(others)
@@ -259,10 +288,12 @@ class ProblemData:
     def _put_inputs(self, inputs: Mapping[str, Any]) -> None:
         self._pristine |= inputs
         for name, value in inputs.items():
-            self._library.copy(value, self.tensors[name])
+            self._library.copy_elements(value, self.tensors[name])
 
-    def _made_of(self, change: Callable[[int, TensorSpec], TensorSpec | None], seed: int) -> dict[str, Any]:
-        """Return the declared tensors that ``change`` has another content for, by their place and how they stand."""
+    def _make_changed_tensors(
+        self, change: Callable[[int, TensorSpec], TensorSpec | None], seed: int
+    ) -> dict[str, Any]:
+        """Make the tensors to which ``change`` gives another content; poisoned and captured ones keep theirs."""
         specs = [
             (name, entry)
             for name, entry in self._declared.items()
@@ -273,100 +304,109 @@ class ProblemData:
         return {name: self._make_tensor(name, entry, text) for name, entry in changed if entry is not None}
 
     def _make_tensor(self, name: str, entry: TensorSpec, text: str) -> Any:
-        made = self._library.make(entry, name, text, self._device.name)
+        made = self._library.make_tensor(entry, name, text, self._device.name)
         return made if self._rows is None else self._rows.narrow_input(name, made)
 
-    def rehearse(self) -> None:
-        """Do once what is done around each config's launches, except for user code: a GPU's libraries load each of
-        their kernels when it is first used, which takes as long as some configs.
+    def rehearse_judging(self) -> None:
+        """Do once what is done around each config's launches, without user code.
+
+        A GPU's libraries load each of their kernels on its first use, which takes as long as measuring some configs.
         """
-        # What fails here fails in every trial, where it has its outcome.
+        # A failure here repeats in every trial, which reports it.
         with suppress(RuntimeError):
             self.begin_trial()
             for name, value in self._expected.items():
-                self._library.copy(value, self.tensors[name])
-            # The sums are those of what is kept by now.
+                self._library.copy_elements(value, self.tensors[name])
+            # Judge in both ways: by the quick look, and if that is not enough, in full.
             if not self.is_surely_right(is_last=True):
-                self._compared(self.tensors)
-                self.overwritten()
-            self.damage()
+                self._compare_with_expected(self.tensors)
+                self.find_overwritten_inputs()
+            self.find_damage()
 
-    def copy_of_outputs(self, number: int) -> Mapping[str, Any]:
-        """Return the tensors with other memory for the outputs that are poisoned; the copy of a number stays."""
+    def provide_output_copy(self, number: int) -> Mapping[str, Any]:
+        """Return the tensors with another copy of the poisoned outputs, by the copy's number from 1 on.
+
+        Missing copies are made, and stay.
+        """
         while len(self._copies) < number:
-            # What was written outside so far is found before the guards are sealed again.
-            self._seen = self._seen or self._guards.damage()
+            # Sealing again would hide the damage that was done so far.
+            self._damage_found = self._damage_found or self._guards.find_damage()
             tag = f" (copy {len(self._copies) + 1})"
             values = {name + tag: self._pristine[name] for name in self._poisoned}
-            placed = self._guards.place(values, self._guards.find_spans(values))
+            placed = self._guards.place_tensors(values, self._guards.find_spans(values))
             self._copies.append({name: placed[name + tag] for name in self._poisoned})
-            self._guards.seal()
+            self._guards.seal_copies()
         return {**self.tensors, **self._copies[number - 1]}
 
-    def most_copies(self, limit_bytes: int) -> int:
-        """Return how many of the outputs that are poisoned, the first included, take no more than so many bytes."""
-        size = sum(self._library.size(self.tensors[name]) for name in self._poisoned)
+    def count_affordable_copies(self, limit_bytes: int) -> int:
+        """Return how many sets of poisoned outputs fit into ``limit_bytes``, at least 1: the problem's own."""
+        size = sum(self._library.count_element_bytes(self.tensors[name]) for name in self._poisoned)
         return max(1, limit_bytes // max(1, size))
 
-    def judged_outputs(
+    def remember_judged_outputs(
         self, *, is_judged: bool, arithmetic: Callable[[], AbstractContextManager[object]]
     ) -> JudgedOutputs:
-        """Return the outputs that the last launch left, to compare those of others with if they were judged right.
+        """Keep the outputs that the last launch left, to compare those of later launches with.
 
-        ``arithmetic`` is what comparisons are made in.
+        Args:
+            is_judged: whether they were judged right; otherwise nothing is compared.
+            arithmetic: enters the floating-point state in which outputs are judged.
         """
         return JudgedOutputs(self, is_judged=is_judged, arithmetic=arithmetic)
 
     def begin_checked_launch(self) -> None:
-        """Poison the outputs that are only written, and restore what ``setup`` asks for, as before each launch.
-
-        The launch before may have left the right answer where this one must write.
-        """
+        """Prepare a launch that is judged: poison the outputs that are only written, and do what ``setup`` asks for."""
         for name in self._poisoned:
-            self._library.poison(self.tensors[name])
-        self.restore()
+            self._library.poison_tensor(self.tensors[name])
+        self.restore_inputs()
 
-    def damage(self) -> Damage | None:
-        """Return what was written outside the tensors since the last call; see :meth:`Guards.damage`."""
-        seen, self._seen = self._seen, None
-        is_intact, self._is_intact = self._is_intact, False
-        return seen if seen or is_intact else self._guards.damage()
+    def find_damage(self) -> Damage | None:
+        """Return what was damaged outside the tensors since the last call; see :meth:`Guards.find_damage`."""
+        seen, self._damage_found = self._damage_found, None
+        is_intact, self._guards_are_intact = self._guards_are_intact, False
+        return seen if seen or is_intact else self._guards.find_damage()
 
-    def regions(self) -> Iterable[Region]:
-        """Return the memory of all tensors whose guards stop the process at once."""
-        return self._guards.regions()
+    def list_regions(self) -> Iterable[Region]:
+        """Return the allocations whose guards stop the process, for naming the address of a fault."""
+        return self._guards.list_regions()
 
-    def expect(self, cached: Path) -> None:
-        """Compute the reference's outputs, or read them from ``cached`` where an earlier worker has saved them."""
+    def provide_expected_outputs(self, cached: Path) -> None:
+        """Read the expected outputs from ``cached`` if an earlier worker has saved them, else run the reference.
+
+        Raises:
+            KernelFileError: the reference fails, or returns something else than the outputs.
+        """
         if self._kernel.reference is None:
             return
         is_known = cached.is_file()
-        self._keep_expected(self._library.load(cached, "cpu") if is_known else self._run_reference())
+        self._keep_expected(self._library.load_tensors(cached, "cpu") if is_known else self._run_reference())
 
     def save_expected(self, cached: Path) -> None:
-        """Leave the expected outputs to later workers, unless an earlier one has; other threads may go on meanwhile."""
+        """Save the expected outputs for later workers, unless they are saved. May run in another thread."""
         if not self._expected or cached.is_file():
             return
         cached.parent.mkdir(parents=True, exist_ok=True)
         staged = cached.with_name(f"{cached.name}.{os.getpid()}")
-        self._library.save(self._expected, staged)
+        self._library.save_tensors(self._expected, staged)
         staged.replace(cached)
 
     def _keep_expected(self, expected: Mapping[str, Any]) -> None:
-        """Keep the expected outputs where the outputs are: no trial's check is to copy them there again."""
+        """Keep the expected outputs on the outputs' device, so that no check has to copy them there."""
         self._expected = {
-            name: self._guards.keep(f"the expected {name}", self._library.beside(value, self.tensors[name]))
+            name: self._guards.keep_copy(
+                f"the expected {name}", self._library.move_to_device_of(value, self.tensors[name])
+            )
             for name, value in expected.items()
         }
         kernel = self._kernel
         if kernel.check is None and self._device.kind == "cuda":
-            self._quick_look = QuickLook.of(
-                "cuda", self.tensors, self._expected, rtol=kernel.rtol, atol=kernel.atol, keep=self._guards.keep
+            self._quick_look = QuickLook.from_expected(
+                "cuda", self.tensors, self._expected, rtol=kernel.rtol, atol=kernel.atol, keep=self._guards.keep_copy
             )
 
     def _run_reference(self) -> dict[str, Any]:
-        # Clones, because the reference may change its inputs.
-        inputs = {name: self._library.clone(value) for name, value in self._pristine.items()}
+        # The reference gets clones, because it may change its inputs.
+        inputs = {name: self._library.clone_tensor(value) for name, value in self._pristine.items()}
         site = self._kernel.site
         try:
             result: Any = self._call_reference(inputs)
@@ -383,7 +423,7 @@ class ProblemData:
             raise site.make_error(f"the reference returned {returned}; the outputs are {', '.join(self._outputs)}")
         expected = {}
         for name, returned in result.items():
-            value = self._library.own(returned, self._device.name)
+            value = self._library.adopt_tensor(returned, self._device.name)
             if value is None:
                 raise site.make_error(
                     f"the reference returned a {type(returned).__name__} for {name}, not a {self._library.word}"
@@ -398,10 +438,10 @@ class ProblemData:
         return expected
 
     def _call_reference(self, inputs: Mapping[str, Any]) -> Any:
-        """Call the reference with the tensors that it names; with all of them, if it takes any."""
+        """Call the reference with the tensors that its parameters name, or with all if it has ``**kwargs``."""
         reference = self._kernel.reference
         if self._run_default is not None:
-            return self._default_outputs(inputs, self._run_default)
+            return self._run_default_config(inputs, self._run_default)
         assert callable(reference)
         parameters = inspect.signature(reference).parameters
         if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -414,13 +454,13 @@ class ProblemData:
                 )
         return reference(**{name: value for name, value in inputs.items() if name in parameters})
 
-    def _default_outputs(
+    def _run_default_config(
         self, tensors: Mapping[str, Any], run_default: Callable[[Mapping[str, Any]], None]
     ) -> dict[str, Any]:
-        """Run the default config on tensors, as a config is run, and return its outputs.
+        """Run the default config on tensors as every config is run, and return its outputs.
 
         Raises:
-            KernelFileError: it leaves an output as it was.
+            KernelFileError: it never writes one of the outputs.
         """
         if self._setup_call is not None:
             self._setup_call(tensors)
@@ -432,11 +472,11 @@ class ProblemData:
                 )
         return {name: tensors[name] for name in self._outputs}
 
-    def reference_launch(self) -> Launch | None:
-        """Return a call that runs the reference once, or ``None`` when there is none besides the default config."""
+    def make_reference_launch(self) -> Launch | None:
+        """Return a call that runs the reference once, or ``None`` if there is none but the default config."""
         if self._kernel.reference is None or self._run_default is not None:
             return None
-        inputs = {name: self._library.clone(value) for name, value in self._pristine.items()}
+        inputs = {name: self._library.clone_tensor(value) for name, value in self._pristine.items()}
 
         def launch() -> None:
             self._call_reference(inputs)
@@ -444,35 +484,37 @@ class ProblemData:
         return launch
 
     def is_surely_right(self, *, is_last: bool) -> bool:
-        """Return whether the last launch left the right outputs beyond doubt, by one look at the device; if not, they
-        are to be judged.
+        """Return whether the last launch surely left the right outputs, by one look at the device.
 
-        The look after the ``last`` launch is at the inputs and at all guards, too: then :meth:`damage` need not wait.
+        If not, they may still be right: :meth:`check_outputs` decides. With ``is_last``, for the last launch of a
+        config, inputs and guards are looked at, too, so that :meth:`find_damage` need not wait for the device again.
         """
         look = self._quick_look
         self.was_surely_right = False
-        if look is None or any(self._library.layout(one) != self._layouts[name] for name, one in self.tensors.items()):
+        if look is None or any(
+            self._library.read_layout(tensor) != self._layouts[name] for name, tensor in self.tensors.items()
+        ):
             return False
         if not is_last:
             self.was_surely_right = look.finds_right(self.tensors)
-            return self.was_surely_right
-        inputs = [(self.tensors[name], self._pristine[name]) for name in self._read_only]
-        self._is_intact = self._is_well = look.finds_right(self.tensors, inputs, self._guards.intact())
-        self.was_surely_right = self._is_well
-        return self._is_well
+        else:
+            inputs = [(self.tensors[name], self._pristine[name]) for name in self._read_only]
+            self.was_surely_right = look.finds_right(self.tensors, inputs, self._guards.make_intact_flag())
+            self._guards_are_intact = self._inputs_are_untouched = self.was_surely_right
+        return self.was_surely_right
 
-    def check(self, tensors: Mapping[str, Any] | None = None) -> Verdict:
-        """Judge what the last launch left in the tensors, or in some that have other outputs."""
+    def check_outputs(self, tensors: Mapping[str, Any] | None = None) -> Verdict:
+        """Judge the outputs in the problem's tensors, or in ``tensors``: by tolerance, then by the file's own check."""
         kernel = self._kernel
         tensors = self.tensors if tensors is None else tensors
-        verdict = self._compared(tensors)
+        verdict = self._compare_with_expected(tensors)
         if not verdict.ok:
             return replace(verdict, is_dissent=self._run_default is not None)
         if kernel.check is not None:
             outputs = {name: tensors[name] for name in self._outputs}
-            # What user code is given to change is looked at before.
-            self._seen = self._seen or self._guards.damage()
-            with self._guards.unsealed():
+            # User code may write to the kept copies: look for a launch's damage to them before.
+            self._damage_found = self._damage_found or self._guards.find_damage()
+            with self._guards.unseal_temporarily():
                 own = run_check(kernel.check, self._pristine, outputs)
             if own.ok:
                 return verdict
@@ -480,10 +522,10 @@ class ProblemData:
             return replace(own, message=f"{never[0]} was never written; {own.message}") if never else own
         return verdict
 
-    def _compared(self, tensors: Mapping[str, Any]) -> Verdict:
-        """Compare the outputs with the expected ones, if there are any."""
+    def _compare_with_expected(self, tensors: Mapping[str, Any]) -> Verdict:
+        """Compare outputs with the expected ones. Without any, the verdict is good."""
         kernel = self._kernel
-        return compare(
+        return compare_outputs(
             tensors,
             self._expected,
             rtol=kernel.rtol,
@@ -493,23 +535,26 @@ class ProblemData:
             has_exact_integers=kernel.has_exact_integers,
         )
 
-    def overwritten(self) -> tuple[str, ...]:
-        """Return the inputs that the last launch wrote to, though the file declares them neither as outputs nor in
-        ``setup``, nor as a workspace (``fill="empty"``): the launches after it do not see the same data.
-        """
+    def find_overwritten_inputs(self) -> tuple[str, ...]:
+        """Return the read-only inputs that launches have changed. Later launches do not see the same data."""
         return tuple(
             name
             for name in self._read_only
-            if self._library.layout(self.tensors[name]) == self._layouts[name]
-            and not self._library.is_same(self.tensors[name], self._pristine[name])
+            if self._library.read_layout(self.tensors[name]) == self._layouts[name]
+            and not self._library.are_same_tensors(self.tensors[name], self._pristine[name])
         )
 
 
 class JudgedOutputs:
-    """Outputs of a launch that was judged right, and the poison that each timed launch begins with instead.
+    """The outputs of a launch that was judged right, for comparing those of the timed launches.
 
-    ``is_comparable`` is false where nothing decides what is right. ``has_differed`` is true once another launch was
-    right with other bits.
+    The outputs exist in several *sets*: set 0 is the problem's own tensors, the others are copies for launches that are
+    timed together. In dtypes whose poison is an ordinary number, launches alternate between two of them: an answer that
+    equals one poison cannot be left unwritten under the other.
+
+    Attributes:
+        is_comparable: whether there are outputs that were judged right.
+        has_differed: whether another launch was right with other bits. Then bits are no longer compared.
     """
 
     def __init__(
@@ -526,13 +571,13 @@ class JudgedOutputs:
         self._launches = 0
         self._fills: list[list[tuple[Callable[[int], object], tuple[int, int]]]] = []
         self._right = [
-            self._library.clone(view)
+            self._library.clone_tensor(view)
             for name in (data._outputs if is_judged else ())
-            for view, _ in self._library.bits(data.tensors[name])
+            for view, _ in self._library.view_bits(data.tensors[name])
         ]
         self._has_one_answer = True
         self.has_differed = False
-        # Where one look was not enough for the first launch, it says nothing of others.
+        # If the quick look could not tell for the first launch, it cannot for later ones.
         self._look = data._quick_look if data.was_surely_right else None
 
     @property
@@ -542,71 +587,71 @@ class JudgedOutputs:
 
     @property
     def copies(self) -> int:
-        """Number of sets of outputs, the problem's own included."""
+        """Number of sets, the problem's own included."""
         return 1 + len(self._data._copies)
 
     @property
     def is_flag_certain(self) -> bool:
-        """True if a flag that is not set says that the outputs are wrong."""
+        """True if a flag that is not set means wrong outputs, and not just other bits."""
         return self._look is not None
 
-    def poison(self, count: int) -> None:
-        """Poison the outputs of the first ``count`` sets."""
+    def poison_sets(self, count: int) -> None:
+        """Poison the outputs of the first ``count`` sets, with the other poison than last time."""
         self._launches += 1
         turn = self._launches % 2
         while len(self._fills) < min(count, self.copies):
-            tensors = self._tensors(len(self._fills))
-            views = [one for name in self._data._poisoned for one in self._library.bits(tensors[name])]
+            tensors = self._find_set(len(self._fills))
+            views = [one for name in self._data._poisoned for one in self._library.view_bits(tensors[name])]
             self._fills.append([(getattr(view, "fill_", None) or view.fill, poisons) for view, poisons in views])
         for fills in self._fills[:count]:
             for fill, poisons in fills:
                 fill(poisons[turn])
 
-    def compare(self, place: int) -> Verdict:
-        """Judge what a launch left in the outputs of a set."""
-        tensors = self._tensors(place)
-        if self._has_one_answer and self._is_same(tensors):
+    def judge_set(self, place: int) -> Verdict:
+        """Judge the outputs of a set: by their bits if that is enough, else as the first launch was judged."""
+        tensors = self._find_set(place)
+        if self._has_one_answer and self._has_same_bits(tensors):
             return Verdict(ok=True)
         verdict = Verdict(ok=True)
         if self._look is None or not self._look.finds_right(tensors):
             with self._arithmetic():
-                verdict = self._data.check(tensors)
+                verdict = self._data.check_outputs(tensors)
         self.has_differed |= verdict.ok
         return verdict
 
-    def flag(self, place: int) -> Any:
-        """Return a flag on the device that the outputs of a set are right; ``None`` where only judging them says so."""
-        tensors = self._tensors(place)
+    def make_flag(self, place: int) -> Any:
+        """Return a flag on the device that is true if a set's outputs are right; ``None`` if only judging can tell."""
+        tensors = self._find_set(place)
         if self._look is not None:
-            return self._look.flag(tensors)
+            return self._look.make_flag(tensors)
         if not self._has_one_answer or not self._right:
             return None
         import torch
 
-        return torch.stack([(view == right).all() for view, right in self._views(tensors)]).all()
+        return torch.stack([(view == right).all() for view, right in self._pair_views(tensors)]).all()
 
     def read_flags(self, flags: Iterable[Any]) -> list[bool]:
-        """Read flags from the device, all at once."""
+        """Read flags from the device, with one wait for all."""
         import torch
 
         found: list[bool] = torch.stack(list(flags)).tolist()
         return found
 
-    def expect_other_bits(self) -> None:
-        """Judge by the whole check from now on: right outputs of this config differ from launch to launch."""
+    def accept_other_bits(self) -> None:
+        """Stop comparing bits: this config's right outputs differ from launch to launch."""
         self._has_one_answer = False
         self.has_differed = True
 
-    def _tensors(self, place: int) -> Mapping[str, Any]:
-        return self._data.copy_of_outputs(place) if place else self._data.tensors
+    def _find_set(self, place: int) -> Mapping[str, Any]:
+        return self._data.provide_output_copy(place) if place else self._data.tensors
 
-    def _views(self, tensors: Mapping[str, Any]) -> Iterable[tuple[Any, Any]]:
-        views = [view for name in self._data._outputs for view, _ in self._library.bits(tensors[name])]
+    def _pair_views(self, tensors: Mapping[str, Any]) -> Iterable[tuple[Any, Any]]:
+        views = [view for name in self._data._outputs for view, _ in self._library.view_bits(tensors[name])]
         return zip(views, self._right, strict=True)
 
-    def _is_same(self, tensors: Mapping[str, Any]) -> bool:
+    def _has_same_bits(self, tensors: Mapping[str, Any]) -> bool:
         try:
-            return all(self._library.are_equal_bits(view, right) for view, right in self._views(tensors))
+            return all(self._library.are_equal_bits(view, right) for view, right in self._pair_views(tensors))
         except (RuntimeError, ValueError):
-            # The launch has resized an output.
+            # The launch has resized an output, so that the views do not match.
             return False

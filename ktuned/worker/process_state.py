@@ -1,14 +1,14 @@
-"""State of a lane's process that configs share, put back around each of them: nothing of one config reaches the next.
+"""The state of a lane's process, put back around each config, so that nothing of one config reaches the next.
 
 A lane's worker measures one config after another, because a process with torch or a GPU's context takes seconds to
-start. What a config does to its process would then be an input of all later ones, and of their checks. A library that
-is linked with ``-ffast-math`` sets flush-to-zero when it is loaded; a kernel calls ``omp_set_num_threads``,
-``sched_setaffinity`` or ``setenv``; a thread that it has started keeps a core busy.
+start. Without care, what a config does to its process would be an input of all later ones, and of their checks: a
+library that is linked with ``-ffast-math`` sets flush-to-zero when it is loaded; a kernel calls
+``omp_set_num_threads``, ``sched_setaffinity`` or ``setenv``; a thread that it has started keeps a core busy.
 
-Three things are done about that, by :class:`ProcessState`.
+:class:`ProcessState` treats such state in one of three ways.
 
-**Restored**: what can be read and written. :meth:`ProcessState.take_baseline` reads it once a problem is open: after
-the kernel file's own Python, which applies to every config alike. It is put back before each config and after it.
+**Restored**: what can be read and written. :meth:`ProcessState.take_baseline` reads it when a problem is opened, after
+the kernel file's own Python, which applies to all configs alike. It is put back before each config and after it.
 
 ========================  =========================================================================================
 floating-point control    rounding, flush-to-zero, exceptions that trap (``fesetenv``), of the thread that launches
@@ -20,23 +20,23 @@ environment               C's own, which Python does not see change, and ``os.en
 the rest                  working directory, umask, signal mask, timers, limits, timer slack
 ========================  =========================================================================================
 
-**Belongs to the config**: what its library does when it is loaded. An application that loads it gets the same, so it
-holds while this config is launched: it is read after loading (:meth:`ProcessState.learn_own_state`), and put there
-again whenever the config runs, since a constructor runs once in a process, but a finalist is launched in turns with
-others. A check never runs in it (:meth:`ProcessState.known_arithmetic`).
+**The config's own**: what its library does when it is loaded. An application that loads it gets the same, so this state
+holds while the config is launched. It is read after loading (:meth:`ProcessState.learn_own_state`), and written again
+whenever the config runs: a library's constructor runs once per process, but finalists are launched in turns. Checks
+never run in it (:meth:`ProcessState.use_known_arithmetic`).
 
-**Found, and not undone**: threads that are left, libraries of the project that were mapped (they have data of their
-own), what could not be put back. :attr:`ProcessState.leftover` says it in words, the batch ends, and the lane takes a
-fresh worker. So it does when a file that is mapped has another content on the disk by now (:meth:`ProcessState.
-find_outdated_file`): the loader would hand out the old one for its name for ever.
+**Found, but not undone**: threads that the config has left, libraries of the project that it has mapped (they have data
+of their own), and state that could not be put back. :attr:`ProcessState.leftover` describes it, the batch ends, and the
+lane takes a fresh worker. The same happens if a mapped file has changed on the disk
+(:meth:`ProcessState.find_outdated_file`): the loader would hand out the old content under its name for ever.
 
-Installed libraries (below the interpreter's prefixes, or the system's directories) and those that a compiler has made
-in the lane (in the worker's scratch directory, or a compiler's cache) are no reason for a fresh worker: a
-first launch maps parts of a driver or a runtime that each fresh worker would map again, and what they hold that a
-config is known to change is restored. Their files are compared with the disk like any other.
+Some mapped libraries are no reason for a fresh worker: installed ones (below the interpreter's prefixes or the system's
+directories), and those that a compiler has made in the lane (in the worker's scratch directory, or a compiler's cache).
+A first launch maps parts of a driver or a runtime that every fresh worker would map again, and the state in them that
+configs are known to change is restored. Their files are compared with the disk like all others.
 
-What this does not see: data of libraries that were loaded before the first config, file descriptors, ``mallopt``. It
-costs some 0.4 ms a config.
+Not seen: data of libraries that were loaded before the first config, file descriptors, ``mallopt``. All of this costs
+some 0.4 ms per config.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _FENV_CONTROL: Mapping[str, tuple[tuple[int, int], ...]] = {
     "x86_64": ((0, 0xFF), (1, 0xFF), (28, 0xC0), (29, 0xFF)),
     "aarch64": ((0, 0xFF), (1, 0xFF), (2, 0xFF), (3, 0xFF)),
 }
-"""Bytes of ``fenv_t`` and their bits that control arithmetic: the x87 control word and MXCSR, or FPCR. The others are
-flags that any operation sets."""
+"""Bytes of ``fenv_t``, with the bits in them that control arithmetic: the x87 control word and MXCSR, or FPCR. Other
+bits are flags, which any operation sets."""
 
 _OPENMP_PAUSE_HARD = 2
 _OPENMP = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.so[^/]*$")
@@ -96,7 +96,7 @@ _UNREAL = (b"/dev/", b"/proc/", b"/sys/", b"/memfd:", b"/SYSV", b"/[")
 """Mappings that are no files on a disk."""
 
 _NAME_SERVICES = (b"/run/", b"/var/run/", b"/var/lib/sss/", b"/var/cache/nscd/", b"/var/db/nscd/")
-"""Caches of users' and hosts' names, which their services write at any time while others have them mapped."""
+"""Caches of users' and hosts' names: mapped by many processes, and rewritten by their services at any time."""
 
 _LIMITS = tuple(
     sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")} - {resource.RLIMIT_CORE})
@@ -105,21 +105,21 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
 
 _DRIVER_THREADS = ("cuda", "nv", "pt_")
-"""Names of threads that a GPU's driver, or torch for it, starts when it needs them, in each worker again."""
+"""How the names of threads begin that a GPU's driver, or torch for it, starts when needed, in every worker."""
 
 _KEPT_OWN_STATES = 256
-"""Configs whose own state is remembered: more than a problem's finalists."""
+"""Most configs whose own state is remembered: more than a problem has finalists."""
 
 
 class Mapped(NamedTuple):
-    """A file that is mapped: its stamp on the disk, and whether code of it is."""
+    """A mapped file: its stamp on the disk, ``None`` if it is gone, and whether code of it is mapped."""
 
     stamp: tuple[int, int, int] | None
     is_code: bool
 
 
 class _Knob(NamedTuple):
-    """Something that can be read and put back; ``name`` says in a message what a config has changed."""
+    """A piece of state that can be read and put back. ``name`` is what messages call it."""
 
     name: str
     read: Callable[[], Any]
@@ -128,7 +128,10 @@ class _Knob(NamedTuple):
 
 @dataclass
 class ProcessState:
-    """The state of this process around one problem's configs; see the module."""
+    """Keeps the state of this process around one problem's configs; see the module.
+
+    ``leftover`` says what could not be undone, and is empty as long as the process is as good as a new one.
+    """
 
     _is_taken: bool = False
     _knobs: dict[str, _Knob] = field(default_factory=dict)
@@ -141,20 +144,20 @@ class ProcessState:
     _first: dict[str, Any] = field(default_factory=dict)
     leftover: str = ""
 
-    def begin(self) -> None:
-        """A problem is about to be opened: put everything back, and know what a process finds that has opened none."""
-        self.restore()
+    def begin_problem(self) -> None:
+        """Prepare to open a problem: put everything back, and the first time, read what a fresh process has."""
+        self.restore_baseline()
         if not self._first:
             self._first = {knob.name: knob.read() for knob in _SET_BY_FILES}
 
     def find_settings(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return what the kernel file's own Python has set in this process, by what it is: all configs find it.
+        """Return the settings that the kernel file's own Python has made, by name: they apply to all configs.
 
-        ``environment`` is the one that the file was imported with. Of the runtimes that are mapped by now, only what
-        differs from what they start with: others are mapped by the first launch.
+        Of runtimes, only what differs from their usual start counts, because others are not mapped before the first
+        launch. ``environment`` is the one that the file was imported with.
         """
-        found = {name: value for name, value in self._first.items() if self._baseline.get(name) != value}
-        settings = {name: repr(self._baseline.get(name)) for name in found}
+        changed = {name: value for name, value in self._first.items() if self._baseline.get(name) != value}
+        settings = {name: repr(self._baseline.get(name)) for name in changed}
         settings["settings of torch"] = repr(self._baseline.get("settings of torch"))
         cores = len(os.sched_getaffinity(0))
         for name in self._baseline.keys() - {knob.name for knob in _KNOBS}:
@@ -168,103 +171,106 @@ class ProcessState:
         return settings
 
     def take_baseline(self, private: Iterable[str] = ()) -> None:
-        """Read what each config is to find; ``private`` are directories of libraries that belong to one config each."""
-        self._private = (*(os.fsencode(os.path.realpath(place)) + b"/" for place in private), *_list_generated())
+        """Read the state that each config will find. Below ``private`` directories, libraries belong to one config."""
+        self._private = (
+            *(os.fsencode(os.path.realpath(place)) + b"/" for place in private),
+            *_list_generated_directories(),
+        )
         self._knobs = {knob.name: knob for knob in _KNOBS}
         self._own.clear()
         self._is_taken = False
-        self._know_runtimes()
-        self._baseline = self._read()
+        self._find_runtimes()
+        self._baseline = self._read_knobs()
         self._is_taken = True
 
     def complete_baseline(self) -> None:
-        """Know what the problem's own references, which have run since, have started and mapped."""
-        self.restore()
-        # Those of an earlier problem stay known: their files may have changed since.
+        """Accept the threads and files of the problem's reference, which has run since the baseline was read."""
+        self.restore_baseline()
+        # Files of an earlier problem keep their stamps: they may have changed since.
         self._mapped = {**self._read_mapped(), **self._mapped}
         self._threads = frozenset(_list_threads())
 
-    def restore(self) -> None:
-        """Put everything back that can be; what cannot is a :attr:`leftover`."""
+    def restore_baseline(self) -> None:
+        """Put everything back; what cannot be becomes :attr:`leftover`."""
         if not self._is_taken:
             return
         self._end_pools()
-        self._apply(self._baseline)
+        self._write_knobs(self._baseline)
 
     @contextmanager
-    def around(self, key: str) -> Iterator[None]:
-        """Run one config, by its key, in the known state and in what is its own; look afterwards at what it left."""
-        self.restore()
-        self._apply_own(key)
+    def isolate_config(self, key: str) -> Iterator[None]:
+        """Run one config, by its artifact's key, in the baseline and its own state; then find what it has left."""
+        self.restore_baseline()
+        self._apply_own_state(key)
         try:
             yield
         finally:
-            self.restore()
+            self.restore_baseline()
             self._find_leftovers()
 
     @contextmanager
-    def loading(self, key: str) -> Iterator[None]:
-        """Load the library of the config that :meth:`around` is entered for; what that changes is its own."""
+    def learn_while_loading(self, key: str) -> Iterator[None]:
+        """Load a config's library within :meth:`isolate_config`; what that changes becomes the config's own state."""
         yield
-        self._know_runtimes()
+        self._find_runtimes()
         self.learn_own_state(key)
 
     @contextmanager
-    def loading_ahead(self, key: str) -> Iterator[None]:
-        """Load the library of the config that follows; the one that runs has its own state again afterwards."""
-        before = self._read()
-        self._apply(self._baseline)
+    def learn_while_loading_ahead(self, key: str) -> Iterator[None]:
+        """Load the library of the config that follows, and give the running one its state back afterwards."""
+        before = self._read_knobs()
+        self._write_knobs(self._baseline)
         try:
-            with self.loading(key):
+            with self.learn_while_loading(key):
                 yield
         finally:
-            self._apply({**self._baseline, **before})
+            self._write_knobs({**self._baseline, **before})
 
     def learn_own_state(self, key: str) -> None:
-        """Remember what loading has changed as the config's own."""
+        """Remember what loading has changed as the config's own state."""
         if not self._is_taken:
             return
-        now = self._read()
+        now = self._read_knobs()
         own = {name: value for name, value in now.items() if value != self._baseline.get(name)}
-        # One that has run out does not start again.
+        # A timer that has run out must not start again.
         own.pop(_TIMERS_KNOB.name, None)
         if own and len(self._own) < _KEPT_OWN_STATES:
             self._own[key] = own
 
     @contextmanager
-    def known_arithmetic(self) -> Iterator[None]:
-        """Compare outputs with the floating-point control of the baseline, whatever the config has set for itself."""
-        found = _read_arithmetic()
-        known = self._baseline.get(_ARITHMETIC.name, found)
-        if found == known:
+    def use_known_arithmetic(self) -> Iterator[None]:
+        """Compute with the baseline's floating-point control for a while, whatever the config has set."""
+        current = _read_arithmetic()
+        baseline = self._baseline.get(_ARITHMETIC.name, current)
+        if current == baseline:
             yield
             return
-        # Threads of a pool have the control of the thread that started them.
+        # A pool's threads have the control of the thread that started them, so they must start anew.
         self._end_pools()
-        _write_arithmetic(known)
+        _write_arithmetic(baseline)
         try:
             yield
         finally:
             self._end_pools()
-            _write_arithmetic(found)
+            _write_arithmetic(current)
 
     def find_outdated_file(self) -> str:
-        """Return the mapped file whose content on the disk has changed since; empty if there is none."""
+        """Return a mapped file that has changed on the disk since it was mapped; empty if there is none."""
         for name, known in self._mapped.items():
-            if known.stamp is not None and _stamp(name) != known.stamp:
+            if known.stamp is not None and _stamp_file(name) != known.stamp:
                 return os.fsdecode(name)
         return ""
 
-    def _apply_own(self, key: str) -> None:
+    def _apply_own_state(self, key: str) -> None:
         own = self._own.get(key)
         if own is not None:
-            self._apply({**self._baseline, **own})
+            self._write_knobs({**self._baseline, **own})
 
-    def _read(self) -> dict[str, Any]:
+    def _read_knobs(self) -> dict[str, Any]:
         return {name: knob.read() for name, knob in self._knobs.items()}
 
-    def _apply(self, wanted: Mapping[str, Any]) -> None:
-        """Write each knob that differs; note those that then still differ."""
+    def _write_knobs(self, wanted: Mapping[str, Any]) -> None:
+        """Write each knob that differs; one that then still differs is a :attr:`leftover`."""
         for name, knob in self._knobs.items():
             if name not in wanted or knob.read() == wanted[name]:
                 continue
@@ -274,13 +280,13 @@ class ProcessState:
                 self.leftover = self.leftover or f"it changed the {name} of its process"
 
     def _find_leftovers(self) -> None:
-        """Look for threads and libraries that were not there before the config."""
+        """Find threads and libraries that were not there before the config."""
         if not self._is_taken:
             return
-        left = [name for name in _list_threads() if name not in self._threads]
-        left = [name for name in left if not _thread_name(name).startswith(_DRIVER_THREADS)]
-        if left:
-            threads = "a thread" if len(left) == 1 else f"{len(left)} threads"
+        new_threads = [thread for thread in _list_threads() if thread not in self._threads]
+        new_threads = [thread for thread in new_threads if not _read_thread_name(thread).startswith(_DRIVER_THREADS)]
+        if new_threads:
+            threads = "a thread" if len(new_threads) == 1 else f"{len(new_threads)} threads"
             self.leftover = self.leftover or f"it left {threads} behind"
         for name, found in self._read_mapped().items():
             if name in self._mapped:
@@ -290,39 +296,39 @@ class ProcessState:
                 self.leftover = self.leftover or f"it loaded {os.fsdecode(name)}"
 
     def _read_mapped(self) -> dict[bytes, Mapped]:
-        """Return the files that are mapped, and their stamps; what is gone from the disk already has none."""
-        found: dict[bytes, Mapped] = {}
+        """Return the mapped files with their stamps. A known file keeps the stamp that it was first seen with."""
+        mapped: dict[bytes, Mapped] = {}
         try:
             with open(MAPS, "rb", buffering=0) as stream:
                 text = stream.read()
                 while more := stream.read():
                     text += more
         except OSError:
-            return found
+            return mapped
         for match in _MAPPED.finditer(text):
             writable, executable, sharing, name = match.groups()
-            # A file that is written through its mapping changes by that.
+            # A file that is mapped to be written changes on the disk by that.
             if name.startswith((*_UNREAL, *_NAME_SERVICES)) or (writable == b"w" and sharing == b"s"):
                 continue
             is_code = executable == b"x"
             if name.endswith(_GONE):
                 name = name.removesuffix(_GONE)
                 if name in self._mapped:
-                    # It was replaced since it was seen: the name's stamp says so.
+                    # It was replaced since it was seen; its known stamp shows that.
                     continue
-                known = found.get(name)
-                found[name] = Mapped(None, is_code or (known is not None and known.is_code))
+                known = mapped.get(name)
+                mapped[name] = Mapped(None, is_code or (known is not None and known.is_code))
                 continue
-            before = found.get(name)
+            before = mapped.get(name)
             if before is None:
                 known = self._mapped.get(name)
-                found[name] = Mapped(_stamp(name) if known is None else known.stamp, is_code)
+                mapped[name] = Mapped(_stamp_file(name) if known is None else known.stamp, is_code)
             elif is_code and not before.is_code:
-                found[name] = Mapped(before.stamp, is_code)
-        return found
+                mapped[name] = Mapped(before.stamp, is_code)
+        return mapped
 
-    def _know_runtimes(self) -> None:
-        """Know how to restore the threads of the OpenMP and BLAS libraries that are mapped by now."""
+    def _find_runtimes(self) -> None:
+        """Add knobs for the OpenMP and BLAS libraries that are mapped by now."""
         for name in self._read_mapped():
             text = os.fsdecode(name)
             if name in self._runtimes or not (_OPENMP.search(text) or _BLAS.search(text)):
@@ -332,7 +338,9 @@ class ProcessState:
             except OSError:
                 continue
             self._runtimes[name] = library
-        calls = [(name, one, pair) for name, one in self._runtimes.items() for pair in (*_OPENMP_CALLS, *_BLAS_CALLS)]
+        calls = [
+            (name, library, pair) for name, library in self._runtimes.items() for pair in (*_OPENMP_CALLS, *_BLAS_CALLS)
+        ]
         for name, library, (reader, writer) in calls:
             knob_name = f"{reader} of {os.path.basename(os.fsdecode(name))}"
             if knob_name in self._knobs or not (hasattr(library, reader) and hasattr(library, writer)):
@@ -340,7 +348,7 @@ class ProcessState:
             knob = _Knob(knob_name, getattr(library, reader), getattr(library, writer))
             self._knobs[knob_name] = knob
             if self._is_taken:
-                # As it starts, before a config has launched anything.
+                # The library was just mapped: before any launch, it is as it starts.
                 self._baseline[knob_name] = knob.read()
 
     def _end_pools(self) -> None:
@@ -350,7 +358,7 @@ class ProcessState:
 
 
 def _read_arithmetic() -> bytes:
-    """Return the floating-point environment of this thread without the flags that operations set."""
+    """Return this thread's floating-point environment, without the flags that operations set."""
     now = (ctypes.c_ubyte * _FENV_BYTES)()
     _libc.fegetenv(now)
     control = _FENV_CONTROL.get(platform.machine())
@@ -371,15 +379,15 @@ def _write_arithmetic(wanted: bytes) -> None:
 
 
 def _read_environment() -> tuple[tuple[bytes, ...], dict[bytes, bytes]]:
-    """Return C's environment, and what Python takes for it."""
-    found = []
+    """Return C's environment, and Python's copy of it."""
+    entries = []
     pointers = ctypes.POINTER(ctypes.c_char_p).in_dll(_libc, "environ")
     place = 0
-    # After `clearenv` there is a null pointer, which has no contents.
+    # After `clearenv` the pointer is null.
     while ctypes.cast(pointers, ctypes.c_void_p).value and (entry := pointers[place]) is not None:
-        found.append(entry)
+        entries.append(entry)
         place += 1
-    return tuple(sorted(found)), dict(os.environb)
+    return tuple(sorted(entries)), dict(os.environb)
 
 
 def _write_environment(wanted: tuple[tuple[bytes, ...], dict[bytes, bytes]]) -> None:
@@ -399,25 +407,25 @@ def _list_threads() -> list[str]:
         return []
 
 
-def _thread_name(thread: str) -> str:
+def _read_thread_name(thread: str) -> str:
     try:
         with open(f"{TASKS}/{thread}/comm", encoding="utf-8", errors="replace") as stream:
             return stream.read().strip()
     except OSError:
-        # It has ended meanwhile.
+        # It has ended, which is as good as a driver's thread.
         return _DRIVER_THREADS[0]
 
 
 def _read_affinities() -> dict[int, frozenset[int]]:
-    found = {}
+    affinities = {}
     for thread in map(int, _list_threads()):
         with suppress(OSError):
-            found[thread] = frozenset(os.sched_getaffinity(thread))
-    return found
+            affinities[thread] = frozenset(os.sched_getaffinity(thread))
+    return affinities
 
 
 class _Affinities(dict[int, frozenset[int]]):
-    """Affinities by thread: threads that came or went make no difference."""
+    """Affinities by thread. Threads that came or went make no difference between two of them."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, dict) and all(
@@ -491,41 +499,41 @@ def _write_torch(wanted: tuple[Any, ...]) -> None:
     torch.set_float32_matmul_precision(precision)
 
 
-def _stamp(name: bytes) -> tuple[int, int, int] | None:
+def _stamp_file(name: bytes) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(name)
+        state = os.stat(name)
     except OSError:
         return (0, 0, 0)
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return state.st_ino, state.st_size, state.st_mtime_ns
 
 
-def _list_installed() -> tuple[bytes, ...]:
-    """Return the directories of installed libraries, of which a worker has the same in each process."""
+def _list_installed_directories() -> tuple[bytes, ...]:
+    """Return the directories of installed libraries, which are the same for every worker."""
     system = ("/lib", "/lib32", "/lib64", "/usr", "/nix/store", "/gnu/store", "/opt/cuda", "/opt/rocm")
     places = [*system, sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()]
     with suppress(Exception):
         places += [*site.getsitepackages(), site.getusersitepackages()]
-    found = {os.path.realpath(place) for place in places} | set(places)
-    return tuple(os.fsencode(place.rstrip("/")) + b"/" for place in sorted(found) if len(place) > 1)
+    directories = {os.path.realpath(place) for place in places} | set(places)
+    return tuple(os.fsencode(place.rstrip("/")) + b"/" for place in sorted(directories) if len(place) > 1)
 
 
-def _list_generated() -> tuple[bytes, ...]:
-    """Return the directories in which compilers that run in the lane keep what they make for one config each."""
+def _list_generated_directories() -> tuple[bytes, ...]:
+    """Return the directories where compilers that run in the lane keep what they make for single configs."""
     home = os.path.expanduser("~")
     places = [os.environ.get(name, "") for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TMPDIR")]
-    # Not by `tempfile`, which would keep its answer for all that this process, or one that it forks, does later.
+    # Not by `tempfile`, which would remember its answer for user code, also in forked processes.
     places += [f"{home}/.triton", f"{home}/.cache", *glob("/tmp/torchinductor_*")]
     return tuple(os.fsencode(os.path.realpath(place)) + b"/" for place in places if place)
 
 
-_INSTALLED = _list_installed()
+_INSTALLED = _list_installed_directories()
 
 _ARITHMETIC = _Knob("floating-point control", _read_arithmetic, _write_arithmetic)
 
 _TIMERS_KNOB = _Knob("timers", lambda: tuple(signal.getitimer(timer)[0] > 0 for timer in _TIMERS), _end_timers)
 
 _SET_BY_TORCH = frozenset({"CUDA_MODULE_LOADING"})
-"""Variables that torch sets when it makes its context, which a spare has before it opens a problem."""
+"""Variables that torch sets when it makes a context, which a spare worker does before it opens a problem."""
 
 _KNOBS = (
     _ARITHMETIC,
@@ -563,4 +571,4 @@ _SET_BY_FILES = tuple(
     for knob in _KNOBS
     if knob.name in ("floating-point control", "niceness", "scheduling policy", "signal mask", "umask", "timer slack")
 )
-"""Settings that a kernel file's Python may change for all its configs, besides the environment and torch's."""
+"""Settings that a kernel file's Python may change for all its configs, besides the environment and those of torch."""

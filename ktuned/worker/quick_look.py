@@ -1,7 +1,8 @@
-"""One look at all tensors of a problem on a GPU after a launch, which says whether all is surely well.
+"""A single look at all tensors of a problem on a GPU after a launch, which says whether everything is surely right.
 
-It is made on the device, and one short vector comes back: each wait for a GPU costs as much as comparing millions of
-elements there. Whatever is not surely well is looked at again, tensor by tensor, for the message.
+Each wait for a GPU costs as much as comparing millions of elements there. So all comparisons are made on the device,
+and one short vector of flags comes back. The outputs are compared with bounds that lie inside the tolerance by more
+than rounding; what is not surely right may still be, and is then checked tensor by tensor.
 """
 
 from __future__ import annotations
@@ -9,26 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ktuned.worker.check import MOST_ATOL, SURE
+from ktuned.worker.check import MOST_ATOL, SURE_SHARE
 
 if TYPE_CHECKING:
     import torch
 
 MOST_BYTES = 1 << 28
-"""Memory for the bounds of all outputs. Larger ones take longer to compare than to wait for."""
+"""Most memory for the bounds of all outputs. Larger outputs take longer to compare than to wait for."""
 
 Keep = Callable[[str, Any], Any]
-"""Takes a name and a tensor, and returns the copy of it that no launch may change."""
+"""Takes a name and a tensor, and returns a copy of it that no launch may change."""
 
 
 class QuickLook:
-    """The bounds of what a problem's outputs may be, and what its inputs must stay."""
+    """The least and the greatest value that each element of a problem's outputs may have."""
 
     def __init__(self, bounds: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._bounds = bounds
 
     @classmethod
-    def of(
+    def from_expected(
         cls,
         kind: str,
         tensors: Mapping[str, Any],
@@ -38,9 +39,10 @@ class QuickLook:
         atol: float,
         keep: Keep,
     ) -> QuickLook | None:
-        """Return the look at tensors that are all torch's, and on one device of a ``kind``; ``None`` if they are not.
+        """Return the bounds around the expected outputs, or ``None`` if a look at them is not worth it or impossible.
 
-        The bounds lie within the tolerance by more than rounding, and are kept by ``keep``.
+        It needs strided tensors of torch on one device of this ``kind``, and floating-point outputs that are not too
+        large. The bounds are handed to ``keep``, which protects them.
         """
         import torch
 
@@ -59,35 +61,39 @@ class QuickLook:
             room -= 2 * wide.numel() * wide.element_size()
             if room < 0 or not out.numel():
                 return None
-            bounds[name] = _bounds(name, wide, rtol, atol, keep)
+            bounds[name] = _make_bounds(name, wide, rtol, atol, keep)
         return cls(bounds)
 
     def finds_right(
         self, tensors: Mapping[str, Any], unchanged: Sequence[tuple[Any, Any]] = (), intact: Any = None
     ) -> bool:
-        """Return whether the outputs are within their bounds, each of the ``unchanged`` as its copy, and ``intact``, a
-        flag on the device, is true.
+        """Return whether the outputs are within their bounds, and nothing else has changed.
+
+        Args:
+            tensors: the outputs, by name.
+            unchanged: pairs of tensors that must hold equal bits.
+            intact: a flag on the device that must be true, if given.
         """
         import torch
 
         from ktuned.spec import view_as_bits
 
-        # One wait for the device, whatever there is to look at.
-        flags = [flag for name, ends in self._bounds.items() for flag in _are_within(tensors[name], *ends)]
+        # All flags are made before the only wait for the device.
+        flags = [flag for name, ends in self._bounds.items() for flag in _flag_within(tensors[name], *ends)]
         flags += [(view_as_bits(one) == view_as_bits(other)).all() for one, other in unchanged]
         flags += [] if intact is None else [intact]
         return all(torch.stack(flags).tolist())
 
-    def flag(self, tensors: Mapping[str, Any]) -> Any:
-        """Return a flag on the device that the outputs are within their bounds; it waits for nothing."""
+    def make_flag(self, tensors: Mapping[str, Any]) -> Any:
+        """Return a flag on the device that is true if the outputs are within their bounds, without waiting for it."""
         import torch
 
-        flags = [flag for name, ends in self._bounds.items() for flag in _are_within(tensors[name], *ends)]
+        flags = [flag for name, ends in self._bounds.items() for flag in _flag_within(tensors[name], *ends)]
         return torch.stack(flags).all()
 
 
 _SINGLE = 4
-"""Bytes of the widest numbers that are compared in single precision."""
+"""Widest numbers, in bytes, that are compared in single precision."""
 
 
 def _is_plain(tensor: Any, kind: str) -> bool:
@@ -96,16 +102,19 @@ def _is_plain(tensor: Any, kind: str) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.device.type == kind
 
 
-def _bounds(name: str, wide: Any, rtol: float, atol: float, keep: Keep) -> tuple[Any, Any]:
-    """Return the ends of what an output may be: by one number of their type nearer than rounding may have put them."""
+def _make_bounds(name: str, wide: Any, rtol: float, atol: float, keep: Keep) -> tuple[Any, Any]:
+    """Return the least and the greatest allowed value of each element.
+
+    Each is one representable number nearer to the reference than computed, in case rounding has moved it outwards.
+    """
     import torch
 
-    allowed = (wide.abs() * (rtol * SURE)).add_(atol * SURE)
+    allowed = (wide.abs() * (rtol * SURE_SHARE)).add_(atol * SURE_SHARE)
     low = torch.nextafter(wide - allowed, wide)
     high = torch.nextafter(wide + allowed, wide)
     return keep(f"the least {name}", low), keep(f"the greatest {name}", high)
 
 
-def _are_within(out: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    """Return two flags on the device; NaN is within nothing. To join them by element loads one kernel more."""
+def _flag_within(out: Any, low: Any, high: Any) -> tuple[Any, Any]:
+    """Return two flags on the device; NaN is within no bounds. Joining them here would load one more GPU kernel."""
     return (out >= low).all(), (out <= high).all()

@@ -1,12 +1,21 @@
-"""The race of configs for a lane's time: each is sampled only as long as it can still win. No IO.
+"""The race: each config is sampled only as long as it can still win. No IO.
 
-A timer asks for the size of the next batch until the race has an end for its config; batches double. After each of
-them the least that the median may be is compared with the incumbent's interval: a config that is slower beyond both and
-a margin has lost, and keeps the figure and the wider interval that it has by then. Close ones are sampled until their
-median is known to 1 %. This is a Hoeffding race (Maron and Moore, "Hoeffding Races", NIPS 1993; with ranks in place of
-bounds, as in F-Race: Birattari et al., GECCO 2002), except that the bound is by order statistics of the noise that was
-seen in the configs before (:class:`ktuned.worker.noise.Noise`), and from six samples on of the config's own, too. The
-same object is replayed on recorded samples by ``benchmarks/racing.py`` and by its tests.
+A timer asks the race how many samples to take next, until it has an ending:
+
+===============  ====================================================================================================
+``KNOWN``        the median is known to 1 %, or is known well enough to be slower than the incumbent
+``OUT_OF_TIME``  the preset's time for timing is over
+``BEATEN``       the median is above the incumbent's interval by more than its own uncertainty and a margin; the config
+                 keeps the figure and the wide interval that it has by then
+``HOPELESS``     even the fastest sample is above the latency at which a config is given up
+===============  ====================================================================================================
+
+Batches grow, and the question is asked after each of them. This is a Hoeffding race (Maron and Moore, "Hoeffding
+Races", NIPS 1993), with ranks in place of bounds, as in F-Race (Birattari et al., GECCO 2002). The uncertainty of a few
+samples comes from the noise that was seen in the configs before (:class:`ktuned.worker.noise.Noise`). With six samples
+or more, it also comes from the order statistics of the config's own samples.
+
+``benchmarks/racing.py`` and the tests replay the same object on recorded samples.
 """
 
 from __future__ import annotations
@@ -24,39 +33,39 @@ RELATIVE_CI = 0.01
 """Half-width of the median's 95 % confidence interval, relative to the median, at which sampling stops."""
 
 MARGIN = 0.1
-"""Distance from the incumbent, relative to it, within which no config is given up: those are sampled to the end.
+"""Relative distance from the incumbent within which no config is given up.
 
-Few configs are as close as that, and clocks that differ from one trial to the next seldom make more of the best one.
+Few configs are as close, and a clock that changes between trials seldom changes the best one's figure by more.
 """
 
 FEW_MARGIN = 0.13
-"""The same for half as many samples as have an interval of their own: all of them may lie in one spell of a slow clock.
+"""The same for fewer samples than have an interval of their own: all of them may lie in one spell of a slow clock.
 
-On an RTX A4000 that changed its clock by up to a fifth it nearly halves the close configs that are given up, for a
-hundredth of the time that full sampling takes.
+On an RTX A4000 whose clock changed by up to a fifth, this nearly halved the number of close configs that were given up,
+and cost a hundredth of the time of full sampling.
 """
 
 FEW_BEHIND = 0.08
-"""Distance from the incumbent, relative to it, from which on half as many samples may be enough to know a median."""
+"""Relative distance from the incumbent beyond which half as many samples may be enough to know a median."""
 
 FALSE_END = 0.001
-"""Chance of giving up a config that is closer than the margin, by the noise of its samples alone."""
+"""Chance of giving up a config within the margin because of the noise of its samples."""
 
 MISSED = 0.02
-"""Chance on each side that an interval by others' noise misses the median; a little is for the medians of the others,
-which are known by few samples, too: in all it covers 95 %."""
+"""Chance, on each side, that an interval by the noise of other configs misses the median. A little is reserved for the
+medians of those configs, which have few samples, too: in all, the interval covers 95 %."""
 
 QUICK_US = 5_000.0
-"""A first launch up to this says enough of a config's pace, so that sampling may begin without a warm-up."""
+"""A first launch up to this says enough about a config's pace to begin sampling without a warm-up."""
 
 FAR = 3.0
-"""Times the hopeless latency from which on one sample after the warm-up is enough."""
+"""Multiple of the hopeless latency beyond which one sample after the warm-up is enough."""
 
 FAR_AFTER_S = 0.01
-"""Time that such a sample takes: a shorter one may have been interrupted, like the warm-up."""
+"""Least time for such a decision: a shorter sample may have been interrupted, like the warm-up."""
 
 LOOK_AFTER_S = 0.001
-"""Sampling for less costs less than loading the config did, and an interruption may lie over all of it."""
+"""Least time of sampling before a config may be beaten: one interruption may cover all of a shorter time."""
 
 BATCH = 10
 
@@ -66,7 +75,7 @@ Cost = Callable[[float], float | None]
 
 
 class Ending(Enum):
-    """The reason why the sampling of a config ended."""
+    """Why the sampling of a config ended; see the module."""
 
     KNOWN = auto()
     OUT_OF_TIME = auto()
@@ -77,10 +86,15 @@ class Ending(Enum):
 class Race:
     """One config's part in the race: its samples so far, and how many to take next.
 
-    ``stop_above_us`` is the latency that is hopeless; ``resolution_us`` the clock's, which a median needs not be known
-    better than. ``cost`` is what a latency costs by another objective, as the ``incumbent`` does then. ``warm_counts``
-    is whether the warm-up is timed as the samples are, so that it may be compared. ``first_us`` is the most that the
-    config's launch just before took, where that makes a warm-up needless. ``noise`` is that of the configs before.
+    Args:
+        preset: how many samples are wanted, and the time for them.
+        stop_above_us: the latency that is hopeless, in µs.
+        incumbent: the best config so far; its interval is one of costs if there is a ``cost``.
+        resolution_us: the clock's resolution; no median need be known better.
+        warm_counts: whether the warm-up is timed as the samples are, so that both may be compared.
+        cost: what a latency costs, if the objective is another one.
+        first_us: the most that the launch just before has taken; may make a warm-up needless.
+        noise: the noise of the configs before.
     """
 
     def __init__(
@@ -107,8 +121,8 @@ class Race:
         self._noise = noise or Noise()
         self._first_us = first_us
         self._least = max(FEWEST_FOR_CI, preset.repetitions // 2)
-        self._fewest = self._fewest_that_decide()
-        # What races was launched to be checked just before.
+        self._fewest = self._count_deciding_samples()
+        # A config in a race was launched just before, to be checked: it needs less warm-up.
         is_racing = incumbent is not None or stop_above_us is not None
         is_quick = first_us is not None and first_us <= min(QUICK_US, FAR * self._stop_above_us)
         self._warm_ups = 0 if is_racing and is_quick else max(1, preset.warmup - is_racing)
@@ -123,9 +137,9 @@ class Race:
             self.samples, self.ending = self.warm, Ending.HOPELESS
         return self.ending is not None
 
-    def next_batch(self, elapsed_s: float) -> int:
+    def choose_next_batch(self, elapsed_s: float) -> int:
         """Return how many samples to take next, ``elapsed_s`` after the first one began; 0 at the end."""
-        self.ending = self._end(elapsed_s)
+        self.ending = self._find_ending(elapsed_s)
         if self.ending is not None:
             return 0
         n, repetitions = len(self.samples), self._preset.repetitions
@@ -136,7 +150,7 @@ class Race:
                 return target - n
         return max(BATCH, repetitions, n // 2)
 
-    def _end(self, elapsed_s: float) -> Ending | None:
+    def _find_ending(self, elapsed_s: float) -> Ending | None:
         n = len(self.samples)
         if n == 0:
             return None
@@ -153,31 +167,31 @@ class Race:
             return Ending.KNOWN
         return None
 
-    def _fewest_that_decide(self) -> int:
-        """Return how many samples may show that the config is beaten: fewer than are to be taken of an unknown one, if
-        the launch that was checked was as slow.
-        """
+    def _count_deciding_samples(self) -> int:
+        """Return how many samples are enough to beat the config: fewer if its checked launch was slow already."""
         most = self._least // 2
         if self._incumbent is None or self._cost is not None or self._first_us is None:
             return most
-        return self._noise.fewest(self._first_us, self._beyond_us(FEW_MARGIN), FALSE_END, most)
+        return self._noise.count_deciding_samples(
+            self._first_us, self._find_beaten_above_us(FEW_MARGIN), FALSE_END, most
+        )
 
     @property
     def _is_behind(self) -> bool:
-        """True if the median is above the incumbent's: it need not be known any better than to 1 %."""
+        """True if the median is surely above the incumbent's, so that fewer samples are enough."""
         if self._incumbent is None or self._cost is not None:
             return False
         margin = 0.0 if len(self.samples) >= self._least else FEW_BEHIND
-        return self.interval_us[0] > self._beyond_us(margin)
+        return self.interval_us[0] > self._find_beaten_above_us(margin)
 
-    def _beyond_us(self, margin: float) -> float:
+    def _find_beaten_above_us(self, margin: float) -> float:
         """Return the latency above which a config is beaten."""
         assert self._incumbent is not None
         return self._incumbent.high * (1 + margin) + self._resolution_us
 
     @property
     def is_full(self) -> bool:
-        """True if there are as many samples as were wanted, or as there was time for, and enough for an interval."""
+        """True if sampling was not cut short, and there are enough samples for an interval of their own."""
         return self.ending in (Ending.KNOWN, Ending.OUT_OF_TIME) and len(self.samples) >= FEWEST_FOR_CI
 
     @property
@@ -187,37 +201,41 @@ class Race:
 
     @property
     def _is_known(self) -> bool:
-        if len(self.samples) < FEWEST_FOR_CI and not self._noise.knows(len(self.samples), MISSED):
+        if len(self.samples) < FEWEST_FOR_CI and not self._noise.is_informative(len(self.samples), MISSED):
             return False
         low_us, high_us = self.interval_us
         median_us = self.samples.median_us
-        # A clock that mostly reports nothing will not report more of it.
+        # A median of 0 is below the clock's resolution, and more samples will not change that.
         return not median_us or (high_us - low_us) / 2 <= max(RELATIVE_CI * median_us, self._resolution_us)
 
     @property
     def interval_us(self) -> tuple[float, float]:
-        """The median's 95 % interval, in µs: by the config's own samples, or where those are too few by the noise of
-        others; where that is not known, either, the samples' range.
+        """The 95 % interval of the median, in µs.
+
+        It comes from the config's own samples. If those are too few, from the noise of other configs; if that is not
+        known, it is the samples' range.
         """
-        if len(self.samples) >= FEWEST_FOR_CI or not self._noise.knows(len(self.samples), MISSED):
+        if len(self.samples) >= FEWEST_FOR_CI or not self._noise.is_informative(len(self.samples), MISSED):
             return self.samples.interval_us
-        return self._noise.lowest_median_us(self.samples, MISSED), self._noise.highest_median_us(self.samples, MISSED)
+        return self._noise.find_lowest_median_us(self.samples, MISSED), self._noise.find_highest_median_us(
+            self.samples, MISSED
+        )
 
     @property
     def _is_beaten(self) -> bool:
-        """True if the median is beyond the incumbent's interval by more than its own uncertainty and a margin."""
+        """True if the median is above the incumbent's interval by more than its own uncertainty and a margin."""
         if self._incumbent is None or len(self.samples) < self._fewest:
             return False
         is_sampled = len(self.samples) >= self._least
         margin = MARGIN if is_sampled else FEW_MARGIN
         if self._cost is None:
-            beyond_us = self._beyond_us(margin)
+            beyond_us = self._find_beaten_above_us(margin)
             is_beyond = is_sampled and self.samples.interval_us[0] > beyond_us
             return is_beyond or self._noise.is_above(self.samples, beyond_us, FALSE_END, self._first_us)
         beyond = self._incumbent.high * (1 + margin)
-        # By some metrics a longer launch is the better one.
-        low_us = self._noise.lowest_median_us(self.samples, FALSE_END)
-        high_us = self._noise.highest_median_us(self.samples, FALSE_END)
+        # By another objective a longer launch may be cheaper, so both ends of the interval count.
+        low_us = self._noise.find_lowest_median_us(self.samples, FALSE_END)
+        high_us = self._noise.find_highest_median_us(self.samples, FALSE_END)
         if is_sampled:
             own_us = self.samples.interval_us
             low_us, high_us = max(low_us, own_us[0]), min(high_us, own_us[1])

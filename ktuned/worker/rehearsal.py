@@ -1,7 +1,7 @@
-"""A problem of a few numbers, which a spare opens on its GPU: it loads there what every problem needs.
+"""Rehearsal: a tiny problem that a spare worker opens on its GPU, to load what every problem needs.
 
-A GPU's libraries load each of their kernels when it is first used: 20 ms for each of some twenty, as much as a lane
-that lost its worker may take in all.
+A GPU's libraries load each of their kernels on its first use. That takes 20 ms for each of some twenty kernels, as much
+time as a lane that has lost its worker may take in all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ktuned.spec import kernel, space, tensor
 from ktuned.worker.problem import ProblemData
 
 _SIDE = 16
-"""As little as loads them: the lanes of the GPU wait meanwhile."""
+"""Rows and columns: just large enough to load the kernels, because the GPU's lanes wait for the rehearsal."""
 
 
 @kernel(
@@ -29,25 +29,25 @@ _SIDE = 16
     reference=lambda half, single: dict(product=half.float() @ single),
 )
 def rehearsed(p: Any, c: Any) -> Any:
-    """Return nothing: no config of it is ever built."""
+    """Return nothing: no config of this kernel is ever built."""
 
 
-def rehearse(device: Device) -> None:
-    """Open the problem on a device, judge its expected outputs as a trial's are judged, and give the memory back.
+def rehearse_problem(device: Device) -> None:
+    """Open the problem on a device, judge its outputs once as a trial does, and free the memory.
 
     Raises:
-        RuntimeError: the device refuses, for example for want of memory.
+        RuntimeError: the device refuses, for example because its memory is short.
     """
     import torch
 
-    _open(device)
+    _open_problem(device)
     torch.cuda.empty_cache()
 
 
-def _open(device: Device) -> None:
+def _open_problem(device: Device) -> None:
     try:
         data = ProblemData(rehearsed, {}, device)
-        data.expect(Path(os.devnull))
+        data.provide_expected_outputs(Path(os.devnull))
     except KernelFileError as error:
         raise error.__cause__ or error from None
-    data.rehearse()
+    data.rehearse_judging()

@@ -1,6 +1,17 @@
-"""The worker's end of its pipe to the daemon.
+"""The worker's end of its pipe to the daemon: phases, items and answers of the request in progress.
 
-A module of its own, below all operations that answer through it.
+Each message wakes the daemon, which costs more than many results do. Two things spare it that, where the daemon has
+given the worker a journal:
+
+- **Phases** go into the journal (:mod:`ktuned.ipc.journal`). Without one, each is a message.
+- **Items** may be held back for a while, and leave together with a later item or with the reply. A copy of each held
+  frame is in the journal, so that a worker that is killed meanwhile loses no result. The journal is told when they were
+  sent, so that none is counted twice.
+
+What user code prints is flushed before the item or reply that it belongs to.
+
+User code may fork. A child that returns into the loop would answer a second time, so whoever writes first checks that
+it is the worker itself.
 """
 
 from __future__ import annotations
@@ -17,39 +28,39 @@ from ktuned.model import Phase
 
 
 class Phases(Protocol):
-    """Takes the name of each phase as it begins."""
+    """Is told of each phase as it begins."""
 
-    def phase(self, phase: Phase) -> None:
-        """Name the phase that begins."""
+    def begin_phase(self, phase: Phase) -> None:
+        """Report that a phase begins."""
 
 
 class TimedPhases:
-    """Passes the phases of one config on, and takes their times."""
+    """Passes on the phases of one config, and measures how long each takes."""
 
     def __init__(self, phases: Phases, first: Phase) -> None:
         self._phases = phases
         self._phase = first
         self._since = perf_counter()
-        self._spent: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
 
-    def phase(self, phase: Phase) -> None:
-        """Name the phase that begins."""
-        self._phases.phase(phase)
-        self._spend(phase)
+    def begin_phase(self, phase: Phase) -> None:
+        """Report that a phase begins, and end the one before."""
+        self._phases.begin_phase(phase)
+        self._end_phase(phase)
 
-    def seconds(self) -> Mapping[str, float]:
-        """Return the seconds of each phase up to now; those of one that came again are added up."""
-        self._spend(self._phase)
-        return {name: round(seconds, 6) for name, seconds in self._spent.items()}
+    def sum_phase_seconds(self) -> Mapping[str, float]:
+        """Return the seconds spent in each phase so far; a phase that began several times counts once, as a sum."""
+        self._end_phase(self._phase)
+        return {name: round(seconds, 6) for name, seconds in self._seconds.items()}
 
-    def _spend(self, following: Phase) -> None:
+    def _end_phase(self, following: Phase) -> None:
         now = perf_counter()
-        self._spent[self._phase.value] = self._spent.get(self._phase.value, 0.0) + now - self._since
+        self._seconds[self._phase.value] = self._seconds.get(self._phase.value, 0.0) + now - self._since
         self._phase, self._since = following, now
 
 
 class Reply:
-    """Sends the answers to one request after another; phases go into the ``journal``, if there is one."""
+    """Answers one request after another through a pipe, with a ``journal`` if the daemon keeps one."""
 
     _journal: Journal | None = None
 
@@ -67,36 +78,38 @@ class Reply:
         """The file descriptor that answers are written to."""
         return self._write_fd
 
-    def begin(self, phase: Phase) -> None:
-        """Begin a request, which the daemon has begun in the journal."""
+    def begin_request(self, phase: Phase) -> None:
+        """Start answering a request, which the daemon has already begun in the journal."""
         self._phase = phase
         self._held.clear()
         self._held_bytes = 0
         if self._journal is not None:
             self._journal.follow_request()
 
-    def phase(self, phase: Phase) -> None:
-        """Name the phase that begins, so that its deadline runs."""
+    def begin_phase(self, phase: Phase) -> None:
+        """Report that a phase begins: the daemon counts its deadline from now on."""
         if self._journal is None:
-            self.send(replies.PhaseBegun(phase))
+            self.send_answer(replies.PhaseBegun(phase))
             return
         self._require_worker()
         self._phase = phase
         self._journal.enter_phase(phase)
 
-    def item(self, value: Any, *, hold_s: float = 0.0) -> None:
-        """Send one of several results, after what was printed for it.
+    def send_item(self, value: Any, *, hold_s: float = 0.0) -> None:
+        """Send one of several results, and begin the current phase again for the next one.
 
-        It, and those that are held before it, may be sent together with a later one, within ``hold_s`` of the first
-        or with the reply: each message wakes the daemon. The journal has them meanwhile. The phase begins again.
+        Args:
+            value: the result, as :mod:`ktuned.ipc.replies` defines it.
+            hold_s: how long, in seconds, the first held item may wait for later ones. Without a journal nothing is
+                held.
         """
         answer = replies.Item(value)
         if self._journal is None:
             flush_output()
-            self.send(answer)
+            self.send_answer(answer)
             return
         self._require_worker()
-        # Before anything is sent: a request that is late is late for the item that it is at.
+        # Before anything is written: from now on, a deadline that passes is the next item's.
         self._journal.enter_phase(self._phase)
         frame = replies.encode(answer)
         now = monotonic()
@@ -107,41 +120,41 @@ class Reply:
         self._held_bytes += len(frame)
         if is_due:
             flush_output()
-            self.release()
+            self.send_held_frames()
         else:
             self._journal.hold_item(frame)
 
-    def computed(self) -> None:
-        """Say that what is left of the request needs no processor."""
+    def announce_end_of_computing(self) -> None:
+        """Report that the rest of the request only waits for the disk, so that others may have the processor."""
         flush_output()
-        self.release()
-        self._write(replies.encode(replies.Computed()))
+        self.send_held_frames()
+        self._write_frames(replies.encode(replies.Computed()))
 
-    def send(self, answer: replies.Answer) -> None:
-        """Write one frame, after those that were held; blocks while the daemon does not read."""
+    def send_answer(self, answer: replies.Answer) -> None:
+        """Write one frame after those that were held. Blocks while the daemon does not read."""
         frame = replies.encode(answer)
         if self._held:
             self._held.append(frame)
-            self.release()
+            self.send_held_frames()
         else:
-            self._write(frame)
+            self._write_frames(frame)
 
-    def release(self) -> None:
-        """Write the frames that are held, all at once."""
+    def send_held_frames(self) -> None:
+        """Write all held frames at once."""
         if not self._held:
             return
-        self._write(b"".join(self._held))
+        self._write_frames(b"".join(self._held))
         if self._journal is not None:
             self._journal.record_sent(len(self._held))
         self._held.clear()
         self._held_bytes = 0
 
     def _require_worker(self) -> None:
-        """End a child that user code forked and let return: only the worker itself may answer."""
+        """Exit if this is a child that user code forked: only the worker itself may answer."""
         if os.getpid() != self._pid:
             os._exit(1)
 
-    def _write(self, frames: bytes) -> None:
+    def _write_frames(self, frames: bytes) -> None:
         self._require_worker()
         data = memoryview(frames)
         while data:
@@ -149,7 +162,8 @@ class Reply:
 
 
 def flush_output() -> None:
-    """Send on the output of user code before a reply: that may have replaced or closed the streams."""
+    """Flush what user code has printed, so that it arrives before the reply."""
+    # User code may have replaced or closed the streams.
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

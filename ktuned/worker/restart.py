@@ -1,8 +1,8 @@
-"""Restart of a worker as a fresh process, which carries on with the request that needs one.
+"""Restart of a worker: the process executes itself again, and carries on with the request that needs a fresh one.
 
-User code may leave in a process what cannot be dropped: operators that torch has registered, native modules, hooks.
-The process then executes its interpreter again, with the same pipes and process id, so that the daemon sees nothing
-but a longer request.
+User code may leave things in a process that cannot be removed: operators registered with torch, native modules, hooks.
+The pipes and the process id stay the same, so that the daemon sees nothing but a longer request. The request travels in
+an anonymous file in memory, whose descriptor the new process gets as an argument.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from ktuned.model import Record, record
 
 
 @record
-class Beginning(Record):
-    """The command, environment and directory that a process was started with."""
+class ProcessStart(Record):
+    """The arguments, environment and directory that a process was started with."""
 
     arguments: tuple[str, ...]
     environ: Mapping[str, str]
     directory: str
 
     @classmethod
-    def here(cls) -> Beginning:
-        """Return this process's, as it is now; arguments of an earlier restart are left out."""
+    def of_this_process(cls) -> ProcessStart:
+        """Return how this process was started, without the argument of an earlier restart."""
         arguments = [argument for argument in sys.orig_argv[1:] if not argument.startswith(_RESUMED)]
         return cls(tuple(arguments), dict(os.environ), os.getcwd())
 
-    def again(self, request: requests.Request[Any, Any], kept: tuple[int, ...]) -> NoReturn:
-        """Become a fresh process that has this request and these file descriptors, and no others."""
+    def restart_with(self, request: requests.Request[Any, Any], kept: tuple[int, ...]) -> NoReturn:
+        """Execute the interpreter again, with this request, and with the ``kept`` descriptors but no others."""
         descriptor = os.memfd_create("ktuned-request")
         with open(descriptor, "wb", closefd=False) as stream:
             stream.write(requests.encode(request))
-        for other in map(int, os.listdir("/proc/self/fd")):
+        for number in map(int, os.listdir("/proc/self/fd")):
             with contextlib.suppress(OSError):
-                os.set_inheritable(other, other <= 2 or other in (*kept, descriptor))
+                os.set_inheritable(number, number <= 2 or number in (*kept, descriptor))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.chdir(self.directory)
         resumed = f"{_RESUMED}{descriptor}"
@@ -49,8 +49,8 @@ class Beginning(Record):
 _RESUMED = "--resumed="
 
 
-def resumed(arguments: list[str]) -> requests.Request[Any, Any] | None:
-    """Return the request that a restarted worker carries on with, from its additional arguments; else ``None``."""
+def read_resumed_request(arguments: list[str]) -> requests.Request[Any, Any] | None:
+    """Return the request that a restarted worker carries on with, given its additional arguments, if any."""
     if not arguments:
         return None
     descriptor = int(arguments[0].removeprefix(_RESUMED))

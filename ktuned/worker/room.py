@@ -1,4 +1,9 @@
-"""Room on a GPU beside an application: the memory that a problem takes, and whether it is free."""
+"""Room on a GPU that an application uses, too: the memory that a problem needs, and whether it is free.
+
+A problem is opened only if its estimated need is free, with a margin. Then torch is limited to that, or to half of what
+is free if this is more: the estimate may be too low, and a config that meets a limit is not to blame. The application
+keeps the rest.
+"""
 
 from __future__ import annotations
 
@@ -10,40 +15,38 @@ from ktuned.backends import gpu_uuids, nvml
 from ktuned.model import KtunedError
 
 MARGIN: Final = 1.1
-"""Memory that must be free beside the need: the application may allocate, too, while a problem is opened."""
+"""Free memory required, in multiples of the need: the application may allocate, too, while a problem is opened."""
 
 LIMIT_SHARE: Final = 2
-"""The free memory by what a problem may take of it where that is more than its need: the need is an estimate, and a
-config that meets a limit is not to blame. Half of what was free stays the application's."""
+"""Divisor of the free memory: a problem may take that part of it even if it needs less."""
 
 CONTEXT_BYTES: Final = 640 << 20
-"""A process's context with torch's kernels: some 500 MiB on an H100."""
+"""A process's context with torch's kernels; some 500 MiB on an H100."""
 
 FLUSH_BYTES: Final = 128 << 20
-"""The buffer that flushes the second-level cache: twice as large as that."""
+"""The buffer that flushes the second-level cache, which is half as large."""
 
 BAND_BYTES: Final = 4 << 20
-"""Guards around the two copies of each tensor."""
+"""Guards around two copies of a tensor."""
 
 COPIES: Final = 4
-"""Of each tensor: the config's, ktuned's own, the one that the reference works on, and what that returns."""
+"""Copies of each tensor: the configs', ktuned's own, the reference's, and what the reference returns."""
 
 CHECK_BYTES: Final = 48
-"""Bytes for each element of an output while it is compared: both sides, their difference and the tolerance in double,
-and masks."""
+"""Bytes per element of an output while it is compared: both sides, difference and tolerance in double, and masks."""
 
 SPARED_SHARE: Final = 0.5
-"""Of a GPU's memory, what spares leave free: the next problem may be larger, and configs may allocate."""
+"""Share of a GPU's memory that spares leave free: the next problem may be larger, and configs may allocate."""
 
 
 class DeviceCrowded(KtunedError):
-    """An application's memory leaves too little for a problem; nothing is wrong with either."""
+    """An application leaves too little memory for a problem. Nothing is wrong with either."""
 
     code = "device_crowded"
 
 
-def needed_bytes(tensors: Mapping[str, tuple[int, int]], *, has_context: bool) -> int:
-    """Return the memory that a problem takes; ``tensors`` have a size in bytes and elements. No IO."""
+def estimate_needed_bytes(tensors: Mapping[str, tuple[int, int]], *, has_context: bool) -> int:
+    """Return the memory in bytes that a problem needs; ``tensors`` are pairs of bytes and elements. No IO."""
     total = FLUSH_BYTES + (0 if has_context else CONTEXT_BYTES)
     for size, _ in tensors.values():
         total += COPIES * size + BAND_BYTES
@@ -52,10 +55,10 @@ def needed_bytes(tensors: Mapping[str, tuple[int, int]], *, has_context: bool) -
 
 
 def require_room(device: str, declared: Mapping[str, Any]) -> None:
-    """Check that a device has room for a problem's tensors, and keep this process within it.
+    """Check that a device has room for a problem's tensors, and limit torch to it.
 
     Raises:
-        DeviceCrowded: it has not.
+        DeviceCrowded: there is too little.
     """
     import torch
 
@@ -67,45 +70,48 @@ def require_room(device: str, declared: Mapping[str, Any]) -> None:
         elements = math.prod(shape)
         sizes[name] = (elements * getattr(torch, dtype).itemsize, elements)
     has_context = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    need = needed_bytes(sizes, has_context=has_context)
-    free, total = _memory(device)
-    # Memory of the last problem that torch keeps is this one's.
+    need = estimate_needed_bytes(sizes, has_context=has_context)
+    free, total = _read_memory(device)
+    # What torch keeps of the last problem's memory can be used by this one.
     available = free + (torch.cuda.memory_reserved(device) if has_context else 0)
     if available < MARGIN * need:
         raise DeviceCrowded(
-            f"{device} has {available >> 20} MiB free beside an application; this problem takes {need >> 20} MiB, "
-            "and a tenth of that must stay free"
+            f"an application leaves {available >> 20} MiB of {device} free; this problem needs {need >> 20} MiB, "
+            "and a tenth more to spare"
         )
-    # Torch's limit is for what it allocates, not for the context.
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes(need, available) / total), device)
+    # The limit is on what torch allocates; the context does not count.
+    torch.cuda.set_per_process_memory_fraction(min(1.0, choose_limit_bytes(need, available) / total), device)
 
 
 def require_room_for_spare(device: str) -> None:
-    """Check that a device has room for the context of a worker that only stands by, before that is made.
+    """Check that a device has room for the context of a spare worker, before the context is made.
 
     Raises:
-        RuntimeError: it has not.
+        RuntimeError: there is too little.
     """
-    uuid = gpu_uuids().get(device, "")
-    found = nvml.memory(uuid) if uuid else None
-    if found is not None and found[0] - CONTEXT_BYTES < SPARED_SHARE * found[1]:
-        free, total = (size >> 20 for size in found)
-        raise RuntimeError(f"{free} of {total} MiB are free there, and spares leave half of the memory")
+    memory = _ask_nvml(device)
+    if memory is not None and memory[0] - CONTEXT_BYTES < SPARED_SHARE * memory[1]:
+        free, total = (size >> 20 for size in memory)
+        raise RuntimeError(f"only {free} of {total} MiB are free, and spares must leave half of the memory free")
 
 
-def limit_bytes(need: int, available: int) -> float:
-    """Return the memory that a problem may take, of so much that is free. No IO."""
+def choose_limit_bytes(need: int, available: int) -> float:
+    """Return the memory in bytes that a problem may take of the ``available`` bytes. No IO."""
     return max(MARGIN * need, available / LIMIT_SHARE)
 
 
-def _memory(device: str) -> tuple[int, int]:
-    """Return the free and the whole memory of a device in bytes."""
+def _ask_nvml(device: str) -> tuple[int, int] | None:
+    """Return the free and the total memory of a device in bytes; ``None`` if NVML does not know."""
     uuid = gpu_uuids().get(device, "")
-    found = nvml.memory(uuid) if uuid else None
-    if found is not None:
-        return found
+    return nvml.memory(uuid) if uuid else None
+
+
+def _read_memory(device: str) -> tuple[int, int]:
+    """Return the free and the total memory of a device in bytes."""
+    if (memory := _ask_nvml(device)) is not None:
+        return memory
     import torch
 
-    # It takes a context to learn it in this way.
+    # Without NVML, asking takes a context.
     free, total = torch.cuda.mem_get_info(device)
     return int(free), int(total)

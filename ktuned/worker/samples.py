@@ -1,7 +1,7 @@
-"""Samples of a launch's time, and what they say about its median: quartiles, and an interval. No IO.
+"""Samples of a launch's time, and what they say about its median: quartiles and an interval. No IO.
 
-The figure is a median, never a mean: on a machine that does other things as well, a few samples are very late,
-and a mean follows them (a 4.6 µs kernel was seen with a mean of 156 µs beside 32 compilers).
+The figure of a config is a median, never a mean. On a machine that does other things, too, a few samples are very late,
+and a mean follows them: beside 32 compilers, a kernel of 4.6 µs had a mean of 156 µs.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass, field
 from functools import cache
 
 FEWEST_FOR_CI = 6
-"""Fewer samples have no 95 % interval: even their whole range misses the median more often than that."""
+"""Fewer samples have no 95 % interval: even their whole range misses the median more often."""
 
 _MISSED = 0.025
 _Z95 = 1.96
 _EXACT_UP_TO = 60
-"""Sizes up to which the interval's ranks are counted exactly; from there on the normal approximation is as good."""
+"""Number of samples up to which the interval's ranks are counted exactly; beyond, a normal approximation is as good."""
 
 
 @dataclass
 class Samples:
-    """Launch times in µs, kept sorted and as they came, with the statistics that decide."""
+    """Launch times in µs, both sorted and in the order in which they were taken."""
 
     sorted_us: list[float] = field(default_factory=list)
     taken_us: list[float] = field(default_factory=list)
 
     def add(self, microseconds: float) -> None:
-        """Take one more sample."""
+        """Add a sample."""
         insort(self.sorted_us, microseconds)
         self.taken_us.append(microseconds)
 
@@ -54,19 +54,19 @@ class Samples:
 
     @property
     def interval_us(self) -> tuple[float, float]:
-        """The median's 95 % confidence interval, in µs; with fewer than :data:`FEWEST_FOR_CI` samples their range.
+        """The 95 % confidence interval of the median, in µs; the range of fewer than :data:`FEWEST_FOR_CI` samples.
 
-        By order statistics, which assumes no distribution (Conover, *Practical Nonparametric Statistics*, 3.2).
+        By order statistics, which assume no distribution (Conover, *Practical Nonparametric Statistics*, 3.2).
         """
-        low = _rank(len(self.sorted_us))
+        low = _find_interval_rank(len(self.sorted_us))
         return self.sorted_us[low], self.sorted_us[-1 - low]
 
 
 @cache
-def _rank(n: int) -> int:
-    """Return the place, from either end of ``n`` sorted samples, of the 95 % interval's ends.
+def _find_interval_rank(n: int) -> int:
+    """Return the rank of the 95 % interval's ends among ``n`` sorted samples, counted from either end.
 
-    The sample at place k is above the median if at most k of n fair coins show heads.
+    The sample of rank k is above the median if at most k of n fair coins show heads.
     """
     if n > _EXACT_UP_TO:
         return max(0, math.floor(n / 2 - _Z95 * math.sqrt(n) / 2) - 1)

@@ -1,4 +1,14 @@
-"""Sealing: a compiled directory becomes an artifact, complete, described, read-only, durable and in place at once."""
+"""Sealing: a compiled directory becomes an artifact, which is complete, described, read-only and durable.
+
+The order matters, because the process may be killed and the machine may lose power at any moment:
+
+1.  Check that the directory holds everything itself.
+2.  Write the manifest, with the hashes of all files.
+3.  Make files read-only and flush them, then the directory, to the disk.
+4.  Rename the directory to its place, in one step, and flush the directories above.
+
+So a reader finds the whole artifact or none. If another process has sealed the same key meanwhile, its artifact stays.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +23,7 @@ from ktuned.ipc import DamagedArtifact, Manifest, Recipe, manifest
 from ktuned.model import BackendError
 
 
-def seal(
+def seal_artifact(
     directory: Path,
     place: Path,
     *,
@@ -24,28 +34,38 @@ def seal(
     decisive: Iterable[str] = (),
     recipe: Recipe | None = None,
 ) -> tuple[Manifest, int]:
-    """Make ``directory`` the artifact of ``key`` at ``place``, durably; return its manifest, and the bytes added.
+    """Make ``directory`` the artifact of ``key`` at ``place``, durably.
 
-    Where an equal key was sealed meanwhile, that one stays, ``directory`` is removed, and nothing was added. A process
-    that is killed meanwhile leaves the whole artifact or none.
+    Args:
+        directory: what was compiled; it is moved or removed.
+        place: where the artifact belongs.
+        key: the artifact's key.
+        backend: the name of the backend that has compiled it.
+        facts: what the compiler has reported.
+        required: names of files that must be there.
+        decisive: names of files whose content decides what the kernel does.
+        recipe: what it was compiled from.
+
+    Returns:
+        The manifest of the artifact at ``place``, and the bytes added: none if one with this key was there already.
 
     Raises:
         BackendError: a required file is missing, or a file is a link.
         OSError: the disk is full, or fails otherwise.
     """
     _check_complete(directory, key, backend, required)
-    made = manifest.write(directory, key=key, backend=backend, facts=facts, decisive=decisive, recipe=recipe)
+    written = manifest.write(directory, key=key, backend=backend, facts=facts, decisive=decisive, recipe=recipe)
     size = _make_durable(directory)
-    standing = _move(directory, place)
+    standing = _move_into_place(directory, place)
     if standing is None:
-        return made, size
+        return written, size
     shutil.rmtree(directory, ignore_errors=True)
     return standing, 0
 
 
 def _check_complete(directory: Path, key: str, backend: str, required: Iterable[str]) -> None:
     missing = [name for name in required if not (directory / name).is_file()]
-    # What lies outside could change later, and must not become read-only.
+    # The target of a link could change later, and must not become read-only.
     links = [path.name for path in directory.rglob("*") if path.is_symlink()]
     for names, what in ((missing, "does not hold"), (links, "must hold itself, not link to,")):
         if names:
@@ -61,13 +81,13 @@ def _make_durable(directory: Path) -> int:
         if not path.is_dir():
             path.chmod(path.stat().st_mode & ~0o222)
             size += path.stat().st_size
-        _sync(path)
-    _sync(directory)
+        _sync_to_disk(path)
+    _sync_to_disk(directory)
     return size
 
 
-def _move(directory: Path, place: Path) -> Manifest | None:
-    """Rename ``directory``; return the manifest of an equal artifact that was faster, which then stands."""
+def _move_into_place(directory: Path, place: Path) -> Manifest | None:
+    """Rename ``directory`` to ``place``; if an artifact is there already, return its manifest instead."""
     place.parent.mkdir(mode=0o700, exist_ok=True)
     while True:
         try:
@@ -76,8 +96,8 @@ def _move(directory: Path, place: Path) -> Manifest | None:
             if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
                 raise
         else:
-            _sync(place.parent)
-            _sync(place.parent.parent)
+            _sync_to_disk(place.parent)
+            _sync_to_disk(place.parent.parent)
             return None
         try:
             return manifest.read(place)
@@ -86,7 +106,7 @@ def _move(directory: Path, place: Path) -> Manifest | None:
 
 
 def _set_aside(place: Path, aside: Path) -> None:
-    """Remove a damaged artifact; renamed first, so that no reader finds half of it."""
+    """Remove a damaged artifact. It is renamed first, so that no reader finds half of it."""
     try:
         place.rename(aside)
     except FileNotFoundError:
@@ -94,7 +114,7 @@ def _set_aside(place: Path, aside: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def _sync_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,9 @@
-"""Libraries of tensors that a worker may measure with: torch, and NumPy on a CPU where torch is not installed."""
+"""Tensor libraries that a worker can measure with: torch, or NumPy on a CPU where torch is not installed.
+
+All code that measures handles tensors through :class:`TensorLibrary`. :func:`choose_library` picks the library that
+makes a problem's tensors. :func:`library_of` tells which one a tensor belongs to, since a kernel file's own code may
+return tensors of the other one.
+"""
 
 from __future__ import annotations
 
@@ -20,112 +25,116 @@ NUMPY = NumPyTensors()
 
 
 class TensorLibrary(Protocol):
-    """The operations on tensors that measuring needs; ``word`` is their type, as messages name it."""
+    """The operations on tensors that measuring needs. ``word`` is the tensors' type, as messages name it."""
 
     word: str
 
-    def seed(self, number: int) -> None:
-        """Seed the library's own generator, which ``inputs`` of a kernel file may draw from."""
+    def seed_generator(self, number: int) -> None:
+        """Seed the library's global generator, which a kernel file's ``inputs`` may draw from."""
 
-    def make(self, spec: TensorSpec, name: str, seed_text: str, device: str) -> Any:
-        """Return the tensor that a kernel file declares.
+    def make_tensor(self, spec: TensorSpec, name: str, seed_text: str, device: str) -> Any:
+        """Make a tensor that a kernel file declares, with equal bytes in each library.
 
         Raises:
             RuntimeError: there is no memory for it.
             UsageError: the library lacks its dtype.
         """
 
-    def own(self, value: Any, device: str, moved: dict[int, Any] | None = None) -> Any:
-        """Return a tensor that user code has made as one of this library; ``None`` for anything else.
+    def adopt_tensor(self, value: Any, device: str, moved: dict[int, Any] | None = None) -> Any:
+        """Return a tensor that user code has made as a tensor of this library; ``None`` if it is no tensor.
 
-        ``moved`` are the allocations that have been copied to a device already: what shares one still does there.
+        ``moved`` collects the allocations that were copied to the device, by their address on the host, so that arrays
+        which share memory still share it there.
 
         Raises:
-            UsageError: the library cannot hold it as it is.
+            UsageError: the library cannot represent it.
         """
 
-    def load(self, file: Path, device: str) -> dict[str, Any]:
-        """Return the tensors of a safetensors file."""
+    def load_tensors(self, file: Path, device: str) -> dict[str, Any]:
+        """Read the tensors of a safetensors file to a device."""
 
-    def save(self, tensors: Mapping[str, Any], file: Path) -> None:
+    def save_tensors(self, tensors: Mapping[str, Any], file: Path) -> None:
         """Write a safetensors file."""
 
-    def guarded_on(self, tensor: Any) -> str:
-        """Return the kind of a tensor's device; empty for one that is more than numbers in memory, or less."""
+    def find_guarded_kind(self, tensor: Any) -> str:
+        """Return the kind of a tensor's device, or nothing if the tensor cannot be guarded.
 
-    def size(self, tensor: Any) -> int:
-        """Return the bytes of a tensor's elements."""
+        Only plain numbers in strided memory can be: no sparse or quantized tensors, subclasses or lazy views.
+        """
 
-    def extent(self, tensor: Any) -> tuple[int, int]:
-        """Return the address of the first byte of a tensor's elements, and how many bytes lie up to its last one."""
+    def count_element_bytes(self, tensor: Any) -> int:
+        """Return the size of all elements of a tensor, in bytes."""
 
-    def allocation(self, tensor: Any) -> tuple[int, int]:
-        """Return the address and the size of the allocation that a tensor lies in, as far as it is known."""
+    def find_extent(self, tensor: Any) -> tuple[int, int]:
+        """Return the address of a tensor's lowest byte, and how many bytes lie from it to the highest."""
 
-    def in_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
-        """Return a copy of a tensor in a buffer of the host, from a byte of it on, with the tensor's own strides."""
+    def find_allocation(self, tensor: Any) -> tuple[int, int]:
+        """Return the address and the size in bytes of the allocation that a tensor lies in, as far as it is known."""
 
-    def layout(self, tensor: Any) -> tuple[object, ...]:
-        """Return where a tensor's elements are and how they are read: all that in-place writing leaves as it is."""
+    def copy_into_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
+        """Copy a tensor into a buffer of the host, starting at the byte ``offset``, with the tensor's own strides."""
 
-    def clone(self, tensor: Any) -> Any:
+    def read_layout(self, tensor: Any) -> tuple[object, ...]:
+        """Return shape, dtype, strides and address of a tensor: everything that writing in place does not change."""
+
+    def clone_tensor(self, tensor: Any) -> Any:
         """Return a copy with the same strides."""
 
     def make_contiguous(self, tensor: Any) -> Any:
-        """Return a copy whose elements follow each other in their order."""
+        """Return a copy with contiguous memory of its own."""
 
-    def copy(self, source: Any, target: Any) -> None:
-        """Copy a tensor's elements into another of its shape and dtype."""
+    def copy_elements(self, source: Any, target: Any) -> None:
+        """Copy the elements of a tensor into another one of the same shape and dtype."""
 
-    def like(self, tensor: Any, other: Any) -> Any:
-        """Return a tensor with the dtype and shape of another one."""
+    def convert_like(self, tensor: Any, other: Any) -> Any:
+        """Convert a tensor to the dtype and the shape of another one."""
 
-    def beside(self, tensor: Any, other: Any) -> Any:
-        """Return a tensor, or its copy on the device of another one."""
+    def move_to_device_of(self, tensor: Any, other: Any) -> Any:
+        """Return a tensor on the device of another one: itself if it is there already."""
 
-    def poison(self, tensor: Any) -> None:
+    def poison_tensor(self, tensor: Any) -> None:
         """Fill a tensor with its dtype's poison (see :mod:`ktuned.spec.poisons`)."""
 
-    def bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
-        """Return views of a tensor's memory as integers, each with its poison of even and of odd launches."""
+    def view_bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
+        """Return views of a tensor's memory as integers, each with its two poisons, for even and for odd launches."""
 
     def are_equal_bits(self, one: Any, other: Any) -> bool:
-        """Return whether two views of bits hold the same."""
+        """Return whether two results of :meth:`view_bits` are equal."""
 
-    def unwritten(self, tensor: Any) -> Any:
-        """Return where a tensor that was poisoned still is, as bools of its shape."""
+    def find_unwritten(self, tensor: Any) -> Any:
+        """Return which elements of a poisoned tensor still hold the poison, as bools of its shape."""
 
-    def is_same(self, one: Any, other: Any) -> bool:
-        """Return whether two tensors of one dtype and shape hold the same bits, NaNs included."""
+    def are_same_tensors(self, one: Any, other: Any) -> bool:
+        """Return whether two tensors of the same dtype and shape hold the same bits; equal NaNs are equal."""
 
     @property
     def arithmetic(self) -> Any:
-        """The library's module, whose functions of the array API comparisons call."""
+        """The library's module, for functions that both libraries have."""
 
     def digest_tensors(self, tensors: Sequence[Any]) -> Any:
-        """Return a digest of all bits of some tensors, where they are; :meth:`read_digests` reads it.
+        """Start a digest of all bits of some tensors, for :meth:`read_digests`; a GPU is not waited for.
 
-        Equal bits give equal digests on one kind of device; a GPU is not waited for.
+        Equal bits give equal digests on the same kind of device.
         """
 
     def read_digests(self, digests: Sequence[Any]) -> list[str]:
-        """Return digests as texts of 16 hexadecimal digits, after one wait for the device."""
+        """Return digests as 16 hexadecimal digits each, after a single wait for the device."""
 
-    def kind(self, tensor: Any) -> str:
-        """Return ``float``, ``complex`` or ``int``; bools count as integers."""
+    def find_number_kind(self, tensor: Any) -> str:
+        """Return the kind of a tensor's numbers: ``float``, ``complex``, or ``int`` for integers and bools."""
 
-    def cast(self, tensor: Any, dtype: str) -> Any:
-        """Return a converted tensor."""
+    def cast_tensor(self, tensor: Any, dtype: str) -> Any:
+        """Return a tensor converted to a dtype."""
 
-    def rounded(self, number: float, element: Any) -> object:
+    def round_number(self, number: float, element: Any) -> object:
         """Return a number rounded to an element's dtype."""
 
-    def quiet(self) -> AbstractContextManager[object]:
-        """Hold back warnings of arithmetic with infinities and NaNs."""
+    def silence_warnings(self) -> AbstractContextManager[object]:
+        """Suppress warnings about arithmetic with infinities and NaNs, for a while."""
 
 
-def library_for(device: Device) -> TensorLibrary:
-    """Return the library that makes the tensors of a device: torch where it is installed, which a GPU needs."""
+def choose_library(device: Device) -> TensorLibrary:
+    """Return the library that makes a device's tensors: torch if it is installed, and always for a GPU."""
     if device.kind == "cpu" and importlib.util.find_spec("torch") is None:
         return NUMPY
     return TORCH
@@ -137,6 +146,6 @@ def library_of(tensor: Any) -> TensorLibrary:
 
 
 def never_written(tensor: Any) -> bool:
-    """Return whether a tensor that was poisoned, and has elements, holds nothing else."""
-    still = library_of(tensor).unwritten(tensor)
+    """Return whether a poisoned tensor still holds nothing but the poison; false if it has no elements."""
+    still = library_of(tensor).find_unwritten(tensor)
     return bool(len(tensor.shape) == 0 or all(tensor.shape)) and bool(still.all())

@@ -1,4 +1,9 @@
-"""Timing of launches on the host's clock: samples for as long as the race wants them."""
+"""Timing of launches by the host's clock, for as many samples as the race asks for.
+
+A sample must last long enough for the clock, yet short kernels take less than reading it does. So there are two levels:
+a *ring* of launches on outputs of their own runs between two readings of the clock, and a sample is as many rings as
+last :data:`SAMPLE_FLOOR_NS` together. Between two rings outputs are poisoned and launches are compared, untimed.
+"""
 
 from __future__ import annotations
 
@@ -21,58 +26,60 @@ SAMPLE_FLOOR_NS = 50_000
 MAX_LAUNCHES_PER_SAMPLE = 10_000
 
 RING_FLOOR_NS = 2_500
-"""Least time between two readings of the clock: of the 50 ns that they take, all but a few ns are known."""
+"""Least time between two readings of the clock: the 50 ns that they take are subtracted, to within a few ns."""
 
 MOST_IN_RING = 16
 RING_BYTES = 1 << 16
-"""Outputs of a ring of launches: they stay in a core's cache, as those of one launch do."""
+"""Most memory for a ring's outputs: they must stay in a core's cache, like those of one launch."""
 
 SHORTEST_US, LONGEST_US = 1e-6, 1e15
-"""A picosecond and thirty years: what a launch reports beyond them is no time, and nor is NaN."""
+"""A picosecond and thirty years: a figure outside them, or NaN, is no time."""
 
 
-class NoTime(Exception):
-    """A launch reported a figure that is no time; the message says which."""
+class InvalidTime(Exception):
+    """A launch that times itself has reported a figure that cannot be a time."""
 
 
-def require_time(microseconds: float) -> float:
-    """Return a launch's own figure.
+def require_valid_time(microseconds: float) -> float:
+    """Return the time that a launch has reported for itself, in µs.
 
     Raises:
-        NoTime: it is none.
+        InvalidTime: the figure cannot be a time.
     """
     if not SHORTEST_US <= microseconds <= LONGEST_US:
-        raise NoTime(f"the launch reports a time of {microseconds:g} µs, which is none")
+        raise InvalidTime(f"the launch reports {microseconds:g} µs, which cannot be a time")
     return microseconds
 
 
-def launches_per_sample(launch_ns: int, *, restores: bool) -> int:
-    """Return how many launches are timed together as one sample, of a kernel that takes ``launch_ns``.
-
-    One, when something must be restored before each run.
-    """
+def count_launches_per_sample(launch_ns: int, *, restores: bool) -> int:
+    """Return how many launches of ``launch_ns`` make one sample: one, if inputs are restored before each."""
     if restores or launch_ns >= SAMPLE_FLOOR_NS:
         return 1
     return min(MAX_LAUNCHES_PER_SAMPLE, math.ceil(SAMPLE_FLOOR_NS / max(launch_ns, 1)))
 
 
-def size_of_ring(launch_ns: int) -> int:
-    """Return how many launches follow each other between two readings of the clock, each on outputs of its own."""
+def choose_ring_size(launch_ns: int) -> int:
+    """Return how many launches of ``launch_ns`` run between two readings of the clock."""
     return min(MOST_IN_RING, math.ceil(RING_FLOOR_NS / max(launch_ns, 1)))
 
 
 @cache
-def clock_ns() -> int:
-    """Return what two readings of the clock take, which is no part of what lies between them."""
+def measure_clock_cost_ns() -> int:
+    """Return how long two readings of the clock take, in ns: subtracted from the time between them."""
     return min(-perf_counter_ns() + perf_counter_ns() for _ in range(1000))
 
 
 @record
 class Timing(Record):
-    """The samples of one kernel, the reason why there are no more, and the 95 % interval of their median in µs.
+    """The result of timing one config.
 
-    ``is_full`` if there are as many as were wanted, or as there was time for, and enough for an interval;
-    ``ends_checked`` if the last launch's outputs are where those of a first launch would be, to be judged again.
+    Attributes:
+        samples: the launch times.
+        ending: why sampling ended.
+        interval_us: the 95 % interval of the median, in µs.
+        is_full: whether there are as many samples as were wanted, or as there was time for, and enough for an interval.
+        ends_checked: whether the last timed launch left its outputs in the problem's own tensors, where they can be
+            judged without another launch.
     """
 
     samples: Samples
@@ -82,14 +89,14 @@ class Timing(Record):
     ends_checked: bool = False
 
     @classmethod
-    def of(cls, race: Race, *, ends_checked: bool = False) -> Timing:
-        """Return a race's end."""
+    def from_race(cls, race: Race, *, ends_checked: bool = False) -> Timing:
+        """Return the result of a race that has ended."""
         assert race.ending is not None
         return cls(race.samples, race.ending, race.interval_us, race.is_full, ends_checked)
 
     @property
     def stopped_early(self) -> bool:
-        """True if the kernel was so slow that its figure says nothing else."""
+        """True if the config was given up as hopelessly slow, so that its figure is only a rough one."""
         return self.ending is Ending.HOPELESS
 
 
@@ -105,31 +112,41 @@ def time_on_host(
 ) -> Timing:
     """Time a launch that returns when its work is done (a CPU kernel), by the host's monotonic clock.
 
-    Caches are warm: the runs follow each other on the same inputs, as in a loop of an application. Outputs are poisoned
-    and ``restore`` runs, untimed, before each launch; short ones are timed in a ring (:mod:`~ktuned.worker.
-    timed_launches`), and a sample is as many rings as last long enough together. A launch that times itself is
-    believed. The :class:`~ktuned.worker.race.Race` decides how many samples there are.
+    Caches are warm: runs follow each other on the same inputs, as in an application's loop. A launch that reports its
+    own time is believed. The :class:`~ktuned.worker.race.Race` decides how many samples are taken.
+
+    Args:
+        launch: the launch, or the config's timed launches with what compares them.
+        preset: how many samples are wanted, and the time for them.
+        restore: restores inputs before each launch, untimed; for a plain ``launch``.
+        stop_above_us: the latency that is hopeless.
+        incumbent: the best config so far, to race against.
+        cost: what a latency costs, if the objective is another one.
+        noise: the noise of the configs before.
 
     Raises:
-        NoTime: a launch reports a figure that is none.
-        WrongLaunch: one of the launches that were compared is wrong.
+        InvalidTime: the launch reports a figure that cannot be a time.
+        WrongLaunch: one of the compared launches is wrong.
     """
+    # Warm up, until the caches are filled and the pace is known; a hopeless config may end here.
     race = Race(preset, stop_above_us=stop_above_us, incumbent=incumbent, cost=cost, noise=noise)
-    launches = TimedLaunches.of(launch, restore)
+    launches = TimedLaunches.from_launch(launch, restore)
     start = perf_counter_ns()
     reported_us: float | None = None
     while race.wants_warm_up((perf_counter_ns() - start) / 1e9):
         elapsed_ns, reported_us = _time_ring(launches)
         race.warm.add(elapsed_ns / 1000 if reported_us is None else reported_us)
     if race.gives_up((perf_counter_ns() - start) / 1e9):
-        return Timing.of(race)
+        return Timing.from_race(race)
+    # Choose the size of a ring and of a sample by the fastest run.
     fastest_ns = int(race.warm.sorted_us[0] * 1000)
     rings = 1
     if reported_us is None:
-        launches.widen(size_of_ring(fastest_ns))
-        rings = math.ceil(launches_per_sample(fastest_ns, restores=launches.restores) / len(launches.ring))
+        launches.widen_ring(choose_ring_size(fastest_ns))
+        rings = math.ceil(count_launches_per_sample(fastest_ns, restores=launches.restores) / len(launches.ring))
+    # Sample until the race has an end for this config.
     start = perf_counter_ns()
-    while batch := race.next_batch((perf_counter_ns() - start) / 1e9):
+    while batch := race.choose_next_batch((perf_counter_ns() - start) / 1e9):
         for _ in range(batch):
             elapsed_ns = 0
             for _ in range(rings):
@@ -139,31 +156,31 @@ def time_on_host(
             race.samples.add(each_us if reported_us is None else reported_us)
             if (perf_counter_ns() - start) / 1e9 >= preset.timing_s:
                 break
-    return Timing.of(race)
+    return Timing.from_race(race)
 
 
 def _time_ring(launches: TimedLaunches) -> tuple[int, float | None]:
-    """Return the time in ns of the ring's launches together, and what the last one has reported, if it times itself."""
-    launches.prepare()
+    """Time the ring once; return the time of all its launches in ns, and the last one's own report in µs, if any."""
+    launches.prepare_ring()
     ring = launches.ring
     reported_us: float | None = None
     begin = perf_counter_ns()
-    for one in ring:
-        reported_us = one()
+    for launch in ring:
+        reported_us = launch()
     elapsed_ns = perf_counter_ns() - begin
-    # Where nothing lies between the readings, they may be as fast as they were at their fastest.
-    elapsed_ns = max(1, elapsed_ns - clock_ns())
-    launches.inspect(elapsed_ns)
-    return elapsed_ns, None if reported_us is None else require_time(reported_us)
+    # Of an empty launch nothing may remain: both are at their fastest.
+    elapsed_ns = max(1, elapsed_ns - measure_clock_cost_ns())
+    launches.inspect_ring(elapsed_ns)
+    return elapsed_ns, None if reported_us is None else require_valid_time(reported_us)
 
 
 class HostTimer:
-    """Times launches that return when their work is done, by the host's clock."""
+    """Times launches that return when their work is done."""
 
     def synchronize(self) -> None:
-        """Do nothing: there is nothing to wait for."""
+        """Do nothing: a launch that has returned is done."""
 
-    def time(
+    def time_launches(
         self,
         launch: Launch | TimedLaunches,
         preset: Preset,
@@ -175,7 +192,7 @@ class HostTimer:
         first_us: float | None = None,
         noise: Noise | None = None,
     ) -> Timing:
-        """Sample a launch; see :func:`time_on_host`. After a check the caches are cold, whatever ``first_us`` says."""
+        """Time a launch, see :func:`time_on_host`. ``first_us`` is ignored: after a check the caches are cold."""
         return time_on_host(
             launch, preset, restore=restore, stop_above_us=stop_above_us, incumbent=incumbent, cost=cost, noise=noise
         )

@@ -1,4 +1,9 @@
-"""Observation of a toolchain: what a probe's answer depends on, and what of it enters the fingerprints."""
+"""Observation of a toolchain: what the answer of a probe depends on, and which part of it enters fingerprints.
+
+Two uses of the same facts. A *fingerprint* is a part of artifacts' keys, so it holds only what decides what is compiled
+or measured: versions, digests of files, values of variables. The *report* tells the daemon what to look at to notice
+that the answer may be out of date: the looks of files, also of absent ones, and the patterns of variables' names.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +21,19 @@ if TYPE_CHECKING:
 
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _OURS = frozenset({"ktuned", "ktuned-client"})
-"""Distributions whose versions say nothing of what is compiled: the way of measuring has a number of its own."""
+"""Distributions whose versions do not decide what is compiled; the way of measuring has a version of its own."""
 
 SHORT = 12
 """Hexadecimal digits of a digest in a fingerprint."""
 
 
-class Observation:
-    """Notes the files, environment variables and limits that one probe depends on.
+class ToolchainObservation:
+    """Collects the files, environment variables and limits that one probe depends on.
 
-    ``environment`` is the process's; ``own`` names the variables that the project sets itself, all of which decide.
+    Args:
+        environment: the environment that the process was started with.
+        own: names of the variables that the project sets itself, all of which count.
+        limits: the limits of the CPU, such as its quota of cores.
     """
 
     def __init__(self, environment: Mapping[str, str], own: Iterable[str], limits: Mapping[str, str]) -> None:
@@ -35,14 +43,14 @@ class Observation:
         self._files: dict[str, str] = {}
         self._patterns: dict[str, None] = {}
 
-    def of_distribution(self, plugin: Distribution | None) -> dict[str, str]:
-        """Return the versions of what a plugin requires, or may require and finds; note their records."""
+    def observe_distribution(self, plugin: Distribution | None) -> dict[str, str]:
+        """Return the versions of the installed distributions that a plugin requires, also optionally."""
         if plugin is None:
             return {}
         from importlib.metadata import PackageNotFoundError, distribution
 
-        self._note(_record(plugin))
-        found = {}
+        self._note_file(_find_record(plugin))
+        versions = {}
         for line in plugin.requires or ():
             name = _REQUIREMENT.match(line)
             if name is None or name[1] in _OURS:
@@ -51,42 +59,42 @@ class Observation:
                 required = distribution(name[1])
             except PackageNotFoundError:
                 continue
-            self._note(_record(required))
-            found[f"distribution {name[1]}"] = required.version
-        return found
+            self._note_file(_find_record(required))
+            versions[f"distribution {name[1]}"] = required.version
+        return versions
 
-    def of_files(self, files: Iterable[Path]) -> dict[str, str]:
-        """Return the digests of a toolchain's files, by their names; note them, and those that are absent."""
-        found: dict[str, str] = {}
+    def observe_files(self, files: Iterable[Path]) -> dict[str, str]:
+        """Return the digests of a toolchain's files by their names; absent files are only observed."""
+        digests: dict[str, str] = {}
         for path in dict.fromkeys(files):
-            self._note(path)
+            self._note_file(path)
             if self._files[str(path)] != ABSENT and not path.is_symlink():
-                found[f"content of {path.name}"] = stamp(path)[:SHORT]
-        return found
+                digests[f"content of {path.name}"] = stamp(path)[:SHORT]
+        return digests
 
-    def variables(self, patterns: Iterable[str]) -> dict[str, str]:
-        """Return the variables that decide: those that a backend's patterns name, and the project's own."""
+    def find_variables(self, patterns: Iterable[str]) -> dict[str, str]:
+        """Return the variables that count: those that a backend's patterns match, and the project's own."""
         listed = tuple(patterns)
         self._patterns |= dict.fromkeys(listed)
         return {**deciding(listed, self._environment), **self._own}
 
-    def on(self, device: Device) -> dict[str, str]:
-        """Return the limits that apply to a device: a CPU's cores."""
+    def find_limits(self, device: Device) -> dict[str, str]:
+        """Return the limits that apply to a device; only CPUs have any."""
         return {f"cpu {name}": value for name, value in self._limits.items()} if device.kind == "cpu" else {}
 
-    def report(self) -> replies.ProbeDependencies:
-        """Return what was noted."""
+    def make_report(self) -> replies.ProbeDependencies:
+        """Return what the daemon has to look at."""
         patterns = tuple(self._patterns)
         variables = deciding(patterns, self._environment) | finding(self._environment)
         return replies.ProbeDependencies(self._files, patterns, variables, self._limits)
 
-    def _note(self, path: Path | None) -> None:
+    def _note_file(self, path: Path | None) -> None:
         if path is not None:
             self._files.setdefault(str(path), take_sight(str(path)))
 
 
-def _record(found: Distribution) -> Path | None:
-    """Return the file that lists an installed distribution's files, or else the one with its version."""
+def _find_record(found: Distribution) -> Path | None:
+    """Return the file that lists an installed distribution's files; without one, the file with its version."""
     place = getattr(found, "_path", None)
     if not isinstance(place, Path):
         return None

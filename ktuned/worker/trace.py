@@ -1,4 +1,13 @@
-"""Observations of a request: what was read besides the files that its kernel names, and what was in it."""
+"""Trace of a request: the files that were read besides those that its kernel names, and what they contained.
+
+Each entry (:class:`~ktuned.model.Observation`) has a name and a digest. The daemon stores them with the result, and can
+look again later: if a name has another digest then, the result no longer applies. Names are relative to the project.
+What an installed distribution brings counts by the distribution's record, because a library may have thousands of
+headers.
+
+A file that changes while a compiler reads it may have been read in either state. So it is only believed if its last
+change is older than the reading, or if a second reading finds the same stamp (:meth:`Trace.is_steady`).
+"""
 
 from __future__ import annotations
 
@@ -29,17 +38,17 @@ from ktuned.ipc import (
 from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError, digest_variable
 
 YOUNG_NS = 20_000_000
-"""A file whose last change is not older than this when reading begins may have changed meanwhile: two ticks of the
-coarsest clock by which Linux stamps files."""
+"""A file that was changed this shortly before reading began may have changed during it, too: the coarsest clock that
+Linux stamps files by has ticks of half of this."""
 
 EXECUTED = "executed"
-"""As the meaning of an entry that is to be looked at: a file that was executed as Python, and counts by its syntax."""
+"""Meaning of an entry that is yet to be looked at: the file was executed as Python, and counts by its syntax."""
 
 
 class SourceChanged(UsageError):
-    """A file is no longer what the daemon inspected; the save that changed it starts a new inspection.
+    """A file is no longer what the daemon inspected. The save that changed it starts a new inspection.
 
-    ``observed`` is what was found of names that the daemon does not know yet.
+    ``observed`` are entries for names that the daemon does not know yet.
     """
 
     code = "source_changed"
@@ -49,24 +58,24 @@ class SourceChanged(UsageError):
         self.observed = observed
 
 
-def look(entry: Observation, root: str) -> Observation:
-    """Return an entry with what its name holds now, for the project whose directory is ``root``.
+def look_again(entry: Observation, root: str) -> Observation:
+    """Return an entry with what its name stands for now, in the project whose directory is ``root``.
 
-    A file counts by its bytes, unless it had a ``meaning``, or is to get one.
+    A file counts by its bytes. If the entry has a ``meaning``, the file counts by its syntax if it is Python.
     """
     if entry.name.startswith(ENVIRONMENT):
-        # Not as the kernel file's own code has set it: that is code, which counts by itself.
+        # Not as the kernel file's own code has set it: that code counts already.
         environment = os.environ if OBSERVER.kernel_file is None else OBSERVER.environ
         value = environment.get(entry.name.removeprefix(ENVIRONMENT))
         return replace(entry, digest=digest_variable(value))
     if entry.name.startswith(UNOBSERVED):
         return entry
     if entry.name.startswith(DISTRIBUTION):
-        return _installed(entry, root)
+        return _look_for_distribution(entry, root)
     place = Path(make_absolute(entry.name, root))
-    found = stamp_files([place])
+    place_stamps = stamp_files([place])
     meaning = ""
-    digest = found[str(place)]
+    digest = place_stamps[str(place)]
     if entry.name.endswith("/"):
         digest = stamp_directory(place)
     elif entry.meaning and digest != ABSENT and not digest.startswith(LISTING):
@@ -74,14 +83,14 @@ def look(entry: Observation, root: str) -> Observation:
             content = place.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         meaning = digest_meaning(place, content)
-    places = tuple(make_relative(path, root) for path in found)
+    places = tuple(make_relative(path, root) for path in place_stamps)
     return replace(entry, digest=digest, meaning=meaning, places=places)
 
 
-def _installed(entry: Observation, root: str) -> Observation:
-    """Return the entry of a distribution as it is installed now, where it was: another version has another record.
+def _look_for_distribution(entry: Observation, root: str) -> Observation:
+    """Return a distribution's entry as it is installed now, in the directory where it was found before.
 
-    One that was learned elsewhere is looked for where this interpreter would.
+    Without such a directory, it is looked for where this interpreter imports from.
     """
     sites = [str(Path(make_absolute(place, root)).parent.parent) for place in entry.places[:1]] or sys.path
     name = entry.name.removeprefix(DISTRIBUTION)
@@ -93,9 +102,9 @@ def _installed(entry: Observation, root: str) -> Observation:
 
 
 class Trace:
-    """The files that one request reads, from when this is made on.
+    """The files that one request reads, from the construction of this object on.
 
-    A name that the daemon knows is not looked at: its content is checked with all others of the kernel.
+    Names that the daemon knows are left out: their content is checked with the kernel's other files.
     """
 
     def __init__(self, kernel: requests.KernelRef, places: Places) -> None:
@@ -105,27 +114,27 @@ class Trace:
         self._home = find_installed_place(str(places.locate_file(kernel.project, kernel.file)))
         self._began_ns = time_ns()
         self._seen: dict[Path, str] = {}
-        # Python is compiled from the bytes that were digested; compilers read the others themselves.
+        # Only files that compilers read themselves: Python is compiled from the very bytes that were digested.
         self._compiled = [
             str(places.locate_file(kernel.project, name)) for name in kernel.compiled if not name.endswith(".py")
         ]
         self._sights: dict[str, str] = {}
 
     def begin_reading(self) -> None:
-        """Note how the files look that compilers are known to read: they are about to."""
+        """Record how the files look that compilers are known to read, just before they do."""
         self._sights = {path: take_sight(path) for path in self._compiled}
 
     def is_steady(self, read: Iterable[Path]) -> bool:
-        """Return whether these files, read since the beginning, or found absent, are now what they were then.
+        """Return whether these files, read or found absent, were surely the same while they were read.
 
-        One that was written lately is not known to be; after a second reading it is. Of the files that the daemon knows
-        none may have been touched since reading began: an edit that was taken back leaves the same bytes behind.
+        A file that was written just before is doubtful at first; a second reading settles it. Of the files that the
+        daemon knows, none may have been touched since reading began: an edit that was taken back leaves equal bytes.
         """
-        # Each is looked at, also behind one that is not.
-        verdicts = [self._is_steady(path) for path in self._unknown(read).values()]
+        # No short cut: each file has to be stamped now, for the second reading.
+        verdicts = [self._is_file_steady(path) for path in self._find_unknown_files(read).values()]
         return all(verdicts) and all(take_sight(path) == seen for path, seen in self._sights.items())
 
-    def _is_steady(self, path: Path) -> bool:
+    def _is_file_steady(self, path: Path) -> bool:
         now = stamp(path)
         before = self._seen.get(path)
         self._seen[path] = now
@@ -136,39 +145,42 @@ class Trace:
         except OSError:
             return True
 
-    def fresh(
+    def list_observations(
         self,
         read: Mapping[Path, str],
         variables: Mapping[str, str | None],
         unobserved: Iterable[str],
         executed: Container[Path] = (),
     ) -> tuple[Observation, ...]:
-        """Return the entries of what compilers have read, or looked for, and that the daemon does not know.
+        """Return entries for what compilers have read or looked for, as far as the daemon does not know it.
 
-        ``executed`` are those that were executed, and not read as texts.
+        Args:
+            read: the files with the digests that they were read with, where known.
+            variables: the environment variables that were read.
+            unobserved: reasons why something may have been read that was not seen.
+            executed: files that were executed as Python, and not read as text.
 
         Raises:
-            SourceChanged: one has changed since it was found steady.
+            SourceChanged: a file has changed since it was found steady.
         """
-        found = []
-        for name, path in sorted(self._unknown(read).items()):
+        entries = []
+        for name, path in sorted(self._find_unknown_files(read).items()):
             place = make_relative(str(path), self._root)
             if is_directory_stamp(read.get(path, ABSENT)):
                 name = f"{name}/"
             meaning = EXECUTED if path in executed else ""
-            found.append(look(Observation(name, ABSENT, meaning, places=(place,), is_source=True), self._root))
-            if not stamps_agree(found[-1].digest, self._seen.get(path, found[-1].digest)):
-                raise SourceChanged(f"{path} changed while it was compiled", tuple(found))
+            entries.append(look_again(Observation(name, ABSENT, meaning, places=(place,), is_source=True), self._root))
+            if not stamps_agree(entries[-1].digest, self._seen.get(path, entries[-1].digest)):
+                raise SourceChanged(f"{path} changed while it was compiled", tuple(entries))
         for variable, value in sorted(variables.items()):
-            found.append(Observation(ENVIRONMENT + variable, digest_variable(value), is_source=True))
-        found += [Observation(f"{self._unobserved}{reason}", ABSENT) for reason in unobserved]
-        return tuple(found)
+            entries.append(Observation(ENVIRONMENT + variable, digest_variable(value), is_source=True))
+        entries += [Observation(f"{self._unobserved}{reason}", ABSENT) for reason in unobserved]
+        return tuple(entries)
 
-    def _unknown(self, read: Iterable[Path]) -> dict[str, Path]:
-        """Return the names that paths count by, each with the file that shows its change.
+    def _find_unknown_files(self, read: Iterable[Path]) -> dict[str, Path]:
+        """Return the names that paths count by, without known ones, each with the file that shows its change.
 
-        What another distribution than the kernel's own has installed counts by that: a library may have thousands of
-        headers.
+        A file that a distribution has installed counts by that distribution's record, unless it is the kernel's own.
         """
         names: dict[str, Path] = {}
         for path in map(normalize_path, read):
@@ -176,7 +188,7 @@ class Trace:
             installed = find_owners(place) if place is not None and place != self._home else ()
             names |= {f"{DISTRIBUTION}{owner.name}": owner.record for owner in installed}
             name = make_relative(str(path), self._root)
-            # The project lies in these directories: they are there.
+            # Directories above the project surely exist; they say nothing.
             if not installed and set(name.split("/")) - {"..", "."}:
                 names[name] = path
         return {name: path for name, path in names.items() if make_relative(str(path), self._root) not in self._known}

@@ -140,14 +140,14 @@ def _guards_s() -> float:
     tensors = {name: torch.ones(N, device="cuda:0") for name in "xy"} | {"count": torch.zeros(1, device="cuda:0")}
     for name, tensor in tensors.items():
         if name != "y":
-            guards.keep(name, tensor)
-    guards.place(tensors, guards.find_spans(tensors))
-    guards.keep("expected", tensors["y"])
-    guards.seal()
+            guards.keep_copy(name, tensor)
+    guards.place_tensors(tensors, guards.find_spans(tensors))
+    guards.keep_copy("expected", tensors["y"])
+    guards.seal_copies()
     times = []
     for _ in range(50):
         torch.cuda.synchronize()
         began = perf_counter()
-        assert guards.damage() is None
+        assert guards.find_damage() is None
         times.append(perf_counter() - began)
     return statistics.median(times)

@@ -11,7 +11,7 @@ import pytest
 from ktuned.cli import equipment
 from ktuned.cli.doctor import Level
 from ktuned.store.artifacts import Artifacts
-from ktuned.worker.seal import seal
+from ktuned.worker.seal import seal_artifact
 from tests.cli.conftest import Run, Serve
 from tests.cli.samples import status_map
 
@@ -179,7 +179,7 @@ def sealed(artifacts: Artifacts, key: str, backend: str) -> None:
     """Leave an artifact of a backend."""
     staged = artifacts.make_staging_directory(key)
     (staged / "kernel").write_bytes(b"x" * 100)
-    seal(staged, artifacts.artifact_path(key), key=key, backend=backend, facts={}, required=["kernel"])
+    seal_artifact(staged, artifacts.artifact_path(key), key=key, backend=backend, facts={}, required=["kernel"])
 
 
 @pytest.mark.anyio

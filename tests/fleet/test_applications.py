@@ -155,7 +155,7 @@ async def test_a_problem_without_room_is_not_opened(crowded: tuple[Lane, Bench, 
     lane, bench, free = crowded
     free.write_text(str(4 << 30))
     async with lane.hold(1):
-        with pytest.raises(LaneCrowded, match=r"cuda:0 has 4096 MiB free beside an application; this problem takes"):
+        with pytest.raises(LaneCrowded, match=r"an application leaves 4096 MiB of cuda:0 free; this problem needs"):
             await lane.open(bench, DEADLINES | {"reference": DEADLINE_S})
     assert (lane.state, lane.worker_pid) == ("sick", None)
     free.write_text(str(40 << 30))
@@ -164,4 +164,4 @@ async def test_a_problem_without_room_is_not_opened(crowded: tuple[Lane, Bench, 
         async with lane.hold(1):
             with pytest.raises(CannotOpen) as raised:
                 await lane.open(bench, DEADLINES | {"reference": DEADLINE_S})
-    assert "free beside an application" not in raised.value.message
+    assert "an application leaves" not in raised.value.message

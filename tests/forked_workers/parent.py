@@ -43,7 +43,7 @@ def main(control: socket.socket, role: str) -> None:
     from ktuned.ipc import Places
     from ktuned.worker.main import Operations
 
-    Operations(Places({}, "", "", "")).prepare(role)
+    Operations(Places({}, "", "", "")).import_for_role(role)
     sys.modules["__main__"] = program
     gc.collect()
     gc.freeze()

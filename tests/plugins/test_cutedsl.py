@@ -369,14 +369,14 @@ class TestExample:
 
         device = gpu()
         data = ProblemData(rmsnorm, rmsnorm.list_problems()[0], device)
-        data.expect(tmp_path / "expected.safetensors")
+        data.provide_expected_outputs(tmp_path / "expected.safetensors")
         units = self.units(rmsnorm, tmp_path, device.target)
         for result, unit in zip(CuteDsl().compile(units, tmp_path), units, strict=True):
             assert result.outcome is None, result.message
             launch = CuteDsl().load(tmp_path / unit.key, unit, device).bind(data.tensors)
             data.begin_trial()
             launch()
-            verdict = data.check()
+            verdict = data.check_outputs()
             assert verdict.ok, f"{unit.key}: {verdict.message}"
 
 

@@ -293,10 +293,10 @@ class TestEditing:
             def __init__(self) -> None:
                 """Have no pipe."""
 
-            def phase(self, phase: Phase) -> None:
+            def begin_phase(self, phase: Phase) -> None:
                 """Ignore it."""
 
-            def item(self, value: replies.CompiledUnit, *, hold_s: float = 0.0) -> None:
+            def send_item(self, value: replies.CompiledUnit, *, hold_s: float = 0.0) -> None:
                 """Keep it."""
                 items.append(value)
 

@@ -546,7 +546,7 @@ class TestExample:
 
         device = gpu()
         data = ProblemData(matmul, matmul.list_problems()[0], device)
-        data.expect(tmp_path / "expected.safetensors")
+        data.provide_expected_outputs(tmp_path / "expected.safetensors")
         units = self.units(matmul, tmp_path, device.target, 12)
         for result, unit in zip(Triton().compile(units, tmp_path), units, strict=True):
             if result.outcome is Outcome.UNSUPPORTED:
@@ -555,7 +555,7 @@ class TestExample:
             launch = Triton().load(tmp_path / unit.key, unit, device).bind(data.tensors)
             data.begin_trial()
             launch()
-            verdict = data.check()
+            verdict = data.check_outputs()
             assert verdict.ok, f"{unit.key}: {verdict.message}"
 
 

@@ -126,17 +126,17 @@ def test_the_daemon_is_told_the_backend_that_the_sources_choose(tmp_path: Path) 
         def __init__(self) -> None:
             """Have no pipe."""
 
-        def phase(self, phase: Phase) -> None:
+        def begin_phase(self, phase: Phase) -> None:
             """Ignore it."""
 
-        def item(self, value: replies.InspectedFile, *, hold_s: float = 0.0) -> None:
+        def send_item(self, value: replies.InspectedFile, *, hold_s: float = 0.0) -> None:
             """Keep it."""
             items.append(value)
 
     items: list[replies.InspectedFile] = []
     shutil.copytree(CUDA_SOFTMAX, tmp_path / "softmax")
     places = Places({"p": str(tmp_path)}, "", "", "")
-    Inspector(Registry(), places).inspect(requests.Inspect("p", ("softmax/tune_softmax.py",)), KeptItems())
+    Inspector(Registry(), places).inspect_files(requests.Inspect("p", ("softmax/tune_softmax.py",)), KeptItems())
     ((kernel,),) = (item.kernels for item in items)
     assert kernel.backend == "tvm_ffi_cuda"
 

@@ -30,7 +30,7 @@ class Trials:
     def __init__(self, kernel: Kernel, problem: Problem, device: Device, scratch: Path) -> None:
         self.kernel, self.problem, self.device, self.scratch = kernel, problem, device, scratch
         self.data = ProblemData(kernel, problem, device)
-        self.data.expect(scratch / "expected.safetensors")
+        self.data.provide_expected_outputs(scratch / "expected.safetensors")
         self.tried = 0
 
     def launch(self, config: Config) -> Launch:
@@ -49,4 +49,4 @@ class Trials:
         launch = self.launch(config)
         self.data.begin_trial()
         launch()
-        return self.data.check().ok
+        return self.data.check_outputs().ok

@@ -6,7 +6,7 @@ import pytest
 
 from ktuned.fleet.usage import Usage
 from ktuned.scheduling.host_observer import HostObserver
-from ktuned.worker.contention import gpu_users
+from ktuned.worker.contention import count_gpu_users
 from tests.assembled import Parts
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +59,7 @@ async def test_this_machine_can_be_read(parts: Parts) -> None:
 
 def test_gpus_that_are_not_there_are_told() -> None:
     """Without NVML or its driver there are no users, and a reason; with it there are counts."""
-    told = gpu_users([1])
+    told = count_gpu_users([1])
     assert all(users >= 0 for users in told.users.values())
     assert told.users == {} or told.absence == ""
     if not Path("/dev/nvidiactl").exists():

@@ -33,7 +33,7 @@ class Items(Reply):
     def __init__(self) -> None:
         self.sent: list[replies.Answer] = []
 
-    def send(self, answer: replies.Answer) -> None:
+    def send_answer(self, answer: replies.Answer) -> None:
         """Keep an answer."""
         self.sent.append(answer)
 
@@ -57,7 +57,7 @@ def inspected(project: Project, name: str = "tune_it.py") -> KernelInfo:
     reply = Items()
     root = str(project.root)
     places = Places({"project": root}, "", "", "")
-    Inspector(Fakes(), places).inspect(requests.Inspect("project", (name,)), reply)  # type: ignore[arg-type]
+    Inspector(Fakes(), places).inspect_files(requests.Inspect("project", (name,)), reply)  # type: ignore[arg-type]
     (item,) = [answer.value for answer in reply.sent if isinstance(answer, replies.Item)]
     assert item.errors == ()
     (kernel,) = item.kernels

@@ -12,7 +12,7 @@ from ktuned.ipc import manifest
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest
 from ktuned.model.errors import StoreError
 from ktuned.store.artifacts import TOUCH_EVERY_S, Artifacts
-from ktuned.worker.seal import seal
+from ktuned.worker.seal import seal_artifact
 from tests.store.test_database_file import on_a_mount
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +59,7 @@ async def sealed(artifacts: Artifacts, key: str, content: bytes = b"binary", wor
 
     def work() -> tuple[Manifest, int]:
         place = artifacts.artifact_path(key)
-        return seal(path, place, key=key, backend="tvm_ffi", facts={"flags": "-O3"}, required=["kernel.so"])
+        return seal_artifact(path, place, key=key, backend="tvm_ffi", facts={"flags": "-O3"}, required=["kernel.so"])
 
     made, size = await anyio.to_thread.run_sync(work)
     artifacts.note_added(size)
@@ -210,7 +210,7 @@ import sys
 from pathlib import Path
 from ktuned.store import Artifacts
 from ktuned.store.faults import DISK_ERRORS
-from ktuned.worker.seal import seal
+from ktuned.worker.seal import seal_artifact
 
 def main() -> None:
     artifacts = Artifacts(Path(sys.argv[1]), 10**9)
@@ -221,7 +221,7 @@ def main() -> None:
         try:
             # The second one's files fit; its manifest does not.
             place = artifacts.artifact_path(key)
-            seal(path, place, key=key, backend="b", facts={"log": "y" * 9000}, required=["kernel.so"])
+            seal_artifact(path, place, key=key, backend="b", facts={"log": "y" * 9000}, required=["kernel.so"])
             print("kept", key)
         except OSError as error:
             print("refused", key, error.errno in DISK_ERRORS)

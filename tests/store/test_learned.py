@@ -45,6 +45,18 @@ async def test_results_have_the_new_name(store: Store) -> None:
     assert store.load_kernels() == [learned]
 
 
+async def test_a_module_that_is_also_read_as_text_renames_the_results(store: Store) -> None:
+    """Its syntax tree is a part of the digest since the inspection; its text, which a launch has read, is another."""
+    kernel = replace(kernel_info(), file="/p/tune_k.py", extra={"python": {"tune_k.py": "cc"}})
+    await store.save_kernels([kernel])
+    await tried(store, await new_job(store, kernel.name), 8, measured(3.0), _context(kernel))
+    learned = await _learn(store, kernel, Observation("tune_k.py", "dd", places=("/p/tune_k.py",), is_data=True))
+    assert len(learned.parts) == len(kernel.parts) + 1
+    winner = store.get_winner(CONTEXT.key)
+    assert winner is not None
+    assert winner.context == _context(learned)
+
+
 async def test_states_that_have_the_name_stay(store: Store) -> None:
     """An earlier state of the kernel gets the name; one that has it, from another inspection, is left alone."""
     kernel = kernel_info()

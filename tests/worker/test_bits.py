@@ -12,7 +12,7 @@ from ktuned import tensor
 from ktuned.ipc import replies, requests
 from ktuned.model import Outcome
 from ktuned.worker import torch_tensors
-from ktuned.worker.bits import Launched, add_bits, launch_inputs
+from ktuned.worker.bits import LaunchDigests, add_bits, launch_inputs
 from ktuned.worker.problem import ProblemData
 from ktuned.worker.tensor_library import NUMPY, TORCH
 from tests.worker.declaring import CPU, declare
@@ -52,7 +52,7 @@ def test_a_digest_changes_with_each_bit_and_with_the_order(digest: Callable[[Any
     assert all(len(text) == 16 for text in texts)
 
 
-def test_the_host_digests_alike_with_and_without_torch() -> None:
+def test_torch_and_numpy_give_equal_digests_on_a_cpu() -> None:
     """Trials of one context may be of workers that have it and of such that have not."""
     array = numpy.linspace(-1, 1, 999, dtype="float32")
     assert _by_numpy(array) == _by_torch(array)
@@ -78,20 +78,20 @@ def test_parts_of_a_large_output_count_by_their_place(monkeypatch: pytest.Monkey
         (("a", "b"), False, (), None),
     ],
 )
-def test_a_measurement_says_whether_its_bits_are_the_anchors(
+def test_a_measurement_says_whether_its_bits_equal_the_anchors(
     bits: tuple[str, ...], differed: bool, anchor: tuple[str, ...], same: bool | None
 ) -> None:
     """One that differs from itself has nobody's."""
     timed = replies.Measurement(Outcome.MEASURED, latency_us=1.0, low_us=0.9, high_us=1.1)
     wanted = requests.SameBits(2, anchor)
-    found = add_bits(timed, Launched(bits, differed), wanted)
+    found = add_bits(timed, LaunchDigests(bits, differed), wanted)
     assert (found.bits, found.same_bits, found.nondeterministic) == (bits, same, differed or None)
     # Later configs race against one that has the anchor's bits for all that is known.
     races = requests.Incumbent.choose_lower(None, found, wanted) is not None
     assert races == (bool(anchor) and same is not False)
 
 
-def _launched(kernel: Any, launch: Callable[[dict[str, Any]], Any], inputs: int = 9, **options: Any) -> Launched:
+def _launched(kernel: Any, launch: Callable[[dict[str, Any]], Any], inputs: int = 9, **options: Any) -> LaunchDigests:
     data = ProblemData(kernel, {"M": 4}, CPU, **options)
     data.begin_trial()
     before = {name: one.clone() for name, one in data.tensors.items() if name == "x"}
@@ -100,9 +100,9 @@ def _launched(kernel: Any, launch: Callable[[dict[str, Any]], Any], inputs: int 
     found = launch_inputs(
         data, lambda: launch(data.tensors), lambda: None, [data.digest_outputs()], inputs, lambda: None
     )
-    assert data.damage() is None
+    assert data.find_damage() is None
     assert all(torch.equal(data.tensors[name], one) for name, one in before.items())
-    assert data.overwritten() == ()
+    assert data.find_overwritten_inputs() == ()
     return found
 
 
@@ -123,7 +123,7 @@ def test_each_input_has_a_digest_and_the_problems_own_is_back_afterwards() -> No
     ]
 
 
-def test_a_launch_that_differs_from_the_one_before_is_seen() -> None:
+def test_launches_of_one_input_that_differ_are_nondeterministic() -> None:
     """On whichever input of ordinary numbers."""
     count = iter(range(100))
     found = _launched(declare(), lambda tensors: tensors["y"].copy_(tensors["x"] + 1e-7 * (next(count) == 8)))
@@ -139,7 +139,7 @@ def test_integers_have_no_hard_inputs_but_other_random_ones() -> None:
     assert [bool(one) for one in found.bits] == [True, *[False] * 6, True, True]
 
 
-def test_what_runs_in_place_begins_with_the_inputs_of_each_number() -> None:
+def test_an_in_place_kernel_starts_from_each_input() -> None:
     """As ``setup`` says."""
     kernel = declare(inputs=lambda p: {"x": tensor(64, output=True, fill="uniform")}, setup=("x",), check=None)
     data = ProblemData(kernel, {"M": 4}, CPU)
@@ -156,7 +156,7 @@ def test_what_runs_in_place_begins_with_the_inputs_of_each_number() -> None:
     assert not torch.equal(seen[1], seen[2])
 
 
-def test_captured_inputs_are_the_same_in_all_inputs(tmp_path: Any) -> None:
+def test_captured_tensors_are_the_same_on_every_input(tmp_path: Any) -> None:
     """An application's indices mean nothing with other numbers."""
     from safetensors.torch import save_file
 

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ktuned.spec.poisons import fill_with_poison
-from ktuned.worker.check import Verdict, compare, run_check
+from ktuned.worker.check import Verdict, compare_outputs, run_check
 
 
 def judge(out: Any, reference: Any, *, rtol: float = 0.0, atol: float = 0.0, ratio: float = 0.0) -> Verdict:
     """Compare one tensor ``y``, given as tensors or as lists."""
     tensors = [value if isinstance(value, torch.Tensor) else torch.tensor(value) for value in (out, reference)]
     is_given = rtol > 0 or atol > 0
-    return compare(
+    return compare_outputs(
         {"y": tensors[0]},
         {"y": tensors[1]},
         rtol=rtol,
@@ -142,14 +142,16 @@ def test_the_verdict_is_of_the_worst_tensor() -> None:
     outputs["b"][:2] = 1
     outputs["c"][:5] = 1
     outputs["d"][:3] = 1
-    verdict = compare(outputs, expected, rtol=0.0, atol=0.0, max_mismatched_ratio=0.2)
+    verdict = compare_outputs(outputs, expected, rtol=0.0, atol=0.0, max_mismatched_ratio=0.2)
     assert verdict.message.startswith("c: 5 of 10")
     outputs["c"][:5] = outputs["d"][:3] = 0
-    assert compare(outputs, expected, rtol=0.0, atol=0.0, max_mismatched_ratio=0.2) == Verdict(True, "", 1.0, 0.2)
+    assert compare_outputs(outputs, expected, rtol=0.0, atol=0.0, max_mismatched_ratio=0.2) == Verdict(
+        True, "", 1.0, 0.2
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_an_error_without_bounds_can_travel(value: float) -> None:
+def test_an_infinite_error_is_sent_as_none(value: float) -> None:
     """NaN and infinity make the largest error infinite, and what is kept of it is no number that JSON lacks."""
     verdict = judge([value, 1.0], [1.0, 1.0])
     assert verdict.max_error == math.inf
@@ -176,7 +178,7 @@ def fail(inputs: Any, outputs: Any) -> object:
     ],
     ids=["none", "true", "false", "tensor-true", "tensor-false", "many-bools", "raises", "key"],
 )
-def test_a_kernel_files_own_check(check: Callable[[Any, Any], object], ok: bool, message: str) -> None:
+def test_a_kernel_files_own_check_decides(check: Callable[[Any, Any], object], ok: bool, message: str) -> None:
     """It passes by returning nothing or what is true, and fails by raising or by what is false, tensors included."""
     verdict = run_check(check, {"x": torch.ones(2)}, {"y": torch.ones(2)})
     assert verdict.ok is ok
@@ -203,13 +205,15 @@ PARTLY = (
     ids=["nothing", "a-part", "a-part-wrongly"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.uint16], ids=str)
-def test_poison_is_called_by_its_name(dtype: torch.dtype, written: dict[int, float], words: str) -> None:
+def test_unwritten_elements_are_reported_as_never_written(
+    dtype: torch.dtype, written: dict[int, float], words: str
+) -> None:
     """An element that the kernel did not write has no number in the message; one that it wrote wrongly has."""
     out = fill_with_poison(torch.empty(4, dtype=dtype))
     for place, value in written.items():
         out[place] = value
     expected = torch.arange(4).to(dtype)
-    verdict = compare({"y": out}, {"y": expected}, rtol=0, atol=0, max_mismatched_ratio=0, poisoned=["y"])
+    verdict = compare_outputs({"y": out}, {"y": expected}, rtol=0, atol=0, max_mismatched_ratio=0, poisoned=["y"])
     shown = (5.0, 1.0) if dtype.is_floating_point else (5, 1)
     assert (verdict.ok, verdict.message) == (False, words.format(*shown))
 
@@ -220,7 +224,7 @@ def test_poison_is_called_by_its_name(dtype: torch.dtype, written: dict[int, flo
     rtol=st.sampled_from([0.0, 1e-7, 1e-3, 0.1]),
     atol=st.sampled_from([0.0, 1e-40, 1e-5, 1.0, 1e35]),
 )
-def test_single_precision_is_judged_as_in_double(values: list[tuple[float, float]], rtol: float, atol: float) -> None:
+def test_the_quick_comparison_agrees_with_double(values: list[tuple[float, float]], rtol: float, atol: float) -> None:
     """Whatever the numbers, their distances and the tolerance, the verdict is that of isclose on doubles."""
     reference = torch.tensor([value for value, _ in values], dtype=torch.float32)
     away = torch.tensor([distance for _, distance in values], dtype=torch.float64)

@@ -4,7 +4,7 @@ import pytest
 
 from ktuned.backends import nvml
 from ktuned.backends.cpu import CpuTicks
-from ktuned.worker.contention import MIN_WINDOW_TICKS, CpuTimes, gpu_is_contended, is_contended
+from ktuned.worker.contention import MIN_WINDOW_TICKS, CpuTimes, cpu_is_contended, gpu_is_contended
 from ktuned.worker.samples import Samples
 
 
@@ -44,18 +44,18 @@ def window(own: float = 0.0, **ticks: int) -> tuple[CpuTimes, CpuTimes]:
         "nothing-passed",
     ],
 )
-def test_only_others_that_leave_no_core_are_contention(
+def test_cpus_are_contended_only_if_others_leave_no_core(
     before_after: tuple[CpuTimes, CpuTimes], contended: bool
 ) -> None:
     """Our own time, niced time and idle cores excuse; others that take most of all CPUs do not."""
-    assert is_contended(*before_after) is contended
+    assert cpu_is_contended(*before_after) is contended
 
 
-def test_the_machine_is_read() -> None:
+def test_cpu_times_are_read_from_the_system() -> None:
     """Readings grow, and this process's own time is part of the machine's."""
-    before = CpuTimes.now()
+    before = CpuTimes.read()
     total = sum(range(300_000))
-    after = CpuTimes.now()
+    after = CpuTimes.read()
     assert total
     assert before.machine.total > 0
     assert all(later >= earlier for earlier, later in zip(before.machine, after.machine, strict=True))
@@ -65,7 +65,9 @@ def test_the_machine_is_read() -> None:
 @pytest.mark.parametrize(
     ("latency_us", "shifted", "contended"), [(100.0, False, False), (100.0, True, True), (5_000.0, False, True)]
 )
-def test_an_applications_load_counts_by_its_effect(latency_us: float, shifted: bool, contended: bool) -> None:
+def test_an_applications_use_of_a_gpu_counts_only_if_it_moved_the_median(
+    latency_us: float, shifted: bool, contended: bool
+) -> None:
     """On short launches: a turn of its own delays one by as much, or not at all; long ones are stretched."""
     samples = Samples()
     for place in range(100):

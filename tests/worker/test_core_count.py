@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ktuned.worker.core_count import CountedLaunch, ThreadTimes, cores_used
+from ktuned.worker.core_count import CountedLaunch, ThreadTimes, count_cores_used
 
 MS = 1_000_000
 
@@ -41,17 +41,19 @@ MS = 1_000_000
         "no-list-of-threads",
     ],
 )
-def test_threads_that_ran_are_counted(before: dict[int, int], after: dict[int, int], ended_ms: int, cores: int) -> None:
+def test_each_thread_that_ran_counts_as_a_core(
+    before: dict[int, int], after: dict[int, int], ended_ms: int, cores: int
+) -> None:
     """Those that live, and those that have ended with the launch, by their CPU time; never more than there are."""
     first = ThreadTimes({thread: spent * MS for thread, spent in before.items()}, 0)
     grown = sum(after.values()) - sum(before.values()) + ended_ms
     last = ThreadTimes({thread: spent * MS for thread, spent in after.items()}, grown * MS)
-    assert cores_used(first, last, 8) == cores
+    assert count_cores_used(first, last, 8) == cores
 
 
 def test_more_threads_than_cores_use_all_cores() -> None:
     """What cannot be given is not waited for."""
-    assert cores_used(ThreadTimes({}, 0), ThreadTimes(dict.fromkeys(range(9), MS), 9 * MS), 2) == 2
+    assert count_cores_used(ThreadTimes({}, 0), ThreadTimes(dict.fromkeys(range(9), MS), 9 * MS), 2) == 2
 
 
 def burn(cpu_s: float) -> None:

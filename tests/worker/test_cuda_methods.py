@@ -114,21 +114,21 @@ class Event:
 
 
 @pytest.mark.parametrize(("method", "slower", "stops"), [(GRAPH, 1.0, False), (GRAPH, 4.0, True), (EVENTS, 1.0, True)])
-def test_early_stop_compares_like_with_like(
+def test_a_cold_first_launch_gives_up_no_config_in_a_graph(
     monkeypatch: pytest.MonkeyPatch, method: str, slower: float, stops: bool
 ) -> None:
     """A config that is as fast as the best of its graph is timed to the end, however slow its first, cold launch."""
     gpu = Gpu(monkeypatch, slower)
     monkeypatch.setitem(sys.modules, "torch", gpu)
-    timing = CudaTimer("cuda:0", method).time(gpu.launch, PRESETS["default"], stop_above_us=3 * WARM_US)
+    timing = CudaTimer("cuda:0", method).time_launches(gpu.launch, PRESETS["default"], stop_above_us=3 * WARM_US)
     assert timing.stopped_early is stops
 
 
-def test_a_graphs_median_is_known_as_well_as_a_graph_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graphs_median_is_known_to_the_graphs_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
     """An event's resolution counts once for all launches of a graph: half a µs is nearly half of this figure."""
     gpu = Gpu(monkeypatch, *(1 + place / 50 for place in range(10)))
     monkeypatch.setitem(sys.modules, "torch", gpu)
-    timing = CudaTimer("cuda:0", GRAPH).time(gpu.launch, PRESETS["default"])
+    timing = CudaTimer("cuda:0", GRAPH).time_launches(gpu.launch, PRESETS["default"])
     assert timing.ending is Ending.KNOWN
     low, high = timing.samples.interval_us
     assert high - low <= 2 * max(0.01 * timing.samples.median_us, 0.5 / cuda_timer.GRAPH_LAUNCHES)
@@ -157,10 +157,10 @@ def test_a_reference_is_timed_as_its_kernel_is(
         gpu.launch()
 
     bench = Bench(Registry(), Places({}, "", "", ""))
-    data = SimpleNamespace(restores=restores, reference_launch=lambda: reference)
+    data = SimpleNamespace(restores=restores, make_reference_launch=lambda: reference)
     device = SimpleNamespace(name="cuda:0", kind="cuda")
     monkeypatch.setattr(bench, "_open", SimpleNamespace(data=data, timer=CudaTimer("cuda:0", method), device=device))
     request = requests.TimeReference(PRESETS["default"], judge_contention=False)
-    reply: Any = SimpleNamespace(phase=lambda phase: None)
+    reply: Any = SimpleNamespace(begin_phase=lambda phase: None)
     measured = bench.time_reference(request, reply)
     assert measured.latency_us == (None if expected_us is None else pytest.approx(expected_us, rel=0.3))

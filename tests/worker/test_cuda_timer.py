@@ -16,7 +16,7 @@ MEGABYTES = 1 << 20
 
 def median_us(method: str, launch: Callable[[], object]) -> float:
     """Return what a timer finds."""
-    timing = CudaTimer("cuda:0", method).time(lambda: (launch(), None)[1], PRESETS["default"])
+    timing = CudaTimer("cuda:0", method).time_launches(lambda: (launch(), None)[1], PRESETS["default"])
     assert not timing.stopped_early
     return timing.samples.median_us
 
@@ -49,22 +49,24 @@ def test_a_tiny_kernel_is_resolved_by_a_graph() -> None:
     assert by_graph <= median_us(EVENTS, lambda: x.add_(1))
 
 
-def test_a_slow_one_is_given_up_early() -> None:
+def test_a_slow_config_is_given_up_early() -> None:
     """Against a best that it cannot reach, after its first launches."""
     import torch
 
     x = torch.zeros(256 * MEGABYTES, dtype=torch.int8, device="cuda")
-    timing = CudaTimer("cuda:0", EVENTS).time(lambda: (x.zero_(), None)[1], PRESETS["default"], stop_above_us=1.0)
+    timing = CudaTimer("cuda:0", EVENTS).time_launches(
+        lambda: (x.zero_(), None)[1], PRESETS["default"], stop_above_us=1.0
+    )
     assert timing.stopped_early
 
 
-def test_what_is_restored_is_not_timed() -> None:
+def test_restoring_inputs_is_not_timed() -> None:
     """A restore that takes far longer than the kernel is not in the figure."""
     import torch
 
     x = torch.zeros(1, device="cuda")
     large = torch.zeros(512 * MEGABYTES, dtype=torch.int8, device="cuda")
-    restoring = CudaTimer("cuda:0", EVENTS).time(
+    restoring = CudaTimer("cuda:0", EVENTS).time_launches(
         lambda: (x.add_(1), None)[1], PRESETS["fast"], restore=lambda: (large.zero_(), None)[1]
     )
     assert restoring.samples.median_us < median_us(EVENTS, large.zero_) / 2

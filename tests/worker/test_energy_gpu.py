@@ -20,10 +20,10 @@ pytestmark = pytest.mark.gpu(alone=True)
 def measured(launch: Callable[[], object], restore: Callable[[], None] | None = None) -> tuple[Energy, float]:
     """Return a launch's energy, and its latency in s."""
     uuid = gpu_uuids()["cuda:0"]
-    timing = CudaTimer("cuda:0", EVENTS).time(lambda: (launch(), None)[1], PRESETS["default"])
+    timing = CudaTimer("cuda:0", EVENTS).time_launches(lambda: (launch(), None)[1], PRESETS["default"])
     latency_us = timing.samples.median_us
     meter = EnergyMeter(nvml.Gpu(uuid).energy_j, "cuda:0")
-    found, _ = meter.measure(lambda: (launch(), None)[1], PRESETS["default"], latency_us, restore=restore)
+    found, _ = meter.measure_energy(lambda: (launch(), None)[1], PRESETS["default"], latency_us, restore=restore)
     return found, latency_us / 1e6
 
 

@@ -18,7 +18,7 @@ def run(trace: EnergyTrace, joules: float, *, step_s: float, at_once: int = 1, u
     while trace.wants_more() and launches * LAUNCH_S < until_s:
         launches += at_once
         elapsed_s = launches * LAUNCH_S
-        trace.take(launches, elapsed_s // step_s * step_s / LAUNCH_S * joules, elapsed_s)
+        trace.add_reading(launches, elapsed_s // step_s * step_s / LAUNCH_S * joules, elapsed_s)
     return trace
 
 
@@ -33,13 +33,13 @@ def test_the_counters_steps_cost_little_error(step_s: float, at_once: int) -> No
     assert trace.ending in (Ending.KNOWN, Ending.OUT_OF_TIME)
 
 
-def test_what_was_taken_before_the_power_had_settled_does_not_count() -> None:
+def test_readings_before_the_power_has_settled_do_not_count() -> None:
     """A counter that lags shows what came before: its first steps are left out."""
     trace = EnergyTrace(0.6)
     for launch in range(1, 20_000):
         elapsed_s = launch * LAUNCH_S
         early = 0.9 * min(elapsed_s, SETTLED_S) / LAUNCH_S
-        trace.take(launch, launch - early, elapsed_s)
+        trace.add_reading(launch, launch - early, elapsed_s)
         if not trace.wants_more():
             break
     assert trace.energy is not None
@@ -54,7 +54,7 @@ def test_a_config_that_cannot_win_is_measured_no_further(joules: float, ending: 
     assert trace.ending is ending
 
 
-def test_the_race_is_run_by_what_the_objective_makes_of_the_energy() -> None:
+def test_configs_race_by_the_objectives_cost_of_their_energy() -> None:
     """More joules may be better, or cost nothing at all."""
     incumbent = requests.Incumbent(1.0, 0.99, 1.01)
     best = run(EnergyTrace(5.0, incumbent=incumbent, cost=lambda joules: 1 / joules), 2.0, step_s=0.1, until_s=0.6)
@@ -62,14 +62,14 @@ def test_the_race_is_run_by_what_the_objective_makes_of_the_energy() -> None:
     assert (best.ending, worst.ending) == (None, Ending.BEATEN)
 
 
-def test_what_is_not_the_kernels_is_taken_off() -> None:
+def test_the_energy_of_restoring_is_subtracted() -> None:
     """The energy of restoring its tensors does not count."""
     trace = run(EnergyTrace(0.6, apart_j=0.2), 0.5, step_s=0.02)
     assert trace.energy is not None
     assert trace.energy.joules == pytest.approx(0.3, rel=0.02)
 
 
-def test_a_counter_that_does_not_move_is_no_counter() -> None:
+def test_a_counter_that_does_not_move_is_an_error() -> None:
     """Nothing waits for it without end."""
     with pytest.raises(CounterStopped, match="did not move in"):
         run(EnergyTrace(0.6), 0.0, step_s=0.1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.worker.failures import words
+from ktuned.worker.failures import describe_error
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,6 @@ from ktuned.worker.failures import words
         (KeyError("a", "b c"), "KeyError: ('a', 'b c')"),
     ],
 )
-def test_an_exception_is_its_type_and_its_text(error: Exception, expected: str) -> None:
+def test_an_exception_is_described_by_its_type_and_text(error: Exception, expected: str) -> None:
     """A sentence is reported as one, without the quotes that KeyError puts around its key."""
-    assert words(error) == expected
+    assert describe_error(error) == expected

@@ -15,7 +15,7 @@ import pytest
 from ktuned.backends.nvml import NOT_INSTALLED, Sample
 from ktuned.ipc import replies
 from ktuned.worker import contention
-from ktuned.worker.contention import FOREIGN_PIDS, GpuWatch, gpu_is_contended, gpu_users
+from ktuned.worker.contention import FOREIGN_PIDS, GpuWatch, count_gpu_users, gpu_is_contended
 from ktuned.worker.samples import Samples
 
 OWN, OTHER = os.getpid(), 1
@@ -111,9 +111,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedNvml]:
     """Put an NVML in the place of the real one."""
     played = PlayedNvml()
     monkeypatch.setitem(sys.modules, "pynvml", played)
-    contention._watched.cache_clear()
+    contention._find_watched_gpu.cache_clear()
     yield played
-    contention._watched.cache_clear()
+    contention._find_watched_gpu.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedNvml]:
     ],
     ids=["no-one", "ourselves", "another", "a-compositor", "an-idle-one", "none-known"],
 )
-def test_the_work_of_others_since_then_is_contention(
+def test_work_of_others_since_the_watch_began_is_contention(
     nvml: PlayedNvml, later: list[tuple[int, int, int]], contended: bool
 ) -> None:
     """What others did before does not count, nor that they are there, nor what is our own."""
@@ -139,7 +139,7 @@ def test_the_work_of_others_since_then_is_contention(
     assert watch.is_contended(STEADY) is contended
 
 
-def test_watches_in_a_row_ask_as_often_as_there_is_a_sample(nvml: PlayedNvml) -> None:
+def test_watches_in_a_row_ask_nvml_once_per_sample(nvml: PlayedNvml) -> None:
     """A row of short timings asks ten times a second; each sample is counted once, by the watch that asks next."""
     now = Now()
     nvml.samples = []
@@ -181,16 +181,18 @@ def test_a_watch_after_a_pause_asks_at_its_end(nvml: PlayedNvml) -> None:
     ],
     ids=["alone", "idle", "compositor", "light", "heavy", "two-are-heavy", "median-moved", "long", "stretched", "none"],
 )
-def test_a_neighbour_counts_by_its_effect(percents: tuple[int, ...], samples: Samples, contended: bool) -> None:
+def test_a_neighbour_on_the_gpu_counts_only_if_it_moved_the_median(
+    percents: tuple[int, ...], samples: Samples, contended: bool
+) -> None:
     """A light one counts if it moved the median, or if launches are so long that it must have stretched them all."""
     foreign = [Sample(pid, 20, percent) for pid, percent in enumerate(percents, start=1)]
     assert gpu_is_contended(foreign, samples) is contended
 
 
-def test_what_cannot_be_judged_says_why(nvml: PlayedNvml) -> None:
+def test_a_gpu_that_cannot_be_judged_says_why(nvml: PlayedNvml) -> None:
     """No driver, or processes of which only others' ids are reported: nothing is called contended."""
     for users, reason in ((None, "NVML: Driver Not Loaded"), ((7_000_001,), FOREIGN_PIDS)):
-        contention._watched.cache_clear()
+        contention._find_watched_gpu.cache_clear()
         nvml.users = users
         watch = GpuWatch("a")
         assert (watch.absence, watch.is_contended(STEADY)) == (reason, False)
@@ -201,11 +203,11 @@ def test_processes_at_work_on_a_gpu_are_counted(nvml: PlayedNvml, monkeypatch: p
     monkeypatch.setattr(contention, "gpu_uuids", lambda: {"cuda:0": "GPU-a"})
     now_us = time_ns() // 1000
     nvml.samples = [(OWN, now_us, 50), (OTHER, now_us, 50), (os.getppid(), now_us, 0), (2**22 + 1, now_us, 50)]
-    assert gpu_users([OWN]) == replies.GpuUsers({"cuda:0": 1})
+    assert count_gpu_users([OWN]) == replies.GpuUsers({"cuda:0": 1})
     nvml.is_partition = True
-    assert gpu_users([OWN]) == replies.GpuUsers({"cuda:0": 0})
+    assert count_gpu_users([OWN]) == replies.GpuUsers({"cuda:0": 0})
     nvml.users = None
-    assert gpu_users([OWN]) == replies.GpuUsers({}, "NVML: Driver Not Loaded")
+    assert count_gpu_users([OWN]) == replies.GpuUsers({}, "NVML: Driver Not Loaded")
 
 
 def test_a_gpu_that_is_lost_meanwhile_is_not_judged(nvml: PlayedNvml) -> None:
@@ -219,9 +221,9 @@ def test_a_gpu_that_is_lost_meanwhile_is_not_judged(nvml: PlayedNvml) -> None:
 def test_without_nvml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package's name is in the reason."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    contention._watched.cache_clear()
+    contention._find_watched_gpu.cache_clear()
     assert GpuWatch("a").absence == NOT_INSTALLED
-    contention._watched.cache_clear()
+    contention._find_watched_gpu.cache_clear()
 
 
 @pytest.mark.gpu(alone=True)
@@ -229,7 +231,7 @@ def test_a_real_neighbour_is_seen() -> None:
     """Another process that computes on the same GPU makes a timing contended; alone it is not."""
     import torch
 
-    contention._watched.cache_clear()
+    contention._find_watched_gpu.cache_clear()
     x = torch.ones(2048, 2048, device="cuda")
     uuid = str(torch.cuda.get_device_properties("cuda:0").uuid)
     if absence := GpuWatch(uuid).absence:

@@ -12,13 +12,13 @@ import torch
 
 from ktuned.ipc import MemoryFault, describe_fault, frames, replies
 from ktuned.ipc.memory_fault import MAX_FAULT_BYTES, Region, prepare_fault
-from ktuned.worker.bench import crash_at_once
+from ktuned.worker.bench import restore_default_signals
 from ktuned.worker.damage import Memory
 from ktuned.worker.device_memory import BAND_BYTES, DeviceMemory
 from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.guards import Guards
 from ktuned.worker.host_memory import GUARD_BYTES, HostMemory
-from ktuned.worker.placement import span_of
+from ktuned.worker.placement import make_own_span
 from ktuned.worker.torch_tensors import count_bytes
 
 MEMORIES = (HostMemory, DeviceMemory)
@@ -27,13 +27,13 @@ MEMORIES = (HostMemory, DeviceMemory)
 
 def place(guards: Guards, value: torch.Tensor, name: str = "y") -> torch.Tensor:
     """Return a guarded copy of one tensor."""
-    placed: torch.Tensor = guards.place({name: value}, guards.find_spans({name: value}))[name]
+    placed: torch.Tensor = guards.place_tensors({name: value}, guards.find_spans({name: value}))[name]
     return placed
 
 
 def place_in(memory: Memory, value: torch.Tensor) -> torch.Tensor:
     """Return a copy in one kind of memory."""
-    placed: torch.Tensor = memory.place(span_of("y", value), {"y": value})["y"]
+    placed: torch.Tensor = memory.place_span(make_own_span("y", value), {"y": value})["y"]
     return placed
 
 
@@ -41,15 +41,15 @@ def fault_of(launch: Callable[[Guards, torch.Tensor, torch.Tensor], object]) -> 
     """Return the signal that ended a child in which a launch ran, and what the child reported."""
     read, write = os.pipe()
     guards = Guards()
-    kept, y = guards.keep("ktuned's copy of x", torch.arange(10.0)), place(guards, torch.zeros(1000))
-    guards.seal()
+    kept, y = guards.keep_copy("ktuned's copy of x", torch.arange(10.0)), place(guards, torch.zeros(1000))
+    guards.seal_copies()
     pid = os.fork()
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         reporter = FaultReporter(write)
-        crash_at_once()
-        reporter.know(guards.regions())
-        reporter.arm()
+        restore_default_signals()
+        reporter.name_regions(guards.list_regions())
+        reporter.install_handlers()
         launch(guards, kept, y)
         os._exit(0)
     os.close(write)
@@ -105,12 +105,12 @@ def test_a_fault_in_a_thread_without_the_interpreters_lock_is_reported(threads: 
 @pytest.mark.parametrize("memory_type", MEMORIES)
 @pytest.mark.parametrize("numel", [1, 3, 5, 15, 1000, 1024])
 @pytest.mark.parametrize("offset", [0, 1])
-def test_damage_beside_a_tensor_is_named_and_mended(memory_type: type[Memory], numel: int, offset: int) -> None:
+def test_damage_beside_a_tensor_is_named_and_repaired(memory_type: type[Memory], numel: int, offset: int) -> None:
     """By its distance, where it is nearest; the next config is innocent."""
     memory = memory_type()
     y = place_in(memory, torch.ones(numel, dtype=torch.float16))
-    memory.seal()
-    assert memory.damage() is None
+    memory.seal_copies()
+    assert memory.find_damage() is None
     size, start = 2 * numel, y.data_ptr()
     slack_after = BAND_BYTES if memory_type is DeviceMemory else -size % 64
     slack_before = BAND_BYTES if memory_type is DeviceMemory else start % 4096
@@ -121,22 +121,22 @@ def test_damage_beside_a_tensor_is_named_and_mended(memory_type: type[Memory], n
         if distance < 2 + offset:
             continue
         ctypes.memset(begins, 1, 2)
-        damage = memory.damage()
+        damage = memory.find_damage()
         assert damage is not None
         assert damage.message == f"wrote outside its tensors: {place}"
         assert damage.is_contained
-        assert memory.damage() is None
+        assert memory.find_damage() is None
     assert bool((y == 1).all())
 
 
-def test_damage_to_the_end_of_a_band_may_go_on_beyond_it() -> None:
+def test_damage_to_the_outer_end_of_a_band_is_not_contained() -> None:
     """So it is not contained: the worker is replaced."""
     memory = DeviceMemory()
     y = place_in(memory, torch.ones(16))
-    memory.seal()
+    memory.seal_copies()
     for start, size in ((y.data_ptr() + 64, BAND_BYTES), (y.data_ptr() - BAND_BYTES, 4)):
         ctypes.memset(start, 1, size)
-        damage = memory.damage()
+        damage = memory.find_damage()
         assert damage is not None
         assert not damage.is_contained
 
@@ -145,25 +145,25 @@ def test_damage_to_what_ktuned_owns_is_not_contained() -> None:
     """The pristine inputs and the expected outputs are watched as a whole, with their bands."""
     memory = DeviceMemory()
     place_in(memory, torch.ones(16))
-    kept = memory.keep("ktuned's copy of x", torch.ones(16))
-    memory.seal()
-    assert memory.damage() is None
+    kept = memory.keep_copy("ktuned's copy of x", torch.ones(16))
+    memory.seal_copies()
+    assert memory.find_damage() is None
     kept[3] = 5
-    damage = memory.damage()
+    damage = memory.find_damage()
     assert damage is not None
     assert (damage.message, damage.is_contained) == ("wrote outside its tensors: into ktuned's copy of x", False)
 
 
 @pytest.mark.parametrize("memory_type", MEMORIES)
-def test_user_code_may_change_what_it_is_shown(memory_type: type[Memory]) -> None:
+def test_user_code_may_write_to_unsealed_copies(memory_type: type[Memory]) -> None:
     """A check that writes to its inputs is no config that writes outside its tensors."""
     memory = memory_type()
-    kept = memory.keep("ktuned's copy of x", torch.ones(16))
-    memory.seal()
-    memory.unseal()
+    kept = memory.keep_copy("ktuned's copy of x", torch.ones(16))
+    memory.seal_copies()
+    memory.unseal_copies()
     kept.zero_()
-    memory.seal()
-    assert memory.damage() is None
+    memory.seal_copies()
+    assert memory.find_damage() is None
 
 
 DTYPES = (torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.uint16, torch.complex64)
@@ -186,21 +186,21 @@ def test_a_guarded_tensor_is_laid_out_as_the_given_one(
         assert copy._base is None
 
 
-def test_what_is_more_than_numbers_in_memory_is_cloned() -> None:
+def test_tensors_that_are_not_plain_numbers_are_cloned() -> None:
     """Sparse tensors, tensors with a gradient or without an element stay what they are."""
     guards = Guards()
     sparse, gradient = torch.eye(3).to_sparse(), torch.ones(3, requires_grad=True)
     assert place(guards, sparse).layout is torch.sparse_coo
     assert place(guards, gradient).requires_grad
     assert place(guards, torch.ones(0)).shape == (0,)
-    assert not list(guards.regions())
+    assert not list(guards.list_regions())
 
 
 def test_memory_lives_as_long_as_a_tensor_uses_it() -> None:
     """A launch may be bound to tensors whose problem was closed; after it the pages are given back."""
     guards = Guards()
     y = place(guards, torch.ones(1000))
-    (region,) = guards.regions()
+    (region,) = guards.list_regions()
     del guards
     assert float(y.sum()) == 1000
     del y
@@ -209,7 +209,7 @@ def test_memory_lives_as_long_as_a_tensor_uses_it() -> None:
     assert not any(int(first, 16) <= region.start < int(end, 16) for first, end in ranges)
 
 
-def test_guards_take_addresses_and_no_memory() -> None:
+def test_guards_cost_addresses_and_no_memory() -> None:
     """Of a thousand tensors as of one."""
     before = _resident()
     guards = Guards()
@@ -223,7 +223,7 @@ def _resident() -> int:
         return int(stream.read().split()[1]) * 4096
 
 
-def test_a_frame_has_room_for_the_first_tensors() -> None:
+def test_a_fault_frame_holds_as_many_tensors_as_fit() -> None:
     """However many there are, the dying worker writes no more than a pipe takes."""
     regions = [Region(f"a tensor with a long name {number}", number, 1, 0, 2) for number in range(10_000)]
     assert MAX_FAULT_BYTES // 3 < len(prepare_fault(regions).data) <= MAX_FAULT_BYTES

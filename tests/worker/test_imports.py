@@ -56,15 +56,15 @@ def test_the_standard_library_is_kept_too(place: Path) -> None:
     assert {"message", "zipfile"} <= {path.name.split(".")[0] for path in stdlib.rglob("*.pyc")}
 
 
-def test_no_garbage_is_looked_for_meanwhile() -> None:
+def test_garbage_collection_pauses_during_imports() -> None:
     """Afterwards it is as before, also where an import fails, and where it was off."""
     for was_on in (True, False):
         (gc.enable if was_on else gc.disable)()
         try:
-            with imports.without_collections():
+            with imports.pause_garbage_collection():
                 assert not gc.isenabled()
             assert gc.isenabled() == was_on
-            with pytest.raises(ImportError), imports.without_collections():
+            with pytest.raises(ImportError), imports.pause_garbage_collection():
                 importlib.import_module("no_such_module")
             assert gc.isenabled() == was_on
         finally:

@@ -42,10 +42,10 @@ class KeptReply(Reply):
         self.phases: list[Phase] = []
         self.items: list[replies.InspectedFile] = []
 
-    def phase(self, phase: Phase) -> None:
+    def begin_phase(self, phase: Phase) -> None:
         self.phases.append(phase)
 
-    def item(self, value: replies.InspectedFile, *, hold_s: float = 0.0) -> None:
+    def send_item(self, value: replies.InspectedFile, *, hold_s: float = 0.0) -> None:
         self.items.append(value)
 
 
@@ -53,7 +53,7 @@ def walk(exploration: Exploration, n: int = 2) -> list[replies.Proposal]:
     """Ask until it is finished and return all proposals."""
     proposals: list[replies.Proposal] = []
     while True:
-        answer = exploration.ask(n)
+        answer = exploration.propose_configs(n)
         assert len(answer.proposals) <= n
         proposals += answer.proposals
         if answer.finished:
@@ -87,7 +87,7 @@ def refuse(p: Any, c: Any) -> Build:
     return Build(n=object() if c.n == 4 else c.n)  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_built_says_why() -> None:
+def test_a_config_without_a_build_says_why() -> None:
     """A kernel function that refuses, raises or returns what cannot travel ends that config and no other."""
     proposals = {proposal.config["n"]: proposal for proposal in walk(Exploration(declare(refuse), {}, IN_ORDER, []))}
     assert {n: proposal.outcome for n, proposal in proposals.items()} == {
@@ -109,8 +109,8 @@ def test_outcomes_reach_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[object, ...]] = []
     monkeypatch.setattr(exploration._strategy, "tell", lambda *values: told.append(values))
     monkeypatch.setattr(exploration._strategy, "doubt", lambda *values: told.append(values))
-    exploration.tell([requests.TriedConfig({"n": 1}, Outcome.MEASURED, 2.5, 0.1)])
-    exploration.tell([requests.TriedConfig({"n": 2}, Outcome.HUNG)])
+    exploration.tell_outcomes([requests.TriedConfig({"n": 1}, Outcome.MEASURED, 2.5, 0.1)])
+    exploration.tell_outcomes([requests.TriedConfig({"n": 2}, Outcome.HUNG)])
     assert told == [({"n": 1}, 0.1), ({"n": 1}, "measured", 2.5), ({"n": 2}, "hung", None)]
 
 
@@ -128,7 +128,7 @@ def test_a_huge_space_starts_at_once() -> None:
     huge = space(n=range(1000), b=range(1000), c=range(1000))
     exploration = Exploration(declare(space=huge), {}, Plan(), [])
     assert exploration.size == 10**9
-    assert len({proposal.config["n"] for proposal in exploration.ask(50).proposals}) > 25
+    assert len({proposal.config["n"] for proposal in exploration.propose_configs(50).proposals}) > 25
 
 
 @pytest.fixture
@@ -160,10 +160,10 @@ def test_strategy_learns_from_similar_searches() -> None:
     )
     asked: list[int] = []
     while len(asked) < 14:
-        (proposal,) = exploration.ask(1).proposals
+        (proposal,) = exploration.propose_configs(1).proposals
         asked.append(int(proposal.config["n"]))
         cost = 20.0 + 2 * abs(asked[-1] - 70)
-        exploration.tell([requests.TriedConfig(proposal.config, Outcome.MEASURED, cost)])
+        exploration.tell_outcomes([requests.TriedConfig(proposal.config, Outcome.MEASURED, cost)])
     assert asked[:2] == [10, 150]
     assert min(abs(n - 70) for n in asked[10:]) <= 3
 
@@ -204,7 +204,7 @@ def test_a_file_that_no_longer_loads_says_why(root: Path) -> None:
 def inspected(root: Path, *names: str) -> list[replies.InspectedFile]:
     """Inspect files as the daemon requests it and return an item for each."""
     reply = KeptReply()
-    Inspector(Registry([]), places(root)).inspect(requests.Inspect("proj", names), reply)
+    Inspector(Registry([]), places(root)).inspect_files(requests.Inspect("proj", names), reply)
     assert [item.file for item in reply.items] == list(names)
     assert reply.phases == [Phase.INSPECT]
     return reply.items
@@ -256,11 +256,11 @@ def test_a_default_outside_the_space_is_an_error_of_the_file(
     assert error.message.endswith('the default {"n":3} is not in the space for the problem {"M":2}')
 
 
-def test_a_space_says_what_it_admits(root: Path) -> None:
+def test_admitted_configs_are_those_in_the_space(root: Path) -> None:
     """``admits`` judges configs for another problem than the one they were tuned for."""
     inspector = Inspector(Registry([]), places(root))
     configs: tuple[Config, ...] = ({"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}, {"m": 1})
-    answer = inspector.admits(requests.Admits(kernel_ref(root), {"M": 2}, configs), KeptReply())
+    answer = inspector.find_admitted_configs(requests.Admits(kernel_ref(root), {"M": 2}, configs), KeptReply())
     assert answer.admitted == (True, True, False, False, False)
 
 
@@ -268,9 +268,9 @@ def test_ask_comes_after_explore(root: Path) -> None:
     """A space must be opened before it is walked; opened again, it begins again."""
     explorer, reply = Explorer(places(root)), KeptReply()
     with pytest.raises(UsageError, match="ask comes after explore"):
-        explorer.ask(requests.Ask(1), reply)
+        explorer.propose_configs(requests.Ask(1), reply)
     for _ in range(2):
         wanted = requests.Explore(kernel_ref(root), {"M": 2}, IN_ORDER, ({"n": 2},))
-        assert explorer.explore(wanted, reply) == replies.Explored(2, "exhaustive", learns=False)
-        answer = explorer.ask(requests.Ask(9), reply)
+        assert explorer.open_space(wanted, reply) == replies.Explored(2, "exhaustive", learns=False)
+        answer = explorer.propose_configs(requests.Ask(9), reply)
         assert [proposal.config["n"] for proposal in answer.proposals] == [2, 1]

@@ -10,7 +10,7 @@ from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Phase, Target
 from ktuned.model.plan import PRESETS
 from ktuned.model.values import Outcome
-from ktuned.worker.bench import Bench, _Opened
+from ktuned.worker.bench import Bench, _OpenProblem
 from ktuned.worker.check import Verdict
 from ktuned.worker.cuda_timer import CudaTimer
 from ktuned.worker.race import Ending
@@ -25,17 +25,17 @@ class PlayedTimer(CudaTimer):
     """A timer without a GPU: its batch is in the queue at once."""
 
     def __init__(self, diary: list[str]) -> None:
-        self.meanwhile = None
+        self.on_batch_enqueued = None
         self._diary = diary
 
     def synchronize(self) -> None:
         """Wait for nothing."""
 
-    def time(self, *_: Any, **__: Any) -> Timing:
-        """Do what is to be done meanwhile."""
+    def time_launches(self, *_: Any, **__: Any) -> Timing:
+        """Call back at once: the batch counts as enqueued."""
         self._diary.append("samples enqueued")
-        if self.meanwhile is not None:
-            self.meanwhile()
+        if self.on_batch_enqueued is not None:
+            self.on_batch_enqueued()
         samples = Samples()
         samples.add(5.0)
         return Timing(samples, Ending.KNOWN, (5.0, 5.0), is_full=False)
@@ -48,7 +48,7 @@ class PlayedData:
     restores = False
     is_judged = True
 
-    def renew(self) -> bool:
+    def recreate_changed_tensors(self) -> bool:
         """Leave all as it is."""
         return False
 
@@ -57,25 +57,25 @@ class PlayedData:
 
     begin_checked_launch = begin_trial
 
-    def damage(self, *, whole: bool = True) -> None:
+    def find_damage(self, *, whole: bool = True) -> None:
         """Find nothing."""
 
     def is_surely_right(self, *, is_last: bool) -> bool:
         """Leave it to the check."""
         return False
 
-    def judged_outputs(self, **_: Any) -> None:
+    def remember_judged_outputs(self, **_: Any) -> None:
         """Poison and compare nothing."""
 
-    def most_copies(self, limit_bytes: int) -> int:
+    def count_affordable_copies(self, limit_bytes: int) -> int:
         """Have no copies."""
         return 1
 
-    def check(self) -> Verdict:
+    def check_outputs(self) -> Verdict:
         """Find all right."""
         return Verdict(ok=True)
 
-    def overwritten(self) -> tuple[str, ...]:
+    def find_overwritten_inputs(self) -> tuple[str, ...]:
         """Name no input."""
         return ()
 
@@ -89,9 +89,9 @@ class Loading(Bench):
         kernel = requests.KernelRef("p", "f", "k", "fake", (), {})
         nothing = cast("Any", None)
         data, timer = cast("Any", PlayedData()), PlayedTimer(diary)
-        self._open = _Opened(kernel, "sm_90", nothing, GPU, data, timer, nothing, metrics=lambda us, joules: {})
+        self._open = _OpenProblem(kernel, "sm_90", nothing, GPU, data, timer, nothing, metrics=lambda us, joules: {})
 
-    def _load(self, opened: _Opened, unit: requests.UnitRef) -> tuple[Launch, Kernel]:
+    def _load_and_bind(self, opened: _OpenProblem, unit: requests.UnitRef) -> tuple[Launch, Kernel]:
         self._diary.append(f"load {unit.key}")
         if unit.key == "heavy" and self._diary[-2] == "load_next":
             raise RuntimeError("out of memory")
@@ -104,7 +104,7 @@ class Diary(Reply):
     def __init__(self, diary: list[str]) -> None:
         self._diary = diary
 
-    def send(self, answer: replies.Answer) -> None:
+    def send_answer(self, answer: replies.Answer) -> None:
         """Write down the phases of loading."""
         if isinstance(answer, replies.PhaseBegun) and answer.phase is Phase.LOAD_NEXT:
             self._diary.append("load_next")
@@ -114,7 +114,7 @@ def measured(*keys: str) -> tuple[replies.Measurement, list[str]]:
     """Measure units as one batch; return the last measurement, and all that happened, launches of checks once."""
     diary: list[str] = []
     units = tuple(requests.UnitRef(key, {}) for key in keys)
-    last = Loading(diary).trial(requests.Trial(units, PRESETS["fast"], False), Diary(diary))
+    last = Loading(diary).run_trial(requests.Trial(units, PRESETS["fast"], False), Diary(diary))
     return last, diary
 
 

@@ -29,37 +29,37 @@ def pool(*configs: Sequence[float]) -> Noise:
     """Return the noise of configs that were sampled in full."""
     noise = Noise()
     for values in configs:
-        noise.learn(samples(*values))
+        noise.add_config(samples(*values))
     return noise
 
 
 QUIET = [99.0, 100.0, 101.0, 100.0, 100.0] * 2
 
 
-def test_nothing_is_known_of_an_empty_pool() -> None:
+def test_an_empty_pool_decides_nothing() -> None:
     """Three samples that are far off decide, fewer never do."""
     noise = Noise()
-    assert not noise.knows(3, CHANCE)
+    assert not noise.is_informative(3, CHANCE)
     assert noise.is_above(samples(*[116.0] * 3), 100.0, CHANCE)
     assert not noise.is_above(samples(*[114.0] * 3), 100.0, CHANCE)
     assert not noise.is_above(samples(500.0, 500.0), 100.0, CHANCE)
-    assert noise.lowest_median_us(samples(*[118.0] * 3), CHANCE) == pytest.approx(118 / (1 + UNKNOWN))
+    assert noise.find_lowest_median_us(samples(*[118.0] * 3), CHANCE) == pytest.approx(118 / (1 + UNKNOWN))
 
 
-def test_the_noise_of_others_decides() -> None:
+def test_a_quiet_pool_decides_by_three_samples() -> None:
     """Where no config was more than 1 % above its median, three samples 2 % above a latency are slower."""
     noise = pool(*[QUIET] * 8)
-    assert noise.knows(3, CHANCE)
+    assert noise.is_informative(3, CHANCE)
     assert noise.is_above(samples(*[102.0] * 3), 100.0, CHANCE)
     assert not noise.is_above(samples(101.9, 99.9, 102.0), 100.0, CHANCE)
 
 
-def test_a_fast_sample_proves_that_nothing_is_slower() -> None:
+def test_one_sample_below_the_latency_is_enough_not_to_be_above_it() -> None:
     """However many are slow: the least of them counts."""
     assert not pool(*[QUIET] * 8).is_above(samples(99.0, *[200.0] * 20), 100.0, CHANCE)
 
 
-def test_one_noisy_config_makes_all_doubtful() -> None:
+def test_one_noisy_config_in_the_pool_makes_others_doubtful() -> None:
     """The next one may be like it: its late samples count as its own rate, not as a fraction of everyone's."""
     quiet, noisy = [100.0] * 10, [100.0, 150.0] * 5 + [100.0]
     assert pool(*[quiet] * 20).is_above(samples(*[120.0] * 4), 100.0, CHANCE)
@@ -67,7 +67,7 @@ def test_one_noisy_config_makes_all_doubtful() -> None:
     assert pool(*[quiet] * 20, noisy).is_above(samples(*[160.0] * 4), 100.0, CHANCE)
 
 
-def test_a_spell_counts_as_it_was_seen() -> None:
+def test_late_samples_in_a_row_count_more_than_single_ones() -> None:
     """Samples that were late in a row are no independent accidents, as single late ones are."""
     alone = [100.0, 100.0, 100.0, 110.0] * 5
     in_a_row = [100.0] * 15 + [110.0] * 5
@@ -91,7 +91,7 @@ def test_the_pool_is_bounded() -> None:
 def test_the_interval_and_the_verdict_agree(configs: list[list[float]], taken: list[float], latency: float) -> None:
     """A median is above what its interval excludes, and the interval holds all samples."""
     noise, found = pool(*configs), samples(*taken)
-    low, high = (end(found, CHANCE) for end in (noise.lowest_median_us, noise.highest_median_us))
+    low, high = (end(found, CHANCE) for end in (noise.find_lowest_median_us, noise.find_highest_median_us))
     assert low <= min(taken) <= max(taken) <= high
     if noise.is_above(found, latency, CHANCE):
         assert low >= latency * (1 - 1e-9)
@@ -110,10 +110,10 @@ def test_an_interval_of_few_samples_covers_the_median(count: int) -> None:
         return samples(*(100 * (1 + dice.gauss(0, width)) * factor for factor in late))
 
     for _ in range(MOST_CONFIGS):
-        noise.learn(draw(dice.uniform(0.002, 0.01), 10))
+        noise.add_config(draw(dice.uniform(0.002, 0.01), 10))
     for _ in range(tried):
         width = dice.uniform(0.002, 0.01)
         taken = draw(width, count)
         truth = draw(width, 301).median_us
-        covered += noise.lowest_median_us(taken, MISSED) <= truth <= noise.highest_median_us(taken, MISSED)
+        covered += noise.find_lowest_median_us(taken, MISSED) <= truth <= noise.find_highest_median_us(taken, MISSED)
     assert covered >= 0.95 * tried

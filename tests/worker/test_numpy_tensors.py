@@ -12,10 +12,10 @@ import torch
 from ktuned import tensor
 from ktuned.model.errors import KernelFileError
 from ktuned.spec.tensors import find_layout
-from ktuned.worker.check import compare
+from ktuned.worker.check import compare_outputs
 from ktuned.worker.guards import Guards
 from ktuned.worker.problem import ProblemData
-from ktuned.worker.tensor_library import NUMPY, TORCH, library_for
+from ktuned.worker.tensor_library import NUMPY, TORCH, choose_library
 from tests.worker.declaring import CPU, N, declare
 
 PROBLEM = {"M": 4}
@@ -26,7 +26,7 @@ def opened(cached: Path | None = None, **arguments: Any) -> ProblemData:
     """Return the data of a problem, made of NumPy's arrays, ready for trials."""
     data = ProblemData(declare(**arguments), PROBLEM, CPU, library=NUMPY)
     if cached is not None:
-        data.expect(cached)
+        data.provide_expected_outputs(cached)
     return data
 
 
@@ -35,12 +35,12 @@ def run(data: ProblemData, launch: Callable[[dict[str, Any]], object]) -> Any:
     data.begin_trial()
     data.begin_checked_launch()
     launch(data.tensors)
-    assert data.damage() is None
-    return data.check()
+    assert data.find_damage() is None
+    return data.check_outputs()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint8", "complex64"])
-def test_configs_are_judged(tmp_path: Path, dtype: str) -> None:
+def test_right_wrong_and_idle_configs_are_told_apart(tmp_path: Path, dtype: str) -> None:
     """A right config passes, a wrong or an idle one does not; a second worker reads what was expected."""
 
     def inputs(p: Any) -> dict[str, Any]:
@@ -67,20 +67,20 @@ def test_inputs_are_restored_and_their_overwriting_is_named(tmp_path: Path) -> N
     """As with tensors."""
     data = opened(tmp_path / "expected.safetensors")
     run(data, lambda tensors: tensors["x"].fill(7))
-    assert data.overwritten() == ("x",)
+    assert data.find_overwritten_inputs() == ("x",)
     assert run(data, lambda tensors: np.multiply(tensors["x"], 2, out=tensors["y"])).ok
-    assert data.overwritten() == ()
+    assert data.find_overwritten_inputs() == ()
 
 
 def test_writes_outside_an_array_are_noticed() -> None:
     """An array stands between guards, and keeps its memory and its order."""
     guards = Guards()
     given = {"y": np.asfortranarray(np.arange(15, dtype="float32").reshape(3, 5))}
-    placed = guards.place(given, guards.find_spans(given))["y"]
+    placed = guards.place_tensors(given, guards.find_spans(given))["y"]
     assert placed.flags.f_contiguous
     assert placed[2, 4] == 14
     ctypes.memset(placed.ctypes.data + 60, 1, 2)
-    damage = guards.damage()
+    damage = guards.find_damage()
     assert damage is not None
     assert damage.message == "wrote outside its tensors: 0 bytes after y"
 
@@ -93,7 +93,7 @@ def test_verdicts_are_those_of_torch(dtype: str, shape: tuple[int, ...]) -> None
     wrong = np.array([1, 1, 0, 0]).astype(dtype)[: int(np.prod(shape))].reshape(shape)
     for out in (right, wrong):
         ours, theirs = (
-            compare({"y": own(out)}, {"y": own(right)}, rtol=1e-3, atol=1e-3, max_mismatched_ratio=0.0)
+            compare_outputs({"y": own(out)}, {"y": own(right)}, rtol=1e-3, atol=1e-3, max_mismatched_ratio=0.0)
             for own in (np.array, torch.as_tensor)
         )
         assert ours == theirs
@@ -102,7 +102,7 @@ def test_verdicts_are_those_of_torch(dtype: str, shape: tuple[int, ...]) -> None
 def test_infinities_and_nan_are_compared_without_a_warning() -> None:
     """NaN equals NaN, infinity only itself."""
     out, reference = np.array([np.nan, np.inf, np.inf]), np.array([np.nan, np.inf, -np.inf])
-    verdict = compare({"y": out}, {"y": reference}, rtol=0.1, atol=0.1, max_mismatched_ratio=0.0)
+    verdict = compare_outputs({"y": out}, {"y": reference}, rtol=0.1, atol=0.1, max_mismatched_ratio=0.0)
     assert (verdict.ok, verdict.mismatched_ratio) == (False, 1 / 3)
 
 
@@ -126,11 +126,11 @@ def test_a_kernel_file_may_compute_with_numpy(tmp_path: Path, library: Any) -> N
 
     kernel = declare(inputs=inputs, reference=lambda x: dict(y=np.asarray(x) * 2))
     data = ProblemData(kernel, PROBLEM, CPU, library=library)
-    data.expect(tmp_path / "expected.safetensors")
+    data.provide_expected_outputs(tmp_path / "expected.safetensors")
     data.begin_trial()
     data.begin_checked_launch()
     data.tensors["y"][:] = 2 * data.tensors["x"]
-    assert data.check().ok
+    assert data.check_outputs().ok
 
 
 def test_a_reference_that_returns_no_array_is_named(tmp_path: Path) -> None:
@@ -139,6 +139,6 @@ def test_a_reference_that_returns_no_array_is_named(tmp_path: Path) -> None:
         opened(tmp_path / "expected.safetensors", reference=lambda x: dict(y=list(x)))
 
 
-def test_torch_is_taken_where_it_is_installed() -> None:
+def test_torch_is_chosen_if_it_is_installed() -> None:
     """So nothing changes for those who have it."""
-    assert library_for(CPU) is TORCH
+    assert choose_library(CPU) is TORCH

@@ -6,17 +6,17 @@ import os
 
 from ktuned.ipc import requests
 from ktuned.model import Device, DeviceModel, DeviceName, Target
-from ktuned.worker.peaks import measure
+from ktuned.worker.peaks import measure_peaks
 from ktuned.worker.reply import Reply
 
 
-def test_limits_of_the_cpu() -> None:
+def test_the_limits_of_a_cpu_are_measured() -> None:
     """Memory and both precisions have a figure; what cannot be measured has its reason, and costs no other figure."""
     device = Device(DeviceName("cpu:0"), DeviceModel("a CPU"), Target("here"))
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        found = measure(requests.MeasurePeaks(device), Reply(nowhere), copy_bytes=1 << 20, size=64)
-        refused = measure(requests.MeasurePeaks(device), Reply(nowhere), copy_bytes=-4, size=64)
+        found = measure_peaks(requests.MeasurePeaks(device), Reply(nowhere), copy_bytes=1 << 20, size=64)
+        refused = measure_peaks(requests.MeasurePeaks(device), Reply(nowhere), copy_bytes=-4, size=64)
     finally:
         os.close(nowhere)
     assert found.gbps is not None

@@ -99,7 +99,7 @@ def test_an_array_of_its_own_starts_at_a_cache_line() -> None:
     assert placed["y"].ctypes.data - placed["x"].ctypes.data == 12
 
 
-def test_what_shares_memory_shares_it_for_a_launch() -> None:
+def test_tensors_that_share_memory_share_it_in_launches() -> None:
     """A write through one is seen through the other, and both are restored."""
     whole = np.zeros(64, "float32")
     data = opened({"x": whole[:32], "y": whole[16:48]}, NUMPY, Guards())
@@ -128,7 +128,7 @@ def test_a_tensor_that_is_expanded_is_restored(tmp_path: Path) -> None:
     ],
     ids=["coo", "mkldnn", "negative"],
 )
-def test_what_no_launch_can_have_is_refused_by_name(value: Any, words: str) -> None:
+def test_tensors_that_no_kernel_can_be_launched_with_are_refused_by_name(value: Any, words: str) -> None:
     """Before anything is measured, with the remedy."""
     with pytest.raises(KernelFileError, match=words) as raised:
         ProblemData(declare(lambda p: {"x": value}), {}, CPU, library=TORCH)

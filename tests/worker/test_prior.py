@@ -23,7 +23,7 @@ def explored(prior: Any) -> list[Any]:
     exploration = Exploration(declare(space=SPACE, prior=prior), {"M": 1}, Plan(strategy="exhaustive"), [{"n": 50}])
     configs: list[Any] = []
     while True:
-        answer = exploration.ask(20)
+        answer = exploration.propose_configs(20)
         configs += [proposal.config["n"] for proposal in answer.proposals]
         if answer.finished:
             return configs
@@ -56,7 +56,9 @@ def test_prior_may_look_at_the_device(prior: Any) -> None:
     """A parameter of that name takes it, in either form."""
     device = Device(DeviceName("cuda:0"), DeviceModel("H100"), Target("sm_90a"))
     kernel = declare(space=SPACE, prior=prior)
-    (proposal,) = Exploration(kernel, {"M": 1}, Plan(strategy="exhaustive"), [], device=device).ask(1).proposals
+    (proposal,) = (
+        Exploration(kernel, {"M": 1}, Plan(strategy="exhaustive"), [], device=device).propose_configs(1).proposals
+    )
     assert proposal.config["n"] == 70
 
 
@@ -79,12 +81,12 @@ def test_prior_may_be_written_freely(prior: Any, first: list[int]) -> None:
     [
         (
             lambda p: [{"n": 500, "tile": 1}, {"n": -1, "tile": 1}],
-            "of the 2 configs that it named none is in the space, such as {.*500.*}; return values of its axes that",
+            "none of its configs is in the space, such as {.*500.*}; return values of its axes that",
         ),
         (lambda p: [{"m": 1}], r"there is no knob 'm' \(there are: n, tile\)"),
         (lambda p: [{"tyle": 1}], "did you mean 'tile'"),
         (lambda p: [{"n": 1}], "give the knob 'tile' a value, too"),
-        (lambda p, c: math.nan, "it gave NaN for all 200 configs that it was asked about; return a number"),
+        (lambda p, c: math.nan, "it gave NaN for all 200 configs; return a number"),
     ],
     ids=["outside", "no such knob", "misspelt", "incomplete", "all NaN"],
 )
@@ -111,7 +113,7 @@ def test_prior_that_helps_is_not_remarked(prior: Any) -> None:
         (lambda p: None, "prior: TypeError: it returned None, not configs: return a list of dicts"),
         (lambda p: {"n": 1}, "it returned {'n': 1}, not configs"),
         (lambda p: [{"n": math.nan}], "n=nan is not a finite number"),
-        (lambda p: [{}], "the config that it named is empty"),
+        (lambda p: [{}], "a config that it returned is empty"),
         (lambda p, c: "good", "prior: ValueError"),
         (lambda p: sys.exit(3), "prior: SystemExit: 3"),
     ],
@@ -131,7 +133,7 @@ def test_phases_tell_a_prior_from_a_strategy() -> None:
         seen.append("asked")
         return []
 
-    Exploration(declare(space=SPACE, prior=prior), {"M": 1}, Plan(), [], enter=seen.append)
+    Exploration(declare(space=SPACE, prior=prior), {"M": 1}, Plan(), [], on_phase=seen.append)
     assert seen == [Phase.PRIOR, "asked", Phase.STRATEGY]
 
 

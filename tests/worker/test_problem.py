@@ -26,7 +26,7 @@ def cached(tmp_path: Path) -> Path:
 def opened(kernel: Kernel, cached: Path) -> ProblemData:
     """Return the data of a problem, ready for trials, as ``open`` leaves it."""
     data = ProblemData(kernel, PROBLEM, CPU)
-    data.expect(cached)
+    data.provide_expected_outputs(cached)
     data.save_expected(cached)
     return data
 
@@ -36,8 +36,8 @@ def run(data: ProblemData, launch: Callable[[dict[str, torch.Tensor]], object]) 
     data.begin_trial()
     data.begin_checked_launch()
     launch(data.tensors)
-    assert data.damage() is None
-    return data.check()
+    assert data.find_damage() is None
+    return data.check_outputs()
 
 
 def double(tensors: dict[str, torch.Tensor]) -> None:
@@ -94,16 +94,16 @@ def test_an_overwritten_input_is_named(x: Any, arguments: dict[str, Any], found:
     data = ProblemData(declare(inputs=inputs, check=None, **arguments), PROBLEM, CPU)
     data.begin_trial()
     data.tensors["y"].zero_()
-    assert data.overwritten() == ()
+    assert data.find_overwritten_inputs() == ()
     data.tensors["x"][N - 1] = 7
-    assert data.overwritten() == found
+    assert data.find_overwritten_inputs() == found
 
 
 def test_a_failed_check_says_that_nothing_was_written() -> None:
     """The kernel file's own check sees the poison as numbers; the message says what it is."""
     data = ProblemData(declare(check=lambda inputs, outputs: False), PROBLEM, CPU)
     data.begin_trial()
-    assert data.check().message == "y was never written; check returned False"
+    assert data.check_outputs().message == "y was never written; check returned False"
 
 
 def test_every_worker_gets_the_same_inputs() -> None:
@@ -138,9 +138,9 @@ def test_an_in_place_kernel_is_restored_before_each_run(cached: Path) -> None:
     assert data.restores
     assert run(data, double_in_place).ok
     for _ in range(3):
-        data.restore()
+        data.restore_inputs()
         double_in_place(data.tensors)
-        assert data.check().ok
+        assert data.check_outputs().ok
 
 
 def test_a_setup_function_is_called_before_each_run(cached: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_setup_function_is_called_before_each_run(cached: Path) -> None:
     data = opened(declare(setup=setup), cached)
     assert data.restores
     assert run(data, lambda tensors: tensors["y"].add_(2 * tensors["x"])).ok
-    data.restore()
+    data.restore_inputs()
     assert calls == [{"x", "y"}] * 2
 
 
@@ -259,7 +259,7 @@ def test_the_reference_is_computed_once(cached: Path) -> None:
 def test_the_reference_can_be_launched_to_be_timed(cached: Path) -> None:
     """It runs on copies: timing it changes nothing of what the kernels are given."""
     data = opened(declare(reference=lambda x: x.mul_(2)), cached)
-    launch = data.reference_launch()
+    launch = data.make_reference_launch()
     assert launch is not None
     launch()
     launch()
@@ -291,7 +291,7 @@ def test_check_none_checks_nothing(cached: Path) -> None:
     """``check=None`` is taken at its word, and has no reference to time."""
     data = opened(declare(check=None), cached)
     assert run(data, lambda tensors: None).ok
-    assert data.reference_launch() is None
+    assert data.make_reference_launch() is None
     assert not cached.exists()
 
 
@@ -303,16 +303,16 @@ def test_a_resized_tensor_is_made_anew(cached: Path, name: str) -> None:
         tensors[name].data = torch.zeros(3, dtype=torch.int32)
 
     data = opened(declare(), cached)
-    assert not data.renew()
+    assert not data.recreate_changed_tensors()
     for spoil in (swap, lambda tensors: tensors[name].resize_(3)):
         data.begin_trial()
         spoil(data.tensors)
-        assert data.renew()
+        assert data.recreate_changed_tensors()
         assert run(data, double).ok
-        assert not data.renew()
+        assert not data.recreate_changed_tensors()
     with pytest.raises(RuntimeError, match="not resizable"):
         data.tensors[name].resize_(100_000)
-    data.renew()
+    data.recreate_changed_tensors()
     assert run(data, double).ok
 
 
@@ -323,11 +323,11 @@ def test_inputs_that_do_not_fit_into_memory_are_told_by_name() -> None:
         ProblemData(kernel, PROBLEM, CPU)
 
 
-def test_one_look_stands_for_the_check_the_inputs_and_the_guards(cached: Path) -> None:
+def test_one_quick_look_replaces_the_checks_of_outputs_inputs_and_guards(cached: Path) -> None:
     """It finds a launch right only if all three do, and leaves no config's mistake to the next."""
     kernel = declare()
     data = opened(kernel, cached)
-    data._quick_look = QuickLook.of(
+    data._quick_look = QuickLook.from_expected(
         "cpu", data.tensors, data._expected, rtol=kernel.rtol, atol=kernel.atol, keep=lambda name, value: value
     )
 
@@ -343,10 +343,10 @@ def test_one_look_stands_for_the_check_the_inputs_and_the_guards(cached: Path) -
 
     for _ in range(2):
         assert look(double)
-        assert data.damage() is None
+        assert data.find_damage() is None
         assert look(overwriting, is_last=False)
         assert not look(overwriting)
-        assert data.overwritten() == ("x",)
+        assert data.find_overwritten_inputs() == ("x",)
         assert not look(lambda tensors: tensors["y"].zero_())
         assert look(double)
         # The look after a right launch says nothing of a later one.

@@ -31,13 +31,13 @@ def state(tmp_path: Path) -> Iterator[ProcessState]:
     try:
         yield taken
     finally:
-        taken.restore()
+        taken.restore_baseline()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_config_changes_is_put_back(state: ProcessState, kind: str) -> None:
     """After it, and before the next one's check; it leaves nothing that would need a fresh process."""
-    with state.around("a"):
+    with state.isolate_config("a"):
         pollution.KINDS[kind].pollute()
         assert not pollution.KINDS[kind].is_clean()
     assert pollution.KINDS[kind].is_clean()
@@ -49,12 +49,12 @@ def test_what_a_config_changes_is_put_back(state: ProcessState, kind: str) -> No
 def test_what_loading_changes_is_the_configs_own(state: ProcessState, kind: str) -> None:
     """It holds whenever this config runs, though a constructor runs once, and for no other."""
     one = pollution.KINDS[kind]
-    with state.around("a"), state.loading("a"):
+    with state.isolate_config("a"), state.learn_while_loading("a"):
         one.pollute()
     assert one.is_clean()
-    with state.around("b"):
+    with state.isolate_config("b"):
         assert one.is_clean()
-    with state.around("a"):
+    with state.isolate_config("a"):
         assert not one.is_clean()
     assert one.is_clean()
 
@@ -62,15 +62,15 @@ def test_what_loading_changes_is_the_configs_own(state: ProcessState, kind: str)
 def test_a_config_that_is_loaded_ahead_changes_nothing_for_the_one_that_runs(state: ProcessState) -> None:
     """Nor does it get what that one has changed for its own."""
     rounding, directory = pollution.KINDS["rounding"], pollution.KINDS["directory"]
-    with state.around("a"):
-        with state.loading("a"):
+    with state.isolate_config("a"):
+        with state.learn_while_loading("a"):
             rounding.pollute()
-        with state.loading_ahead("b"):
+        with state.learn_while_loading_ahead("b"):
             assert rounding.is_clean()
             directory.pollute()
         assert directory.is_clean()
         assert not rounding.is_clean()
-    with state.around("b"):
+    with state.isolate_config("b"):
         assert rounding.is_clean()
         assert not directory.is_clean()
 
@@ -78,9 +78,9 @@ def test_a_config_that_is_loaded_ahead_changes_nothing_for_the_one_that_runs(sta
 def test_a_check_is_made_in_known_arithmetic(state: ProcessState) -> None:
     """The config's own comes back for its next launch."""
     rounding = pollution.KINDS["rounding"]
-    with state.around("a"):
+    with state.isolate_config("a"):
         rounding.pollute()
-        with state.known_arithmetic():
+        with state.use_known_arithmetic():
             assert rounding.is_clean()
         assert not rounding.is_clean()
 
@@ -88,7 +88,7 @@ def test_a_check_is_made_in_known_arithmetic(state: ProcessState) -> None:
 def test_flush_to_zero_ends_with_its_config(state: ProcessState) -> None:
     """In this thread, and in the pool that a parallel operation has started meanwhile."""
     tiny = torch.full((1 << 20,), 1e-40)
-    with state.around("a"):
+    with state.isolate_config("a"):
         assert torch.set_flush_denormal(True)
         assert not bool((tiny * 2).any())
     assert bool((tiny * 2).all())
@@ -97,17 +97,17 @@ def test_flush_to_zero_ends_with_its_config(state: ProcessState) -> None:
 def test_threads_of_torch_are_put_back(state: ProcessState) -> None:
     """As is its default type."""
     before = torch.get_num_threads()
-    with state.around("a"):
+    with state.isolate_config("a"):
         torch.set_num_threads(before + 1)
         torch.set_default_dtype(torch.float64)
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (before, torch.float32)
 
 
-def test_a_thread_that_is_left_is_said(state: ProcessState) -> None:
+def test_a_thread_left_behind_is_a_leftover(state: ProcessState) -> None:
     """It may take a core from all that follow."""
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
-    with state.around("a"):
+    with state.isolate_config("a"):
         thread.start()
     end.set()
     thread.join()
@@ -125,17 +125,17 @@ def library(place: Path, answer: int) -> Path:
     return place
 
 
-def test_a_library_of_the_project_is_said_and_an_artifact_is_not(
+def test_a_library_of_the_project_is_a_leftover_and_an_artifact_is_not(
     state: ProcessState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one has data that the next config would find, the other is a config's alone."""
-    monkeypatch.setattr(process_state, "_list_generated", tuple)
+    monkeypatch.setattr(process_state, "_list_generated_directories", tuple)
     state.take_baseline([str(tmp_path / "artifacts")])
-    with state.around("a"):
+    with state.isolate_config("a"):
         ctypes.CDLL(str(library(tmp_path / "artifacts" / "kernel.so", 1)))
     assert not state.leftover
     own = library(tmp_path / "own.so", 1)
-    with state.around("b"):
+    with state.isolate_config("b"):
         ctypes.CDLL(str(own))
     assert state.leftover == f"it loaded {own}"
 
@@ -146,7 +146,7 @@ def test_a_mapped_file_that_has_changed_is_named(state: ProcessState, tmp_path: 
     place = tmp_path / "weights.bin"
     place.write_bytes(b"a" * 4096)
     with place.open("rb") as stream, mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ):
-        with state.around("a"):
+        with state.isolate_config("a"):
             pass
         assert not state.find_outdated_file()
         if how == "replaced":

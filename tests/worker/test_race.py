@@ -33,7 +33,7 @@ def end(
     race = Race(preset, stop_above_us=stop_above_us, incumbent=incumbent, resolution_us=resolution_us, noise=noise)
     for value in values:
         race.samples.add(value)
-    wants = race.next_batch(elapsed_s)
+    wants = race.choose_next_batch(elapsed_s)
     assert (wants == 0) == (race.ending is not None)
     return race.ending
 
@@ -52,14 +52,14 @@ def end(
     ],
     ids=["none", "none-late", "too-few", "known", "zero", "unknown", "unknown-late", "one-late"],
 )
-def test_alone_it_ends_when_the_median_is_known_or_time_is_up(
+def test_without_an_incumbent_sampling_ends_when_the_median_is_known_or_time_is_up(
     values: list[float], elapsed_s: float, expected: Ending | None
 ) -> None:
     """It takes the preset's repetitions and an interval within 1 %, or the preset's time; but one sample always."""
     assert end(values, elapsed_s=elapsed_s) is expected
 
 
-def test_one_per_cent_is_where_the_line_is() -> None:
+def test_a_median_is_known_from_one_per_cent_on() -> None:
     """An interval a little below 1 % is enough, a little above is not, unless the clock resolves no more."""
     for width, ending in ((0.9 * RELATIVE_CI, Ending.KNOWN), (1.1 * RELATIVE_CI, None)):
         values = [100 * (1 - width)] * 20 + [100.0] + [100 * (1 + width)] * 20
@@ -100,7 +100,7 @@ def quiet() -> Noise:
     for value in (99.7, 100.1, 99.8, 100.2, 99.9, 100.3, 99.95, 100.05, 99.9, 100.1):
         config.add(value)
     for _ in range(8):
-        noise.learn(config)
+        noise.add_config(config)
     return noise
 
 
@@ -139,31 +139,31 @@ def test_an_interruption_beats_no_config() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 @given(values=st.lists(st.floats(90.0, 400.0), min_size=1, max_size=60))
-def test_what_may_be_close_to_the_best_goes_on(preset: Preset, values: list[float]) -> None:
+def test_a_config_that_may_be_close_to_the_best_is_not_beaten(preset: Preset, values: list[float]) -> None:
     """Whatever the samples, one is beaten only if its whole interval lies beyond the margin."""
     race = Race(preset, incumbent=BEST)
     for value in values:
         race.samples.add(value)
-    race.next_batch(LONG_ENOUGH_S)
+    race.choose_next_batch(LONG_ENOUGH_S)
     low, high = race.samples.interval_us
     assert low <= race.samples.median_us <= high
     doubt = 1 if len(values) >= 6 else 1 + UNKNOWN
     assert race.ending is not Ending.BEATEN or low > BEST.high * (1 + MARGIN) * doubt
 
 
-def test_a_beaten_config_is_beaten_though_time_is_up() -> None:
+def test_a_beaten_config_is_beaten_even_if_time_is_up() -> None:
     """What could not win is not remembered as one that had too little time."""
     assert end([132.0] * 3, incumbent=BEST, elapsed_s=1.0) is Ending.BEATEN
     assert end([111.0] * 3, incumbent=BEST, elapsed_s=1.0) is Ending.OUT_OF_TIME
 
 
-def test_thorough_looks_later() -> None:
+def test_the_thorough_preset_takes_more_samples_before_a_config_is_beaten() -> None:
     """More repetitions mean more samples before a config may be beaten."""
     assert end([112.0] * 9, incumbent=BEST, preset=PRESETS["thorough"]) is not Ending.BEATEN
     assert end([112.0] * 10, incumbent=BEST, preset=PRESETS["thorough"]) is Ending.BEATEN
 
 
-def test_the_hopeless_are_no_more_than_that() -> None:
+def test_a_config_that_is_hopeless_and_beaten_counts_as_hopeless() -> None:
     """Beyond early stop a config has no figure, although it was beaten as well; its fastest launch counts."""
     assert end([301.0] * 3, incumbent=BEST, stop_above_us=300.0) is Ending.HOPELESS
     assert end([301.0, 301.0, 300.0], incumbent=BEST, stop_above_us=300.0) is Ending.BEATEN
@@ -180,19 +180,19 @@ def test_the_hopeless_are_no_more_than_that() -> None:
     ],
     ids=["far-off", "not-so-far", "interrupted"],
 )
-def test_the_far_off_are_launched_once_more(
+def test_a_far_slower_config_is_sampled_once_after_the_warm_up(
     warm_us: float, sample_us: float, elapsed_s: float, expected: Ending | None
 ) -> None:
     """Two launches that are many times slower than what is hopeless, and no accident, need no third one."""
     race = Race(PRESET, stop_above_us=3_000.0)
     race.warm.add(warm_us)
-    assert race.next_batch(0.0) == 1
+    assert race.choose_next_batch(0.0) == 1
     race.samples.add(sample_us)
-    race.next_batch(elapsed_s)
+    race.choose_next_batch(elapsed_s)
     assert race.ending is expected
 
 
-def test_what_races_is_warmed_up_once_less() -> None:
+def test_a_config_in_a_race_is_warmed_up_once_less() -> None:
     """It was launched to be checked just before; a finalist was not."""
     for rival, launches in ((None, 2), (BEST, 1)):
         race, warmed = Race(PRESET, incumbent=rival), 0
@@ -207,7 +207,7 @@ def test_what_races_is_warmed_up_once_less() -> None:
     [(100.0, BEST, 0), (QUICK_US + 1, BEST, 1), (100.0, None, 2), (None, BEST, 1)],
     ids=["quick", "slow", "not-racing", "unknown"],
 )
-def test_what_was_quick_when_it_was_checked_needs_no_warm_up(
+def test_a_config_with_a_quick_checked_launch_needs_no_warm_up(
     first_us: float | None, rival: requests.Incumbent | None, launches: int
 ) -> None:
     """Its pace is known; a slow one is launched alone first, since three in the queue cannot be called back."""
@@ -230,39 +230,39 @@ def test_one_sample_is_enough_after_a_launch_that_was_as_slow(
     """Where the first launches of others seemed to take a tenth more than their medians. A fast sample saves it."""
     noise = Noise()
     for place in range(30):
-        noise.learn(Samples([99.0, 100.0, 101.0] * 4, [99.0, 100.0, 101.0] * 4), 110.0 + place % 3)
+        noise.add_config(Samples([99.0, 100.0, 101.0] * 4, [99.0, 100.0, 101.0] * 4), 110.0 + place % 3)
     race = Race(PRESET, incumbent=BEST, first_us=first_us, noise=noise)
-    assert race.next_batch(0.0) == launches
+    assert race.choose_next_batch(0.0) == launches
     race.samples.add(200.0)
-    race.next_batch(LONG_ENOUGH_S)
+    race.choose_next_batch(LONG_ENOUGH_S)
     assert race.ending is expected
     lucky = Race(PRESET, incumbent=BEST, first_us=first_us, noise=noise)
     lucky.samples.add(101.0)
-    assert lucky.next_batch(LONG_ENOUGH_S) > 0
+    assert lucky.choose_next_batch(LONG_ENOUGH_S) > 0
 
 
-def test_what_is_far_off_when_it_was_checked_is_launched_alone() -> None:
+def test_a_config_whose_checked_launch_was_far_slower_is_warmed_up() -> None:
     """However short it is."""
     assert Race(PRESET, stop_above_us=10.0, first_us=100.0).wants_warm_up(0.0)
 
 
-def test_a_warm_up_that_is_timed_otherwise_is_not_compared() -> None:
+def test_a_warm_up_that_is_timed_differently_is_not_compared() -> None:
     """One fast launch of the warm-up saves a config, but only if it was timed as the samples are."""
     for warm_counts, ending in ((True, None), (False, Ending.HOPELESS)):
         race = Race(PRESET, stop_above_us=300.0, warm_counts=warm_counts)
         race.warm.add(200.0)
         for _ in range(3):
             race.samples.add(400.0)
-        race.next_batch(LONG_ENOUGH_S)
+        race.choose_next_batch(LONG_ENOUGH_S)
         assert race.ending is ending
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-def test_batches_grow_and_end_at_the_looks(preset: Preset) -> None:
+def test_batches_grow_so_that_a_thousand_samples_are_judged_a_few_times(preset: Preset) -> None:
     """The first looks come early, later ones seldom: even a thousand samples are judged a few times only."""
     race, looks = Race(preset), []
     while len(race.samples) < 1_000:
-        for _ in range(race.next_batch(0.0)):
+        for _ in range(race.choose_next_batch(0.0)):
             race.samples.add(float(len(race.samples)))
         looks.append(len(race.samples))
     assert looks[0] == max(3, preset.repetitions // 4)
@@ -281,7 +281,7 @@ def test_batches_grow_and_end_at_the_looks(preset: Preset) -> None:
         (replies.Measurement(Outcome.CONTENDED), 100.0),
     ],
 )
-def test_the_incumbent_is_the_fastest_that_is_known_well(measured: replies.Measurement, expected: float) -> None:
+def test_the_incumbent_is_the_fastest_config_that_is_known_well(measured: replies.Measurement, expected: float) -> None:
     """A lower figure takes over, unless its sampling ended early."""
     after = requests.Incumbent.choose_lower(BEST, measured)
     assert after is not None

@@ -71,14 +71,14 @@ def trial(
     race = Race(PRESET, incumbent=incumbent, resolution_us=RESOLUTION_US, first_us=first_us, noise=noise)
     while race.wants_warm_up(0.0):
         race.warm.add(latency_us)
-    while batch := race.next_batch(elapsed_us / 1e6):
+    while batch := race.choose_next_batch(elapsed_us / 1e6):
         for _ in range(batch):
             exact_us = latency_us * draw(dice, first + len(race.samples))
             taken_us = max(RESOLUTION_US, round(exact_us / RESOLUTION_US) * RESOLUTION_US)
             race.samples.add(taken_us)
             elapsed_us += 40 + taken_us
     if race.is_full:
-        noise.learn(race.samples, first_us)
+        noise.add_config(race.samples, first_us)
     return race, len(race.samples) + len(race.warm)
 
 
@@ -158,7 +158,7 @@ def test_the_race_holds_on_real_samples(gpu: str) -> None:
     assert sum(replays.run(seed).regret > 0.01 for seed in range(25)) == 0
 
 
-def test_what_is_recorded_in_rounds_is_compared_within_them() -> None:
+def test_configs_recorded_in_rounds_are_compared_within_each_round() -> None:
     """A config that was recorded while the device was slow is not slower for that."""
     first = Recorded({}, (100.0,) * 2 + (200.0,) * 2)
     second = Recorded({}, (101.0,) * 2 + (202.0,) * 2)

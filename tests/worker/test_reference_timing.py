@@ -23,7 +23,7 @@ from ktuned.worker.timing import HostTimer
 class Phases:
     """Takes the phases that are reported."""
 
-    def phase(self, name: str) -> None:
+    def begin_phase(self, name: str) -> None:
         """Take one."""
 
 
@@ -33,7 +33,7 @@ class Data:
     def __init__(self, reference: Callable[[], None] | None) -> None:
         self._reference = reference
 
-    def reference_launch(self) -> Callable[[], None] | None:
+    def make_reference_launch(self) -> Callable[[], None] | None:
         """Return what runs it."""
         return self._reference
 
@@ -68,21 +68,21 @@ def timed(
     return worker.time_reference(requests.TimeReference(PRESETS["fast"], judged), cast("Reply", Phases()))
 
 
-def test_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """In µs, by the kernels' timer; without a reference there is no figure."""
     found = timed(monkeypatch, lambda: None)
     assert (found.outcome, (found.latency_us or 0) > 0) == ("measured", True)
     assert timed(monkeypatch, None).latency_us is None
 
 
-def test_it_is_judged_for_contention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_references_timing_is_judged_for_contention(monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure that others disturbed is none, where that is judged."""
     found = timed(monkeypatch, lambda: None, contended=True)
     assert (found.outcome, found.latency_us) == ("contended", None)
     assert timed(monkeypatch, lambda: None, contended=True, judged=False).outcome == "measured"
 
 
-def test_what_it_raises_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_that_raises_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The finalists' round goes on without it, on the same worker."""
 
     def refuse() -> None:

@@ -9,13 +9,13 @@ import pytest
 from ktuned.model import Device, DeviceModel, DeviceName, Target
 from ktuned.worker import rehearsal
 from ktuned.worker.problem import ProblemData
-from ktuned.worker.rehearsal import rehearse, rehearsed
+from ktuned.worker.rehearsal import rehearse_problem, rehearsed
 
 CPU = Device(DeviceName("cpu:0"), DeviceModel("cpu-x"), Target("x86_64"))
 GPU = Device(DeviceName("cuda:0"), DeviceModel("H100"), Target("sm_90a"))
 
 
-def test_the_problem_is_one_that_all_of_opening_works_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rehearsed_problem_is_opened_and_judged_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its outputs are expected and judged: nothing that a trial needs is left out because of an error."""
     opened: list[ProblemData] = []
 
@@ -25,14 +25,14 @@ def test_the_problem_is_one_that_all_of_opening_works_on(monkeypatch: pytest.Mon
             opened.append(self)
 
     monkeypatch.setattr(rehearsal, "ProblemData", Watched)
-    rehearse(CPU)
+    rehearse_problem(CPU)
     (data,) = opened
     assert data.is_judged
-    assert data.check().ok
-    assert data.overwritten() == ()
+    assert data.check_outputs().ok
+    assert data.find_overwritten_inputs() == ()
 
 
-def test_a_refusal_is_in_the_devices_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_devices_refusal_is_raised_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line that announces a cold spare names the want of memory, and no kernel file of ours."""
 
     def refuse(*arguments: Any) -> None:
@@ -41,11 +41,11 @@ def test_a_refusal_is_in_the_devices_own_words(monkeypatch: pytest.MonkeyPatch) 
     cause = RuntimeError("CUDA out of memory")
     monkeypatch.setattr(rehearsal, "ProblemData", refuse)
     with pytest.raises(RuntimeError, match=r"^CUDA out of memory$"):
-        rehearse(GPU)
+        rehearse_problem(GPU)
 
 
 @pytest.mark.gpu
-def test_it_keeps_no_memory() -> None:
+def test_a_rehearsal_keeps_no_memory() -> None:
     """What was allocated is given back: the lane's worker may need it."""
     torch = pytest.importorskip("torch")
     # The library of matrix products keeps a workspace.
@@ -53,5 +53,5 @@ def test_it_keeps_no_memory() -> None:
     some = some @ some
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
-    rehearse(GPU)
+    rehearse_problem(GPU)
     assert torch.cuda.memory_reserved() <= before

@@ -45,7 +45,7 @@ def pipe() -> Iterator[Pipe]:
     journal.begin_request(1, Phase.LOAD)
     worker = Journal(os.dup(journal.descriptor))
     reply = Reply(write_fd, worker)
-    reply.begin(Phase.LOAD)
+    reply.begin_request(Phase.LOAD)
     yield Pipe(reply, journal, read_fd)
     for descriptor in (read_fd, write_fd):
         os.close(descriptor)
@@ -63,9 +63,9 @@ def items(messages: list[dict[str, Any]]) -> list[int]:
     return [message["item"]["pid"] for message in messages if "item" in message]
 
 
-def test_a_phase_is_no_message(pipe: Pipe) -> None:
+def test_with_a_journal_a_phase_is_no_message(pipe: Pipe) -> None:
     """It is in the journal."""
-    pipe.reply.phase(Phase.CHECK)
+    pipe.reply.begin_phase(Phase.CHECK)
     assert pipe.arrived() == []
     assert pipe.journal.read_progress()[0][-1].phase is Phase.CHECK
 
@@ -73,19 +73,19 @@ def test_a_phase_is_no_message(pipe: Pipe) -> None:
 def test_without_a_journal_a_phase_is_a_message(pipe: Pipe) -> None:
     """As a daemon of an earlier version wants it."""
     reply = Reply(pipe.reply.descriptor)
-    reply.begin(Phase.LOAD)
-    reply.phase(Phase.CHECK)
-    reply.item(number(1), hold_s=60.0)
+    reply.begin_request(Phase.LOAD)
+    reply.begin_phase(Phase.CHECK)
+    reply.send_item(number(1), hold_s=60.0)
     assert pipe.arrived() == [{"phase": "check"}, {"item": {"pid": 1}}]
 
 
 def test_held_items_come_with_the_reply_at_once(pipe: Pipe) -> None:
     """In their order; the journal has them until then."""
     for value in range(3):
-        pipe.reply.item(number(value), hold_s=60.0)
+        pipe.reply.send_item(number(value), hold_s=60.0)
     assert pipe.arrived() == []
     assert items(pipe.held()) == [0, 1, 2]
-    pipe.reply.send(replies.Done(number(3)))
+    pipe.reply.send_answer(replies.Done(number(3)))
     arrived = pipe.arrived()
     assert items(arrived) == [0, 1, 2]
     assert arrived[-1] == {"done": {"pid": 3}}
@@ -94,10 +94,10 @@ def test_held_items_come_with_the_reply_at_once(pipe: Pipe) -> None:
 
 def test_an_item_that_is_due_takes_the_held_ones_along(pipe: Pipe) -> None:
     """What is sent is not in the journal any more, and what is held next has its number."""
-    pipe.reply.item(number(0), hold_s=60.0)
-    pipe.reply.item(number(1), hold_s=0.0)
+    pipe.reply.send_item(number(0), hold_s=60.0)
+    pipe.reply.send_item(number(1), hold_s=0.0)
     assert items(pipe.arrived()) == [0, 1]
-    pipe.reply.item(number(2), hold_s=60.0)
+    pipe.reply.send_item(number(2), hold_s=60.0)
     assert pipe.journal.read_progress()[1].first == 2
     assert items(pipe.held()) == [2]
 
@@ -105,18 +105,18 @@ def test_an_item_that_is_due_takes_the_held_ones_along(pipe: Pipe) -> None:
 def test_large_items_are_not_held(pipe: Pipe) -> None:
     """The journal is bounded."""
     for _ in range(15):
-        pipe.reply.item(replies.Fault("x" * 2000, ""), hold_s=60.0)
+        pipe.reply.send_item(replies.Fault("x" * 2000, ""), hold_s=60.0)
     assert pipe.arrived() == []
     for _ in range(10):
-        pipe.reply.item(replies.Fault("x" * 2000, ""), hold_s=60.0)
+        pipe.reply.send_item(replies.Fault("x" * 2000, ""), hold_s=60.0)
     assert len(pipe.arrived()) > 15
 
 
 def test_an_item_begins_its_phase_again(pipe: Pipe) -> None:
     """The next one has the whole deadline."""
-    pipe.reply.phase(Phase.COMPILE)
+    pipe.reply.begin_phase(Phase.COMPILE)
     (*_, before) = pipe.journal.read_progress()[0]
-    pipe.reply.item(number(0), hold_s=60.0)
+    pipe.reply.send_item(number(0), hold_s=60.0)
     (*_, after) = pipe.journal.read_progress()[0]
     assert after.phase is Phase.COMPILE
     assert after.at > before.at
@@ -124,12 +124,12 @@ def test_an_item_begins_its_phase_again(pipe: Pipe) -> None:
 
 def test_a_new_request_has_no_items_of_the_last(pipe: Pipe) -> None:
     """One that failed has left what it held to its failure's message."""
-    pipe.reply.item(number(0), hold_s=60.0)
-    pipe.reply.send(replies.Failed(replies.Failure("raised", "no")))
+    pipe.reply.send_item(number(0), hold_s=60.0)
+    pipe.reply.send_answer(replies.Failed(replies.Failure("raised", "no")))
     assert items(pipe.arrived()) == [0]
     pipe.journal.begin_request(2, Phase.LOAD)
-    pipe.reply.begin(Phase.LOAD)
-    pipe.reply.item(number(5), hold_s=60.0)
+    pipe.reply.begin_request(Phase.LOAD)
+    pipe.reply.send_item(number(5), hold_s=60.0)
     assert pipe.journal.read_progress()[1].first == 0
 
 
@@ -138,17 +138,17 @@ def test_phases_are_timed_as_they_pass(pipe: Pipe) -> None:
     began = monotonic()
     phases = TimedPhases(pipe.reply, Phase.LOAD)
     for phase in (Phase.CHECK, Phase.TIMING, Phase.CHECK):
-        phases.phase(phase)
-    spent = phases.seconds()
+        phases.begin_phase(phase)
+    spent = phases.sum_phase_seconds()
     assert list(spent) == ["load", "check", "timing"]
     assert 0 < sum(spent.values()) <= monotonic() - began + 1e-5
 
 
-def test_what_is_held_goes_before_the_end_of_computing(pipe: Pipe) -> None:
+def test_held_items_are_sent_before_the_end_of_computing(pipe: Pipe) -> None:
     """The daemon learns of it at once; and the journal counts no item more than there are."""
-    pipe.reply.item(number(1), hold_s=60.0)
-    pipe.reply.computed()
+    pipe.reply.send_item(number(1), hold_s=60.0)
+    pipe.reply.announce_end_of_computing()
     assert pipe.arrived() == [{"item": {"pid": 1}}, {"computed": True}]
-    pipe.reply.item(number(2), hold_s=60.0)
+    pipe.reply.send_item(number(2), hold_s=60.0)
     assert (pipe.arrived(), pipe.held()) == ([], [{"item": {"pid": 2}}])
     assert pipe.journal.read_progress()[1].first == 1

@@ -11,25 +11,25 @@ from ktuned.worker.room import (
     COPIES,
     FLUSH_BYTES,
     MARGIN,
-    limit_bytes,
-    needed_bytes,
+    choose_limit_bytes,
+    estimate_needed_bytes,
     require_room_for_spare,
 )
 
 
-def test_all_copies_count() -> None:
+def test_the_needed_memory_counts_all_copies() -> None:
     """Also what a comparison takes, of the largest output alone, and a context that is not there yet."""
     tensors = {"x": (1 << 20, 1 << 18), "y": (1 << 22, 1 << 20)}
     need = FLUSH_BYTES + COPIES * ((1 << 20) + (1 << 22)) + 2 * BAND_BYTES + CHECK_BYTES * (1 << 20)
-    assert needed_bytes(tensors, has_context=True) == need
-    assert needed_bytes(tensors, has_context=False) == need + CONTEXT_BYTES
-    assert needed_bytes({}, has_context=True) == FLUSH_BYTES
+    assert estimate_needed_bytes(tensors, has_context=True) == need
+    assert estimate_needed_bytes(tensors, has_context=False) == need + CONTEXT_BYTES
+    assert estimate_needed_bytes({}, has_context=True) == FLUSH_BYTES
 
 
 def test_an_estimate_that_is_too_low_costs_no_config_where_memory_is_free() -> None:
     """A second set of inputs in a process that has its context once had no room, beside 76 GiB that were free."""
-    assert limit_bytes(1 << 30, 76 << 30) == 38 << 30
-    assert limit_bytes(4 << 30, 5 << 30) == MARGIN * (4 << 30)
+    assert choose_limit_bytes(1 << 30, 76 << 30) == 38 << 30
+    assert choose_limit_bytes(4 << 30, 5 << 30) == MARGIN * (4 << 30)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_spares_leave_half_of_a_gpu_free(
     if has_room:
         require_room_for_spare("cuda:0")
     else:
-        with pytest.raises(RuntimeError, match=f"^{free >> 20} of {total >> 20} MiB are free there"):
+        with pytest.raises(RuntimeError, match=f"^only {free >> 20} of {total >> 20} MiB are free"):
             require_room_for_spare("cuda:0")
     require_room_for_spare("cuda:1")
     monkeypatch.setattr(nvml, "memory", lambda uuid: None)

@@ -22,7 +22,7 @@ def sampled(values: Sequence[float]) -> Samples:
 
 
 @given(TIMES)
-def test_the_median_is_the_median(values: list[float]) -> None:
+def test_the_median_is_that_of_the_standard_library(values: list[float]) -> None:
     """In whatever order samples come, they stay sorted and their median is that of the standard library."""
     samples = sampled(values)
     assert samples.sorted_us == sorted(values)
@@ -62,7 +62,7 @@ def test_the_interval_is_not_much_wider_than_needed() -> None:
         assert 1 - 2 * tail < 0.95, f"n={n}"
 
 
-def test_few_samples_have_their_range() -> None:
+def test_the_interval_of_few_samples_is_their_range() -> None:
     """Below six no interval covers 95 %."""
     assert sampled(range(1, 6)).interval_us == (1.0, 5.0)
     assert sampled([1.0] * 6).interval_us == (1.0, 1.0)

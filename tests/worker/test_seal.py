@@ -10,7 +10,7 @@ import pytest
 
 from ktuned.ipc import manifest
 from ktuned.model.errors import BackendError
-from ktuned.worker.seal import seal
+from ktuned.worker.seal import seal_artifact
 
 
 @pytest.fixture
@@ -30,9 +30,11 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "artifacts" / "ab" / "abcd"
 
 
-def test_what_is_sealed_verifies_and_is_read_only(compiled: Path, place: Path) -> None:
+def test_a_sealed_artifact_verifies_and_is_read_only(compiled: Path, place: Path) -> None:
     """Manifest, hashes and sizes are those of the files, none of which can be written any more."""
-    _, size = seal(compiled, place, key="abcd", backend="tvm_ffi", facts={"flags": "-O3"}, required=["kernel.so"])
+    _, size = seal_artifact(
+        compiled, place, key="abcd", backend="tvm_ffi", facts={"flags": "-O3"}, required=["kernel.so"]
+    )
     found = manifest.verify(place, required=["kernel.so"])
     assert not compiled.exists()
     assert (found.key, found.backend, found.facts) == ("abcd", "tvm_ffi", {"flags": "-O3"})
@@ -42,30 +44,30 @@ def test_what_is_sealed_verifies_and_is_read_only(compiled: Path, place: Path) -
     assert not any(stat.S_IMODE(file.stat().st_mode) & 0o222 for file in files)
 
 
-def test_what_lacks_a_file_is_not_sealed(compiled: Path, place: Path) -> None:
+def test_a_directory_that_lacks_a_file_is_not_sealed(compiled: Path, place: Path) -> None:
     """A backend that leaves out a required file is reported which."""
     with pytest.raises(BackendError, match=r"(?m)abcd of the backend 'nvrtc' does not hold kernel.cubin$"):
-        seal(compiled, place, key="abcd", backend="nvrtc", facts={}, required=["kernel.cubin", "kernel.so"])
+        seal_artifact(compiled, place, key="abcd", backend="nvrtc", facts={}, required=["kernel.cubin", "kernel.so"])
 
 
-def test_a_link_is_not_sealed(compiled: Path, place: Path, tmp_path: Path) -> None:
+def test_a_directory_with_a_link_is_not_sealed(compiled: Path, place: Path, tmp_path: Path) -> None:
     """What lies outside could change later, and must not become read-only."""
     outside = tmp_path / "gemm.cc"
     outside.write_text("mine")
     (compiled / "link.cc").symlink_to(outside)
     with pytest.raises(BackendError, match=r"not link to, link.cc"):
-        seal(compiled, place, key="abcd", backend="tvm_ffi", facts={}, required=["kernel.so"])
+        seal_artifact(compiled, place, key="abcd", backend="tvm_ffi", facts={}, required=["kernel.so"])
     assert os.access(outside, os.W_OK)
     assert stat.S_IMODE(outside.stat().st_mode) & 0o200
 
 
-def test_a_manifest_that_does_not_fit_is_the_disks_fault(compiled: Path, place: Path) -> None:
+def test_a_full_disk_raises_the_systems_error(compiled: Path, place: Path) -> None:
     """The error is the system's own, which the daemon reports from a config's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
         with pytest.raises(OSError) as caught:
-            seal(compiled, place, key="abcd", backend="b", facts={"log": "y" * 9000}, required=["kernel.so"])
+            seal_artifact(compiled, place, key="abcd", backend="b", facts={"log": "y" * 9000}, required=["kernel.so"])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert caught.value.errno == errno.EFBIG
@@ -76,6 +78,6 @@ def test_a_damaged_artifact_is_replaced(compiled: Path, place: Path) -> None:
     """What stands in the way and cannot be read makes room; nothing of it is left."""
     place.mkdir(parents=True)
     (place / "manifest.json").write_text("{")
-    seal(compiled, place, key="abcd", backend="b", facts={}, required=["kernel.so"])
+    seal_artifact(compiled, place, key="abcd", backend="b", facts={}, required=["kernel.so"])
     manifest.verify(place, required=["kernel.so"])
     assert [path.name for path in compiled.parent.iterdir()] == ["artifacts"]

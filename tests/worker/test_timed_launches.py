@@ -44,7 +44,7 @@ def declare(dtype: str = "float32", reference: Callable[..., Any] = lambda x: {"
 def opened(tmp_path: Any, declared: Kernel) -> ProblemData:
     """Return the data of a problem whose first launch was right."""
     data = ProblemData(declared, {}, CPU)
-    data.expect(tmp_path / "none")
+    data.provide_expected_outputs(tmp_path / "none")
     data.begin_trial()
     data.begin_checked_launch()
     data.tensors["y"].copy_(doubled(data.tensors["x"]))
@@ -60,8 +60,8 @@ def launches_of(data: ProblemData, launch: Callable[[Any, Any, int], None], copi
 
     return TimedLaunches(
         bound(data.tensors),
-        judged=data.judged_outputs(is_judged=True, arithmetic=nullcontext),
-        bind=lambda number: bound(data.copy_of_outputs(number)),
+        judged=data.remember_judged_outputs(is_judged=True, arithmetic=nullcontext),
+        bind=lambda number: bound(data.provide_output_copy(number)),
         most_copies=copies,
     )
 
@@ -102,12 +102,12 @@ def test_an_element_that_is_not_written_is_found(tmp_path: Any, dtype: str) -> N
 def test_poison_is_found_where_the_reference_has_nan(tmp_path: Any) -> None:
     """NaN equals NaN, but no launch that writes nothing is right."""
     data = ProblemData(declare(reference=lambda x: {"y": torch.full((64,), torch.nan)}), {}, CPU)
-    data.expect(tmp_path / "none")
+    data.provide_expected_outputs(tmp_path / "none")
     data.begin_trial()
     data.begin_checked_launch()
-    assert data.check().message == "y was never written"
+    assert data.check_outputs().message == "y was never written"
     data.tensors["y"].fill_(torch.nan)
-    assert data.check().ok
+    assert data.check_outputs().ok
 
 
 def test_outputs_whose_last_bits_differ_are_judged_in_full(tmp_path: Any) -> None:
@@ -137,7 +137,7 @@ def test_a_wrong_launch_in_twenty_is_found_in_99_of_100_tries(tmp_path: Any) -> 
         work(data.tensors["x"], data.tensors["y"], 0)
         launches = launches_of(data, launch)
         try:
-            launches.top_up(SURE_COMPARED, 60.0, lambda: None)
+            launches.top_up_comparisons(SURE_COMPARED, 60.0, lambda: None)
             missed += 1
         except WrongLaunch:
             pass
@@ -148,7 +148,9 @@ def test_a_wrong_launch_in_twenty_is_found_in_99_of_100_tries(tmp_path: Any) -> 
 def test_flags_of_a_device_say_which_launches_are_right(tmp_path: Any) -> None:
     """They are read once for all; a wrong launch ends the timing, and the message has the element."""
     data = opened(tmp_path, declare())
-    look = QuickLook.of("cpu", data.tensors, data._expected, rtol=1e-4, atol=1e-4, keep=lambda name, value: value)
+    look = QuickLook.from_expected(
+        "cpu", data.tensors, data._expected, rtol=1e-4, atol=1e-4, keep=lambda name, value: value
+    )
     assert look is not None
     data._quick_look = look
     assert data.is_surely_right(is_last=False)
@@ -164,9 +166,9 @@ def test_flags_of_a_device_say_which_launches_are_right(tmp_path: Any) -> None:
     def flags(count: int) -> list[Any]:
         found = []
         for _ in range(count):
-            launches.prepare()
+            launches.prepare_ring()
             launches.ring[0]()
-            found.append(launches.flag(0))
+            found.append(launches.make_flag(0))
         return found
 
     launches.inspect_flags(flags(3), 1.0, lambda: None)
@@ -176,25 +178,25 @@ def test_flags_of_a_device_say_which_launches_are_right(tmp_path: Any) -> None:
         launches.inspect_flags(flags(2), 1.0, lambda: None)
 
 
-def test_a_flag_that_no_later_launch_bears_out_is_believed(tmp_path: Any) -> None:
+def test_a_flag_by_bounds_is_believed_even_if_later_launches_are_right(tmp_path: Any) -> None:
     """The launch that it was of left outputs that are out of tolerance beyond doubt."""
     data = opened(tmp_path, declare())
-    data._quick_look = QuickLook.of(
+    data._quick_look = QuickLook.from_expected(
         "cpu", data.tensors, data._expected, rtol=1e-4, atol=1e-4, keep=lambda name, value: value
     )
     assert data.is_surely_right(is_last=False)
     launches = launches_of(data, lambda x, y, number: y.copy_(x + x + (number == 0)))
-    launches.prepare()
+    launches.prepare_ring()
     launches.ring[0]()
     with pytest.raises(WrongLaunch, match="1 of 1 timed launches left outputs out of tolerance"):
-        launches.inspect_flags([launches.flag(0)], 1.0, lambda: None)
+        launches.inspect_flags([launches.make_flag(0)], 1.0, lambda: None)
 
 
-def test_a_flag_by_bits_that_no_later_launch_bears_out_is_none(tmp_path: Any) -> None:
+def test_a_flag_by_bits_is_dropped_if_later_launches_are_right(tmp_path: Any) -> None:
     """Of integers there is no look at bounds: other launches are judged, and then bits say nothing more."""
     data = opened(tmp_path, declare("int64"))
     launches = launches_of(data, lambda x, y, number: y.copy_(x + x + (number == 0)))
-    launches.prepare()
+    launches.prepare_ring()
     launches.ring[0]()
-    launches.inspect_flags([launches.flag(0)], 1.0, lambda: None)
-    assert launches.flag(0) is None
+    launches.inspect_flags([launches.make_flag(0)], 1.0, lambda: None)
+    assert launches.make_flag(0) is None

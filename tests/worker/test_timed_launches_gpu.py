@@ -35,7 +35,7 @@ def launches_of(tmp_path: Path, launch: Callable[[Any, Any], object]) -> tuple[P
     """Return a problem's data, and the timed launches of a function of x and y."""
     assert isinstance(doubled, Kernel)
     data = ProblemData(doubled, {}, GPU)
-    data.expect(tmp_path / "none")
+    data.provide_expected_outputs(tmp_path / "none")
     data.begin_trial()
     data.begin_checked_launch()
     data.tensors["y"].copy_(2 * data.tensors["x"])
@@ -44,8 +44,8 @@ def launches_of(tmp_path: Path, launch: Callable[[Any, Any], object]) -> tuple[P
     def bound(tensors: Any) -> Callable[[], None]:
         return lambda: (launch(tensors["x"], tensors["y"]), None)[1]
 
-    judged = data.judged_outputs(is_judged=True, arithmetic=nullcontext)
-    bind = lambda number: bound(data.copy_of_outputs(number))  # noqa: E731
+    judged = data.remember_judged_outputs(is_judged=True, arithmetic=nullcontext)
+    bind = lambda number: bound(data.provide_output_copy(number))  # noqa: E731
     return data, TimedLaunches(bound(data.tensors), judged=judged, bind=bind, most_copies=20)
 
 
@@ -56,9 +56,9 @@ def test_a_right_kernel_is_compared_and_timed(tmp_path: Path, method: str) -> No
 
     data, launches = launches_of(tmp_path, lambda x, y: torch.mul(x, 2, out=y))
     timer = CudaTimer("cuda:0", method)
-    timed = timer.time(launches, PRESETS["default"])
+    timed = timer.time_launches(launches, PRESETS["default"])
     x, y = data.tensors["x"], data.tensors["y"]
-    plain = timer.time(lambda: (torch.mul(x, 2, out=y), None)[1], PRESETS["default"])
+    plain = timer.time_launches(lambda: (torch.mul(x, 2, out=y), None)[1], PRESETS["default"])
     assert launches.compared > 0
     assert timed.samples.median_us < 1.3 * plain.samples.median_us + 1.0
 
@@ -69,7 +69,7 @@ def test_a_kernel_that_leaves_the_output_as_it_is_does_not_pass(tmp_path: Path, 
     _, launches = launches_of(tmp_path, lambda x, y: x.add_(0))
     timer = CudaTimer("cuda:0", method)
     with pytest.raises(WrongLaunch):
-        timer.time(launches, PRESETS["default"])
+        timer.time_launches(launches, PRESETS["default"])
 
 
 def test_a_kernel_that_is_wrong_once_in_twenty_is_found(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_a_kernel_that_is_wrong_once_in_twenty_is_found(tmp_path: Path) -> None:
     timer = CudaTimer("cuda:0", EVENTS)
 
     def time_and_top_up() -> None:
-        timer.time(launches, PRESETS["default"])
-        launches.top_up(2 * SURE_COMPARED, 10.0, timer.synchronize)
+        timer.time_launches(launches, PRESETS["default"])
+        launches.top_up_comparisons(2 * SURE_COMPARED, 10.0, timer.synchronize)
 
     with pytest.raises(WrongLaunch):
         time_and_top_up()

@@ -9,7 +9,7 @@ from ktuned.worker import timing
 from ktuned.worker.timing import (
     MAX_LAUNCHES_PER_SAMPLE,
     SAMPLE_FLOOR_NS,
-    launches_per_sample,
+    count_launches_per_sample,
     time_on_host,
 )
 
@@ -24,7 +24,7 @@ class Clock:
         self.log: list[str] = []
         self._launch_us = list(launch_us)
         monkeypatch.setattr(timing, "perf_counter_ns", lambda: self.now_ns)
-        monkeypatch.setattr(timing, "clock_ns", lambda: 0)
+        monkeypatch.setattr(timing, "measure_clock_cost_ns", lambda: 0)
 
     def launch(self) -> None:
         """Take the next time of the list; the last one for ever."""
@@ -40,10 +40,10 @@ class Clock:
 @pytest.mark.parametrize("launch_ns", [0, 1, 4, 5, 49, 1_000, SAMPLE_FLOOR_NS - 1, SAMPLE_FLOOR_NS, 10**9])
 def test_a_sample_lasts_long_enough_to_be_read(launch_ns: int) -> None:
     """Short kernels are launched as often as the floor needs, within the limit; restoring allows one launch only."""
-    launches = launches_per_sample(launch_ns, restores=False)
+    launches = count_launches_per_sample(launch_ns, restores=False)
     assert launches * launch_ns >= SAMPLE_FLOOR_NS or launches == MAX_LAUNCHES_PER_SAMPLE
     assert launches == 1 or (launches - 1) * launch_ns < SAMPLE_FLOOR_NS
-    assert launches_per_sample(launch_ns, restores=True) == 1
+    assert count_launches_per_sample(launch_ns, restores=True) == 1
 
 
 @pytest.mark.parametrize("launch_us", [0.05, 3.0, 80.0, 40_000.0])
@@ -69,7 +69,7 @@ def test_restore_comes_before_each_launch_and_is_not_timed(monkeypatch: pytest.M
     assert found.samples.median_us == pytest.approx(2.0)
 
 
-def test_time_is_up_within_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_stops_within_a_batch_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that is never steady ends with the preset's time, not with the end of a batch."""
     clock = Clock(monkeypatch, *[90_000.0 + 1_000 * (index * 7 % 40) for index in range(1000)])
     began = clock.now_ns
@@ -106,14 +106,14 @@ def refuse() -> None:
 
 
 @pytest.mark.parametrize("arguments", [(refuse, lambda: None), (lambda: None, refuse)], ids=["launch", "restore"])
-def test_what_a_launch_raises_is_the_callers(arguments: tuple[Callable[[], None], Callable[[], None]]) -> None:
+def test_an_exception_of_a_launch_reaches_the_caller(arguments: tuple[Callable[[], None], Callable[[], None]]) -> None:
     """The timer hides no failure."""
     launch, restore = arguments
     with pytest.raises(RuntimeError, match="refused"):
         time_on_host(launch, PRESET, restore=restore)
 
 
-def test_the_real_clock_is_read() -> None:
+def test_a_real_launch_is_timed_by_the_real_clock() -> None:
     """A launch that spins for 200 µs is found to take about that long."""
     from time import perf_counter_ns
 

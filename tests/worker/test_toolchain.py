@@ -9,7 +9,7 @@ import pytest
 
 from ktuned.backends import Registry
 from ktuned.ipc import replies, requests
-from ktuned.worker.probe import probe
+from ktuned.worker.probe import probe_interpreter
 from tests.assembled import FAKE_BACKEND
 
 
@@ -24,7 +24,7 @@ def reported(registry: Registry, directory: Path, *own: str, **variables: str) -
     """Return the fake backend's report in an environment of which a project sets its own part."""
     environ = directory / "environ"
     environ.write_bytes(b"".join(f"{name}={value}\0".encode() for name, value in variables.items()))
-    return probe(registry, requests.Probe(own), environ).backends["fake"]
+    return probe_interpreter(registry, requests.Probe(own), environ).backends["fake"]
 
 
 def test_compilers_variables_key_artifacts_and_runtimes_variables_measurements(
@@ -85,7 +85,7 @@ def test_a_library_that_is_missing_is_named(
     assert fault.hint.endswith(hint)
 
 
-def test_a_projects_own_variables_decide_both_without_being_shown(registry: Registry, tmp_path: Path) -> None:
+def test_a_projects_own_variables_enter_both_fingerprints_as_digests(registry: Registry, tmp_path: Path) -> None:
     """A kernel file may read any of them, and they may hold secrets."""
     found = reported(registry, tmp_path, "TOKEN", TOKEN="secret", OTHER="1")
     (device,) = found.devices

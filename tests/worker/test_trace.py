@@ -13,7 +13,7 @@ from ktuned.ipc.places import Places
 from ktuned.ipc.requests import KernelRef
 from ktuned.ipc.stamps import stamp
 from ktuned.model.trace import Observation
-from ktuned.worker.trace import SourceChanged, Trace, look
+from ktuned.worker.trace import SourceChanged, Trace, look_again
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def trace(project: Path, *known: str) -> Trace:
 
 def read(trace: Trace, *paths: Path) -> tuple[Observation, ...]:
     """Return the entries of files that a compiler has read, or looked for in vain."""
-    return trace.fresh({path: stamp(path) for path in paths}, {}, ())
+    return trace.list_observations({path: stamp(path) for path in paths}, {}, ())
 
 
 def installed(project: Path, version: str) -> Path:
@@ -50,7 +50,7 @@ def installed(project: Path, version: str) -> Path:
     return site / "mathlib" / "core.h"
 
 
-def test_known_names_are_left_out(project: Path) -> None:
+def test_names_that_the_daemon_knows_are_left_out(project: Path) -> None:
     """A name that the daemon knows is checked elsewhere; another one is looked at, or known to be absent."""
     (known,) = read(trace(project, "a.h"), project / "a.h", project / "b.h")
     assert known == Observation("b.h", "", places=("b.h",), is_source=True)
@@ -68,7 +68,7 @@ def test_a_young_file_is_read_twice(project: Path) -> None:
     assert not reading.is_steady([project / "new.h"])
 
 
-def test_a_change_behind_the_last_look_is_found(project: Path) -> None:
+def test_a_change_after_the_last_look_is_refused(project: Path) -> None:
     """What is recorded is what was found steady, or nothing."""
     reading = trace(project)
     reading.is_steady([project / "a.h"])
@@ -82,13 +82,13 @@ def test_a_library_counts_by_its_distribution(project: Path) -> None:
     header = installed(project, "1.0")
     (entry,) = read(trace(project), header, header.with_name("missed.h"))
     assert entry.name == "dist:mathlib"
-    assert look(entry, str(project)) == entry
+    assert look_again(entry, str(project)) == entry
     installed(project, "2.0")
-    other = look(entry, str(project))
+    other = look_again(entry, str(project))
     assert other.places != entry.places
     assert other.meaning != entry.meaning
     os.rename(header.parent.parent, project.parent / "gone")
-    assert look(other, str(project)).decisive == ""
+    assert look_again(other, str(project)).decisive == ""
 
 
 def test_a_variable_counts_by_its_value(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +97,6 @@ def test_a_variable_counts_by_its_value(project: Path, monkeypatch: pytest.Monke
     # Another test may have imported a kernel file in this process.
     monkeypatch.setattr(OBSERVER, "kernel_file", None)
     monkeypatch.setenv("KTUNED_TEST", "1")
-    assert look(entry, str(project)).digest
+    assert look_again(entry, str(project)).digest
     monkeypatch.delenv("KTUNED_TEST")
-    assert look(replace(entry, digest="ff"), str(project)).digest == ""
+    assert look_again(replace(entry, digest="ff"), str(project)).digest == ""

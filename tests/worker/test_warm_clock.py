@@ -27,14 +27,14 @@ def warmed() -> WarmClock:
     return clock
 
 
-def test_a_clock_that_is_still_warm_takes_one_piece_of_work() -> None:
+def test_a_clock_that_is_still_warm_needs_one_piece_of_work() -> None:
     """What it does then is known from the first warm-up, which takes its whole time."""
     clock = warmed()
     assert [pieces(clock, [WARM_US * 1.02] * 999) for _ in range(9)] == [1] * 9
     assert pieces(clock, [WARM_US * 1.04] * 2 + [WARM_US] * 999) == 3
 
 
-def test_a_first_warm_up_beside_other_work_says_too_little() -> None:
+def test_a_first_warm_up_beside_other_work_does_not_set_the_pace() -> None:
     """The next piece of work, which is alone on the device, says how fast a warm clock is."""
     clock = WarmClock()
     pieces(clock, [2 * WARM_US] * 999)

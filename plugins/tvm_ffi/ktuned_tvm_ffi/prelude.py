@@ -80,7 +80,9 @@ def _make(compiler: Compiler, flags: Sequence[str], prelude: Path) -> None:
     making = Path(tempfile.mkdtemp(prefix="making-", dir=prelude.parent.parent))
     try:
         text = making / PRELUDE
-        text.write_text("".join(f"#include <{header}>\n" for header in _HEADERS))
+        # Its name is that of no file that comes and goes: a compiler that quotes a line asks for it for ever after.
+        name = Path(__file__).with_name(PRELUDE)
+        text.write_text(f'#line 1 "{name}"\n' + "".join(f"#include <{header}>\n" for header in _HEADERS))
         header = making / _PRECOMPILED
         command = (
             *compiler.command,
