@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.private_daemon import PrivateDaemon, private_home, serving
 from benchmarks.report import show
 from ktuned.model import canonical
-from ktuned.portfolio import FAILED, Matrix, fit_portfolio, mean_loss, octaves
+from ktuned.portfolio import FAILED, Matrix, compute_mean_loss, count_octaves, fit_portfolio
 from ktuned.portfolio.matrix import choose_configs
 
 ROOT = Path(__file__).parent.parent
@@ -96,19 +96,20 @@ def replay(matrix: Matrix, share: float = 0.8) -> list[dict[str, Any]]:
         order = list(range(len(matrix)))
         random.Random(seed).shuffle(order)
         count = round(share * len(order))
-        fitted, held_out = matrix.rows(order[:count]), matrix.rows(order[count:])
+        fitted, held_out = matrix.select_rows(order[:count]), matrix.select_rows(order[count:])
         portfolio = fit_portfolio(fitted, MAX_CONFIGS, MAX_LOSS)
         configs.append(len(portfolio.configs))
         expected.append(portfolio.expected_loss)
-        chosen = [portfolio.leaf(problem).config for problem in held_out.problems]
+        chosen = [portfolio.find_leaf(problem).config for problem in held_out.problems]
         failures += sum(not held_out.works(row, config) for row, config in enumerate(chosen))
-        losses["portfolio"].append(mean_loss(held_out, chosen))
-        losses["one config for all"].append(mean_loss(held_out, choose_configs(fitted, 1) * len(held_out)))
+        losses["portfolio"].append(compute_mean_loss(held_out, chosen))
+        losses["one config for all"].append(compute_mean_loss(held_out, choose_configs(fitted, 1) * len(held_out)))
         near = [
-            min(range(count), key=lambda row: octaves(problem, fitted.problems[row])) for problem in held_out.problems
+            min(range(count), key=lambda row: count_octaves(problem, fitted.problems[row]))
+            for problem in held_out.problems
         ]
         best = [min(fitted.costs[row], key=lambda config: fitted.costs[row][config]) for row in near]
-        losses["nearest shape"].append(mean_loss(held_out, best))
+        losses["nearest shape"].append(compute_mean_loss(held_out, best))
     rows = [
         {"what": what, "mean_loss": sum(found) / REPLAYS, "worst_loss": max(found), "in_budget": None}
         for what, found in losses.items()

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from ktuned.ipc import requests
 from ktuned.model import Preset
-from ktuned.tuning.finalists import Range, chosen, figures, is_open, remaining
+from ktuned.tuning.finalists import Range, choose_finalists, compute_figures, find_remaining_rivals, is_undecided
 from ktuned.worker.noise import Noise
 from ktuned.worker.race import Ending, Race
 
@@ -81,7 +81,7 @@ class Recording:
             }
             for turn in range(self.rounds)
         ]
-        found = figures(rounds, range(len(self.configs)))
+        found = compute_figures(rounds, range(len(self.configs)))
         return [found[index].latency_us for index in range(len(self.configs))]
 
     @classmethod
@@ -223,10 +223,10 @@ class Replays:
         lane_s = device.now_us / 1e6
         ranked = sorted(found, key=lambda index: found[index].samples.median_us)
         ranges = [
-            Range.of(one.samples.median_us, one.samples.spread_us, one.interval_us)
+            Range.from_measurement(one.samples.median_us, one.samples.spread_us, one.interval_us)
             for one in map(found.__getitem__, ranked)
         ]
-        finalists = [ranked[place] for place in chosen(ranges, self._preset.finalists)]
+        finalists = [ranked[place] for place in choose_finalists(ranges, self._preset.finalists)]
         winner = self._final_round(finalists, device, dice)
         best_us = min(self._truth_us)
         beaten = [index for index, race in found.items() if race.ending is Ending.BEATEN]
@@ -247,9 +247,9 @@ class Replays:
     def _final_round(self, finalists: Sequence[int], device: _Device, dice: random.Random) -> int:
         rounds: list[dict[int | None, float]] = []
         for turn in range(self._preset.most_rounds):
-            if turn >= self._preset.finalist_rounds and not is_open(rounds, finalists):
+            if turn >= self._preset.finalist_rounds and not is_undecided(rounds, finalists):
                 break
-            left = remaining(rounds, finalists)
+            left = find_remaining_rivals(rounds, finalists)
             first = turn % len(left)
             rounds.append({})
             shared = self._place(self._recording.configs[0], dice)
@@ -259,7 +259,7 @@ class Replays:
                 place = shared if self._recording.rounds else self._place(recorded, dice)
                 self._sample(race, recorded, device, place)
                 rounds[-1][index] = race.samples.median_us
-        decided = figures(rounds, finalists)
+        decided = compute_figures(rounds, finalists)
         return min(finalists, key=lambda index: decided[index].latency_us)
 
     def _sample(self, race: Race, recorded: Recorded, device: _Device, place: int) -> None:

@@ -29,7 +29,7 @@ from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.preparation import Preparation
 from ktuned.serve.events import Events
 from ktuned.store.database import Store
-from ktuned.tuning.deadlines import merged
+from ktuned.tuning.deadlines import merge_deadlines
 from tests.fake_tensors import with_inputs
 from tests.forked_workers.starting import start_process as start_forked
 
@@ -261,7 +261,9 @@ def _settings(directory: Path, policy: str) -> Settings:
         found,
         cache=directory / "cache",
         roots=(Root(str(directory / "project"), "project", sys.executable),),
-        deadlines=merged({"spawn": PATIENCE_S, "inspect": 30.0, "first_launch": PATIENCE_S, "floor": PATIENCE_S}),
+        deadlines=merge_deadlines(
+            {"spawn": PATIENCE_S, "inspect": 30.0, "first_launch": PATIENCE_S, "floor": PATIENCE_S}
+        ),
         compile_slots=2,
         slots_are_given=True,
         compile_cores=frozenset(),

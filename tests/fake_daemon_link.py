@@ -24,12 +24,12 @@ class FakeDaemonLink:
         self.waited: list[CallKey] = []
         self.followed: list[tuple[CallKey, Callable[[Answer], bool]]] = []
 
-    def ask(self, key: CallKey, **more: Any) -> Answer | None:
+    def ask_about(self, key: CallKey, **more: Any) -> Answer | None:
         """Return what the test says."""
         self.asked.append(key)
         return self.known
 
-    def wait(self, key: CallKey) -> Answer | None:
+    def await_tuning(self, key: CallKey) -> Answer | None:
         """Return how the test's tuning ends, at once."""
         self.waited.append(key)
         return self.ending
@@ -37,6 +37,6 @@ class FakeDaemonLink:
     def prepare_library(self, tool: str, library: Any, variables: Any) -> None:
         """Import nothing."""
 
-    def follow(self, key: CallKey, on_answer: Callable[[Answer], bool]) -> None:
+    def follow_key(self, key: CallKey, on_answer: Callable[[Answer], bool]) -> None:
         """Keep a key that is followed."""
         self.followed.append((key, on_answer))

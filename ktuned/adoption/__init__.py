@@ -1,4 +1,4 @@
-"""Applications' functions in the daemon: taken in from the spool, and answered for."""
+"""Applications' functions in the daemon: their calls are taken in from the spool, tuned, and answered for."""
 
 from ktuned.adoption.adopted_files import AdoptedDirectory
 from ktuned.adoption.adoptions import Adoptions, KeyAnswer

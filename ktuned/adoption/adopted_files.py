@@ -8,8 +8,8 @@ adopted/triton/3f2a…/            one interpreter and its variables: one set of
         calls/3022c98000f1a2b3.declaration.json, 91ab….call.json, 77c0….safetensors
 ```
 
-A kernel file is two lines, which name the kernel and its identity. Everything in ``calls/`` is named by its content, so
-that a record that is taken in twice, because a daemon was killed between, writes the same once more.
+A kernel file is two lines, which name the kernel and its identity. Everything in ``calls/`` is named by its content. So
+if a record is taken in twice, because a daemon was killed in between, the same files are written.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Final
 from ktuned.spool import CALLS, CallRecord, digest_of
 
 MAX_VARIANTS: Final = 8
-"""Kernels that are kept of one function of one version of a library: an author edits it, and each edit is another. The
-one that was recorded longest ago goes first; what was measured of it stays in the store."""
+"""Most kernels that are kept of one function of one version of a library: each edit by its author makes another one.
+The one that was recorded longest ago goes first; its measurements stay in the store."""
 
 _ENVIRONMENT_DIGITS = 8
 _IDENTITY_DIGITS = 16
@@ -39,21 +39,21 @@ class AdoptedDirectory:
         self.path = home / "adopted"
 
     def workers_directory(self, tool: str, python: str, variables: Mapping[str, str]) -> Path:
-        """Return the directory whose workers serve all libraries of an interpreter with such variables."""
+        """Return the directory of all libraries of an interpreter with these variables, which share workers."""
         environment = digest_of(json.dumps([python, sorted(variables.items())]))
         return self.path / tool / environment[:_ENVIRONMENT_DIGITS]
 
     def project_of(self, record: CallRecord) -> Path:
         """Return the directory of a record's library."""
         place = self.workers_directory(record.tool, record.python, record.variables)
-        # By its last part a project is told apart from others of its name.
+        # The last part distinguishes the project from others of its name.
         return place / record.package / (record.release or place.name)
 
-    def write(self, record: CallRecord) -> tuple[Path, str]:
-        """Write what a record holds, unless it is there; return the kernel file, and the name of the call.
+    def write_record(self, record: CallRecord) -> tuple[Path, str]:
+        """Write a record's files, unless they are there; return the kernel file, and the name of the call.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: They cannot be written.
         """
         project = self.project_of(record)
         call = digest_of(record.call)
@@ -64,24 +64,24 @@ class AdoptedDirectory:
         _write_once(project / CALLS / f"{call}.call.json", record.call.encode())
         _write_once(project / "ktuned.toml", _project_text(record).encode())
         file = project / f"tune_{record.function}_{record.identity}.py"
-        others = [one for one in _variants(project, record.function) if one != file]
+        others = [one for one in _find_variants(project, record.function) if one != file]
         if not file.is_file():
             name = record.function if not others else f"{record.function}-{record.identity[:4]}"
             _write_once(file, _kernel_text(record, name).encode())
             for old in sorted(others, key=lambda one: one.stat().st_mtime)[: -(MAX_VARIANTS - 1)]:
                 old.unlink()
         else:
-            # The variants that are recorded again are those that are kept.
+            # A variant that is recorded again counts as new, and is kept longest.
             os.utime(file)
         return file, call
 
 
 def identity_of(kernel_file: str) -> str:
-    """Return the identity of the function that an adopted kernel file is of."""
+    """Return the identity of the function that an adopted kernel file declares."""
     return Path(kernel_file).stem[-_IDENTITY_DIGITS:]
 
 
-def _variants(project: Path, function: str) -> Iterator[Path]:
+def _find_variants(project: Path, function: str) -> Iterator[Path]:
     beginning = f"tune_{function}_"
     for path in project.glob("tune_*.py"):
         if path.stem[:-_IDENTITY_DIGITS] == beginning:
@@ -99,7 +99,7 @@ def _kernel_text(record: CallRecord, name: str) -> str:
 
 
 def _project_text(record: CallRecord) -> str:
-    # JSON's strings are TOML's.
+    # A string in JSON is also one in TOML.
     lines = [f"name = {json.dumps(record.package)}", 'workers = "../.."']
     if record.variables:
         lines += ["", "[env]"]

@@ -1,10 +1,25 @@
-"""What becomes of the spool's records, and what applications are told of their keys.
+"""Adoption of applications' functions: what becomes of the spool's records, and what applications learn of their keys.
 
-A record's way: read with suspicion, its files written, its job committed, and only then removed. Whoever is killed
-between two of these steps, the next daemon begins the record again and finds done what was done. Where a function has
-very many keys, :mod:`~ktuned.adoption.key_choice` says which of them are tuned. Records of one interpreter are taken
-in one after the other, in the order in which they were left; those of another do not wait for an interpreter that
-hangs. A record that cannot be read, or whose kernel cannot be declared, is one notice, and gone.
+*A record's way.* It is read with suspicion. Its files are written, its kernel is declared, its job is committed, and
+only then is it removed. If the daemon is killed between two of these steps, the next daemon begins the record again,
+and finds done what was done.
+
+======================================  ===============================================================================
+what may go wrong                       what then happens
+======================================  ===============================================================================
+it cannot be read, or is too old        one notice, and the record is removed
+its kernel cannot be declared           likewise
+the store cannot be written             the record stays, and is tried again soon
+there is no device for it               the record stays, and is looked at again by each survey: a device may come
+a file cannot even be removed           one notice, and it is passed over
+======================================  ===============================================================================
+
+*Order.* Records of one interpreter are taken in one after the other, in the order in which they were left. Those of
+another interpreter do not wait for one that hangs.
+
+*Many keys.* Where a function has very many keys, :mod:`~ktuned.adoption.key_choice` decides which of them are tuned.
+
+*Notice of changes.* The spool is watched, and also looked through every :data:`SURVEY_S`: notifications may be lost.
 """
 
 from __future__ import annotations
@@ -64,39 +79,39 @@ from ktuned.watch import DirectoryGone, Notifications, WatchError
 _log = structlog.get_logger()
 
 MAX_AGE_S: Final = 30 * 86400.0
-"""A record that has waited for so long is of a program that nobody runs any more."""
+"""A record that has waited this long is of a program that nobody runs any more."""
 
 SURVEY_S: Final = 30.0
-"""The spool is looked through at this interval, too: notifications may be lost, or not be had at all."""
+"""The spool is also looked through at this interval: notifications may be lost, or not be available."""
 
 STAGED_S: Final = 3600.0
-"""A file that was being written for so long was left by a process that was killed."""
+"""A file that has been under way this long was left by a process that was killed."""
 
 RETRY_S: Final = 2.0
-"""Pause before a record is taken in again that the store could not keep."""
+"""Pause before a record that the store could not keep is taken in again."""
 
 MAX_NOTICES: Final = 20
-"""Refused records that a status lists; the log has all of them."""
+"""Most refused records in a status; the log has all of them."""
 
 MAX_CONFIGS: Final = 1_000
-"""Measured configs of a key that are looked through for one."""
+"""Most measured configs of a key among which one is looked for."""
 
 MAX_COUNTED: Final = 10_000
-"""Keys of functions that are not known yet whose launches are kept."""
+"""Most keys of functions not known yet for which launches are kept."""
 
 CHOICE_S: Final = 1.0
-"""While keys wait to be chosen, it is seen at this interval whether the tuning of the last choice has ended."""
+"""While keys wait to be chosen, the interval of looks at whether the last choice's tuning has ended."""
 
 MAX_AT_ONCE: Final = 4
-"""Interpreters whose records are taken in at once."""
+"""Most interpreters whose records are taken in at the same time."""
 
 _STEP_MS: Final = 100
 
 
 class KeyAnswer(msgspec.Struct, frozen=True):
-    """What the daemon knows of one key of an application's function.
+    """What the daemon knows about one key of an application's function.
 
-    ``status`` is a lookup's. ``is_open`` says that a tuning waits or runs, ``message`` why there is no winner.
+    ``status`` is a lookup's; ``is_open`` says that a tuning waits or runs; ``message`` why there is no winner.
     """
 
     status: str
@@ -108,7 +123,7 @@ class KeyAnswer(msgspec.Struct, frozen=True):
 
 
 class Adoptions:
-    """Takes records in as they come, and answers for the functions that they are of."""
+    """Takes records in as they come, and answers applications' questions about their functions."""
 
     def __init__(
         self,
@@ -156,47 +171,40 @@ class Adoptions:
         calls = "a call of an application waits" if one else f"{len(self._without_device)} calls of applications wait"
         return [*self._refused, f"{calls} for a GPU: none is found here"]
 
-    @property
-    def waiting(self) -> int:
-        """The number of records that are being taken in."""
-        return len(self._under_way)
-
     async def run(self) -> None:
         """Take records in until cancelled."""
         await anyio.to_thread.run_sync(self._make_spool)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch)
+            tasks.start_soon(self._watch_spool)
             while True:
                 self._news = anyio.Event()
                 groups, counts = await anyio.to_thread.run_sync(self._read_spool)
                 await self._add_launches(counts)
                 for interpreter, records in groups.items():
                     self._under_way |= {name for name, _ in records}
-                    # After those that were read before: a lock is handed on in the order in which it is asked for.
+                    # After the records that were read before: a lock is granted in the order of requests.
                     turn = self._turns.setdefault(interpreter, anyio.Lock())
-                    tasks.start_soon(self._take_in_all, records, turn)
+                    tasks.start_soon(self._take_in_records, records, turn)
                 await self._tune_chosen_keys()
                 has_waiting = any(choice.has_waiting for choice in self._choices.values())
                 with anyio.move_on_after(CHOICE_S if has_waiting else SURVEY_S):
                     await self._news.wait()
 
     def prepare_library(self, tool: str, python: str, variables: Mapping[str, str], library: Mapping[str, Any]) -> None:
-        """Have a front end import a library, and workers start, before there is a record: an application is
-        importing it.
-        """
+        """Import a library in a front end, and start workers: an application imports it, and records will follow."""
         workers = self._directory.workers_directory(tool, python, variables)
         workers.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # As the root of its records will be.
+        # The records to come will have the same environment.
         root = make_root(str(workers / "library"), python=python, project=Project(env=variables, workers=".."))
         environment = environment_of(root)
         self._machine.environments.expect_measuring(environment, tool)
         self._front_ends.prepare(environment, tool, library, self._deadlines)
 
-    def look(self) -> None:
-        """Look through the spool now."""
+    def look_through_spool(self) -> None:
+        """Look through the spool at once."""
         self._news.set()
 
-    async def answer(
+    async def find_answer(
         self,
         identity: str,
         problem: Problem,
@@ -205,37 +213,39 @@ class Adoptions:
         waiter: Hashable | None = None,
         pin: str | None = None,
     ) -> KeyAnswer:
-        """Return what is known of a key, under a pin what the pin holds; a ``waiter`` has its tuning go first."""
-        kernel = self._kernel_of(identity)
+        """Return what is known about a key, or what a pin holds. A tuning that a ``waiter`` waits for goes first."""
+        kernel = self._find_kernel(identity)
         if kernel is None:
-            self.look()
+            self.look_through_spool()
             return KeyAnswer(Status.UNKNOWN)
         if pin is None:
             found = self._lookups.find_answer(kernel.name, problem, device, tune=False, admits=_admits_any)
         else:
             held = self._lookups.lookup_pinned(pin, kernel.name, problem, device, tune=False, admits=_admits_any)
             found = held if isinstance(held, Answer) else await held()
-        job = self._job(kernel, problem, found.device)
+        job = self._find_live_job(kernel, problem, found.device)
         if job is not None and waiter is not None:
             self._jobs.add_waiter(waiter, [job.id])
         is_open = job is not None or self._awaits_near_key(kernel, problem, device)
+        has_ended = not is_open and found.status is not Status.FRESH
+        message = self._explain_ending(kernel, problem, device, found) if has_ended else ""
         return KeyAnswer(
             found.status,
             found.config,
             is_open=is_open,
             artifact=found.artifact,
             latency_us=found.latency_us,
-            message="" if is_open or found.status is Status.FRESH else self._ending(kernel, problem, device, found),
+            message=message,
         )
 
     def _awaits_near_key(self, kernel: KernelInfo, problem: Problem, device: str | None) -> bool:
-        """Return whether a key that is not tuned itself may soon be served by another, whose tuning is open."""
+        """Return whether a key that is not tuned itself may soon be served by another one, whose tuning is open."""
         choice = self._choices.get((kernel.name, device or ""))
         if choice is None or not choice.is_waiting(kernel.select_key_values(problem)):
             return False
         return any(job.kernel == kernel.name and device in (None, job.device) for job in self._jobs.list_live_jobs())
 
-    def _job(self, kernel: KernelInfo, problem: Problem, device: str | None) -> Job | None:
+    def _find_live_job(self, kernel: KernelInfo, problem: Problem, device: str | None) -> Job | None:
         """Return the live job of a key."""
         wanted = canonical(kernel.select_key_values(problem))
         for job in self._jobs.list_live_jobs():
@@ -245,21 +255,21 @@ class Adoptions:
                 return job
         return None
 
-    def _ending(self, kernel: KernelInfo, problem: Problem, device: str | None, found: Answer) -> str:
-        """Return why the last tuning of a key has no winner; empty if it has, or none has ended yet.
+    def _explain_ending(self, kernel: KernelInfo, problem: Problem, device: str | None, found: Answer) -> str:
+        """Return why the last tuning of a key has no winner; empty if it has one, or no tuning has ended yet.
 
-        What a lookup says besides (not tuned yet, a file is looked at) is no ending: an application waits on.
+        A lookup's other messages (not tuned yet, a file is being inspected) are no ending: the application waits on.
         """
         if found.failure:
             return found.failure
         choice = self._choices.get((kernel.name, device or ""))
         if choice is not None and choice.is_waiting(kernel.select_key_values(problem)):
             return "it is served by a tuned key near it, and little would be gained by its own tuning"
-        number = self._job_of.get(_place(kernel.name, kernel.select_key_values(problem)))
+        number = self._job_of.get(_make_place(kernel.name, kernel.select_key_values(problem)))
         job = None if number is None else self._jobs.get_job(number)
         return "" if job is None or job.state is JobState.DONE else job.message or f"its tuning is {job.state}"
 
-    def _kernel_of(self, identity: str) -> KernelInfo | None:
+    def _find_kernel(self, identity: str) -> KernelInfo | None:
         name = self._kernels.get(identity)
         if name is None:
             below = f"{self._directory.path}{os.sep}"
@@ -283,75 +293,73 @@ class Adoptions:
         self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def _read_spool(self) -> tuple[dict[Path, list[tuple[str, CallRecord]]], list[LaunchCounts]]:
-        """Return the records that are not under way yet, those of one interpreter together, and counts of launches;
-        refuse what is neither.
-        """
+        """Return the records that are not under way yet, by interpreter, and counts of launches; refuse other files."""
         by_interpreter: dict[Path, list[tuple[str, CallRecord]]] = {}
         counts: list[LaunchCounts] = []
-        for path in _oldest_first(self._spool):
+        for path in _list_oldest_first(self._spool):
             if path.name in self._under_way or path.name in self._stuck:
                 continue
             if path.suffix == COUNTS_SUFFIX:
-                counts += self._take_counts(path)
+                counts += self._take_in_counts(path)
             elif path.suffix == RECORD_SUFFIX:
-                record = self._read(path)
+                record = self._read_record(path)
                 if record is not None:
                     place = self._directory.workers_directory(record.tool, record.python, record.variables)
                     by_interpreter.setdefault(place, []).append((path.name, record))
             elif not path.name.startswith(STAGED_PREFIX):
-                self._refuse(path, "it is no record")
+                self._refuse_file(path, "it is not a record")
             elif _age_s(path) > STAGED_S:
-                self._remove(path)
+                self._remove_file(path)
         return by_interpreter, counts
 
-    def _read(self, path: Path) -> CallRecord | None:
+    def _read_record(self, path: Path) -> CallRecord | None:
         try:
             age = _age_s(path)
             record = CallRecord.from_bytes(read_file(path))
         except FileNotFoundError:
             return None
         except (RefusedFile, InvalidRecord) as error:
-            self._refuse(path, str(error))
+            self._refuse_file(path, str(error))
             return None
         if age > MAX_AGE_S:
-            self._refuse(path, f"it has waited for {age / 86400:.0f} days")
+            self._refuse_file(path, f"it has waited for {age / 86400:.0f} days")
             return None
         return record
 
-    def _refuse(self, path: Path, why: str) -> None:
+    def _refuse_file(self, path: Path, why: str) -> None:
         line = f"a call that an application left in {path} is not tuned: {why}"
         _log.warning("record_refused", path=str(path), reason=why)
         self._refused = [*self._refused, line][-MAX_NOTICES:]
-        self._remove(path)
+        self._remove_file(path)
 
-    def _remove(self, path: Path) -> None:
+    def _remove_file(self, path: Path) -> None:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            # A directory, for one: it is passed over from now on, with this one notice.
+            # It may be a directory. From now on it is passed over.
             self._stuck.add(path.name)
             _log.warning("record_not_removed", path=str(path), reason=error.strerror)
 
-    def _take_counts(self, path: Path) -> list[LaunchCounts]:
+    def _take_in_counts(self, path: Path) -> list[LaunchCounts]:
         try:
             counts = LaunchCounts.from_bytes(read_file(path))
         except FileNotFoundError:
             return []
         except (RefusedFile, InvalidRecord) as error:
-            self._refuse(path, str(error))
+            self._refuse_file(path, str(error))
             return []
-        self._remove(path)
+        self._remove_file(path)
         return [] if path.name in self._stuck else [counts]
 
     async def _add_launches(self, counts: Iterable[LaunchCounts]) -> None:
-        """Add launches up, and tell the jobs of keys that are known by now."""
+        """Add up launches; pass those of keys that are known by now on to the jobs."""
         for identity, problem, device, number in (row for one in counts for row in one.launches):
             place = f"{identity} {device} {canonical(problem)}"
             before = self._launches.get(place)
             self._launches[place] = identity, problem, device, number + (before[3] if before else 0)
         known: dict[WinnerKey, int] = {}
         for place, (identity, problem, device, number) in list(self._launches.items()):
-            kernel = self._kernel_of(identity)
+            kernel = self._find_kernel(identity)
             if kernel is None:
                 continue
             del self._launches[place]
@@ -366,42 +374,44 @@ class Adoptions:
             with suppress(StoreError):
                 await self._jobs.note_launches(known)
 
-    async def _take_in_all(self, records: Iterable[tuple[str, CallRecord]], turn: anyio.Lock) -> None:
+    async def _take_in_records(self, records: Iterable[tuple[str, CallRecord]], turn: anyio.Lock) -> None:
         async with turn, self._limiter:
             for name, record in records:
                 try:
-                    is_taken = await self._take_in(record)
+                    is_taken = await self._take_in_record(record)
                 except StoreError as error:
-                    # It stays where it is, and is taken in when the store can be written again.
+                    # The record stays, and is taken in once the store can be written again.
                     _log.warning("record_not_kept", record=name, reason=error.message)
                     await anyio.sleep(RETRY_S)
                     self._under_way.discard(name)
-                    self.look()
+                    self.look_through_spool()
                     continue
                 except (KtunedError, OSError) as error:
-                    self._refuse(self._spool / name, str(error).partition("\n")[0])
+                    self._refuse_file(self._spool / name, str(error).partition("\n")[0])
                 else:
                     if not is_taken:
-                        # Looked at again by each survey: a daemon finds a device later, or another one has it.
+                        # Each survey looks at it again: this daemon may find a device later, or another may have one.
                         self._without_device.add(name)
                         self._under_way.discard(name)
                         continue
-                    await anyio.to_thread.run_sync(self._remove, self._spool / name)
+                    await anyio.to_thread.run_sync(self._remove_file, self._spool / name)
                 self._without_device.discard(name)
                 self._under_way.discard(name)
             await self._add_launches(())
 
-    async def _take_in(self, record: CallRecord) -> bool:
-        """Have a record's key tuned, unless the winner that it has holds and is one of its configs.
+    async def _take_in_record(self, record: CallRecord) -> bool:
+        """Take one record in; return whether that was done.
 
-        Return whether that was done: without a device it waits, unless the settings name what to compile for.
+        Its key is tuned, unless a fresh winner is among the record's configs. Without a device the record waits, unless
+        the settings name an architecture to compile for.
 
         Raises:
-            KtunedError: its kernel cannot be declared, or its job cannot be kept.
-            OSError: its files cannot be written.
+            KtunedError: Its kernel cannot be declared, or its job cannot be kept.
+            OSError: Its files cannot be written.
         """
-        file, call = await anyio.to_thread.run_sync(self._directory.write, record)
-        kernel = self._kernel_of(record.identity)
+        # Write its files and declare its kernel; both may have been done before.
+        file, call = await anyio.to_thread.run_sync(self._directory.write_record, record)
+        kernel = self._find_kernel(record.identity)
         if kernel is None or kernel.file != str(file):
             added = await self._intake.add_path(str(file), record.python, measures=True)
             if added.errors:
@@ -410,22 +420,23 @@ class Adoptions:
             (kernel,) = added.kernels
         if self._is_served(kernel, record):
             return True
+        # Look for a device, also on other hosts.
         environment = self._catalog.kernel_environment(kernel)
         await self._machine.environments.probe(environment)
         if not self._machine.arch and not self._machine.has_device(environment, kernel.backend, None):
             await self._machine.environments.probe_hosts(environment)
             if not self._machine.has_device(environment, kernel.backend, None):
                 return False
-        await self._keep_anchor(kernel, record)
-        if self._choice(kernel, record.device).bring(kernel.select_key_values(record.problem), call):
-            await self._tune(kernel, record.problem, call, record.device)
+        await self._choose_anchor(kernel, record)
+        if self._find_choice(kernel, record.device).take_in_key(kernel.select_key_values(record.problem), call):
+            await self._request_tuning(kernel, record.problem, call, record.device)
         return True
 
-    async def _keep_anchor(self, kernel: KernelInfo, record: CallRecord) -> None:
-        """Where a key's numerics are exact, keep to the bits of its first config: the application launches that one.
+    async def _choose_anchor(self, kernel: KernelInfo, record: CallRecord) -> None:
+        """Where a key's numerics are exact, make its first config the anchor: the application launches that one.
 
         Raises:
-            KtunedError: it cannot be kept.
+            KtunedError: The choice cannot be kept.
         """
         objective = kernel.objective(None)
         if not is_exact(objective) or self._machine.arch:
@@ -435,11 +446,11 @@ class Adoptions:
         if self._store.anchors.find_anchor(key) is None:
             await self._store.anchors.choose_anchor(key, record.configs[0])
 
-    async def _tune(self, kernel: KernelInfo, problem: Problem, call: str, device: str) -> None:
-        """Have a key tuned as one of its calls says.
+    async def _request_tuning(self, kernel: KernelInfo, problem: Problem, call: str, device: str) -> None:
+        """Request the tuning of a key, with one of its calls.
 
         Raises:
-            KtunedError: its job cannot be kept.
+            KtunedError: Its job cannot be kept.
         """
         request = TuningRequest(
             problem={**problem, CALL_KEY: call},
@@ -448,10 +459,10 @@ class Adoptions:
             reason="called by an application",
         )
         for job in await self._requests.request_jobs(kernel, request):
-            self._job_of[_place(kernel.name, kernel.select_key_values(problem))] = job.id
+            self._job_of[_make_place(kernel.name, kernel.select_key_values(problem))] = job.id
 
-    def _choice(self, kernel: KernelInfo, device: str) -> KeyChoice:
-        """Return the choice among a function's keys on a device model; the ones with a winner are chosen already."""
+    def _find_choice(self, kernel: KernelInfo, device: str) -> KeyChoice:
+        """Return the choice among a function's keys on a device model; it begins with the keys that have a winner."""
         choice = self._choices.get((kernel.name, device))
         if choice is None:
             winners = self._store.list_winners(kernel.name)
@@ -460,34 +471,35 @@ class Adoptions:
         return choice
 
     async def _tune_chosen_keys(self) -> None:
-        """Have the next key of each function with many tuned, where the one before has ended."""
+        """For each function with many keys, request the next tuning once the one before has ended."""
         for (name, device), choice in list(self._choices.items()):
             if not choice.has_waiting:
                 continue
             try:
                 kernel = self._catalog.resolve_kernel(name)
-                if choice.under_way is not None and self._job(kernel, choice.under_way.problem, device or None) is None:
-                    choice.end_tuning(self._loss_before(kernel, device, choice))
+                last = choice.under_way
+                if last is not None and self._find_live_job(kernel, last.problem, device or None) is None:
+                    choice.end_tuning(self._find_loss_before(kernel, device, choice))
                 if (chosen := choice.choose_next()) is not None:
-                    await self._tune(kernel, chosen.problem, chosen.call, device)
+                    await self._request_tuning(kernel, chosen.problem, chosen.call, device)
             except KtunedError as error:
-                # Its function has gone, or the store cannot be written: applications bring the keys again.
+                # The function has gone, or the store cannot be written: applications bring the keys again.
                 _log.warning("keys_not_chosen", kernel=name, reason=error.message)
                 del self._choices[name, device]
 
-    def _loss_before(self, kernel: KernelInfo, device: str, choice: KeyChoice) -> float | None:
-        """Return what the key that was tuned last had lost with the config of its nearest tuned key, if known."""
+    def _find_loss_before(self, kernel: KernelInfo, device: str, choice: KeyChoice) -> float | None:
+        """Return what the last tuned key had lost with the config of its nearest tuned key, if that is known."""
         assert choice.under_way is not None
-        nearest = choice.nearest_tuned(choice.under_way.problem)
-        own = self._winner(kernel, device, choice.under_way.problem)
-        other = None if nearest is None else self._winner(kernel, device, nearest)
+        nearest = choice.find_nearest_tuned(choice.under_way.problem)
+        own = self._find_winner(kernel, device, choice.under_way.problem)
+        other = None if nearest is None else self._find_winner(kernel, device, nearest)
         if own is None or other is None:
             return None
         measured = self._store.measured_configs(own.context, MAX_CONFIGS)
         before = next((known.figure for known in measured if known.text == canonical(other.config)), None)
         return None if before is None else before / own.latency_us - 1.0
 
-    def _winner(self, kernel: KernelInfo, device: str, problem: Problem) -> Winner | None:
+    def _find_winner(self, kernel: KernelInfo, device: str, problem: Problem) -> Winner | None:
         for winner in self._store.list_winners(kernel.name):
             if device in ("", winner.key.device) and winner.key.problem == canonical(problem):
                 return winner
@@ -502,13 +514,13 @@ class Adoptions:
 
     # Notifications
 
-    async def _watch(self) -> None:
+    async def _watch_spool(self) -> None:
         """Look through the spool when something happens there."""
         stop = threading.Event()
         try:
             while True:
                 await anyio.to_thread.run_sync(self._await_change, stop, abandon_on_cancel=True)
-                self.look()
+                self.look_through_spool()
         finally:
             stop.set()
 
@@ -517,11 +529,11 @@ class Adoptions:
             with Notifications([str(self._spool)], [], stop) as notifications:
                 notifications.wait_for_changes(SURVEY_S, _STEP_MS)
         except (DirectoryGone, WatchError):
-            # The survey finds what comes meanwhile.
+            # The survey will find what comes meanwhile.
             stop.wait(SURVEY_S)
 
 
-def _oldest_first(directory: Path) -> list[Path]:
+def _list_oldest_first(directory: Path) -> list[Path]:
     try:
         with os.scandir(directory) as entries:
             found = [(entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in entries]
@@ -537,10 +549,10 @@ def _age_s(path: Path) -> float:
         return 0.0
 
 
-def _place(kernel: str, problem: Problem) -> str:
+def _make_place(kernel: str, problem: Problem) -> str:
     return f"{kernel} {canonical(problem)}"
 
 
 def _admits_any(config: Mapping[str, Any]) -> bool:
-    """Admit a config: the application itself leaves out those that its pruning has taken away."""
+    """Admit any config: the application itself leaves out those that its pruning has removed."""
     return True

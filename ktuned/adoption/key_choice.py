@@ -1,4 +1,4 @@
-"""Which keys of an application's function are tuned, where a length or a batch size makes many of them. No IO.
+"""The choice of the keys of a function that are tuned, where a length or a batch size makes many of them. No IO.
 
 ::
 
@@ -6,12 +6,13 @@
                └─▶ a further one ─▶ waits ─▶ the one that is expected to lose most time ─▶ tuned, one after the other
                                       └────▶ little is left to gain, or 40 are tuned: served by a tuned key near it
 
-Most functions have few keys, and each of those is tuned. One that has a sequence length among its keys would be tuned
-for hours, and each tuning would gain less than the one before. So further keys are chosen by the time that they take
-and by how much they are expected to lose with the config of a tuned key near them, which each tuning teaches
-(:class:`~ktuned.portfolio.Selection`). One after the other, so that launches are counted and losses learned meanwhile.
+Most functions have few keys, and all of these are tuned. A function with a sequence length among its keys would be
+tuned for hours, and each tuning would gain less than the one before. So further keys are chosen: by the time that they
+take, and by how much they are expected to lose with the config of the nearest tuned key. Each tuning teaches the latter
+(:class:`~ktuned.portfolio.Selection`). They are tuned one after the other, because launches are counted and losses
+learned meanwhile.
 
-A key that waits is known as long as the daemon lives. The next process that calls it brings it again.
+Waiting keys are forgotten when the daemon ends. The next process that calls one brings it again.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from ktuned.model import Problem, canonical
 from ktuned.portfolio import Selection
 
 MAX_TUNED_AS_THEY_COME: Final = 16
-"""Keys that are tuned whatever is expected: a function with dtypes, flags and a few sizes has no more."""
+"""Keys that are tuned as they come: a function with dtypes, flags and a few sizes has no more."""
 
 MAX_TUNED: Final = 40
-"""Keys that are tuned in all: 24 further ones stand every quarter of an octave from a length of 64 to one of 4096."""
+"""Keys that are tuned in all: 24 further ones cover lengths from 64 to 4096 in quarters of an octave."""
 
 ENOUGH_LOSS: Final = 0.01
-"""Mean loss over all launches at which no further key is tuned: as much as a measurement may be wrong."""
+"""Expected mean loss over all launches at which no further key is tuned: the error of a measurement."""
 
 MAX_WAITING: Final = 2_000
-"""Keys of a function that wait; beyond these the oldest is forgotten."""
+"""Most keys of a function that wait; beyond these the oldest is forgotten."""
 
 
 class WaitingKey(msgspec.Struct, frozen=True):
-    """A key that is to be tuned, with the call that has it."""
+    """A key that may be tuned, with a call that has it."""
 
     problem: Problem
     call: str
@@ -48,9 +49,9 @@ class KeyChoice:
     """The keys of one function on one device model; ``tuned`` are those that have a winner already.
 
     >>> choice = KeyChoice([])
-    >>> all(choice.bring({"length": 64 + number}, "…") for number in range(16))
+    >>> all(choice.take_in_key({"length": 64 + number}, "…") for number in range(16))
     True
-    >>> choice.bring({"length": 8192}, "…"), choice.bring({"length": 65}, "…")
+    >>> choice.take_in_key({"length": 8192}, "…"), choice.take_in_key({"length": 65}, "…")
     (False, True)
     >>> choice.choose_next()
     WaitingKey(problem={'length': 8192}, call='…')
@@ -71,19 +72,19 @@ class KeyChoice:
         return bool(self._waiting) or self.under_way is not None
 
     def is_waiting(self, problem: Problem) -> bool:
-        """Return whether a key was brought, and is served by a tuned key near it."""
+        """Return whether a key waits, and is served by a tuned key near it."""
         return canonical(problem) in self._waiting
 
-    def bring(self, problem: Problem, call: str) -> bool:
-        """Take a called key in; return whether it is tuned at once."""
+    def take_in_key(self, problem: Problem, call: str) -> bool:
+        """Take in a key that was called; return whether it is tuned at once."""
         text = canonical(problem)
         if text not in self._chosen and self._selection.tunings < MAX_TUNED_AS_THEY_COME:
             self._choose(problem)
         if text in self._chosen:
-            self._selection.add(problem, 1.0)
+            self._selection.add_problem(problem, 1.0)
             return True
         if text not in self._waiting:
-            self._selection.add(problem, 1.0)
+            self._selection.add_problem(problem, 1.0)
         self._waiting[text] = WaitingKey(problem, call)
         if len(self._waiting) > MAX_WAITING:
             del self._waiting[next(iter(self._waiting))]
@@ -91,28 +92,28 @@ class KeyChoice:
 
     def count_launches(self, problem: Problem, launches: int) -> None:
         """Take in that applications have launched a key."""
-        self._selection.add(problem, float(launches))
+        self._selection.add_problem(problem, float(launches))
 
     def choose_next(self) -> WaitingKey | None:
-        """Return the key that is to be tuned now; ``None`` while one is, or if it is enough."""
+        """Return the key to be tuned next; ``None`` while one is being tuned, or if enough are."""
         if self.under_way is not None:
             return None
-        problem = self._selection.next_problem(among=self._waiting)
+        problem = self._selection.choose_next_problem(among=self._waiting)
         if problem is not None:
             self.under_way = self._waiting.pop(canonical(problem))
             self._chosen.add(canonical(problem))
         return self.under_way
 
-    def nearest_tuned(self, problem: Problem) -> Problem | None:
-        """Return the tuned key whose config another key gets."""
-        return self._selection.nearest_tuned(problem)
+    def find_nearest_tuned(self, problem: Problem) -> Problem | None:
+        """Return the tuned key whose config another key is served."""
+        return self._selection.find_nearest_tuned(problem)
 
     def end_tuning(self, lost: float | None) -> None:
-        """Take in that the choice's tuning has ended, and what its key had lost before, if that is known."""
+        """Take in that the chosen key's tuning has ended, and what the key had lost before, if known."""
         if self.under_way is not None:
-            self._selection.tuned(self.under_way.problem, lost)
+            self._selection.record_tuning(self.under_way.problem, lost)
             self.under_way = None
 
     def _choose(self, problem: Problem) -> None:
         self._chosen.add(canonical(problem))
-        self._selection.tuned(problem)
+        self._selection.record_tuning(problem)

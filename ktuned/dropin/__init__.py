@@ -1,4 +1,8 @@
-"""The application's side of drop-ins for other autotuners: what a call launches, what it records, ``ktuned run``."""
+"""The application's side of drop-ins for other autotuners, for the plugins that put them there.
+
+A drop-in decides what each call launches (:mod:`~ktuned.dropin.launch_machine`), leaves calls in the spool, and asks
+the daemon for winners. ``ktuned run`` puts it into a program that does not import it.
+"""
 
 from ktuned.dropin.account import RECORDED, TUNED, Account, account
 from ktuned.dropin.adopted_files import (

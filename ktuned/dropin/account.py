@@ -1,7 +1,7 @@
-"""Account of a process's autotuned functions: adopted, or left alone and why, and the state of each tuning key.
+"""The account of a process's autotuned functions: adopted, or left alone and why, and the state of each tuning key.
 
-Under ``ktuned run`` each change is appended to a file at once: a process may be killed, or leave without its exit
-handlers, as forked children do.
+Under ``ktuned run`` each change is appended to a file at once, because a process may be killed, or may end without its
+exit handlers, as forked children do.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Account:
         adopted: functions whose configs come from the daemon.
         left_alone: functions and keys that ktuned does not tune, with the reason.
         keys: the state of each key.
-        notes: what was done in another way than the program says, each once.
-        directory: place of this process's file; none is written without one.
+        notes: what is done differently from what the program says, each once.
+        directory: where this process writes its file; without one it writes none.
     """
 
     adopted: set[str] = field(default_factory=set)
@@ -36,55 +36,55 @@ class Account:
     notes: dict[str, None] = field(default_factory=dict)
     directory: Path | None = None
 
-    def adopt(self, name: str) -> None:
-        """Note that a function's configs come from the daemon."""
+    def record_adopted(self, name: str) -> None:
+        """Record that a function's configs come from the daemon."""
         if name not in self.adopted:
             self.adopted.add(name)
-            self._append("adopted", name)
+            self._append_entry("adopted", name)
 
-    def leave_alone(self, name: str, reason: str) -> None:
-        """Note that a function, or one of its keys, is not tuned."""
+    def record_left_alone(self, name: str, reason: str) -> None:
+        """Record that a function, or one of its keys, is not tuned."""
         if self.left_alone.get(name) != reason:
             self.left_alone[name] = reason
-            self._append("left_alone", name, reason)
+            self._append_entry("left_alone", name, reason)
 
-    def note_key(self, key: str, state: str) -> None:
-        """Note the state of a key."""
+    def record_key(self, key: str, state: str) -> None:
+        """Record the state of a key."""
         if self.keys.get(key) != state:
             self.keys[key] = state
-            self._append("key", key, state)
+            self._append_entry("key", key, state)
 
-    def note(self, text: str) -> None:
-        """Note something that the program's author should know, once."""
+    def record_note(self, text: str) -> None:
+        """Record something that the program's author should know, once."""
         if text not in self.notes:
             self.notes[text] = None
-            self._append("note", text)
+            self._append_entry("note", text)
 
-    def _append(self, *entry: str) -> None:
+    def _append_entry(self, *entry: str) -> None:
         if self.directory is None:
             return
-        # The directory is gone when the command was killed.
+        # The directory is gone if the command was killed.
         with contextlib.suppress(OSError), (self.directory / f"{os.getpid()}.jsonl").open("a") as file:
             file.write(json.dumps(entry) + "\n")
 
     @classmethod
-    def read(cls, directory: Path) -> Self:
-        """Return the account of all processes that wrote into a directory."""
+    def from_directory(cls, directory: Path) -> Self:
+        """Read the account of all processes that wrote into a directory."""
         found = cls()
-        for kind, name, *text in _entries(directory):
+        for kind, name, *text in _read_entries(directory):
             if kind == "adopted":
-                found.adopt(name)
+                found.record_adopted(name)
             elif kind == "left_alone":
-                found.leave_alone(name, *text)
+                found.record_left_alone(name, *text)
             elif kind == "note":
-                found.note(name)
+                found.record_note(name)
             # A key that one process saw tuned is tuned, whatever another saw.
             elif found.keys.get(name) != TUNED:
-                found.note_key(name, *text)
+                found.record_key(name, *text)
         return found
 
 
-def _entries(directory: Path) -> Iterator[Any]:
+def _read_entries(directory: Path) -> Iterator[Any]:
     for path in sorted(directory.glob("*.jsonl")):
         for line in path.read_text().splitlines():
             # The last line of a process that was killed may be incomplete.
@@ -93,4 +93,4 @@ def _entries(directory: Path) -> Iterator[Any]:
 
 
 account: Final = Account()
-"""That of this process."""
+"""The account of this process."""

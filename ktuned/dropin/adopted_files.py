@@ -1,7 +1,7 @@
-"""An adopted function's files as a worker reads them, and what an application says of where it runs.
+"""An adopted function's files as a worker reads them, and what an application reports about its function and place.
 
-The daemon writes them from the spool's records: a kernel file of a few lines, which names its declaration, and beside
-it ``calls/`` with declarations, calls, tensors and programs. All there is named by its content and never changes.
+The daemon writes the files from the spool's records: a kernel file of a few lines, which names its declaration, and a
+directory ``calls/`` with declarations, calls, tensors and programs. Those are named by their content and never change.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _NOT_IN_RELEASES = re.compile(r"[^A-Za-z0-9_.+!-]+")
 _NOT_IN_FUNCTIONS = re.compile(r"[^A-Za-z0-9_.]+")
 
 _MAX_NAME = 160
-"""With the identity it is a file's name, of which file systems take 255 bytes; the end says most."""
+"""Most characters of a function's name, of which the end says most: it becomes a part of a file's name."""
 
 _SHORT: Final = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c", "bool": "b1"}
 
 
 def declaration_of(kernel_file: Path, identity: str) -> dict[str, Any]:
-    """Return what a kernel is declared from."""
+    """Return the data from which a kernel is declared."""
     found: dict[str, Any] = json.loads((kernel_file.parent / CALLS / f"{identity}.declaration.json").read_text())
     return found
 
@@ -40,18 +40,18 @@ def called_file(kernel_file: Path, name: str) -> Path:
 
 
 class Calls(Generic[Call]):
-    """The calls that problems of a kernel file name, each read once."""
+    """The calls that a kernel file's problems name; each is read once."""
 
     def __init__(self, file: Path, read: Callable[[str], Call]) -> None:
         self._file = file
         self._read = read
         self._known: dict[str, Call] = {}
 
-    def of(self, problem: Mapping[str, Any]) -> Call:
+    def find_call(self, problem: Mapping[str, Any]) -> Call:
         """Return the call of a problem.
 
         Raises:
-            ValueError: the problem names none.
+            ValueError: The problem names none.
         """
         if CALL_KEY not in problem:
             raise ValueError("an application's call is needed: run the application, which records it")
@@ -62,14 +62,14 @@ class Calls(Generic[Call]):
 
 
 def own_paths() -> tuple[str, ...]:
-    """Return the application's own entries of ``sys.path``: those that the interpreter does not bring."""
+    """Return the application's own entries of ``sys.path``: those that do not come with the interpreter."""
     brought = tuple(f"{os.path.abspath(prefix)}{os.sep}" for prefix in {sys.prefix, sys.base_prefix})
     paths = dict.fromkeys(os.path.abspath(path) for path in sys.path)
     return tuple(path for path in paths if not f"{path}{os.sep}".startswith(brought))
 
 
 def package_of(module: str) -> tuple[str, str, str]:
-    """Return the library that a module is of, its version, and the module's name within it.
+    """Return the library that a module belongs to, its version, and the module's name within it.
 
     ``fla.ops.gla.chunk`` is ``("fla", "0.6.0", "ops.gla.chunk")``. A script is a library by its file's name.
     """
@@ -81,9 +81,9 @@ def package_of(module: str) -> tuple[str, str, str]:
 
 
 def name_in_library(module: str, qualname: str) -> tuple[str, str, str]:
-    """Return a function's library, its version and the function's name there, as a record may have them.
+    """Return a function's library, the library's version, and the function's name in it, as a record holds them.
 
-    A function within another is shown without ``<locals>``; characters that no file's name should have are left out.
+    A nested function is named without ``<locals>``. Characters that a file's name should not have are left out.
     """
     package, release, rest = package_of(module)
     function = ".".join(filter(None, (rest, qualname.replace("<locals>.", ""))))

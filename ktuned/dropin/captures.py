@@ -1,4 +1,4 @@
-"""CUDA graphs of an application: what a drop-in asks before it decides, and does before it loads a kernel."""
+"""CUDA graphs of an application: a drop-in decides nothing while one is captured, and must not end a capture."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def is_capturing() -> bool:
 
 
 def allow_captures() -> None:
-    """Let this thread load a kernel while another one captures a CUDA graph, which its loading would end otherwise."""
-    # Without the driver's library there is nothing to capture, and nothing can be loaded.
+    """Let this thread load kernels while another one captures a CUDA graph, which loading would end otherwise."""
+    # Without the driver's library nothing can be captured or loaded.
     with contextlib.suppress(OSError, AttributeError):
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))

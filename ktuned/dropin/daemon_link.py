@@ -1,7 +1,7 @@
-"""The application's side of the daemon: what it knows of a key, and winners as they come.
+"""A process's link to the daemon: what the daemon knows about a key, and winners as they come.
 
-Requests are no part of this: a call that is to be tuned lies in the spool, which needs no daemon. What comes back does
-need one. Later answers come in a thread that exists as long as a key is followed; one message asks for all of them.
+Tunings are not requested here: a call that needs one is left in the spool, which works without a daemon. Answers need
+a daemon. A thread that lives while keys are followed asks for later ones, with one message for all keys.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from ktuned.model import canonical
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 FIRST_LOOK_DEADLINE_S: Final = 0.1
-"""Limit of the question in a key's first call, which compiles a config anyway."""
+"""Limit of the question in a key's first call, which takes long anyway: it compiles a config."""
 
 LOOK_DEADLINE_S: Final = 10.0
-"""Limit of a question that holds nothing up: a program in a tight loop lets other threads run only now and then."""
+"""Limit of a question for which nothing waits: in a program with a tight loop, other threads rarely run."""
 
 POLL_S: Final = 0.1
 SLOW_POLL_S: Final = 1.0
-"""Intervals at which followed keys are asked for: in the first minute, and later."""
+"""Intervals of questions about followed keys, in the first minute and later."""
 
 SLOW_AFTER_S: Final = 60.0
 
 WAIT_POLL_S: Final = 0.02
-"""The same while a call waits for the end of its key's tuning; the daemon answers from memory."""
+"""The interval while a call waits for its key's tuning; the daemon answers from memory."""
 
 TAKEN_IN_S: Final = 30.0
-"""Time for the daemon to take in a record that a call waits for: it may have to find the interpreter's devices."""
+"""How long a waiting call allows the daemon to take in its record: the interpreter's devices may be unknown yet."""
 
 MAX_FOLLOWED: Final = 1000
-"""Keys whose winners are waited for; those that come later keep the config that they have."""
+"""Most keys that are followed; further ones keep their config."""
 
 _log = logging.getLogger("ktuned.dropin")
 
 
 @dataclass(frozen=True)
 class CallKey:
-    """What a process asks the daemon about: a function by its identity, a tuning key, and a GPU's model."""
+    """What a process asks the daemon about: a function's identity, a tuning key, and a GPU's model."""
 
     identity: str
     problem: Mapping[str, Any]
@@ -58,37 +58,37 @@ class CallKey:
 
 
 OnAnswer = Callable[[Answer], bool]
-"""Takes a later answer; returns whether more are wanted."""
+"""Receives a later answer; returns whether more are wanted."""
 
 
 class DaemonLink:
-    """A process's connection to the daemon, under one pin or none."""
+    """A process's link to the daemon, under one pin or none."""
 
     def __init__(self, client: Client, pin: str | None = None) -> None:
         self._client = client
         self._pin = pin
-        self.begin_again()
+        self.forget_keys()
 
-    def begin_again(self) -> None:
-        """Follow no key: in a forked child, which has no thread that reports, and whose lock another may have held."""
+    def forget_keys(self) -> None:
+        """Follow no key any more: a forked child has no reporting thread, and another thread may have held the lock."""
         self._lock = threading.Lock()
         self._followed: dict[str, tuple[CallKey, OnAnswer]] = {}
         self._thread: threading.Thread | None = None
 
-    def ask(self, key: CallKey, deadline_s: float = FIRST_LOOK_DEADLINE_S) -> Answer | None:
-        """Return what the daemon knows of a key; ``None`` if none runs."""
-        answers = self._ask([key], deadline_s)
+    def ask_about(self, key: CallKey, deadline_s: float = FIRST_LOOK_DEADLINE_S) -> Answer | None:
+        """Return what the daemon knows about a key; ``None`` if none runs."""
+        answers = self._ask_daemon([key], deadline_s)
         return None if answers is None else answers[0]
 
-    def wait(self, key: CallKey) -> Answer | None:
-        """Return what the daemon knows when a key's tuning has ended; ``None`` if there is no daemon any more.
+    def await_tuning(self, key: CallKey) -> Answer | None:
+        """Wait for the end of a key's tuning, and return what the daemon knows then; ``None`` if it is gone.
 
-        The key's call must lie in the spool. The wait ends with the tuning, whose phases have deadlines of their own.
+        The key's call must be in the spool. The wait needs no deadline of its own: the tuning's phases have theirs.
         """
         until = monotonic() + TAKEN_IN_S
         pause = threading.Event()
         while True:
-            answers = self._ask([key], LOOK_DEADLINE_S, waits=True)
+            answers = self._ask_daemon([key], LOOK_DEADLINE_S, waits=True)
             if answers is None:
                 return None
             (answer,) = answers
@@ -96,18 +96,18 @@ class DaemonLink:
                 return answer
             pause.wait(WAIT_POLL_S)
 
-    def follow(self, key: CallKey, on_answer: OnAnswer) -> None:
-        """Call ``on_answer`` with later answers to a key, in a thread, until it wants no more."""
+    def follow_key(self, key: CallKey, on_answer: OnAnswer) -> None:
+        """Call ``on_answer`` with later answers to a key, from another thread, until it wants no more."""
         with self._lock:
             if len(self._followed) >= MAX_FOLLOWED:
                 return
-            self._followed[_text(key)] = key, on_answer
+            self._followed[_make_text(key)] = key, on_answer
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._report, name="ktuned-dropin", daemon=True)
+                self._thread = threading.Thread(target=self._report_answers, name="ktuned-dropin", daemon=True)
                 self._thread.start()
 
     def prepare_library(self, tool: str, library: Mapping[str, Any], variables: Mapping[str, str]) -> None:
-        """Tell the daemon which library is coming, so that it is imported there while it is imported here."""
+        """Tell the daemon which library is being imported here, so that its front end imports it at the same time."""
         try:
             self._client.call(
                 "prepare_library",
@@ -120,7 +120,7 @@ class DaemonLink:
         except (DaemonUnavailable, DaemonError):
             return
 
-    def _ask(self, keys: Iterable[CallKey], deadline_s: float, *, waits: bool = False) -> list[Answer] | None:
+    def _ask_daemon(self, keys: Iterable[CallKey], deadline_s: float, *, waits: bool = False) -> list[Answer] | None:
         try:
             found = self._client.call(
                 "calls",
@@ -132,9 +132,9 @@ class DaemonLink:
             )
         except (DaemonUnavailable, DaemonError):
             return None
-        return [_answer(entry) for entry in found["answers"]]
+        return [_read_answer(entry) for entry in found["answers"]]
 
-    def _report(self) -> None:
+    def _report_answers(self) -> None:
         began, pause = monotonic(), threading.Event()
         while True:
             pause.wait(POLL_S if monotonic() - began < SLOW_AFTER_S else SLOW_POLL_S)
@@ -144,17 +144,17 @@ class DaemonLink:
                 if not followed:
                     self._thread = None
                     return
-            answers = self._ask([key for key, _ in followed.values()], LOOK_DEADLINE_S)
+            answers = self._ask_daemon([key for key, _ in followed.values()], LOOK_DEADLINE_S)
             for (text, (key, on_answer)), answer in zip(followed.items(), answers or (), strict=False):
-                if answer.is_open or not self._is_news(key, on_answer, answer):
+                if answer.is_open or not self._hand_over_answer(key, on_answer, answer):
                     continue
                 with self._lock:
                     self._followed.pop(text, None)
 
-    def _is_news(self, key: CallKey, on_answer: OnAnswer, answer: Answer) -> bool:
-        """Hand an answer over; return whether no more are wanted."""
+    def _hand_over_answer(self, key: CallKey, on_answer: OnAnswer, answer: Answer) -> bool:
+        """Hand an answer over; return whether the key need not be followed any more."""
         if not answer.is_final and not answer.message:
-            # The record is not taken in yet.
+            # The daemon has not taken the record in yet.
             return False
         try:
             return not on_answer(answer)
@@ -163,7 +163,7 @@ class DaemonLink:
             return True
 
 
-def _answer(entry: Mapping[str, Any]) -> Answer:
+def _read_answer(entry: Mapping[str, Any]) -> Answer:
     config = entry["config"]
     return Answer(
         None if config is None else canonical(config),
@@ -175,23 +175,23 @@ def _answer(entry: Mapping[str, Any]) -> Answer:
     )
 
 
-def _text(key: CallKey) -> str:
+def _make_text(key: CallKey) -> str:
     return f"{key.identity} {key.device} {canonical(dict(key.problem))}"
 
 
 _links: dict[str | None, DaemonLink] = {}
 
 
-def _forked() -> None:
+def _forget_parents_keys() -> None:
     for link in _links.values():
-        link.begin_again()
+        link.forget_keys()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forget_parents_keys)
 
 
 def daemon_link(pin: str | None = None) -> DaemonLink:
-    """Return this process's connection to the daemon, one for each pin."""
+    """Return this process's link to the daemon; there is one for each pin."""
     if pin not in _links:
         _links[pin] = DaemonLink(Client(), pin)
     return _links[pin]

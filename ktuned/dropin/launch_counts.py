@@ -1,6 +1,6 @@
-"""How often a process launches each key: a plain integer, left in the spool at times and at the process's end.
+"""Counts of a process's launches by key: plain integers, left in the spool now and then and at the process's end.
 
-The daemon tunes first what costs most, which is launches times the latency known so far.
+The daemon uses them to tune first what costs most: launches times the latency known so far.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, Final
 from ktuned.spool import LaunchCounts, home_directory, leave_counts, spool_directory
 
 MAX_COUNTED: Final = 1000
-"""Keys of a process that are counted."""
+"""Most keys of a process that are counted."""
 
 _ROWS_OF_A_FILE: Final = 200
 
 
 class LaunchCounter:
-    """The launches of one key; ``launches`` is raised by one for each."""
+    """The launches of one key; the drop-in adds 1 to ``launches`` for each."""
 
     __slots__ = ("_left", "device", "identity", "launches", "problem")
 
@@ -33,8 +33,8 @@ class LaunchCounter:
         self.launches = 0
         self._left = 0
 
-    def take_new(self) -> int:
-        """Return the launches since the last call of this."""
+    def take_new_launches(self) -> int:
+        """Return the launches since the last call of this method."""
         now = self.launches
         fresh, self._left = now - self._left, now
         return fresh
@@ -46,7 +46,7 @@ _last = monotonic()
 
 
 def count_launches(identity: str, problem: Mapping[str, Any], device: str = "") -> LaunchCounter:
-    """Return a key's counter, which is left in the spool from now on."""
+    """Return a new counter for a key, whose counts are left in the spool from now on."""
     counter = LaunchCounter(identity, problem, device)
     with _lock:
         if len(_counters) < MAX_COUNTED:
@@ -55,7 +55,7 @@ def count_launches(identity: str, problem: Mapping[str, Any], device: str = "") 
 
 
 def leave_launch_counts(at_most_every_s: float = 0.0) -> None:
-    """Leave what was launched since the last time in the spool; what cannot be written is lost."""
+    """Leave the counts since the last time in the spool; what cannot be written is lost."""
     global _last
     with _lock:
         if monotonic() - _last < at_most_every_s:
@@ -64,7 +64,7 @@ def leave_launch_counts(at_most_every_s: float = 0.0) -> None:
         rows = [
             (counter.identity, counter.problem, counter.device, number)
             for counter in _counters
-            if (number := counter.take_new())
+            if (number := counter.take_new_launches())
         ]
     directory = spool_directory(home_directory())
     with contextlib.suppress(OSError):
@@ -72,13 +72,13 @@ def leave_launch_counts(at_most_every_s: float = 0.0) -> None:
             leave_counts(directory, LaunchCounts(tuple(rows[first : first + _ROWS_OF_A_FILE])))
 
 
-def _forked() -> None:
-    """Forget, in a child, what its parent has launched: the parent leaves it."""
+def _forget_parents_launches() -> None:
+    """In a forked child, forget what the parent has launched: the parent leaves its own counts."""
     global _lock
     _lock = threading.Lock()
     for counter in _counters:
-        counter.take_new()
+        counter.take_new_launches()
 
 
 atexit.register(leave_launch_counts)
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forget_parents_launches)

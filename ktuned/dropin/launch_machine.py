@@ -1,4 +1,4 @@
-"""What the calls of one tuning key launch now. Events in, instructions out; no IO, no framework.
+"""The launch machine: decides what the calls of one tuning key launch. Events in, instructions out; no IO.
 
 A key's story, as an application's calls see it:
 
@@ -17,19 +17,19 @@ A key's story, as an application's calls see it:
 ```
 
 - **NEW**: no call has been answered yet. The machine asks what the daemon knows.
-- **FIRST**: nothing usable is known, so the first config that the pruning left, and that the device can launch.
-- **KNOWN**: a config that the daemon knows, which may be of an older state, of a near problem, or of a tuning that goes
-  on. A key that is not tuned for itself ends here, too, when the keys near it have been.
-- **WINNER**: the winner of a tuning that has ended. The key changes no more, unless its upgrades go on for ever.
+- **FIRST**: nothing usable is known, so calls launch the first config that pruning has left and the device can launch.
+- **KNOWN**: calls launch a config that the daemon knows. It may be of an older state, of a near problem, or of a tuning
+  that still runs. A key that is never tuned itself ends here, once the keys near it are tuned.
+- **WINNER**: calls launch the winner of a tuning that has ended. That is final, unless the policy upgrades always.
 - **FRAMEWORK**: the framework's own tuner decides, as if ktuned were not there.
 
-Three rules hold in every state. A call never waits, except in the mode that says so, and then once. A config that is
-not among those that the pruning left is never launched, whatever a daemon says. While a graph is captured nothing is
-asked, recorded, loaded or decided: the next call outside begins anew.
+Three rules hold in every state. A call never waits, except in the mode ``wait``, and then once. A config that pruning
+has removed is never launched, whatever a daemon says. While a graph is captured, nothing is asked, recorded, loaded or
+decided: the next call outside of a capture begins anew.
 
-Why instructions and not calls: the two frameworks load, launch and replace a kernel in different ways, and in one of
-them the decision is taken in the middle of the framework's own method. :func:`carry_out` runs the instructions against
-a :class:`Host`; a test runs every sequence of events without one.
+Why instructions and not calls: the frameworks load, launch and replace kernels in different ways, and in one of them
+the decision is taken in the middle of the framework's own method. :func:`carry_out` runs the instructions against a
+:class:`Host`; tests run every sequence of events without one.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Policy:
 
     Attributes:
         mode: ``background``, or ``wait``: the first call of a key waits for its tuning.
-        upgrade: how often a key's config may change in a process: ``once``, ``never`` after its first call, ``always``.
-        takes_over: whether the first config is launched where no daemon runs; else the framework tunes then.
-        numerics: ``tolerance``, or ``exact``: all that is launched leaves the bits of a key's first config. The
-            framework would race for others, so that the first config takes over without a daemon.
+        upgrade: how often a key's config may change in a process: ``once``, ``always``, or ``never``.
+        takes_over: whether the first config is launched if no daemon runs; otherwise the framework tunes.
+        numerics: ``tolerance``, or ``exact``: everything that is launched has the output bits of a key's first config.
+            The framework's own tuner might choose another, so without a daemon the first config is launched.
     """
 
     mode: str = "background"
@@ -81,7 +81,7 @@ class Answer:
 
     Attributes:
         config: the best config's text; ``None`` if none is known.
-        is_final: whether it is the winner of a tuning that has ended, in the state that everything is in now.
+        is_final: whether it is the winner of an ended tuning, for the present state of everything.
         is_open: whether a tuning of the key waits or runs.
         artifact: directory of the config's machine code.
         latency_us: its latency, where it was measured for this very problem.
@@ -125,7 +125,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The call lies in the spool, or, with a ``fault``, cannot be tuned by another process."""
+    """The call is in the spool; with a ``fault`` it is not, because another process could not tune it."""
 
     fault: str = ""
 
@@ -153,7 +153,7 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """The process is a forked child: the thread that follows keys is the parent's alone."""
+    """The process is a forked child, which lacks the parent's thread that follows keys."""
 
 
 Event = Called | Answered | Recorded | Followed | Loaded | Unfit | Forked
@@ -192,7 +192,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Launch a config from now on; with ``once`` in this call alone, which the next one must not see."""
+    """Launch a config from now on; with ``once`` only in this call, so that the next one decides anew."""
 
     config: str
     once: bool = False
@@ -232,35 +232,35 @@ class LaunchMachine:
     _is_recorded: bool = False
     _first_answer: Answer | None = None
 
-    def handle(self, event: Event) -> list[Instruction]:
-        """Take an event in, and return what is to be done, in order."""
+    def handle_event(self, event: Event) -> list[Instruction]:
+        """Take in an event; return what must be done, in order."""
         match event:
             case Called():
-                return self._call(event)
+                return self._decide_call(event)
             case Answered():
-                return self._answer(event.answer)
+                return self._take_in_answer(event.answer)
             case Recorded():
-                return self._note_record(event.fault)
+                return self._take_in_record(event.fault)
             case Followed():
-                return self._follow(event.answer)
+                return self._take_in_later_answer(event.answer)
             case Loaded():
-                return self._note_loaded(event.config)
+                return self._take_in_loaded(event.config)
             case Unfit():
-                return self._note_unfit(event.config)
+                return self._take_in_unfit(event.config)
             case Forked():
                 return [Follow()] if self.is_followed else []
 
     @property
     def is_settled(self) -> bool:
-        """True if calls will launch what they launch now for as long as the process lives."""
+        """True if calls will launch the same config as now for as long as the process lives."""
         return self.standing is Standing.FRAMEWORK or (self.standing is not Standing.NEW and not self.is_followed)
 
-    def _call(self, call: Called) -> list[Instruction]:
+    def _decide_call(self, call: Called) -> list[Instruction]:
         if self.standing is not Standing.NEW:
             return []
         return [Launch(self.configs[0], once=True)] if call.is_capturing else [Ask()]
 
-    def _answer(self, answer: Answer | None) -> list[Instruction]:
+    def _take_in_answer(self, answer: Answer | None) -> list[Instruction]:
         if self.standing is not Standing.NEW:
             return []
         is_known = answer is not None and answer.config in self.configs
@@ -268,20 +268,20 @@ class LaunchMachine:
             self.is_followed = self.policy.upgrade == "always"
             return [*self._try_configs(answer, Standing.WINNER), *([Follow()] if self.is_followed else [])]
         if self._has_waited:
-            # It was all that could be waited for: no winner came of it, or the daemon has gone meanwhile.
+            # The one wait is over, without a winner, or because the daemon has gone.
             return self._go_without_daemon() if answer is None else self._try_configs(answer, Standing.KNOWN)
         if not self._is_recorded:
             self._first_answer = answer
             return [Record()]
         return self._try_configs(answer, Standing.KNOWN)
 
-    def _note_record(self, fault: str) -> list[Instruction]:
+    def _take_in_record(self, fault: str) -> list[Instruction]:
         if self.standing is not Standing.NEW or self._is_recorded:
             return []
         self._is_recorded = True
         answer = self._first_answer
         if fault:
-            return self._leave(fault)
+            return self._leave_to_framework(fault)
         if answer is None:
             return self._go_without_daemon()
         if self.policy.mode == "wait":
@@ -292,25 +292,27 @@ class LaunchMachine:
 
     def _go_without_daemon(self) -> list[Instruction]:
         # The record waits for a daemon that starts later; this process has none to follow.
-        return self._try_configs(None, Standing.FIRST) if self.policy.takes_over else self._leave("no daemon runs")
+        if self.policy.takes_over:
+            return self._try_configs(None, Standing.FIRST)
+        return self._leave_to_framework("no daemon runs")
 
     def _try_configs(self, answer: Answer | None, target: Standing) -> list[Instruction]:
-        """Load the answer's config, and where that is unfit the others in their order."""
+        """Load the answer's config, and if that is unfit the others in their order."""
         known = answer.config if answer is not None and answer.config in self.configs else None
         self._target = target if known is not None else Standing.FIRST
         self._candidates = deque(dict.fromkeys(([] if known is None else [known]) + list(self.configs)))
         if known is not None and answer is not None and answer.artifact is not None:
             self._artifacts[known] = answer.artifact
-        return self._try_next()
+        return self._load_next()
 
-    def _try_next(self) -> list[Instruction]:
+    def _load_next(self) -> list[Instruction]:
         if not self._candidates:
-            # The framework raises what is wrong with them, in its own words.
-            return self._leave("no config can be launched here")
+            # The framework's own tuner will raise what is wrong, in its own words.
+            return self._leave_to_framework("no config can be launched here")
         config = self._candidates[0]
         return [Load(config, self._artifacts.get(config))]
 
-    def _note_loaded(self, config: str) -> list[Instruction]:
+    def _take_in_loaded(self, config: str) -> list[Instruction]:
         if self.standing is Standing.FRAMEWORK:
             return []
         if self.standing is Standing.NEW:
@@ -319,30 +321,30 @@ class LaunchMachine:
             self.standing, self.config = self._target, config
             return [Launch(config)]
         if self.is_followed and config in self.configs:
-            # It came while the application went on.
+            # A later answer, which was loaded while the application went on.
             self.standing, self.config = self._target, config
             self.is_followed = self.policy.upgrade == "always"
             return [Launch(config)]
         return []
 
-    def _note_unfit(self, config: str) -> list[Instruction]:
+    def _take_in_unfit(self, config: str) -> list[Instruction]:
         if self.standing is Standing.NEW and self._candidates and self._candidates[0] == config:
             self._candidates.popleft()
             self._target = Standing.FIRST
-            return self._try_next()
+            return self._load_next()
         if self.is_followed and self.standing in (Standing.FIRST, Standing.KNOWN):
-            # The winner cannot be loaded here: what runs goes on running.
+            # The later answer cannot be loaded here: calls keep their config.
             self.is_followed = self.policy.upgrade == "always"
         return []
 
-    def _follow(self, answer: Answer) -> list[Instruction]:
+    def _take_in_later_answer(self, answer: Answer) -> list[Instruction]:
         if not self.is_followed or self.standing in (Standing.NEW, Standing.FRAMEWORK) or answer.is_open:
             return []
         if answer.config not in self.configs:
-            # Its tuning ended without a config that may be launched.
+            # The tuning ended without a config that may be launched.
             self.is_followed = self.policy.upgrade == "always"
             return []
-        # Without a winner of its own a key gets what a first call would launch now, such as a near key's winner.
+        # Without a winner of its own, a key gets what a first call would get now, such as a near key's winner.
         self._target = Standing.WINNER if answer.is_final else Standing.KNOWN
         if answer.config == self.config:
             self.standing = self._target
@@ -350,7 +352,7 @@ class LaunchMachine:
             return []
         return [Load(answer.config, answer.artifact)]
 
-    def _leave(self, reason: str) -> list[Instruction]:
+    def _leave_to_framework(self, reason: str) -> list[Instruction]:
         self.standing, self.is_followed = Standing.FRAMEWORK, False
         return [LetFrameworkTune(reason)]
 
@@ -358,46 +360,46 @@ class LaunchMachine:
 class Host(Protocol):
     """A framework's side of one key: carries instructions out."""
 
-    def ask(self) -> Answer | None:
+    def ask_daemon(self) -> Answer | None:
         """Return what the daemon knows; ``None`` if none runs."""
 
-    def record(self) -> str:
+    def record_call(self) -> str:
         """Leave the call in the spool; return why another process cannot tune it, or nothing."""
 
-    def wait(self) -> Answer | None:
+    def await_tuning(self) -> Answer | None:
         """Return what the daemon knows when the key's tuning has ended."""
 
-    def follow(self) -> None:
-        """Have later answers reported."""
+    def follow_key(self) -> None:
+        """Arrange for later answers to be reported as :class:`Followed`."""
 
-    def load(self, config: str, artifact: str | None) -> bool:
+    def load_config(self, config: str, artifact: str | None) -> bool:
         """Load a config; return whether it can be launched on this device."""
 
-    def launch(self, config: str, *, once: bool) -> None:
-        """Have calls launch a config."""
+    def launch_config(self, config: str, *, once: bool) -> None:
+        """Make calls launch a config; with ``once`` only this one."""
 
     def let_framework_tune(self, reason: str) -> None:
-        """Have the framework's own tuner decide."""
+        """Leave the key to the framework's own tuner."""
 
 
 def carry_out(machine: LaunchMachine, event: Event, host: Host) -> None:
-    """Give a machine an event, and have a host do what follows from it, until nothing more is to be done."""
+    """Give a machine an event, and let a host do what follows, until nothing is left to do."""
     events: deque[Event] = deque([event])
     while events:
-        for instruction in machine.handle(events.popleft()):
+        for instruction in machine.handle_event(events.popleft()):
             match instruction:
                 case Ask():
-                    events.append(Answered(host.ask()))
+                    events.append(Answered(host.ask_daemon()))
                 case Record():
-                    events.append(Recorded(host.record()))
+                    events.append(Recorded(host.record_call()))
                 case Wait():
-                    events.append(Answered(host.wait()))
+                    events.append(Answered(host.await_tuning()))
                 case Follow():
-                    host.follow()
+                    host.follow_key()
                 case Load():
-                    is_fit = host.load(instruction.config, instruction.artifact)
+                    is_fit = host.load_config(instruction.config, instruction.artifact)
                     events.append(Loaded(instruction.config) if is_fit else Unfit(instruction.config))
                 case Launch():
-                    host.launch(instruction.config, once=instruction.once)
+                    host.launch_config(instruction.config, once=instruction.once)
                 case LetFrameworkTune():
                     host.let_framework_tune(instruction.reason)

@@ -1,6 +1,6 @@
-"""``ktuned run`` in a program's interpreter: modules that are changed when they are imported.
+"""``ktuned run`` in a program's interpreter: a plugin changes a framework's modules when the program imports them.
 
-The interpreter imports a plugin's part of this before the program starts; what it replaces is not imported for it.
+The interpreter loads the plugin before the program starts, but the framework is not imported before the program does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Change = Callable[[Any], None]
 
 
 def when_imported(module: str, change: Change) -> None:
-    """Call ``change`` with a module: now if it is imported, else when it will be."""
+    """Call ``change`` with a module: now if it is imported already, otherwise as soon as it is."""
     if module in sys.modules:
         change(sys.modules[module])
     else:
@@ -25,7 +25,7 @@ def when_imported(module: str, change: Change) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module as the interpreter would, and has it changed after it was executed."""
+    """Finds one module as the interpreter would, with a loader that changes it."""
 
     def __init__(self, module: str, change: Change) -> None:
         self._module = module
@@ -45,7 +45,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """The module's own loader, and then the change."""
+    """The module's own loader, followed by the change."""
 
     def __init__(self, spec: ModuleSpec, inner: Loader, change: Change) -> None:
         self._spec = spec

@@ -57,6 +57,7 @@ class KernelRef(Record):
         digests: the SHA-256 of each file that took part in the inspection; empty for an absent one.
         compiled: those of these files on which artifacts are known to depend.
         version: identifies the code that was inspected.
+        variables: the environment variables on which artifacts depend, with digests of their values.
     """
 
     project: str
@@ -67,6 +68,7 @@ class KernelRef(Record):
     digests: Mapping[str, str]
     compiled: tuple[str, ...] = ()
     version: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_kernel(cls, kernel: KernelInfo, project: str, root: str) -> KernelRef:
@@ -80,6 +82,7 @@ class KernelRef(Record):
             digests={make_relative(path, root): digest for path, digest in kernel.stamps.items()},
             compiled=tuple(make_relative(path, root) for path in kernel.compiled_files),
             version=kernel.version,
+            variables=kernel.compiled_variables,
         )
 
 

@@ -112,7 +112,7 @@ def decide_answer(
             return Decision(status, winner, config, is_certain=is_certain, is_unobserved=is_unobserved)
     if is_exact(objective):
         portfolio = None
-    leaf = None if portfolio is None else portfolio.leaf(kernel.select_key_values(problem))
+    leaf = None if portfolio is None else portfolio.find_leaf(kernel.select_key_values(problem))
     if portfolio is not None and leaf is not None:
         for text in (leaf.config, *portfolio.configs):
             config = complete_config(kernel, json.loads(text))

@@ -201,6 +201,12 @@ class KernelInfo(Record):
         return [path for path, digest in self.stamps.items() if not (self.sources and digest) or path in read]
 
     @property
+    def compiled_variables(self) -> dict[str, str]:
+        """The environment variables that artifacts are known to depend on, with digests of their values."""
+        read = [entry for entry in self.learned.values() if entry.is_source and entry.name.startswith(ENVIRONMENT)]
+        return {entry.name.removeprefix(ENVIRONMENT): entry.digest for entry in read}
+
+    @property
     def code_digest(self) -> str:
         """Digest of all files except those that only compilers read.
 

@@ -1,10 +1,10 @@
-"""Portfolios: few configs for many problems, with a small decision tree that chooses among them. Decides; no IO."""
+"""Portfolios: a few configs for many problems, and a small decision tree that chooses among them. No IO."""
 
 from ktuned.portfolio.exports import describe_condition, render_c, render_json, render_python
 from ktuned.portfolio.fit import Portfolio, fit_portfolio
-from ktuned.portfolio.matrix import FAILED, Matrix, mean_loss, shortlist
-from ktuned.portfolio.selection import Selection, octaves
-from ktuned.portfolio.tree import Branch, Condition, Leaf, Tree, leaf_of, leaves
+from ktuned.portfolio.matrix import FAILED, Matrix, compute_mean_loss, shortlist_configs
+from ktuned.portfolio.selection import Selection, count_octaves
+from ktuned.portfolio.tree import Branch, Condition, Leaf, Tree, find_leaf, list_leaves
 
 __all__ = [
     "FAILED",
@@ -15,14 +15,14 @@ __all__ = [
     "Portfolio",
     "Selection",
     "Tree",
+    "compute_mean_loss",
+    "count_octaves",
     "describe_condition",
+    "find_leaf",
     "fit_portfolio",
-    "leaf_of",
-    "leaves",
-    "mean_loss",
-    "octaves",
+    "list_leaves",
     "render_c",
     "render_json",
     "render_python",
-    "shortlist",
+    "shortlist_configs",
 ]

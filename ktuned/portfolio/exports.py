@@ -1,4 +1,4 @@
-"""A portfolio as code: a Python function, a C header, or JSON, none of which needs ktuned."""
+"""Portfolios as code that does not need ktuned: a Python function, a C header, or JSON."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ def render_json(kernel: str, device: str, portfolio: Portfolio) -> str:
     """Return the portfolio as ``ktuned portfolio --json`` prints it: configs as maps, and the tree."""
     document: dict[str, Any] = {"kernel": kernel, "device": device, **portfolio.to_wire()}
     document["configs"] = [json.loads(config) for config in portfolio.configs]
-    document["tree"] = _with_numbers(document["tree"], portfolio.configs)
+    document["tree"] = _number_configs(document["tree"], portfolio.configs)
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def _with_numbers(tree: dict[str, Any], configs: list[str]) -> dict[str, Any]:
+def _number_configs(tree: dict[str, Any], configs: list[str]) -> dict[str, Any]:
     """Return a tree whose leaves name their config by its place in the list."""
     if "config" in tree:
         return {**tree, "config": configs.index(tree["config"])}
-    return {**tree, **{side: _with_numbers(tree[side], configs) for side in ("passing", "failing")}}
+    return {**tree, **{side: _number_configs(tree[side], configs) for side in ("passing", "failing")}}
 
 
 def render_python(kernel: str, device: str, portfolio: Portfolio) -> str:
     """Return a module with ``CONFIGS`` and ``choose_config(problem)``."""
     configs = "".join(f"    {json.loads(config)!r},\n" for config in portfolio.configs)
-    head = "\n".join(f"# {line}" for line in _about(kernel, device, portfolio))
-    body = _branches(portfolio.tree, portfolio.configs, _python_condition, ("if {}:", "else:", ""), "return {}", "    ")
+    head = "\n".join(f"# {line}" for line in _describe_portfolio(kernel, device, portfolio))
+    body = _render_branches(
+        portfolio.tree, portfolio.configs, _render_python_condition, ("if {}:", "else:", ""), "return {}", "    "
+    )
     return (
         f"{head}\n\nCONFIGS = [\n{configs}]\n\n\n"
         f'def choose_config(problem):\n    """Return the config for a problem, a dict."""\n'
@@ -44,30 +46,30 @@ def render_python(kernel: str, device: str, portfolio: Portfolio) -> str:
 
 
 def render_c(kernel: str, device: str, portfolio: Portfolio) -> str:
-    """Return a header with a struct of the config, the configs, and a function of the problem's fields.
+    """Return a header with a struct for configs, all configs, and a function of the problem's fields.
 
     Raises:
-        UsageError: a knob has values of several types, or a name is none in C.
+        UsageError: A knob has values of several types, or a name is not valid in C.
     """
     configs = [json.loads(config) for config in portfolio.configs]
     name = re.sub(r"[^A-Za-z0-9_]", "_", kernel.rpartition(":")[2])
-    knobs = {knob: _c_type(knob, configs) for knob in configs[0]}
-    figures = sorted(_fields(portfolio.tree).items())
+    knobs = {knob: _choose_c_type(knob, configs) for knob in configs[0]}
+    figures = sorted(_find_c_fields(portfolio.tree).items())
     for word in (*knobs, *(field for field, _ in figures)):
         if not _WORD.fullmatch(word) or keyword.iskeyword(word):
-            raise UsageError(f"{word!r} is no name in C", hint="export as JSON or Python")
+            raise UsageError(f"{word!r} is not a valid name in C", hint="export as JSON or Python")
     arguments = ", ".join(f"{kind}{field}" for field, kind in figures) or "void"
-    rows = "".join("    {" + ", ".join(_c_value(config[knob]) for knob in knobs) + "},\n" for config in configs)
+    rows = "".join("    {" + ", ".join(_render_c_value(config[knob]) for knob in knobs) + "},\n" for config in configs)
     fields = "".join(f"    {kind}{knob};\n" for knob, kind in knobs.items())
-    body = _branches(
+    body = _render_branches(
         portfolio.tree,
         portfolio.configs,
-        _c_condition,
+        _render_c_condition,
         ("if ({}) {{", "}} else {{", "}}"),
         f"return &{name}_configs[{{}}];",
         "    ",
     )
-    head = "\n".join(f" * {line}" for line in _about(kernel, device, portfolio))
+    head = "\n".join(f" * {line}" for line in _describe_portfolio(kernel, device, portfolio))
     return (
         f"/*\n{head}\n */\n#pragma once\n\n#include <stdbool.h>\n#include <string.h>\n\n"
         f"typedef struct {{\n{fields}}} {name}_config;\n\n"
@@ -82,11 +84,11 @@ def describe_condition(condition: Condition) -> str:
     if figure[0] == "=":
         return f"{figure[1]} is {limit}"
     if figure[0] == "2^":
-        return f"{figure[1]} is not divisible by {_next_power(limit)}"
+        return f"{figure[1]} is not divisible by {_find_next_power(limit)}"
     return f"{' · '.join(figure)} ≤ {limit:g}"
 
 
-def _about(kernel: str, device: str, portfolio: Portfolio) -> list[str]:
+def _describe_portfolio(kernel: str, device: str, portfolio: Portfolio) -> list[str]:
     return [
         f"{kernel} on {device}: {len(portfolio.configs)} configs for {portfolio.problems} measured problems.",
         f"Expected loss on others: {portfolio.expected_loss:.2%}; of one config for all: {portfolio.single_loss:.2%}.",
@@ -94,7 +96,7 @@ def _about(kernel: str, device: str, portfolio: Portfolio) -> list[str]:
     ]
 
 
-def _branches(
+def _render_branches(
     tree: Tree,
     configs: list[str],
     condition: Callable[[Condition], str],
@@ -106,53 +108,54 @@ def _branches(
         return f"{indent}{result.format(configs.index(tree.config))}\n"
     begin, other, end = words
     passing, failing = (
-        _branches(side, configs, condition, words, result, indent + "    ") for side in (tree.passing, tree.failing)
+        _render_branches(side, configs, condition, words, result, indent + "    ")
+        for side in (tree.passing, tree.failing)
     )
     closing = f"{indent}{end.format()}\n" if end else ""
     return f"{indent}{begin.format(condition(tree.condition))}\n{passing}{indent}{other.format()}\n{failing}{closing}"
 
 
-def _python_condition(condition: Condition) -> str:
+def _render_python_condition(condition: Condition) -> str:
     figure, limit = condition.figure, condition.limit
     if figure[0] == "=":
         return f"problem[{figure[1]!r}] == {limit!r}"
     if figure[0] == "2^":
-        return f"problem[{figure[1]!r}] % {_next_power(limit)} != 0"
+        return f"problem[{figure[1]!r}] % {_find_next_power(limit)} != 0"
     return f"{' * '.join(f'problem[{name!r}]' for name in figure)} <= {limit!r}"
 
 
-def _c_condition(condition: Condition) -> str:
+def _render_c_condition(condition: Condition) -> str:
     figure, limit = condition.figure, condition.limit
     if figure[0] == "=":
         if isinstance(limit, str):
-            return f"strcmp({figure[1]}, {_c_value(limit)}) == 0"
-        return f"{figure[1]} == {_c_value(limit)}"
+            return f"strcmp({figure[1]}, {_render_c_value(limit)}) == 0"
+        return f"{figure[1]} == {_render_c_value(limit)}"
     if figure[0] == "2^":
-        return f"{figure[1]} % {_next_power(limit)} != 0"
+        return f"{figure[1]} % {_find_next_power(limit)} != 0"
     product = " * ".join(f"(double){name}" for name in figure)
     return f"{product} <= {float(limit)!r}"
 
 
-def _next_power(limit: Scalar) -> int:
-    """Return the power of two that a number is divisible by if its largest one is beyond a limit."""
+def _find_next_power(limit: Scalar) -> int:
+    """Return the least power of two above a limit: numbers beyond the limit are divisible by it."""
     return int(min(MOST_FACTOR, 2 ** (math.floor(math.log2(float(limit))) + 1)))
 
 
-def _fields(tree: Tree) -> Mapping[str, str]:
-    """Return the fields that a tree looks at, with the C types of their values."""
+def _find_c_fields(tree: Tree) -> Mapping[str, str]:
+    """Return the fields that a tree uses, with their C types."""
     if isinstance(tree, Leaf):
         return {}
-    found = {**_fields(tree.passing), **_fields(tree.failing)}
-    return {**found, **_types(tree.condition.figure, tree.condition.limit)}
+    found = {**_find_c_fields(tree.passing), **_find_c_fields(tree.failing)}
+    return {**found, **_choose_field_types(tree.condition.figure, tree.condition.limit)}
 
 
-def _types(figure: Figure, limit: Scalar) -> Mapping[str, str]:
+def _choose_field_types(figure: Figure, limit: Scalar) -> Mapping[str, str]:
     if figure[0] == "=":
         return {figure[1]: "const char *" if isinstance(limit, str) else "bool "}
     return dict.fromkeys(figure[1:] if figure[0] == "2^" else figure, "long long ")
 
 
-def _c_type(knob: str, configs: list[Config]) -> str:
+def _choose_c_type(knob: str, configs: list[Config]) -> str:
     kinds = {type(config.get(knob)) for config in configs}
     if len(kinds) != 1:
         raise UsageError(f"the knob {knob!r} has values of several types", hint="export as JSON or Python")
@@ -160,7 +163,7 @@ def _c_type(knob: str, configs: list[Config]) -> str:
     return {bool: "bool ", int: "long long ", float: "double "}.get(kind, "const char *")
 
 
-def _c_value(value: Scalar) -> str:
+def _render_c_value(value: Scalar) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return json.dumps(value)

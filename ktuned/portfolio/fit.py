@@ -1,4 +1,10 @@
-"""Portfolios: few configs and the tree that chooses among them, fitted to a matrix. Decides; no IO."""
+"""Fitting a portfolio to a matrix of costs: which few configs, and which tree chooses among them. No IO.
+
+More configs, or a larger tree, always fit the measured problems better. What counts is the loss on problems that were
+not measured, so it is estimated by cross-validation: each fifth of the problems is served by configs and trees that
+were chosen without it. The fewest configs and the smallest tree win that keep this loss low enough. Working comes
+first: each leaf's config must have been launched and checked on all of the leaf's problems.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ktuned.model import Config, Scalar, canonical
-from ktuned.portfolio.matrix import FAILED, Matrix, choose_configs, mean_loss, shortlist
+from ktuned.portfolio.matrix import FAILED, Matrix, choose_configs, compute_mean_loss, shortlist_configs
 from ktuned.portfolio.tree import (
     MAX_LEAVES,
     Branch,
     Leaf,
     Tree,
+    find_leaf,
     grow_trees,
-    leaf_of,
-    leaves,
+    list_leaves,
     tree_from_wire,
     tree_to_wire,
     works_everywhere,
@@ -25,23 +31,28 @@ from ktuned.portfolio.tree import (
 FORMAT = 1
 
 FOLDS = 5
-"""Parts of the problems that are held out in turn to estimate what new ones lose."""
+"""Parts of the problems that are held out, one after the other, to estimate the loss of new problems."""
 
 SIZES = (2, 3, 4, 6, 8, 12, MAX_LEAVES)
-"""Numbers of leaves that are compared."""
+"""Numbers of leaves among which cross-validation chooses."""
 
 CANDIDATES = 24
-"""Configs among which those of a portfolio are searched: a good one is among the most useful by far."""
+"""The number of most useful configs among which a portfolio's are chosen; a good one is always among them."""
 
 TOLERANCE = 0.001
-"""A smaller tree is taken if it is expected to lose no more than this in addition."""
+"""A smaller tree, or fewer configs, are taken if they are expected to lose no more than this in addition."""
 
 
 @dataclass(frozen=True)
 class Portfolio:
-    """A tree of configs. ``expected_loss`` is that of problems that were held out, ``fitted_loss`` that of its own.
+    """A tree of configs.
 
-    ``single_loss`` is the loss of the best one config for all, ``wanted_loss`` what was asked for.
+    Attributes:
+        expected_loss: mean loss on problems that were held out.
+        fitted_loss: mean loss on the problems that it was fitted to.
+        single_loss: mean loss of the best single config for all problems.
+        wanted_loss: the loss that was asked for.
+        problems: number of problems that it was fitted to.
     """
 
     tree: Tree
@@ -53,23 +64,23 @@ class Portfolio:
 
     @property
     def configs(self) -> list[str]:
-        """The configs of its leaves, the one for most problems first."""
+        """The configs of its leaves; the one for most problems comes first."""
         counts: dict[str, int] = {}
-        for leaf in leaves(self.tree):
+        for leaf in list_leaves(self.tree):
             counts[leaf.config] = counts.get(leaf.config, 0) + leaf.problems
         return sorted(counts, key=lambda config: (-counts[config], config))
 
-    def leaf(self, problem: Mapping[str, Scalar]) -> Leaf:
-        """Return the leaf of a problem: its config, and what that is expected to lose."""
-        return leaf_of(self.tree, problem)
+    def find_leaf(self, problem: Mapping[str, Scalar]) -> Leaf:
+        """Return the leaf of a problem: its config, and that config's expected loss."""
+        return find_leaf(self.tree, problem)
 
-    def choose(self, problem: Mapping[str, Scalar]) -> Config:
+    def choose_config(self, problem: Mapping[str, Scalar]) -> Config:
         """Return the config for a problem."""
-        config: Config = json.loads(self.leaf(problem).config)
+        config: Config = json.loads(self.find_leaf(problem).config)
         return config
 
     def to_wire(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the portfolio as plain data."""
         return {
             "ktuned_portfolio": FORMAT,
             "tree": tree_to_wire(self.tree),
@@ -86,7 +97,7 @@ class Portfolio:
         """Rebuild from :meth:`to_wire`'s data.
 
         Raises:
-            ValueError: it is of another version.
+            ValueError: It is of another version.
         """
         if data.get("ktuned_portfolio") != FORMAT:
             raise ValueError(f"a portfolio of format {data.get('ktuned_portfolio')}, and this version reads {FORMAT}")
@@ -95,12 +106,10 @@ class Portfolio:
 
 
 def fit_portfolio(matrix: Matrix, max_configs: int = 4, wanted_loss: float = 0.02) -> Portfolio:
-    """Return the portfolio of the fewest configs that keeps to a loss, or else of ``max_configs``.
-
-    Each leaf's config works on all of its problems. The loss that counts is that of problems which were held out.
+    """Return the portfolio with the fewest configs that meets a loss, or else the best one with up to ``max_configs``.
 
     Raises:
-        ValueError: no config works on all problems of some leaf, however the tree is grown.
+        ValueError: However the tree is grown, some leaf has no config that works on all of its problems.
     """
     if not len(matrix):
         raise ValueError("a portfolio needs measured problems")
@@ -108,14 +117,14 @@ def fit_portfolio(matrix: Matrix, max_configs: int = 4, wanted_loss: float = 0.0
         if cost == FAILED:
             raise ValueError(f"no config is known to work for {canonical(matrix.problems[row])}")
     everywhere = {config for config in matrix.costs[0] if all(config in row for row in matrix.costs)}
-    matrix = matrix.columns(shortlist(matrix.columns(everywhere), CANDIDATES))
+    matrix = matrix.select_columns(shortlist_configs(matrix.select_columns(everywhere), CANDIDATES))
     best: Portfolio | None = None
     single_loss = 0.0
     for count in range(1, max_configs + 1):
         configs = choose_configs(matrix, count)
         if len(configs) < count and best is not None:
             break
-        found = _fit(matrix, configs, wanted_loss)
+        found = _fit_tree(matrix, configs, wanted_loss)
         if count == 1:
             single_loss = found.fitted_loss
         found = replace(found, single_loss=single_loss)
@@ -130,47 +139,47 @@ def fit_portfolio(matrix: Matrix, max_configs: int = 4, wanted_loss: float = 0.0
     return best
 
 
-def _fit(matrix: Matrix, configs: Sequence[str], wanted_loss: float) -> Portfolio:
+def _fit_tree(matrix: Matrix, configs: Sequence[str], wanted_loss: float) -> Portfolio:
     if not configs:
         raise ValueError("no config was measured on all problems")
     sizes = [1] if len(configs) == 1 else [size for size in SIZES if size >= len(configs)]
-    held_out = _held_out_losses(matrix, len(configs), sizes)
+    held_out = _estimate_held_out_losses(matrix, len(configs), sizes)
     trees = grow_trees(matrix, configs, sizes)
     # Working comes before small: a tree with too few leaves may give a problem a config that fails there.
     working = [place for place, tree in enumerate(trees) if works_everywhere(tree, matrix)] or [len(trees) - 1]
     least = min(held_out[place] for place in working)
     place = next(place for place in working if held_out[place] <= least + TOLERANCE)
     tree = trees[place]
-    fitted = mean_loss(matrix, [leaf_of(tree, problem).config for problem in matrix.problems])
+    fitted = compute_mean_loss(matrix, [find_leaf(tree, problem).config for problem in matrix.problems])
     expected = max(fitted, held_out[place])
-    return Portfolio(_expecting(tree, expected - fitted), expected, fitted, 0.0, wanted_loss, len(matrix))
+    return Portfolio(_add_expected_loss(tree, expected - fitted), expected, fitted, 0.0, wanted_loss, len(matrix))
 
 
-def _expecting(tree: Tree, more: float) -> Tree:
-    """Return a tree whose leaves expect what new problems lose beyond those that it was fitted to."""
+def _add_expected_loss(tree: Tree, more: float) -> Tree:
+    """Return a tree whose leaves expect ``more`` loss, since new problems lose more than fitted ones."""
     if isinstance(tree, Branch):
-        return Branch(tree.condition, _expecting(tree.passing, more), _expecting(tree.failing, more))
+        return Branch(tree.condition, _add_expected_loss(tree.passing, more), _add_expected_loss(tree.failing, more))
     return replace(tree, expected_loss=tree.expected_loss + more)
 
 
-def _held_out_losses(matrix: Matrix, count: int, sizes: Sequence[int]) -> list[float]:
-    """Return the mean loss of problems on configs and trees that were chosen without them, for each size of a tree."""
+def _estimate_held_out_losses(matrix: Matrix, count: int, sizes: Sequence[int]) -> list[float]:
+    """Return for each size of a tree the mean loss on problems without which configs and tree were chosen."""
     folds = min(FOLDS, len(matrix))
     if folds < 2:
         return [0.0] * len(sizes)
     # Neighbours in size go to different folds.
-    order = sorted(range(len(matrix)), key=lambda row: (_size(matrix.problems[row]), row))
+    order = sorted(range(len(matrix)), key=lambda row: (_multiply_numbers(matrix.problems[row]), row))
     chosen = [[""] * len(matrix) for _ in sizes]
     for fold in range(folds):
         out = order[fold::folds]
-        kept = matrix.rows(row for row in order if row not in set(out))
+        kept = matrix.select_rows(row for row in order if row not in set(out))
         for given, tree in zip(chosen, grow_trees(kept, choose_configs(kept, count), sizes), strict=True):
             for row in out:
-                given[row] = leaf_of(tree, matrix.problems[row]).config
-    return [mean_loss(matrix, given) for given in chosen]
+                given[row] = find_leaf(tree, matrix.problems[row]).config
+    return [compute_mean_loss(matrix, given) for given in chosen]
 
 
-def _size(problem: Mapping[str, Scalar]) -> float:
+def _multiply_numbers(problem: Mapping[str, Scalar]) -> float:
     product = 1.0
     for value in problem.values():
         if type(value) in (int, float) and value > 0:  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Measurements of many problems by many configs: a matrix with holes, and what a choice of configs loses on it."""
+"""Costs of many configs for many problems, as a matrix with holes, and the choice of configs that lose least on it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 from ktuned.model import Scalar
 
 FAILED = math.inf
-"""Cost of a config that does not work for a problem."""
+"""The cost of a config that does not work for a problem."""
 
 LOSS_OF_FAILURE = 9.0
-"""Loss that stands for a failure, or a hole, where losses are added up: ten times the time of the best config."""
+"""The loss of a failure or a hole where losses are added up: ten times the best config's time."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Costs of configs (by their canonical text) for problems: least is best, absent is unknown.
+    """Costs of configs (by their canonical text) for problems: less is better, absent is unknown.
 
-    ``weights`` say how much each problem matters: its share of an application's time, or 1.
+    ``weights`` say how much each problem matters: its share of an application's time, for example, or 1.
     """
 
     problems: tuple[Mapping[str, Scalar], ...]
     weights: tuple[float, ...]
     costs: tuple[Mapping[str, float], ...]
     best: tuple[float, ...] = ()
-    """The least known cost of each problem, also by a config that is left out."""
+    """The least known cost of each problem, perhaps by a config that is left out here."""
 
     def __post_init__(self) -> None:
         if not len(self.problems) == len(self.weights) == len(self.costs):
@@ -38,16 +38,16 @@ class Matrix:
     def __len__(self) -> int:
         return len(self.problems)
 
-    def loss(self, row: int, config: str) -> float:
-        """Return by which part of the best known time a config is slower there; what is unknown counts as failed."""
+    def compute_loss(self, row: int, config: str) -> float:
+        """Return by which share of the best known cost a config is worse; an unknown cost counts as a failure."""
         cost, best = self.costs[row].get(config, FAILED), self.best[row]
         return LOSS_OF_FAILURE if cost == FAILED or best == FAILED else min(LOSS_OF_FAILURE, cost / best - 1.0)
 
     def works(self, row: int, config: str) -> bool:
-        """Return whether a config has been launched and checked there."""
+        """Return whether a config has been launched and checked for a problem."""
         return self.costs[row].get(config, FAILED) < FAILED
 
-    def rows(self, chosen: Iterable[int]) -> Matrix:
+    def select_rows(self, chosen: Iterable[int]) -> Matrix:
         """Return the matrix of some problems."""
         chosen = list(chosen)
         return Matrix(
@@ -57,14 +57,14 @@ class Matrix:
             tuple(self.best[row] for row in chosen),
         )
 
-    def columns(self, configs: Iterable[str]) -> Matrix:
-        """Return the matrix of some configs; what they lose is counted against the best of all."""
+    def select_columns(self, configs: Iterable[str]) -> Matrix:
+        """Return the matrix of some configs; losses are still relative to the best of all."""
         kept = set(configs)
         costs = tuple({config: cost for config, cost in row.items() if config in kept} for row in self.costs)
         return Matrix(self.problems, self.weights, costs, self.best)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return plain data; a failure is nil."""
+        """Return plain data, in which a failure is nil."""
         return {
             "problems": [dict(problem) for problem in self.problems],
             "weights": list(self.weights),
@@ -78,17 +78,17 @@ class Matrix:
         return cls(tuple(data["problems"]), tuple(data["weights"]), tuple(costs))
 
 
-def mean_loss(matrix: Matrix, chosen: Sequence[str]) -> float:
-    """Return the weighted mean loss where each problem gets its config of ``chosen``."""
+def compute_mean_loss(matrix: Matrix, chosen: Sequence[str]) -> float:
+    """Return the weighted mean loss if each problem gets its config of ``chosen``."""
     total = sum(matrix.weights) or 1.0
-    return sum(weight * matrix.loss(row, chosen[row]) for row, weight in enumerate(matrix.weights)) / total
+    return sum(weight * matrix.compute_loss(row, chosen[row]) for row, weight in enumerate(matrix.weights)) / total
 
 
-def shortlist(matrix: Matrix, count: int, near: float = 0.10) -> list[str]:
-    """Return the configs that are worth measuring everywhere, the most useful first.
+def shortlist_configs(matrix: Matrix, count: int, near: float = 0.10) -> list[str]:
+    """Return the configs that are worth measuring for all problems, the most useful first.
 
-    Greedy: each next one lowers the weighted loss most, where a problem that has not tried a config counts as if that
-    were no gain. Candidates are within ``near`` of the best of a problem: others can hardly be a part of a portfolio.
+    The choice is greedy: each next config lowers the weighted loss most; where it is unknown, it counts as no gain.
+    Candidates are within ``near`` of the best for some problem: others can hardly be a part of a portfolio.
     """
     candidates = sorted(
         {
@@ -98,53 +98,54 @@ def shortlist(matrix: Matrix, count: int, near: float = 0.10) -> list[str]:
             if cost <= matrix.best[row] * (1.0 + near) and cost < FAILED
         }
     )
-    losses = {config: [matrix.loss(row, config) for row in range(len(matrix))] for config in candidates}
-    return _greedy(losses, matrix.weights, count)
+    losses = {config: [matrix.compute_loss(row, config) for row in range(len(matrix))] for config in candidates}
+    return _choose_greedily(losses, matrix.weights, count)
 
 
 def choose_configs(matrix: Matrix, count: int) -> list[str]:
-    """Return at most ``count`` configs that lose least if each problem gets the best of them; known on all problems.
+    """Return up to ``count`` configs that lose least if each problem gets the best of them.
 
-    Greedy, then by exchanges for as long as one helps. Configs with a hole are no candidates: fill it, or do without.
+    The choice is greedy, and then improved by exchanges as long as one helps. Only configs whose cost is known for all
+    problems are candidates.
     """
     candidates = sorted({config for row in matrix.costs for config in row})
     losses = {
-        config: [matrix.loss(row, config) for row in range(len(matrix))]
+        config: [matrix.compute_loss(row, config) for row in range(len(matrix))]
         for config in candidates
         if all(config in row for row in matrix.costs)
     }
-    chosen = _greedy(losses, matrix.weights, count)
+    chosen = _choose_greedily(losses, matrix.weights, count)
     improved = True
     while improved and chosen:
         improved = False
         for place in range(len(chosen)):
             others = chosen[:place] + chosen[place + 1 :]
-            rest = _least(losses, others, len(matrix))
-            best = min(losses, key=lambda config: (_total(losses[config], rest, matrix.weights), config))
-            before = _total(losses[chosen[place]], rest, matrix.weights)
-            if _total(losses[best], rest, matrix.weights) < before - 1e-9:
+            rest = _find_least_losses(losses, others, len(matrix))
+            best = min(losses, key=lambda config: (_sum_losses(losses[config], rest, matrix.weights), config))
+            before = _sum_losses(losses[chosen[place]], rest, matrix.weights)
+            if _sum_losses(losses[best], rest, matrix.weights) < before - 1e-9:
                 chosen[place] = best
                 improved = True
     return chosen
 
 
-def _greedy(losses: Mapping[str, Sequence[float]], weights: Sequence[float], count: int) -> list[str]:
+def _choose_greedily(losses: Mapping[str, Sequence[float]], weights: Sequence[float], count: int) -> list[str]:
     least = [LOSS_OF_FAILURE] * len(weights)
     chosen: list[str] = []
     while losses and len(chosen) < count:
-        best = min(losses, key=lambda config: (_total(losses[config], least, weights), config))
+        best = min(losses, key=lambda config: (_sum_losses(losses[config], least, weights), config))
         before = sum(weight * loss for weight, loss in zip(weights, least, strict=True))
-        if _total(losses[best], least, weights) >= before - 1e-9:
+        if _sum_losses(losses[best], least, weights) >= before - 1e-9:
             break
         chosen.append(best)
         least = [min(pair) for pair in zip(least, losses[best], strict=True)]
     return chosen
 
 
-def _least(losses: Mapping[str, Sequence[float]], chosen: Iterable[str], count: int) -> list[float]:
+def _find_least_losses(losses: Mapping[str, Sequence[float]], chosen: Iterable[str], count: int) -> list[float]:
     columns = [losses[config] for config in chosen]
     return [min((column[row] for column in columns), default=LOSS_OF_FAILURE) for row in range(count)]
 
 
-def _total(column: Sequence[float], least: Sequence[float], weights: Sequence[float]) -> float:
+def _sum_losses(column: Sequence[float], least: Sequence[float], weights: Sequence[float]) -> float:
     return sum(weight * min(pair) for weight, *pair in zip(weights, column, least, strict=True))

@@ -1,9 +1,9 @@
-"""Choice of the problems that are tuned, one after the other, when an application brings many. Decides; no IO.
+"""The choice of the problems that are tuned, one after the other, when an application brings many. No IO.
 
-An application may bring thousands of problems. A tuning helps the problem itself and those that are like it, so the
-next one is where most time is likely to be lost: a problem's weight (the share of time that it takes) times what it is
-expected to lose with the config that it gets now. That loss is learned: it grows with the distance (in octaves) from
-what was tuned, by the rate at which tuned problems would have lost with the config of their nearest tuned neighbour.
+An application may bring thousands of problems. Tuning one helps the problem itself and those that are like it. So the
+next one is where most time is expected to be lost: a problem's weight (its share of the time) times its expected loss
+with the config that it gets now. The loss is expected to grow with the distance, in octaves, from the nearest tuned
+problem. The rate is learned: from what each tuned problem had lost with the config of its nearest tuned neighbour.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from collections.abc import Container, Mapping
 from ktuned.model import Scalar, canonical
 
 PRIOR_LOSS = 0.05
-"""Loss an octave away from what was tuned, until something else is known: a kernel's best config often stays."""
+"""The loss per octave to begin with: a kernel's best config often stays the same."""
 
 PRIOR_WEIGHT = 2.0
-"""Observations that the prior counts as much as."""
+"""The number of observations that the prior counts for."""
 
 MAX_LOSS = 1.0
-"""Expected at most: a config that works is rarely more than twice as slow as the best."""
+"""The most that is expected: a config that works is rarely more than twice as slow as the best."""
 
 OTHER_KIND = 4.0
-"""Octaves for a text or bool that differs: a dtype changes a kernel's best config as much as a size of 16 times."""
+"""Octaves for a string or bool that differs: another dtype changes the best config as much as 16 times the size."""
 
 MAX_PROBLEMS = 2_000
-"""Problems that are known at once, the ones that take most time: those beyond take a small part of it together."""
+"""Most problems that are known at once, those that take most time: together the others take a small part of it."""
 
 MIN_LOSS = 0.002
-"""Loss at the same problem and near it: below that, a tuning cannot be seen to help."""
+"""The loss expected next to a tuned problem: less could not be seen in a measurement."""
 
 
-def octaves(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> float:
-    """Return how far two problems are apart: the sum of the octaves between their numbers, and more for other kinds."""
+def count_octaves(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> float:
+    """Return the distance of two problems: the octaves between their numbers, and more for other fields."""
     total = 0.0
     for name in one.keys() | other.keys():
         value, another = one.get(name), other.get(name)
@@ -49,8 +49,8 @@ def octaves(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> float:
 class Selection:
     """The problems that an application brings, and which of them to tune: at most ``max_tunings`` in all.
 
-    ``wanted_loss`` is the expected mean loss at which it is enough. Weights are in any unit, as long as it is one:
-    launches times microseconds, for example.
+    ``wanted_loss`` is the expected mean loss at which no more are tuned. Weights may have any unit, for example
+    launches times microseconds.
     """
 
     def __init__(self, max_tunings: int = 40, wanted_loss: float = 0.01) -> None:
@@ -59,7 +59,7 @@ class Selection:
         self._problems: dict[str, Mapping[str, Scalar]] = {}
         self._weights: dict[str, float] = {}
         self._distances: dict[str, float] = {}
-        """Of each problem that is not tuned from the nearest one that is."""
+        """The distance of each problem from the nearest tuned one."""
         self._tuned: dict[str, Mapping[str, Scalar]] = {}
         self._lost = PRIOR_LOSS * PRIOR_WEIGHT
         self._lost_over = PRIOR_WEIGHT
@@ -71,59 +71,59 @@ class Selection:
 
     @property
     def loss_per_octave(self) -> float:
-        """The expected loss an octave away from a tuned problem."""
+        """The expected loss per octave from a tuned problem."""
         return self._lost / self._lost_over
 
-    def add(self, problem: Mapping[str, Scalar], weight: float) -> None:
-        """Take in that a problem took so much time, in addition to what is known of it."""
+    def add_problem(self, problem: Mapping[str, Scalar], weight: float) -> None:
+        """Add to a problem's weight."""
         key = canonical(problem)
         if key not in self._problems:
             if len(self._problems) >= MAX_PROBLEMS:
-                self._forget(min(self._weights, key=lambda other: (other in self._tuned, self._weights[other])))
+                self._forget_problem(min(self._weights, key=lambda other: (other in self._tuned, self._weights[other])))
             self._problems[key] = problem
-            distances = (octaves(problem, other) for other in self._tuned.values())
+            distances = (count_octaves(problem, other) for other in self._tuned.values())
             self._distances[key] = min(distances, default=math.inf)
         self._weights[key] = self._weights.get(key, 0.0) + weight
 
-    def tuned(self, problem: Mapping[str, Scalar], loss_before: float | None = None) -> None:
-        """Take in that a problem was tuned, and what it had lost with the config that it got before, if known."""
+    def record_tuning(self, problem: Mapping[str, Scalar], loss_before: float | None = None) -> None:
+        """Record that a problem was tuned, and what it had lost with the config that it got before, if known."""
         key = canonical(problem)
-        self.add(problem, 0.0)
+        self.add_problem(problem, 0.0)
         if loss_before is not None and self._tuned:
             self._lost += min(MAX_LOSS, max(0.0, loss_before))
             self._lost_over += self._distances[key]
         self._tuned[key] = problem
-        for other, there in self._problems.items():
-            self._distances[other] = min(self._distances[other], octaves(problem, there))
+        for other, known_problem in self._problems.items():
+            self._distances[other] = min(self._distances[other], count_octaves(problem, known_problem))
 
-    def nearest_tuned(self, problem: Mapping[str, Scalar]) -> Mapping[str, Scalar] | None:
+    def find_nearest_tuned(self, problem: Mapping[str, Scalar]) -> Mapping[str, Scalar] | None:
         """Return the tuned problem whose config a problem gets until it has its own."""
-        nearest = min(self._tuned, key=lambda key: (octaves(problem, self._tuned[key]), key), default=None)
+        nearest = min(self._tuned, key=lambda key: (count_octaves(problem, self._tuned[key]), key), default=None)
         return None if nearest is None else self._tuned[nearest]
 
-    def mean_expected_loss(self) -> float:
-        """Return the expected loss over all that is known, by weight."""
+    def estimate_mean_loss(self) -> float:
+        """Return the expected mean loss over all problems, by weight."""
         total = sum(self._weights.values())
-        return sum(self._expected_loss(key) * weight for key, weight in self._weights.items()) / (total or 1.0)
+        return sum(self._estimate_loss(key) * weight for key, weight in self._weights.items()) / (total or 1.0)
 
-    def next_problem(self, among: Container[str] | None = None) -> Mapping[str, Scalar] | None:
-        """Return the problem that is expected to lose most time; ``None`` when it is enough.
+    def choose_next_problem(self, among: Container[str] | None = None) -> Mapping[str, Scalar] | None:
+        """Return the problem that is expected to lose most time; ``None`` when enough are tuned.
 
-        ``among`` holds the canonical texts of the problems that can be tuned now; without it all can.
+        ``among`` has the canonical texts of the problems that can be tuned now; ``None`` means all.
         """
-        if len(self._tuned) >= self.max_tunings or self.mean_expected_loss() <= self.wanted_loss:
+        if len(self._tuned) >= self.max_tunings or self.estimate_mean_loss() <= self.wanted_loss:
             return None
         waiting = [key for key in self._weights if key not in self._tuned and (among is None or key in among)]
-        chosen = max(waiting, key=lambda key: (self._weights[key] * self._expected_loss(key), key), default=None)
+        chosen = max(waiting, key=lambda key: (self._weights[key] * self._estimate_loss(key), key), default=None)
         return None if chosen is None else self._problems[chosen]
 
-    def _expected_loss(self, key: str) -> float:
+    def _estimate_loss(self, key: str) -> float:
         if key in self._tuned:
             return 0.0
         if not self._tuned:
             return MAX_LOSS
         return min(MAX_LOSS, MIN_LOSS + self.loss_per_octave * self._distances[key])
 
-    def _forget(self, key: str) -> None:
+    def _forget_problem(self, key: str) -> None:
         for known in (self._problems, self._weights, self._distances, self._tuned):
             known.pop(key, None)

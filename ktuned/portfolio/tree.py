@@ -1,12 +1,13 @@
 """Decision trees over a problem's fields, which choose one of a few configs.
 
-A condition compares a figure of the problem with a threshold, or a field with a text or bool. Figures are the numbers
-themselves (their logarithms would split alike), the products of two of them, and the largest power of two that divides
-a whole number, up to 128: tiles and vector loads care for these. Thresholds lie at the geometric mean of two
-neighbours, so that they split sizes evenly on a logarithmic scale.
+A condition compares a figure of the problem with a threshold, or a field with a string or bool. Figures are the
+numbers themselves (their logarithms would split in the same way), products of two numbers, and the largest power of two
+that divides an integer, up to 128: tiles and vector loads depend on it. A threshold is the geometric mean of two
+neighbours, which splits sizes evenly on a logarithmic scale.
 
-A tree grows by the split that lowers the weighted loss most, wherever in the tree that is; how many leaves it may have
-is decided by cross-validation. A leaf gets the config that loses least on its problems among those that work on all.
+A tree grows by the split that lowers the weighted loss most, at whichever leaf. The number of leaves is decided by
+cross-validation (:mod:`~ktuned.portfolio.fit`). A leaf gets the config that loses least on its problems, where a
+failure counts as a large loss.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from ktuned.model import Scalar
 from ktuned.portfolio.matrix import LOSS_OF_FAILURE, Matrix
 
 MAX_LEAVES = 16
-"""A tree that a person can read, and a header that stays short."""
+"""Most leaves: a person should be able to read the tree, and its C header should stay short."""
 
 MOST_FACTOR = 128
-"""Largest power of two whose divisibility is looked at: the bytes of a warp's widest access."""
+"""The largest power of two that counts as a divisor: the bytes of a warp's widest access."""
 
 Figure = tuple[str, ...]
 """``("M",)`` a number, ``("M", "N")`` a product, ``("2^", "M")`` its power of two, ``("=", "dtype")`` a field."""
@@ -32,14 +33,14 @@ Figure = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Condition:
-    """A problem passes if its figure is at most the limit; for ``("=", name)`` if the field is the limit."""
+    """A problem passes if its figure is at most the limit; for ``("=", name)`` if the field equals the limit."""
 
     figure: Figure
     limit: Scalar
 
-    def passes(self, problem: Mapping[str, Scalar]) -> bool:
+    def is_met_by(self, problem: Mapping[str, Scalar]) -> bool:
         """Return whether a problem passes; one without the fields does not."""
-        value = figure_of(self.figure, problem)
+        value = compute_figure(self.figure, problem)
         if value is None:
             return False
         if self.figure[0] == "=":
@@ -49,7 +50,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A config, what it is expected to lose against the best for a problem, and the most that it lost on one."""
+    """A config, its expected loss relative to a problem's best config, and its largest loss on one."""
 
     config: str
     expected_loss: float
@@ -69,8 +70,8 @@ class Branch:
 Tree = Leaf | Branch
 
 
-def figure_of(figure: Figure, problem: Mapping[str, Scalar]) -> Scalar | None:
-    """Return a problem's figure; ``None`` if it lacks a field, or has one of another type."""
+def compute_figure(figure: Figure, problem: Mapping[str, Scalar]) -> Scalar | None:
+    """Return a problem's figure; ``None`` if a field is absent, or has another type."""
     if figure[0] == "=":
         return problem.get(figure[1])
     if figure[0] == "2^":
@@ -85,45 +86,45 @@ def figure_of(figure: Figure, problem: Mapping[str, Scalar]) -> Scalar | None:
     return product
 
 
-def leaf_of(tree: Tree, problem: Mapping[str, Scalar]) -> Leaf:
+def find_leaf(tree: Tree, problem: Mapping[str, Scalar]) -> Leaf:
     """Return the leaf that a problem falls into."""
     while isinstance(tree, Branch):
-        tree = tree.passing if tree.condition.passes(problem) else tree.failing
+        tree = tree.passing if tree.condition.is_met_by(problem) else tree.failing
     return tree
 
 
-def leaves(tree: Tree) -> Iterator[Leaf]:
+def list_leaves(tree: Tree) -> Iterator[Leaf]:
     """Yield the leaves from left to right."""
     if isinstance(tree, Leaf):
         yield tree
     else:
-        yield from leaves(tree.passing)
-        yield from leaves(tree.failing)
+        yield from list_leaves(tree.passing)
+        yield from list_leaves(tree.failing)
 
 
-def figures_of(problems: Sequence[Mapping[str, Scalar]]) -> list[Figure]:
-    """Return the figures that some problems differ in."""
+def list_figures(problems: Sequence[Mapping[str, Scalar]]) -> list[Figure]:
+    """Return the figures by which problems differ."""
     names = sorted({name for problem in problems for name in problem})
     numbers = [name for name in names if all(_is_number(problem.get(name)) for problem in problems)]
     found: list[Figure] = [(name,) for name in numbers]
     found += list(combinations(numbers, 2))
     found += [("2^", name) for name in numbers if all(type(problem[name]) is int for problem in problems)]
     found += [("=", name) for name in names if name not in numbers]
-    values = {figure: {figure_of(figure, problem) for problem in problems} for figure in found}
+    values = {figure: {compute_figure(figure, problem) for problem in problems} for figure in found}
     return [figure for figure in found if len(values[figure]) > 1 and (figure[0] == "=" or None not in values[figure])]
 
 
 def grow_trees(matrix: Matrix, configs: Sequence[str], sizes: Sequence[int]) -> list[Tree]:
-    """Return trees with at most so many leaves each, in ascending order, that give each problem one of the configs.
+    """Return a tree for each of the ``sizes``, its most leaves, in ascending order.
 
     Raises:
-        ValueError: there is no config, or no problem.
+        ValueError: There is no config, or no problem.
     """
     if not configs or not len(matrix):
         raise ValueError("a tree needs configs and problems")
-    figures = figures_of(matrix.problems)
-    values = {figure: [figure_of(figure, problem) for problem in matrix.problems] for figure in figures}
-    losses = [[matrix.loss(row, config) for config in configs] for row in range(len(matrix))]
+    figures = list_figures(matrix.problems)
+    values = {figure: [compute_figure(figure, problem) for problem in matrix.problems] for figure in figures}
+    losses = [[matrix.compute_loss(row, config) for config in configs] for row in range(len(matrix))]
     open_leaves = [_Node(list(range(len(matrix))), matrix, losses, values)]
     root = open_leaves[0]
     grown: list[Tree] = []
@@ -133,13 +134,13 @@ def grow_trees(matrix: Matrix, configs: Sequence[str], sizes: Sequence[int]) -> 
             if splitting.gain <= 1e-9:
                 break
             open_leaves.remove(splitting)
-            open_leaves += splitting.split()
-        grown.append(root.tree(configs))
+            open_leaves += splitting.split_node()
+        grown.append(root.build_tree(configs))
     return grown
 
 
 class _Node:
-    """A node while its tree grows: its best config, and the split that would lower its loss most."""
+    """A node of a growing tree: its best config, and the split that would lower its loss most."""
 
     def __init__(
         self,
@@ -156,16 +157,16 @@ class _Node:
         self._condition: Condition | None = None
         self.gain = 0.0
         for figure in values:
-            self._try(figure)
+            self._try_figure(figure)
 
-    def _try(self, figure: Figure) -> None:
-        """Take the best split by one figure, if it is better than what is known."""
+    def _try_figure(self, figure: Figure) -> None:
+        """Remember the best split by one figure, if it is better than those before."""
         values = self._values[figure]
         if figure[0] == "=":
-            # By their texts: bools and texts have no common order.
+            # Sorted by their texts, because bools and strings cannot be compared.
             for value in sorted({values[row] for row in self._rows}, key=repr):
                 passing = [row for row in self._rows if values[row] == value and type(values[row]) is type(value)]
-                self._judge(figure, value, self._sums(passing), len(passing))
+                self._try_split(figure, value, self._sum_losses(passing), len(passing))
             return
         ordered = sorted(self._rows, key=lambda row: values[row])  # type: ignore[arg-type, return-value]
         sums = [0.0] * len(self._losses[0])
@@ -174,42 +175,42 @@ class _Node:
             sums = [total + weight * loss for total, loss in zip(sums, self._losses[row], strict=True)]
             low, high = values[row], values[following]
             if low != high:
-                self._judge(figure, _between(low, high), sums, count)  # type: ignore[arg-type]
+                self._try_split(figure, _choose_threshold(low, high), sums, count)  # type: ignore[arg-type]
 
-    def _sums(self, rows: Sequence[int]) -> list[float]:
+    def _sum_losses(self, rows: Sequence[int]) -> list[float]:
         weights = self._matrix.weights
         return [sum(weights[row] * self._losses[row][place] for row in rows) for place in range(len(self._losses[0]))]
 
-    def _judge(self, figure: Figure, limit: Scalar | None, sums: Sequence[float], count: int) -> None:
+    def _try_split(self, figure: Figure, limit: Scalar | None, sums: Sequence[float], count: int) -> None:
         if limit is None or not 0 < count < len(self._rows):
             return
-        total = self._all_sums()
+        total = self._sum_all_losses()
         rest = [whole - part for whole, part in zip(total, sums, strict=True)]
         gain = self._total - min(sums) - min(rest)
-        # Of splits that are as good, the first stays: single sizes come before products.
+        # Of equally good splits the first stays: single numbers come before products.
         if gain > self.gain + 1e-9:
             self.gain, self._condition = gain, Condition(figure, limit)
 
-    def _all_sums(self) -> list[float]:
+    def _sum_all_losses(self) -> list[float]:
         if not hasattr(self, "_whole"):
-            self._whole = self._sums(self._rows)
+            self._whole = self._sum_losses(self._rows)
         return self._whole
 
-    def split(self) -> tuple[_Node, _Node]:
-        """Split, and return the two nodes."""
+    def split_node(self) -> tuple[_Node, _Node]:
+        """Split this node by its best condition; return its two children."""
         assert self._condition is not None
         problems = self._matrix.problems
         sides: tuple[list[int], list[int]] = ([], [])
         for row in self._rows:
-            sides[not self._condition.passes(problems[row])].append(row)
+            sides[not self._condition.is_met_by(problems[row])].append(row)
         passing, failing = (_Node(rows, self._matrix, self._losses, self._values) for rows in sides)
         self.children = passing, failing
         return self.children
 
-    def tree(self, configs: Sequence[str]) -> Tree:
-        """Return the tree below, with leaves that give the same config joined."""
+    def build_tree(self, configs: Sequence[str]) -> Tree:
+        """Return the tree below this node; two leaves with the same config are joined."""
         if self.children is not None and self._condition is not None:
-            passing, failing = (child.tree(configs) for child in self.children)
+            passing, failing = (child.build_tree(configs) for child in self.children)
             if isinstance(passing, Branch) or isinstance(failing, Branch) or passing.config != failing.config:
                 return Branch(self._condition, passing, failing)
         weights = [self._matrix.weights[row] for row in self._rows]
@@ -218,8 +219,8 @@ class _Node:
         return Leaf(configs[self._config], mean, max(losses), len(self._rows))
 
 
-def _between(low: float, high: float) -> float:
-    """Return a threshold between two values; whole where both are."""
+def _choose_threshold(low: float, high: float) -> float:
+    """Return a threshold between two values; an integer if both are."""
     middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
     if type(low) is int and type(high) is int:
         return min(max(low, math.floor(middle)), high - 1)
@@ -231,8 +232,8 @@ def _is_number(value: Scalar | None) -> bool:
 
 
 def works_everywhere(tree: Tree, matrix: Matrix) -> bool:
-    """Return whether each problem's config was launched and checked on it."""
-    return all(matrix.works(row, leaf_of(tree, problem).config) for row, problem in enumerate(matrix.problems))
+    """Return whether each problem's config was launched and checked for it."""
+    return all(matrix.works(row, find_leaf(tree, problem).config) for row, problem in enumerate(matrix.problems))
 
 
 def tree_to_wire(tree: Tree) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tuning from Python: what ``ktuned.tune`` does in scripts, tests and notebooks."""
+"""Tuning from Python: ``ktuned.tune`` for scripts, tests and notebooks."""
 
 from ktuned.python.request import TuningFailed, tune
 from ktuned.python.result import Result, Trial, Trials

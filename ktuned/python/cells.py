@@ -1,8 +1,9 @@
-"""Kernel file of a kernel that a notebook declares: its cell, and what this uses of the other cells. No IO.
+"""The kernel file of a kernel that a notebook declares: its cell, and what that cell uses of the others. No IO.
 
-The cell that declares the kernel is taken whole. Of the other cells come the statements that define the names which it
-uses, directly or not: imports, functions, classes, assignments, and what changes an assigned name later. Other
-statements, such as ``torch.set_num_threads(1)``, are left behind: they belong into the kernel's own cell.
+Workers import a file, and a notebook's cells are none; to run all of them in each worker would be slow, and would have
+effects. So the cell that declares the kernel is taken whole. From the other cells come the statements that define names
+which it uses, directly or not: imports, functions, classes, assignments, and statements that change such a name later.
+Other statements, such as ``torch.set_num_threads(1)``, are left out: they belong into the kernel's own cell.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ktuned.model import UsageError
-from ktuned.python.names import bound_names, free_names
+from ktuned.python.names import find_bound_names, find_free_names
 
 MARK = "written by ktuned.tune from the cells of a notebook; change those, as this file is written again"
-"""Stands in the first line of each file, so that none of another origin is overwritten."""
+"""Stands in the first line of each such file, so that no other file is overwritten."""
 
 _SHELL = "get_ipython"
-"""Magics and shell commands become calls of this function, which workers have not."""
+"""Magics and shell commands become calls of this function, which workers do not have."""
 
 
 @dataclass(frozen=True, eq=False)
 class CellStatement:
-    """A top-level statement of a cell that has run: its cell's place in the order, its syntax, its text."""
+    """A top-level statement of a cell that has run: its cell's number, its syntax, its text."""
 
     cell: int
     node: ast.stmt
@@ -32,8 +33,8 @@ class CellStatement:
 
     @cached_property
     def binds(self) -> frozenset[str]:
-        """The names that it gives a value."""
-        return frozenset(bound_names(self.node))
+        """The names to which it gives a value."""
+        return frozenset(find_bound_names(self.node))
 
     @cached_property
     def changes(self) -> frozenset[str]:
@@ -48,23 +49,23 @@ class CellStatement:
                 targets.append(node)
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
                 targets.append(node.value.func)
-        return frozenset(filter(None, map(_base, targets)))
+        return frozenset(filter(None, map(_find_base_name, targets)))
 
     @cached_property
     def uses(self) -> frozenset[str]:
-        """The names that it takes from other cells, those that it changes included."""
-        return frozenset(dotted[0] for dotted in free_names(self.node)) | self.changes
+        """The names that it takes from elsewhere, including those that it changes."""
+        return frozenset(dotted[0] for dotted in find_free_names(self.node)) | self.changes
 
     @property
     def is_import(self) -> bool:
-        """True if its names are those of modules and what is in them."""
+        """True if it imports its names."""
         return isinstance(self.node, ast.Import | ast.ImportFrom)
 
 
-def statements(cells: Sequence[str]) -> list[CellStatement]:
-    """Return the statements of the cells that have run, in their order, without those that need the notebook's shell.
+def list_statements(cells: Sequence[str]) -> list[CellStatement]:
+    """Return the statements of the cells that have run, in order, without those that need the notebook's shell.
 
-    ``cells`` are Python: magics are calls already. One that cannot be parsed did not run either.
+    ``cells`` are Python, in which magics are calls already. A cell that cannot be parsed did not run either.
     """
     found = []
     for number, text in enumerate(cells):
@@ -75,76 +76,79 @@ def statements(cells: Sequence[str]) -> list[CellStatement]:
         lines = text.splitlines()
         for node in body:
             if not any(isinstance(part, ast.Name) and part.id == _SHELL for part in ast.walk(node)):
-                found.append(CellStatement(number, node, _text(node, body, lines)))
+                found.append(CellStatement(number, node, _get_source(node, body, lines)))
     return found
 
 
-def kernel_file(cells: Sequence[str], kernel: str, names: Collection[str]) -> str:
+def write_kernel_text(cells: Sequence[str], kernel: str, names: Collection[str]) -> str:
     """Return the text of a kernel file; ``names`` are the notebook's variables that hold the kernel.
 
     Raises:
-        UsageError: no cell declares it at its top level.
+        UsageError: No cell declares it at its top level.
     """
-    ran = statements(cells)
-    declaring = [statement.cell for statement in ran if not statement.is_import and statement.binds & set(names)]
+    # The kernel's own cell is the last one that declares it.
+    statements = list_statements(cells)
+    declaring = [statement.cell for statement in statements if not statement.is_import and statement.binds & set(names)]
     if not declaring:
         raise UsageError(
             f"no cell declares the kernel {kernel!r} at its top level",
             hint="declare it in a cell of its own, outside of functions and without a %%magic",
         )
-    taken = [statement for statement in ran if statement.cell == declaring[-1]]
-    wanted = list(_wanted(taken))
-    settled = {name for statement in taken for name in statement.binds}
-    while wanted:
-        name = wanted.pop()
-        if name in settled:
+    selected = [statement for statement in statements if statement.cell == declaring[-1]]
+    wanted_names = list(_find_wanted_names(selected))
+    # Add the definitions of the names that it uses, and of the names that these use.
+    settled_names = {name for statement in selected for name in statement.binds}
+    while wanted_names:
+        name = wanted_names.pop()
+        if name in settled_names:
             continue
-        settled.add(name)
-        for statement in _defining(ran, name, declaring[-1]):
-            if statement not in taken:
-                taken.append(statement)
-                wanted += statement.uses
-    order = {id(statement): place for place, statement in enumerate(ran)}
-    taken.sort(key=lambda statement: order[id(statement)])
+        settled_names.add(name)
+        for statement in _find_definitions(statements, name, declaring[-1]):
+            if statement not in selected:
+                selected.append(statement)
+                wanted_names += statement.uses
+    # Write all of them in the order in which they ran.
+    order = {id(statement): place for place, statement in enumerate(statements)}
+    selected.sort(key=lambda statement: order[id(statement)])
     parts: list[str] = []
-    for before, statement in zip([None, *taken], taken, strict=False):
+    for before, statement in zip([None, *selected], selected, strict=False):
         is_apart = before is not None and not (before.is_import and statement.is_import)
         parts.append(("\n" if is_apart else "") + statement.text)
     return f'"""Kernel {kernel}: {MARK}."""\n\n' + "\n".join(parts) + "\n"
 
 
-def _wanted(taken: Sequence[CellStatement]) -> Iterator[str]:
-    """Yield the names that a cell uses and does not bind before."""
+def _find_wanted_names(selected: Sequence[CellStatement]) -> Iterator[str]:
+    """Yield the names that a cell uses before it binds them."""
     bound: set[str] = set()
-    for statement in taken:
+    for statement in selected:
         yield from statement.uses - bound
         # A function's body runs later, when the rest of its cell is there.
         bound |= statement.binds
 
 
-def _defining(ran: Sequence[CellStatement], name: str, declaring: int) -> list[CellStatement]:
-    """Return the statements that give a name its value as the kernel's cell found it, and as it is by now."""
-    binding = [place for place, statement in enumerate(ran) if name in statement.binds - statement.changes]
+def _find_definitions(statements: Sequence[CellStatement], name: str, declaring: int) -> list[CellStatement]:
+    """Return the statements that give a name its value for the kernel's cell, and those that change it since."""
+    binding = [place for place, statement in enumerate(statements) if name in statement.binds - statement.changes]
     if not binding:
         return []
-    first = max((place for place in binding if ran[place].cell <= declaring), default=binding[0])
+    first = max((place for place in binding if statements[place].cell <= declaring), default=binding[0])
     return [
         statement
-        for statement in ran[first:]
-        if name in statement.binds or (name in statement.changes and not ran[first].is_import)
+        for statement in statements[first:]
+        if name in statement.binds or (name in statement.changes and not statements[first].is_import)
     ]
 
 
-def _base(node: ast.expr) -> str:
-    """Return the name that an attribute or an element is taken of; nothing for a plain name that is called."""
+def _find_base_name(node: ast.expr) -> str:
+    """Return the name whose attribute or element an expression is; empty for a plain name that is called."""
     is_part = False
     while isinstance(node, ast.Attribute | ast.Subscript):
         node, is_part = node.value, True
     return node.id if isinstance(node, ast.Name) and (is_part or isinstance(node.ctx, ast.Store)) else ""
 
 
-def _text(node: ast.stmt, body: Sequence[ast.stmt], lines: Sequence[str]) -> str:
-    """Return a statement as it was written, with its comments; rewritten where it shares a line with another."""
+def _get_source(node: ast.stmt, body: Sequence[ast.stmt], lines: Sequence[str]) -> str:
+    """Return a statement as it was written, with its comments; unparsed if it shares a line with another one."""
     first = min([node.lineno, *(item.lineno for item in getattr(node, "decorator_list", ()))])
     last = node.end_lineno or node.lineno
     shared = any(

@@ -1,4 +1,4 @@
-"""Names in Python syntax: those that a statement binds, and those that it takes from outside itself. No IO."""
+"""Names in Python syntax: those that a statement binds, and those that it takes from outside. No IO."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from symtable import Function, SymbolTable, symtable
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
-def bound_names(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a statement binds where it stands."""
+def find_bound_names(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a statement binds in its own scope."""
     if isinstance(node, ast.Name):
         if not isinstance(node.ctx, ast.Load):
             yield node.id
@@ -28,50 +28,50 @@ def bound_names(node: ast.AST) -> Iterator[str]:
     if isinstance(node, (ast.Lambda, *_COMPREHENSIONS)):
         return
     for child in ast.iter_child_nodes(node):
-        yield from bound_names(child)
+        yield from find_bound_names(child)
 
 
-def free_names(node: ast.AST) -> Iterator[tuple[str, ...]]:
-    """Yield the names that a node loads from outside itself, each with the attributes taken from it (``a.b.c``).
+def find_free_names(node: ast.AST) -> Iterator[tuple[str, ...]]:
+    """Yield the names that a node loads from outside, each with the attributes taken from it (``a.b.c``).
 
     A class body counts as if it bound nothing.
     """
     try:
-        outer = _outer_names(symtable(ast.unparse(node), "<node>", "exec"))
+        outer = _find_outer_names(symtable(ast.unparse(node), "<node>", "exec"))
     except (SyntaxError, ValueError):
-        # Not every f-string can be written as source again: then every name counts.
+        # Some f-strings cannot be unparsed. Then every name counts.
         outer = None
-    for dotted in _loaded_names(node):
-        # Names with two underscores are mangled inside classes, so the table has them by another name.
+    for dotted in _find_loaded_names(node):
+        # Inside classes, names with two underscores are mangled: the table has them under other names.
         is_outer = outer is None or dotted[0] in outer or dotted[0].startswith("__")
         if is_outer:
             yield dotted
 
 
-def _outer_names(table: SymbolTable) -> set[str]:
-    """Return the names that a scope of a source, and those inside it, load from the module."""
+def _find_outer_names(table: SymbolTable) -> set[str]:
+    """Return the names that a scope, and the scopes inside it, load from the module."""
     if isinstance(table, Function):
         names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
     else:
         names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced() and not symbol.is_free()}
-    return names.union(*map(_outer_names, table.get_children()))
+    return names.union(*map(_find_outer_names, table.get_children()))
 
 
-def _loaded_names(node: ast.AST) -> Iterator[tuple[str, ...]]:
+def _find_loaded_names(node: ast.AST) -> Iterator[tuple[str, ...]]:
     """Yield each dotted name that a node's syntax loads."""
     if isinstance(node, ast.Attribute | ast.Name):
-        dotted, base = _dotted(node)
+        dotted, base = _split_dotted_name(node)
         if base is not None:
-            yield from _loaded_names(base)
+            yield from _find_loaded_names(base)
         elif isinstance(node.ctx, ast.Load):
             yield dotted
         return
     for child in ast.iter_child_nodes(node):
-        yield from _loaded_names(child)
+        yield from _find_loaded_names(child)
 
 
-def _dotted(node: ast.Attribute | ast.Name) -> tuple[tuple[str, ...], ast.expr | None]:
-    """Return ``a.b.c`` as a tuple, or the expression that the attributes are taken from if it is no name."""
+def _split_dotted_name(node: ast.Attribute | ast.Name) -> tuple[tuple[str, ...], ast.expr | None]:
+    """Return ``a.b.c`` as a tuple; if the attributes are not taken from a name, the expression instead."""
     attributes: list[str] = []
     base: ast.expr = node
     while isinstance(base, ast.Attribute):

@@ -1,4 +1,4 @@
-"""Place of a kernel that a program hands over: the file that workers import for it, and its name there."""
+"""The origin of a kernel that a program hands over: the file that workers import for it, and its name there."""
 
 from __future__ import annotations
 
@@ -9,54 +9,54 @@ from pathlib import Path
 from typing import Any
 
 from ktuned.model import UsageError
-from ktuned.python.cells import MARK, kernel_file
+from ktuned.python.cells import MARK, write_kernel_text
 from ktuned.spec import Kernel
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A kernel by the file that declares it, and its name there; or by its name alone, where ``path`` is empty."""
+    """The file that declares a kernel, and its name there; without a ``path`` the daemon knows the kernel by name."""
 
     name: str
     path: str = ""
 
 
-def origin_of(kernel: Kernel | str) -> Origin:
-    """Return where a kernel is declared; one of a notebook is written to a file first.
+def find_origin(kernel: Kernel | str) -> Origin:
+    """Return where a kernel is declared; a notebook's kernel is written to a file first.
 
     Raises:
-        UsageError: no file declares it, or the file cannot be written.
-        TypeError: it is no kernel.
+        UsageError: No file declares it, or the file cannot be written.
+        TypeError: It is not a kernel.
     """
     if isinstance(kernel, str):
         return Origin(kernel)
     if not isinstance(kernel, Kernel):
-        raise TypeError(f"a kernel or its name is wanted, not a value of type {type(kernel).__name__}")
+        raise TypeError(f"give a kernel or its name, not a value of type {type(kernel).__name__}")
     path = os.path.abspath(kernel.file)
     if os.path.isfile(path):
         return Origin(kernel.name, path)
-    shell = notebook_shell()
+    shell = find_notebook_shell()
     if shell is None:
         raise UsageError(
-            f"the kernel {kernel.name!r} is declared in {kernel.file}, which is no file",
+            f"the kernel {kernel.name!r} is declared in {kernel.file}, which is not a file",
             hint="workers import the code that declares a kernel: put it into a file, or into a notebook",
         )
-    return Origin(kernel.name, _written(kernel, shell))
+    return Origin(kernel.name, _write_kernel_file(kernel, shell))
 
 
-def notebook_shell() -> Any:
+def find_notebook_shell() -> Any:
     """Return IPython's shell if this process is a notebook or an interactive IPython, else ``None``."""
     module = sys.modules.get("IPython")
     return None if module is None else module.get_ipython()
 
 
-def _written(kernel: Kernel, shell: Any) -> str:
-    """Write a notebook's kernel to a kernel file in the working directory, if that differs; return its path.
+def _write_kernel_file(kernel: Kernel, shell: Any) -> str:
+    """Write a notebook's kernel to a kernel file in the working directory, if it differs; return its path.
 
-    There its sources and modules are found as in the notebook, and the daemon watches it.
+    There it finds its sources and modules as the notebook does, and the daemon watches it.
     """
     names = [name for name, value in shell.user_ns.items() if value is kernel]
-    text = kernel_file(shell.history_manager.input_hist_parsed, kernel.name, names)
+    text = write_kernel_text(shell.history_manager.input_hist_parsed, kernel.name, names)
     path = Path.cwd() / f"tune_{kernel.name}_notebook.py"
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else None
@@ -64,7 +64,7 @@ def _written(kernel: Kernel, shell: Any) -> str:
             hint = "rename it, or give the kernel another name=…"
             raise UsageError(f"{path} was not written from a notebook", hint=hint)
         if before != text:
-            # In one step: the daemon may read it at any time.
+            # Replaced in one step, because the daemon may read it at any time.
             fresh = path.with_name(f".{path.name}.new")
             fresh.write_text(text, encoding="utf-8")
             fresh.replace(path)

@@ -9,20 +9,20 @@ from typing import Any
 
 from ktuned.cli import choose_presenter, ensure_daemon, follow_tuning, print_message
 from ktuned.model import KernelFileError, KtunedError, UsageError, canonical
-from ktuned.python.origin import Origin, notebook_shell, origin_of
+from ktuned.python.origin import Origin, find_notebook_shell, find_origin
 from ktuned.python.result import Result
 from ktuned.spec import Kernel, end_declarations
 from ktuned_client import Client, DaemonError, DaemonUnavailable, Tuning
 
 LOOKUP_DEADLINE_S = 10.0
-"""Deadline of the lookup behind a result: nothing waits for it but the program that has waited for the tuning."""
+"""Deadline of the lookup behind a result: only the program that has waited for the tuning waits for it."""
 
 Config = Mapping[str, Any]
 Problem = Mapping[str, Any]
 
 
 class TuningFailed(KtunedError):
-    """A tuning ended without a winner; the message is its job's."""
+    """A tuning ended without a winner; the message says why."""
 
     code = "tuning_failed"
 
@@ -61,7 +61,7 @@ def tune(
         DaemonUnavailable: the daemon ended, or did not answer.
     """
     try:
-        return _tuned(
+        return _run_tuning(
             kernel,
             problem,
             progress,
@@ -77,31 +77,31 @@ def tune(
             again=again or None,
         )
     except (KtunedError, DaemonError, DaemonUnavailable) as error:
-        # The caller's mistake, or the job's: how this came to know of it helps no one.
+        # The mistake is the caller's or the job's: a traceback through this module helps no one.
         raise error.with_traceback(None) from None
 
 
-def _tuned(kernel: Kernel | str, problem: Problem | None, progress: bool | None, **options: Any) -> Result:
+def _run_tuning(kernel: Kernel | str, problem: Problem | None, progress: bool | None, **options: Any) -> Result:
     end_declarations()
-    origin = origin_of(kernel)
+    origin = find_origin(kernel)
     ensure_daemon()
     with Client(deadline_s=LOOKUP_DEADLINE_S, strict=True) as client:
         if problem is None:
-            problem = _only_problem(kernel, client)
-        python = _interpreter(client, origin)
+            problem = _find_only_problem(kernel, client)
+        python = _choose_interpreter(client, origin)
         asked = {**options, "problem": dict(problem), "python": python}
         with client.tune(origin.name, path=origin.path or None, **asked) as tuning:
             if tuning.errors and not tuning.jobs:
-                raise _file_error(tuning.errors[0])
-            _follow(tuning, progress)
-        return _result(client, tuning.jobs[0], problem, options["device"])
+                raise _make_file_error(tuning.errors[0])
+            _follow_to_end(tuning, progress)
+        return _make_result(client, tuning.jobs[0], problem, options["device"])
 
 
-def _only_problem(kernel: Kernel | str, client: Client) -> Problem:
+def _find_only_problem(kernel: Kernel | str, client: Client) -> Problem:
     """Return a kernel's only declared problem.
 
     Raises:
-        UsageError: it declares none, or several.
+        UsageError: It declares none, or several.
     """
     if isinstance(kernel, Kernel):
         name, problems = kernel.name, list[Problem](kernel.list_problems())
@@ -118,8 +118,8 @@ def _only_problem(kernel: Kernel | str, client: Client) -> Problem:
     )
 
 
-def _interpreter(client: Client, origin: Origin) -> str | None:
-    """Return this interpreter for the workers of a project that is not watched yet; others have theirs."""
+def _choose_interpreter(client: Client, origin: Origin) -> str | None:
+    """Return this interpreter, for the workers of a project that is not watched yet; ``None`` for others."""
     if not origin.path:
         return None
     roots = client.call("kernels", path=origin.path)["roots"]
@@ -127,9 +127,9 @@ def _interpreter(client: Client, origin: Origin) -> str | None:
     return None if is_watched else sys.executable
 
 
-def _follow(tuning: Tuning, progress: bool | None) -> None:
-    """Show a tuning until its jobs have ended; ``None`` shows progress in terminals and in notebooks alone."""
-    shell = notebook_shell()
+def _follow_to_end(tuning: Tuning, progress: bool | None) -> None:
+    """Show a tuning until its jobs have ended; with ``None`` only in terminals and notebooks."""
+    shell = find_notebook_shell()
     try:
         follow_tuning(tuning, choose_presenter(in_notebook=hasattr(shell, "kernel"), wanted=progress))
     except KeyboardInterrupt:
@@ -138,7 +138,7 @@ def _follow(tuning: Tuning, progress: bool | None) -> None:
         raise
 
 
-def _file_error(error: Mapping[str, Any]) -> KernelFileError:
+def _make_file_error(error: Mapping[str, Any]) -> KernelFileError:
     return KernelFileError(
         error["message"],
         path=error.get("path") or "",
@@ -148,11 +148,11 @@ def _file_error(error: Mapping[str, Any]) -> KernelFileError:
     )
 
 
-def _result(client: Client, job: Mapping[str, Any], problem: Problem, device: str | None) -> Result:
+def _make_result(client: Client, job: Mapping[str, Any], problem: Problem, device: str | None) -> Result:
     """Return the result of a job that has ended.
 
     Raises:
-        TuningFailed: it has no winner.
+        TuningFailed: It has no winner.
     """
     name = job["kernel"]
     if job["state"] != "done":

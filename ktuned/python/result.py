@@ -1,4 +1,4 @@
-"""Result of a tuning: the winner, its figures, the trials behind it."""
+"""The result of a tuning: the winner, its figures, and the trials behind it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, overload
 from ktuned_client import Client, Hit
 
 MAX_SHOWN = 20
-"""Rows of a table in a notebook: more are for a data frame."""
+"""Most rows of a table in a notebook; a data frame has all."""
 
 PAGE = 2_000
-"""Trials of one request, the most that the daemon sends."""
+"""Trials in one answer, the most that the daemon sends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One config that was tried: its outcome, its latency and what it cost."""
+    """One config that was tried: its outcome, its latency and what the trial cost."""
 
     id: int
     config: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Trial:
 
     @classmethod
     def from_wire(cls, trial: Mapping[str, Any]) -> Trial:
-        """Read a trial's map of the protocol."""
+        """Read a trial of the protocol."""
         return cls(
             trial["id"],
             trial["config"],
@@ -50,7 +50,7 @@ class Trial:
 
 
 class Trials(Sequence[Trial]):
-    """The configs that were tried, the fastest first, then those without a latency."""
+    """The trials of a problem, the fastest first, then those without a latency."""
 
     def __init__(self, trials: Iterable[Trial]) -> None:
         by_latency = sorted(trials, key=lambda trial: (trial.latency_us is None, trial.latency_us or 0.0, trial.id))
@@ -76,7 +76,7 @@ class Trials(Sequence[Trial]):
         """
         import pandas  # type: ignore[import-untyped]
 
-        return pandas.DataFrame([_row(trial) for trial in self._trials])
+        return pandas.DataFrame([_make_row(trial) for trial in self._trials])
 
     def __repr__(self) -> str:
         measured = sum(trial.latency_us is not None for trial in self._trials)
@@ -124,7 +124,7 @@ class Result:
 
     @property
     def speedup(self) -> float | None:
-        """Factor by which the winner is faster than the declared default, where that was measured."""
+        """Factor by which the winner is faster than the declared default; ``None`` if that was not measured."""
         return None if self.default_us is None else self.default_us / self.latency_us
 
     @cached_property
@@ -153,17 +153,17 @@ class Result:
         return self.trials.to_pandas()
 
     def __str__(self) -> str:
-        where = f" [{_config_words(self.problem)}]" if self.problem else ""
+        where = f" [{_describe_config(self.problem)}]" if self.problem else ""
         gain = f", {self.speedup:.3g}× the default" if self.speedup else ""
-        line = f"{self.kernel}{where} on {self.device}: {self.latency_us:.4g} µs{gain}  {_config_words(self.config)}"
-        failed = _failures_words(self.job.get("outcomes") or {})
+        line = f"{self.kernel}{where} on {self.device}: {self.latency_us:.4g} µs{gain}  {_describe_config(self.config)}"
+        failed = _describe_failures(self.job.get("outcomes") or {})
         return f"{line}\n{failed}" if failed else line
 
     def _repr_html_(self) -> str:
         return f"<p><code>{escape(str(self))}</code></p>{self.trials._repr_html_()}"
 
 
-def _row(trial: Trial) -> dict[str, Any]:
+def _make_row(trial: Trial) -> dict[str, Any]:
     figures = {
         "outcome": trial.outcome,
         "latency_us": trial.latency_us,
@@ -173,13 +173,13 @@ def _row(trial: Trial) -> dict[str, Any]:
         "is_winner": trial.is_winner,
         "message": trial.message,
     }
-    # Knobs first; one that is called as a column of ours keeps its name, and the figure goes by another.
+    # Knobs come first. A knob with the name of one of our columns keeps it, and our column is renamed.
     clear = {name if name not in trial.config else f"trial.{name}": value for name, value in figures.items()}
     return {**trial.config, **clear, **{f"metric.{name}": value for name, value in trial.metrics.items()}}
 
 
-def _failures_words(outcomes: Mapping[str, int]) -> str:
-    """Return how many configs failed and how; nothing if none did."""
+def _describe_failures(outcomes: Mapping[str, int]) -> str:
+    """Return how many configs failed, and how; empty if none did."""
     failed = {name: count for name, count in outcomes.items() if name not in ("measured", "slower") and count}
     if not failed:
         return ""
@@ -188,5 +188,5 @@ def _failures_words(outcomes: Mapping[str, int]) -> str:
     return f"{share} have no figure: {kinds} (`.trials` has their messages)"
 
 
-def _config_words(values: Mapping[str, Any]) -> str:
+def _describe_config(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())

@@ -22,7 +22,11 @@ def survey_portfolio(overview: Overview, stored: StoredPortfolio, contexts: Sequ
         _portfolio_row(
             fitted,
             problem,
-            {config: matrix.loss(number, config) for config in matrix.costs[number] if matrix.works(number, config)},
+            {
+                config: matrix.compute_loss(number, config)
+                for config in matrix.costs[number]
+                if matrix.works(number, config)
+            },
         )
         for number, problem in enumerate(matrix.problems)
     ]
@@ -51,7 +55,7 @@ def survey_portfolio(overview: Overview, stored: StoredPortfolio, contexts: Sequ
 def _portfolio_row(
     fitted: Portfolio, problem: Problem, losses: Mapping[str, float], *, is_new: bool = False
 ) -> PortfolioRow:
-    leaf = fitted.leaf(problem)
+    leaf = fitted.find_leaf(problem)
     return PortfolioRow(
         problem,
         [losses.get(config) for config in fitted.configs],

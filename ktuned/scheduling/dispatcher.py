@@ -36,7 +36,7 @@ from ktuned.scheduling.job_events import (
 )
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.store import Artifacts, Store
-from ktuned.tuning import CompileOnly, JobStage, Pipeline, Work, publish_job
+from ktuned.tuning import CompileOnly, JobBrief, JobStage, Pipeline, publish_job
 from ktuned.tuning import Publish as PublishEvent
 
 _log = structlog.get_logger()
@@ -44,7 +44,7 @@ _log = structlog.get_logger()
 SOURCE_CHANGED = "source_changed"
 """The code of a worker's refusal to work on files that have changed since they were inspected."""
 
-Prepare = Callable[[Job], Work]
+Prepare = Callable[[Job], JobBrief]
 """Turns a job into all that it needs, as its kernel stands now; raises a KtunedError that says why it cannot run."""
 
 
@@ -203,12 +203,12 @@ class Dispatcher:
 
     def _start_job(self, job: Job) -> None:
         try:
-            work = msgspec.structs.replace(self._prepare(job), job=job)
+            brief = msgspec.structs.replace(self._prepare(job), job=job)
         except Exception as error:
             ending, message = ending_of(error)
             self._tasks.start_soon(self.handle_event, Ended(job, ending, message))
             return
-        task = self.pipelines[job.id] = PipelineTask(self._build_pipeline(work))
+        task = self.pipelines[job.id] = PipelineTask(self._build_pipeline(brief))
         self._tasks.start_soon(self._run_job, job, task)
 
     async def _run_job(self, job: Job, task: PipelineTask) -> None:
@@ -223,7 +223,7 @@ class Dispatcher:
             progress = task.pipeline.progress
             now = self._machine.running_job(job.id) or job
             instructions = self._machine.handle_event(
-                Ended(progress.stamp(now), ending, message, progress.done > progress.reused, task.pipeline.work)
+                Ended(progress.stamp_job(now), ending, message, progress.done > progress.reused, task.pipeline.brief)
             )
             self.request_review()
         await self._carry_out(instructions)
@@ -272,12 +272,12 @@ class Dispatcher:
             if running is None or not isinstance(task.pipeline, Pipeline):
                 continue
             with suppress(KtunedError):
-                work = self._prepare(running)
-                if work.context == task.pipeline.work.context:
-                    task.pipeline.join([self.get_lane(device) for device in work.devices])
+                brief = self._prepare(running)
+                if brief.context == task.pipeline.brief.context:
+                    task.pipeline.add_lanes([self.get_lane(device) for device in brief.devices])
 
-    def _build_pipeline(self, work: Work) -> Pipeline | CompileOnly:
-        job = work.job
+    def _build_pipeline(self, brief: JobBrief) -> Pipeline | CompileOnly:
+        job = brief.job
 
         def advance(stage: JobStage) -> None:
             # One whose end was handled already says nothing more.
@@ -285,14 +285,14 @@ class Dispatcher:
                 self._machine.handle_event(Advanced(job.id, stage))
                 self.request_review()
 
-        if not work.devices:
+        if not brief.devices:
             return CompileOnly(
-                work, fleet=self._fleet, artifacts=self._artifacts, publish=self._publish, on_stage=advance
+                brief, fleet=self._fleet, artifacts=self._artifacts, publish=self._publish, on_stage=advance
             )
         return Pipeline(
-            work,
+            brief,
             fleet=self._fleet,
-            lanes=[self.get_lane(device) for device in work.devices],
+            lanes=[self.get_lane(device) for device in brief.devices],
             store=self._store,
             artifacts=self._artifacts,
             publish=self._publish,

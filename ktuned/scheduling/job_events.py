@@ -8,7 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from ktuned.model import Job, Plan, WinnerKey
-from ktuned.tuning import JobStage, Work
+from ktuned.tuning import JobBrief, JobStage
 
 
 class Ending(StrEnum):
@@ -126,15 +126,15 @@ class Advanced(msgspec.Struct, frozen=True):
 class Ended(msgspec.Struct, frozen=True):
     """A running job's pipeline ended.
 
-    ``job`` has its newest figures; ``gets_on`` says that it tried something since it was started; ``work`` is what it
-    worked on, if it came so far.
+    ``job`` has its newest figures; ``gets_on`` says that it tried something since it was started; ``brief`` is what
+    it ran with, if it was prepared.
     """
 
     job: Job
     ending: Ending
     message: str = ""
     gets_on: bool = False
-    work: Work | None = None
+    brief: JobBrief | None = None
 
 
 class StoreMended(msgspec.Struct, frozen=True):

@@ -421,8 +421,8 @@ class JobMachine:
             message = f"taken up again: {message}"
         elif is_change:
             message = f"{'its files keep changing' if is_failed else 'waits for a new inspection'}: {message}"
-        if event.work is not None:
-            self.failures.record_ending(event.work, STATES[place], message)
+        if event.brief is not None:
+            self.failures.record_ending(event.brief, STATES[place], message)
         if place is JobPlace.LEFT:
             self._forget_job(job.id)
         elif place in (JobPlace.WAITING, JobPlace.PAUSED):

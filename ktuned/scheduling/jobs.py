@@ -47,7 +47,7 @@ from ktuned.scheduling.job_events import (
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.queue import Arrival
 from ktuned.store import Store
-from ktuned.tuning import Publish, Work
+from ktuned.tuning import JobBrief, Publish
 
 UNKNOWN_LATENCY_US = 10.0
 """Assumed latency of a kernel without any winner (a small kernel's): its number of launches decides then."""
@@ -272,11 +272,11 @@ class Jobs:
         self.mark_outdated([kernel])
         return await self.restart_outdated(kernel, lambda job: False)
 
-    async def restart_running(self, kernel: str, reason: str, is_outdated: Callable[[Work], bool]) -> None:
-        """Restart a kernel's running jobs whose work is outdated."""
+    async def restart_running(self, kernel: str, reason: str, is_outdated: Callable[[JobBrief], bool]) -> None:
+        """Restart a kernel's running jobs whose brief is outdated."""
         for job in self._machine.running:
             task = self._dispatcher.pipelines.get(job.id)
-            if job.kernel == kernel and task is not None and is_outdated(task.pipeline.work):
+            if job.kernel == kernel and task is not None and is_outdated(task.pipeline.brief):
                 await self._begin_again(job, reason)
 
     async def _begin_again(self, job: Job, reason: str) -> None:
@@ -305,7 +305,7 @@ class Jobs:
 
     def _with_progress(self, job: Job) -> Job:
         task = self._dispatcher.pipelines.get(job.id)
-        return job if task is None else task.pipeline.progress.stamp(job)
+        return job if task is None else task.pipeline.progress.stamp_job(job)
 
     def describe_job(self, job: Job) -> dict[str, Any]:
         """Return the protocol's job map, with how it stands now: ``priority waiters left_s waits_for launches``."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ktuned.model import LATENCY, Context, JobState, Objective
 from ktuned.scheduling.queue import extend_plan
-from ktuned.tuning import Work
+from ktuned.tuning import JobBrief
 
 MAX_FAILED = 10_000
 """Failures that are kept; of one that is forgotten the next lookup makes a job, which finds every trial known."""
@@ -22,12 +22,12 @@ class KnownFailures:
         self._limit = limit
         self._messages: dict[tuple[Context, Objective, str], str] = {}
 
-    def record_ending(self, work: Work, state: JobState, message: str) -> None:
+    def record_ending(self, brief: JobBrief, state: JobState, message: str) -> None:
         """Record how a job ended, if that says something of the next one."""
-        key = work.context, work.job.objective, work.kernel.plan_digest
+        key = brief.context, brief.job.objective, brief.kernel.plan_digest
         # One with a smaller budget than the kernel declares has not seen all that another would try.
-        declared = replace(work.kernel.plan, objective=work.job.objective)
-        went_all_the_way = bool(work.devices) and extend_plan(work.job.plan, declared) == work.job.plan
+        declared = replace(brief.kernel.plan, objective=brief.job.objective)
+        went_all_the_way = bool(brief.devices) and extend_plan(brief.job.plan, declared) == brief.job.plan
         if state is JobState.DONE:
             self._messages.pop(key, None)
         elif state is JobState.FAILED and went_all_the_way:

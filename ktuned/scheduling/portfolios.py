@@ -47,7 +47,7 @@ from ktuned.model import (
     canonical,
     cost_of,
 )
-from ktuned.portfolio import FAILED, Branch, Leaf, Matrix, Portfolio, Selection, Tree, octaves, shortlist
+from ktuned.portfolio import FAILED, Branch, Leaf, Matrix, Portfolio, Selection, Tree, count_octaves, shortlist_configs
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.kept_portfolios import KeptPortfolio, KeptPortfolios, PortfolioKey
@@ -278,7 +278,7 @@ class Portfolios:
             canonical(problem): (problem, weight)
             for problem, weight in zip(wanted.problems, wanted.weights, strict=True)
         }
-        useful = shortlist(self._build_matrix(kernel, build, rows), SHORTLIST * wanted.max_configs)
+        useful = shortlist_configs(self._build_matrix(kernel, build, rows), SHORTLIST * wanted.max_configs)
         fitted: Portfolio | None = None
         for _ in range(MAX_FITS):
             await self._fill_holes(kernel, build, [problem for problem, _ in rows.values()], useful)
@@ -296,7 +296,7 @@ class Portfolios:
             failing = {
                 canonical(problem): (problem, 1e-6)
                 for row, problem in enumerate(known.problems)
-                if known.best[row] < FAILED and not known.works(row, fitted.leaf(problem).config)
+                if known.best[row] < FAILED and not known.works(row, fitted.find_leaf(problem).config)
             }
             if not failing:
                 break
@@ -318,12 +318,12 @@ class Portfolios:
         for problem, weight in zip(wanted.problems, wanted.weights, strict=True):
             key = kernel.select_key_values(problem)
             originals[canonical(key)] = problem
-            selection.add(key, weight)
+            selection.add_problem(key, weight)
             if self._is_tuned(kernel, build, problem):
-                selection.tuned(key)
-        while (chosen := selection.next_problem()) is not None:
+                selection.record_tuning(key)
+        while (chosen := selection.choose_next_problem()) is not None:
             problem = originals[canonical(chosen)]
-            nearest = selection.nearest_tuned(chosen)
+            nearest = selection.find_nearest_tuned(chosen)
             await self._await_jobs(
                 build, await self._requests.request_jobs(kernel, self._job_request(build, problem, stale_only=True))
             )
@@ -332,7 +332,7 @@ class Portfolios:
             costs = self._costs_of_problem(kernel, build, problem)
             best = min(costs.values(), default=FAILED)
             lost = None if before is None or before not in costs or best == FAILED else costs[before] / best - 1
-            selection.tuned(chosen, lost)
+            selection.record_tuning(chosen, lost)
 
     async def _fill_holes(
         self, kernel: KernelInfo, build: PortfolioBuild, problems: Sequence[Problem], configs: Sequence[str]
@@ -465,7 +465,7 @@ class Portfolios:
         waiting = [key for key in kept.noted if key not in kept.measured]
         if not waiting or len(kept.measured) >= MAX_MEASURED:
             return False
-        leaves = {key: kept.portfolio.leaf(kernel.select_key_values(json.loads(key))) for key in waiting}
+        leaves = {key: kept.portfolio.find_leaf(kernel.select_key_values(json.loads(key))) for key in waiting}
         chosen = max(waiting, key=lambda key: (kept.noted[key] * (leaves[key].expected_loss + 0.001), key))
         kept.measured.add(chosen)
         problem: Problem = json.loads(chosen)
@@ -510,12 +510,12 @@ def border_problems(tree: Tree, problems: Sequence[Problem]) -> list[dict[str, S
         if len(figure) == 1 and all(type(problem[figure[0]]) is int for problem in there):
             (name,) = figure
             last = int(limit)
-            nearest = min(there, key=lambda problem: octaves(problem, {**problem, name: max(1, last)}))
+            nearest = min(there, key=lambda problem: count_octaves(problem, {**problem, name: max(1, last)}))
             for value in (last, last + 1):
                 border = {**nearest, name: value}
                 found[canonical(border)] = border
-        visit(node.passing, [problem for problem in there if node.condition.passes(problem)])
-        visit(node.failing, [problem for problem in there if not node.condition.passes(problem)])
+        visit(node.passing, [problem for problem in there if node.condition.is_met_by(problem)])
+        visit(node.failing, [problem for problem in there if not node.condition.is_met_by(problem)])
 
     if isinstance(tree, Branch):
         visit(tree, problems)

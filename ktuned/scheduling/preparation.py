@@ -28,7 +28,7 @@ from ktuned.model import (
     is_exact,
 )
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.tuning import Compiler, SharedConfigs, Work, merged
+from ktuned.tuning import Compiler, JobBrief, SharedConfigs, merge_deadlines
 
 
 def default_compile_slots(cores: int, lanes: int = 1) -> int:
@@ -44,7 +44,7 @@ class JobSettings(msgspec.Struct, frozen=True):
 
 
 class Preparation:
-    """Makes a job's work of what is known when its turn comes; ``settings`` are replaced when they are read again.
+    """Makes a job's brief from what is known when its turn comes; ``settings`` are replaced when they are read again.
 
     ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty without any;
     ``anchor`` the config that was chosen in the default's place for exact numerics;
@@ -83,11 +83,11 @@ class Preparation:
         self._portfolios = portfolios
         self._shared = shared
 
-    def prepare_work(self, job: Job) -> Work:
-        """Return the work that a job means now, and set the compilers' cores by the devices that there are for it.
+    def prepare_brief(self, job: Job) -> JobBrief:
+        """Return what a job runs with now, and set the compilers' cores by the devices that there are for it.
 
         Raises:
-            KtunedError: it cannot be worked on: its kernel is gone, is another one now, or may not be run.
+            KtunedError: it cannot run: its kernel is gone, is another one now, or may not be run.
         """
         kernel = self._catalog.resolve_kernel(job.kernel)
         if fault := self._catalog.file_fault(kernel):
@@ -113,7 +113,7 @@ class Preparation:
                 hint="declare default=, or choose a config: `ktuned tune KERNEL --anchor KNOB=VALUE,…`",
             )
         self._leave_cores(len(self._machine.device_models(environment)))
-        return Work(
+        return JobBrief(
             job=job,
             kernel=kernel,
             declared_default=declared_default,
@@ -125,7 +125,7 @@ class Preparation:
             context=context,
             environment=environment,
             preset=PRESETS[job.plan.preset],
-            deadlines=merged(self._deadlines, kernel.plan.deadlines),
+            deadlines=merge_deadlines(self._deadlines, kernel.plan.deadlines),
             judge_contention=self.settings.judges_contention,
             admission=self._admission,
             traces=self._traces,

@@ -52,7 +52,7 @@ from ktuned.model import (
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.store import Store
-from ktuned.tuning import Publish, Work, publish_winner, restore
+from ktuned.tuning import JobBrief, Publish, publish_winner, restore_winner
 
 _log = structlog.get_logger()
 
@@ -205,7 +205,7 @@ class Renewal:
             finalists = PRESETS[kernel.plan.preset].finalists
             seated = self._store.get_winner(context.key_for(objective))
             try:
-                winner = await restore(
+                winner = await restore_winner(
                     self._store,
                     self._admission,
                     kernel,
@@ -270,8 +270,8 @@ class Renewal:
             return problem
 
 
-def _is_elsewhere(environment: Environment, work: Work) -> bool:
-    return work.environment != environment
+def _is_elsewhere(environment: Environment, brief: JobBrief) -> bool:
+    return brief.environment != environment
 
 
 def _goes_on(kernel: KernelInfo, replaced: Container[WinnerKey], job: Job) -> bool:

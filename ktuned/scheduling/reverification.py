@@ -14,7 +14,7 @@ from ktuned.devices import Machine
 from ktuned.model import Job, KernelInfo, KtunedError, Plan, Priority, UsageError, Winner
 from ktuned.scheduling.jobs import Jobs
 from ktuned.store import Store
-from ktuned.tuning import Work
+from ktuned.tuning import JobBrief
 
 _log = structlog.get_logger()
 
@@ -63,10 +63,10 @@ class Reverification:
             self._jobs.release_inspected(kernel.name)
         await self.queue_reverification(changed)
 
-    def _is_outdated(self, kernel: KernelInfo, work: Work) -> bool:
-        """Return whether work began with another toolchain or driver than the kernel has now."""
+    def _is_outdated(self, kernel: KernelInfo, brief: JobBrief) -> bool:
+        """Return whether a job began with another toolchain or driver than the kernel has now."""
         environment = self._catalog.kernel_environment(kernel)
-        return self._machine.is_outdated(environment, kernel.backend, work.context)
+        return self._machine.is_outdated(environment, kernel.backend, brief.context)
 
     async def _queue_winner(self, kernel: KernelInfo, winner: Winner) -> Job | None:
         if winner.context.digest != self._machine.digest(kernel, winner.context.problem):

@@ -167,7 +167,7 @@ class SharedWinners:
             _log.warning("shared_winners_damaged", kernel=kernel.name, count=len(faults), reason=faults[0])
         return Found(tuple(one for one in found.winners if not one.winner.find_fault()))
 
-    async def best(self, kernel: KernelInfo, context: Context, objective: Objective) -> Candidate | None:
+    async def find_best(self, kernel: KernelInfo, context: Context, objective: Objective) -> Candidate | None:
         """Return the best config that others have found in this very context; waits for the store briefly."""
         if not self._settings.is_on or self.pause_s(StoreUse.READ):
             return None

@@ -71,7 +71,7 @@ class CallMethods:
             self._applications.note(wanted.beside)
         waiter = connection if wanted.waits else None
         answers = [
-            await self._adoptions.answer(key.identity, key.problem, key.device, waiter=waiter, pin=wanted.pin)
+            await self._adoptions.find_answer(key.identity, key.problem, key.device, waiter=waiter, pin=wanted.pin)
             for key in wanted.keys
         ]
         return {"answers": [msgspec.to_builtins(answer) for answer in answers]}

@@ -14,11 +14,11 @@ from ktuned.serve.connection import Connection
 from ktuned.serve.method import Method
 from ktuned.serve.params import CheckParams
 from ktuned.store import Artifacts, Store
-from ktuned.tuning import Checked, Sanitizers, WinnerCheck, Work
+from ktuned.tuning import CheckResult, JobBrief, Sanitizers, WinnerCheck
 
 
 class Checks:
-    """Checks winners, one after the other; ``prepare`` makes the work of a job, ``lane`` returns a device's lane."""
+    """Checks winners, one after the other; ``prepare`` makes a job's brief, ``lane`` returns a device's lane."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Checks:
         store: Store,
         fleet: Fleet,
         artifacts: Artifacts,
-        prepare: Callable[[Job], Work],
+        prepare: Callable[[Job], JobBrief],
         lane: Callable[[Device], Lane],
         scratch: Path,
     ) -> None:
@@ -76,17 +76,17 @@ class Checks:
             "checks": list(checked.checks),
         }
 
-    async def _check_winner(self, winner: Winner, sanitizers: Sanitizers | None) -> Checked:
+    async def _check_winner(self, winner: Winner, sanitizers: Sanitizers | None) -> CheckResult:
         trial = self._store.get_trial(winner.trial)
         job = None if trial is None else self._store.get_job(trial.job)
         if trial is None or job is None or not trial.detail.get("build"):
             raise NotFound("the trial of this winner is not known any more", hint="`ktuned tune` measures it again")
-        work = self._prepare(replace(job, device=winner.context.device))
-        if work.context != winner.context:
+        brief = self._prepare(replace(job, device=winner.context.device))
+        if brief.context != winner.context:
             raise NotFound("this winner is stale", hint="`ktuned kernels NAME` says what changed; `ktuned tune` first")
-        if not work.devices:
+        if not brief.devices:
             raise NotFound(f"there is no {winner.context.device} here")
-        check = WinnerCheck(work, self._lane(work.devices[0]), self._fleet, self._artifacts)
+        check = WinnerCheck(brief, self._lane(brief.devices[0]), self._fleet, self._artifacts)
         if sanitizers is None:
             return await check.run(trial.detail["build"])
-        return await check.sanitize(trial.detail["build"], sanitizers, self._scratch)
+        return await check.sanitize_winner(trial.detail["build"], sanitizers, self._scratch)

@@ -1,4 +1,8 @@
-"""The rules for what others share: which of it is tried here, when it is served without a search. Decides; no IO."""
+"""The rules for what others share: what is tried here, when that saves the search, and what is published. No IO.
+
+Another daemon's winner is only a good guess, even for the same context: clocks, cooling and load differ. So it is never
+served before it was compiled, checked and timed here. If it costs here what it costs there, no search is needed.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,17 @@ from ktuned.model import Config, canonical, median
 from ktuned.sharing.shared_store import SharedWinner
 
 HOLDS_WITHIN: Final = 1.10
-"""A shared config needs no search if it costs here what it costs where it was found, within this factor either way."""
+"""A shared config saves the search if its cost here is that where it was found, within this factor either way."""
 
 BETTER_BY: Final = 0.97
-"""A shared config is tried beside a fresh winner of ours if it costs less than this part of ours: less is noise."""
+"""A shared config competes with a fresh winner of ours if it costs less than this share of ours; the rest is noise."""
 
 MAX_CANDIDATES: Final = 32
-"""Objects of one context that are looked at, the newest: more are the same few configs, again and again."""
+"""Most winners of one context that are considered, the newest: further ones only repeat the same few configs."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A config that others found the best in one context, and the typical cost of it there."""
+    """A config that others found best in one context, and its typical cost there."""
 
     config: Config
     cost: float
@@ -31,7 +35,7 @@ class Candidate(msgspec.Struct, frozen=True):
 def rank_candidates(shared: Iterable[SharedWinner]) -> list[Candidate]:
     """Return the configs of one context's shared winners, the cheapest first.
 
-    Of a config that several have measured the median counts: one bad clock decides nothing.
+    The cost of a config that several have measured is the median, so that one bad clock decides nothing.
     """
     newest = sorted(shared, key=lambda winner: winner.decided, reverse=True)[:MAX_CANDIDATES]
     groups: dict[str, list[SharedWinner]] = {}
@@ -42,9 +46,9 @@ def rank_candidates(shared: Iterable[SharedWinner]) -> list[Candidate]:
 
 
 def cost_holds(shared_cost: float, cost: float | None) -> bool:
-    """Return whether a shared config costs here what it did there; ``None`` for one that was not measured.
+    """Return whether a shared config costs here what it costs there; ``cost`` is ``None`` if it was not measured.
 
-    One that is far faster here says nothing of its search: the figure that it won by was another.
+    If it is far faster here, the other daemon's search was under other conditions, and says nothing either.
     """
     return cost is not None and shared_cost / HOLDS_WITHIN <= cost <= HOLDS_WITHIN * shared_cost
 
@@ -58,17 +62,18 @@ class Action(Enum):
 
 
 class OwnWinner(msgspec.Struct, frozen=True):
-    """Our own winner of a key: what its figure costs, and whether it was measured in the present context."""
+    """Our own winner of a key: its cost, and whether it was measured in the present context."""
 
     cost: float | None
     is_current: bool
 
 
 def choose_action(candidate: Candidate, ours: OwnWinner | None, *, is_tried: bool, is_open: bool) -> Action:
-    """Decide what a candidate of the present context is good for.
+    """Decide what to do with a candidate of the present context.
 
-    ``is_tried`` if its config has an outcome here, in this very context; ``is_open`` if a job works on the key. Without
-    a winner of the present context it is verified; beside one it competes if it is clearly better there.
+    ``is_tried`` says that its config has an outcome here, in this very context; ``is_open`` that a job works on the
+    key. Without a winner of the present context the candidate is verified. Otherwise it competes with the winner, if it
+    is clearly better where it was found.
     """
     if is_open or is_tried:
         return Action.NOTHING
@@ -78,7 +83,7 @@ def choose_action(candidate: Candidate, ours: OwnWinner | None, *, is_tried: boo
 
 
 class WinnerFacts(msgspec.Struct, frozen=True):
-    """A winner of ours that may be published: whether a final round decided it, here, in the present context."""
+    """What decides whether a winner of ours may be published."""
 
     is_final: bool
     is_current: bool
@@ -89,8 +94,8 @@ class WinnerFacts(msgspec.Struct, frozen=True):
 def is_published(decided: WinnerFacts, cost: float, config: Config, known: Sequence[Candidate]) -> bool:
     """Decide whether a winner of ours is worth publishing; ``known`` are the context's candidates so far.
 
-    One that was imported was not measured here, one that is withheld was tuned with ``--no-share``. A config whose
-    figure is known already says nothing new.
+    It must come from a final round in the present context. An imported winner was not measured here, and a withheld one
+    was tuned with ``--no-share``. A config whose cost is known already is no news.
     """
     if not (decided.is_final and decided.is_current) or decided.is_imported or decided.is_withheld:
         return False

@@ -1,4 +1,4 @@
-"""The ``[share]`` table of ``config.toml``, and its URL as messages show it."""
+"""The ``[share]`` table of ``config.toml``, and how its URL is shown without secrets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 DAY_S: Final = 86_400.0
 
 MIN_PULL_S: Final = 5.0
-"""The shortest interval of looks at the store: below it requests cost more than what they find."""
+"""The shortest interval at which the store is read: more often, requests cost more than they find."""
 
 
 class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,7 +39,7 @@ class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.retention_days * DAY_S
 
     def find_fault(self) -> str:
-        """Return the first field that cannot be followed and why; nothing if all can be."""
+        """Return the first invalid field and what is wrong with it; empty if all are valid."""
         if self.url and (wrong := _find_url_fault(self.url)):
             return f"url is {hide_secrets(self.url)!r}: {wrong}"
         if not 0 < self.cap_gib < math.inf:
@@ -59,7 +59,7 @@ def _find_url_fault(url: str) -> str:
         parts = urlsplit(url)
         has_port = bool(parts.netloc) and parts.port is not None
     except ValueError:
-        # Its words may repeat a password.
+        # The error's own message may repeat a password.
         return "it cannot be read; write special characters of a password as %XX"
     if "://" not in url:
         return "give a full path, s3://BUCKET/PREFIX or redis://HOST:PORT/DATABASE"
@@ -71,17 +71,17 @@ def _find_url_fault(url: str) -> str:
 
 
 def hide_secrets(url: str) -> str:
-    """Return a URL without anything that may be a secret, as messages and logs have it.
+    """Return a URL without anything that may be secret, for messages and logs.
 
-    That is all before its last ``@``, as a password that is not quoted may hold any character, and the values of all
-    parameters, of which ``db`` is none.
+    Hidden are everything before the last ``@``, since an unquoted password may contain any character, and the values of
+    all parameters except ``db``.
     """
     if url.startswith(("/", "~")):
         return url
     scheme, mark, place = url.partition("://") if "://" in url else ("", "", url)
     hidden, at, rest = place.rpartition("@")
     if "?" in hidden:
-        # A password may be on either side of this one.
+        # The question mark may be part of a password, so that nothing after it can be shown either.
         return f"{scheme}{mark}…"
     address, question, query = rest.partition("?")
     kept = "&".join(part if part.startswith("db=") else f"{part.partition('=')[0]}=…" for part in query.split("&"))

@@ -1,12 +1,13 @@
-"""Shared stores: winners that several daemons exchange. The seam for plugins that keep them somewhere.
+"""Shared stores, in which several daemons exchange winners. Plugins implement them.
 
-A store is a bag of winners by address. The daemon does everything that takes judgement: it decides which of its winners
-are worth publishing, whether another's winner was measured in this very context, and what is tried. A winner from a
-store is never served as it is: its config is compiled, checked and timed here first. So a store is asked for two
-things, to keep a winner and to find those at some addresses, and it may return anything without doing harm.
+A store is a bag of winners by address. The daemon makes all judgements: which of its winners are worth publishing,
+whether another's winner was measured in this very context, and what is tried. A winner from a store is never served
+unseen: its config is compiled, checked and timed here first. So a store has two tasks, to keep a winner and to find
+those at some addresses, and whatever it returns does no harm.
 
-An address is the digest of a context as far as inspecting the sources shows it. Daemons that have learned different
-headers so far have the same address for the same sources; which of the winners there hold here is compared afterwards.
+An address is the digest of a context as far as an inspection of the sources shows it. Daemons that have learned
+different headers so far have the same address for the same sources; the daemon then compares which of the winners there
+hold here.
 
 To write one, subclass :class:`SharedStore` and register it in the entry-point group ``ktuned.shared_stores`` under each
 URL scheme that it serves (``file`` is also what a plain path means)::
@@ -52,21 +53,21 @@ if TYPE_CHECKING:
     from ktuned.fleet import Bridge
 
 GROUP: Final = "ktuned.shared_stores"
-"""The group of entry points, named by URL schemes."""
+"""The group of entry points, which are named by URL schemes."""
 
 INSTALL: Final = "pip install 'ktuned[team]'"
-"""Brings the plugin for directories, object storage and Redis."""
+"""Installs the plugin for directories, object storage and Redis."""
 
 
 class SharedStoreDown(KtunedError):
-    """A shared store cannot be used now: it does not answer, refuses, or is full. The message says why, in one line."""
+    """A shared store cannot be used now: it does not answer, refuses, or is full. The message says why in one line."""
 
     code = "shared_store_down"
 
 
 @record
 class LearnedName(Record):
-    """A name that only compiling or measuring has shown, and what it was read for; without its content."""
+    """A name that only compiling or measuring has shown, and what it was read for, without its content."""
 
     name: str
     is_source: bool = False
@@ -77,7 +78,7 @@ class LearnedName(Record):
 class SharedWinner(Record):
     """A winner as daemons share it: its context, its config, its figures, and when it was decided (Unix seconds).
 
-    ``names`` are those that ``digest`` covers besides what an inspection finds.
+    ``names`` are those that ``digest`` covers in addition to what an inspection finds.
     """
 
     kernel: str
@@ -97,13 +98,13 @@ class SharedWinner(Record):
 
     @property
     def cost(self) -> float:
-        """The cost of its figure: less is better."""
+        """Its cost by its objective; less is better."""
         cost = cost_of(Objective(self.objective), figure_of(Objective(self.objective), self.latency_us, self.metrics))
         assert cost is not None
         return cost
 
     def find_fault(self) -> str:
-        """Return why the winner cannot be believed, as what it `has`; nothing if it can be."""
+        """Return why the winner cannot be believed, beginning with 'has'; empty if it can be."""
         try:
             objective = read_objective(self.objective)
         except UsageError as error:
@@ -120,7 +121,7 @@ class SharedWinner(Record):
 
 
 class StoredWinner(msgspec.Struct, frozen=True):
-    """A winner in a store: its address there, and when it was written last (Unix seconds, by the store's clock)."""
+    """A winner in a store: its address, and when it was last written (Unix seconds, by the store's clock)."""
 
     address: str
     winner: SharedWinner
@@ -128,7 +129,7 @@ class StoredWinner(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a store has at some addresses; ``faults`` names, one line each, what is there and cannot be believed."""
+    """What a store has at some addresses; ``faults`` has a line for each entry that cannot be believed."""
 
     winners: tuple[StoredWinner, ...] = ()
     faults: tuple[str, ...] = ()
@@ -137,17 +138,17 @@ class Found(msgspec.Struct, frozen=True):
 class SharedStore(ABC):
     """Keeps winners for several daemons.
 
-    It is made in the daemon's process when the settings name it, and again when they change, so making one must neither
-    block nor reach out. What may block or bring a large library runs in the bridge, a process that can be killed at
-    any moment: a :class:`~ktuned.bridge.Service` there, and ``bridge.exchange(call, deadline_s)`` here. Any other error
-    than those named is taken for a failure of the store, too.
+    The daemon makes one in its own process when the settings name it, and again when they change. So the constructor
+    must neither block nor connect to anything. What may block, or imports a large library, runs in the bridge, a
+    process that can be killed at any moment: as a :class:`~ktuned.bridge.Service` there, which is called by
+    ``bridge.exchange(call, deadline_s)`` here. Errors other than those named count as a failure of the store, too.
 
     Args:
         settings: the ``[share]`` table. ``retention_s`` and ``cap_bytes`` are for :meth:`tidy`.
         bridge: the daemon's bridge.
 
     Raises:
-        SharedStoreDown: the URL means nothing to this kind of store.
+        SharedStoreDown: The URL means nothing to this kind of store.
     """
 
     def __init__(self, settings: ShareSettings, bridge: Bridge) -> None:
@@ -158,25 +159,26 @@ class SharedStore(ABC):
     async def publish(self, address: str, winner: SharedWinner) -> None:
         """Keep a winner, whole or not at all, and return when it is there.
 
-        The same winner may be published again, by this daemon or by another: then only its time of writing changes.
+        The same winner may be published again, by this daemon or another one: then only its time of writing changes.
 
         Args:
             address: hexadecimal digits, 32 of them.
-            winner: a kilobyte, or up to 250 KB where a kernel reads thousands of headers.
+            winner: about a kilobyte, or up to 250 KB if a kernel reads thousands of headers.
 
         Raises:
-            SharedStoreDown: it cannot be kept now; the daemon tries again later.
+            SharedStoreDown: It cannot be kept now; the daemon tries again later.
         """
 
     @abstractmethod
     async def find(self, kernel: str, addresses: Collection[str]) -> Found:
-        """Return the winners of a kernel at some addresses; of those at one address the newest few dozen are enough.
+        """Return the winners of a kernel at some addresses. The newest few dozen of each address are enough.
 
-        Called when a job begins, with one address, and every few minutes with all of a kernel's that are in use here,
-        a thousand at most. So keep what was read before.
+        This is called with one address when a job begins, and every few minutes with all of a kernel's addresses that
+        are in use here, at most a thousand. So cache what was read before.
 
         Raises:
-            SharedStoreDown: nothing can be read now. What cannot be believed is left out and named in ``faults``.
+            SharedStoreDown: Nothing can be read now. Entries that cannot be believed are left out and named in
+                ``faults`` instead.
         """
 
     async def tidy(self) -> None:

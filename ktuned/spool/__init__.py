@@ -1,4 +1,4 @@
-"""The spool: a directory in which applications leave the calls that are to be tuned, and how often they launch them."""
+"""The spool: a directory in which applications leave calls to be tuned, and how often they launch them."""
 
 from ktuned.spool.directory import (
     COUNTS_SUFFIX,

@@ -1,8 +1,8 @@
-"""The spool's files: written whole or not at all by applications, and read by the daemon with suspicion.
+"""The spool's files: applications write them whole or not at all, and the daemon reads them with suspicion.
 
-A record's name is the digest of its content, so that two hundred processes that make the same call leave one file. It
-is written under another name and renamed: whoever is killed meanwhile, a file with the right suffix is whole. The
-daemon reads only what is a plain file of its own user with no second name, and not too large.
+A record's name is the digest of its content, so two hundred processes that make the same call leave one file. It is
+written under another name and then renamed: a file with the right suffix is whole, whoever was killed. The daemon reads
+only plain files of its own user that have no second name and are not too large.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ STAGED_PREFIX: Final = "."
 """Beginning of the name of a file that is being written, or whose writer was killed."""
 
 MAX_RECORD_BYTES: Final = 80 << 20
-"""A call's tensors of integers, of which an application copies 64 MiB at most, and its configs."""
+"""Room for a call's tensors of integers, of which an application copies 64 MiB at most, and for its configs."""
 
 MAX_RECORDS: Final = 10_000
-"""Records that wait for a daemon: a month of a machine on which none was started. An application leaves no more."""
+"""Most records that wait for a daemon: a month's worth. Applications then leave no more."""
 
 _PRIVATE = 0o700
 
 
 class RefusedFile(Exception):
-    """A file of the spool that is not read; the message says why."""
+    """A file of the spool that must not be read; the message says why."""
 
 
 def home_directory(environment: Mapping[str, str] | None = None) -> Path:
-    """Return the directory of the daemon's state, as the daemon finds it by the same variables."""
+    """Return the directory of the daemon's state, found as the daemon itself finds it."""
     env = os.environ if environment is None else environment
     if chosen := env.get("KTUNED_HOME"):
         return Path(os.path.expanduser(chosen)).absolute()
@@ -55,7 +55,7 @@ def leave_record(directory: Path, record: CallRecord) -> str:
     """Write a call into the spool, unless it is there, and return its file's name.
 
     Raises:
-        OSError: it cannot be written, is larger than what is read (``EFBIG``), or too many wait already (``EDQUOT``).
+        OSError: It cannot be written, is too large to be read (``EFBIG``), or too many wait already (``EDQUOT``).
     """
     content = record.to_bytes()
     if len(content) > MAX_RECORD_BYTES:
@@ -63,7 +63,7 @@ def leave_record(directory: Path, record: CallRecord) -> str:
     name = f"{digest_of(content)}{RECORD_SUFFIX}"
     if not (directory / name).exists():
         _require_room(directory)
-        _write(directory, name, content)
+        _write_file(directory, name, content)
     return name
 
 
@@ -71,20 +71,20 @@ def leave_counts(directory: Path, counts: LaunchCounts) -> None:
     """Write counts of launches into the spool.
 
     Raises:
-        OSError: they cannot be written, or too many files wait already (``EDQUOT``).
+        OSError: They cannot be written, or too many files wait already (``EDQUOT``).
     """
     _require_room(directory)
-    # Another file each time: the daemon adds up what it takes out.
+    # A new file each time: the daemon adds the counts up.
     name = f"{os.getpid()}-{threading.get_native_id()}-{os.urandom(6).hex()}{COUNTS_SUFFIX}"
-    _write(directory, name, counts.to_bytes())
+    _write_file(directory, name, counts.to_bytes())
 
 
 def read_file(path: Path) -> bytes:
     """Return the content of a file of the spool.
 
     Raises:
-        RefusedFile: it is a link, another user's, not a plain file, or too large.
-        FileNotFoundError: another has taken it.
+        RefusedFile: It is a link, another user's, not a plain file, or too large.
+        FileNotFoundError: It is gone.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -122,7 +122,7 @@ def _require_room(directory: Path) -> None:
         raise OSError(errno.EDQUOT, f"{MAX_RECORDS} calls wait in {directory}; start a daemon: `ktuned start`")
 
 
-def _write(directory: Path, name: str, content: bytes) -> None:
+def _write_file(directory: Path, name: str, content: bytes) -> None:
     directory.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
     descriptor, staged = tempfile.mkstemp(dir=directory, prefix=STAGED_PREFIX)
     try:

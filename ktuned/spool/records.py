@@ -1,7 +1,7 @@
-"""What lies in the spool: a call as data, and counts of launches. Values and their bytes; no IO.
+"""The contents of the spool: calls as data, and counts of launches. Values and their bytes; no IO.
 
-A record holds all that a tuning needs of a call, so that neither the process that made it nor a daemon has to live
-when it is written. Two processes that make the same call write the same bytes.
+A record holds everything that a tuning needs of a call. So no daemon must run when it is written, and the process that
+wrote it may be gone when it is read. Two processes that make the same call write the same bytes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _RELEASE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.+!-]{0,59})?")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}")
 
 CALL_KEY: Final = "@call"
-"""The problem key that names a call; it does not enter the winner's key. No parameter can have the name."""
+"""The problem key that names a call; it is no part of the winner's key. No parameter can have this name."""
 
 TYPES_KEY: Final = "@types"
-"""The problem key that holds the dtypes of a call's tensors, shortly: ``f32,f32,i64``."""
+"""The problem key that holds the dtypes of a call's tensors, abbreviated: ``f32,f32,i64``."""
 
 CALLS: Final = "calls"
-"""The directory beside an adopted function's kernel file for all that is read with it."""
+"""The directory beside an adopted function's kernel file that has everything it reads."""
 
 
 class InvalidRecord(ValueError):
@@ -55,16 +55,16 @@ class CallRecord:
         package: the library that the function is of: ``fla``. The project's name.
         release: the library's version; empty where none is known.
         function: the function's name in the library: ``ops.gla.chunk.chunk_gla_fwd_kernel_o``. The kernel's name.
-        identity: digest of all that decides a measurement of the function besides the call: its code, its configs, the
-            interpreter and its path. Two functions of one name differ by it.
+        identity: digest of everything but the call that decides a measurement of the function: its code, its configs,
+            the interpreter and its path. It tells two functions of one name apart.
         declaration: what the plugin declares the kernel from, as plain data.
-        problem: the tuning key; what is in it tells the function's winners apart.
+        problem: the tuning key, by which the function's winners are told apart.
         call: the plugin's text of the call.
         files: files that the call or the declaration names, by their names: tensors, programs, source.
         python: the application's interpreter.
         variables: environment variables that decide what a compiler makes.
         device: model of the GPU that the call was for; empty leaves it to the daemon.
-        configs: the configs that are to be tried, the first one first.
+        configs: the configs to be tried, in order.
         module: the module that a front end imports for the function; empty where none is needed.
     """
 
@@ -93,9 +93,9 @@ class CallRecord:
         """Read :meth:`to_bytes`'s bytes.
 
         Raises:
-            InvalidRecord: they are something else.
+            InvalidRecord: They are something else.
         """
-        found = _unpacked(content)
+        found = _unpack_map(content)
         try:
             known = {name: found[name] for name in (one.name for one in fields(cls))}
         except KeyError as error:
@@ -108,7 +108,7 @@ class CallRecord:
 
 @dataclass(frozen=True)
 class LaunchCounts:
-    """How often a process has launched keys since it said so last: identity, tuning key, device model, launches."""
+    """A process's launches since its last report: identity, tuning key, device model, number of launches."""
 
     launches: tuple[tuple[str, Mapping[str, Any], str, int], ...]
 
@@ -122,21 +122,21 @@ class LaunchCounts:
         """Read :meth:`to_bytes`'s bytes.
 
         Raises:
-            InvalidRecord: they are something else.
+            InvalidRecord: They are something else.
         """
-        rows = _unpacked(content).get("launches")
+        rows = _unpack_map(content).get("launches")
         if not isinstance(rows, list) or not all(_is_count(row) for row in rows):
-            raise InvalidRecord("its launches are no list of counts")
+            raise InvalidRecord("its launches are not a list of counts")
         return cls(tuple((identity, problem, device, number) for identity, problem, device, number in rows))
 
 
-def _unpacked(content: bytes) -> dict[str, Any]:
+def _unpack_map(content: bytes) -> dict[str, Any]:
     try:
         found = msgpack.unpackb(content, strict_map_key=True)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise InvalidRecord(f"it is damaged: {str(error)[:80] or type(error).__name__}") from None
     if not isinstance(found, dict):
-        raise InvalidRecord("it holds no map")
+        raise InvalidRecord("it is not a map")
     if found.get("version") != VERSION:
         raise InvalidRecord(f"it is of version {str(found.get('version'))[:20]}, and this daemon reads {VERSION}")
     return found
@@ -157,9 +157,9 @@ def _is_scalars(value: Any) -> bool:
 
 
 def _is_plain(value: Any, levels: int = _MAX_LEVELS) -> bool:
-    """Return whether a value can be written as JSON, and is not nested so deeply that writing it would fail."""
+    """Return whether a value can be written as JSON: it is plain, and not nested too deeply."""
     if isinstance(value, list | dict):
-        # A map's keys are texts: others are not read.
+        # A map's keys are strings: unpacking refuses others.
         inner = value.values() if isinstance(value, dict) else value
         return levels > 0 and all(_is_plain(one, levels - 1) for one in inner)
     return value is None or isinstance(value, bool | int | float | str)

@@ -1,29 +1,33 @@
-"""Tuning one problem: the pipeline of bounded channels from strategy to store."""
+"""The tuning of one job: a pipeline from its strategy to the store.
+
+Start with :mod:`~ktuned.tuning.trial_machine`, the rules for a trial, and :mod:`~ktuned.tuning.pipeline`, which carries
+them out.
+"""
 
 from ktuned.tuning.compile_only import CompileOnly
-from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merged
+from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merge_deadlines
+from ktuned.tuning.job_brief import Compiler, JobBrief
 from ktuned.tuning.pipeline import Pipeline
-from ktuned.tuning.prior_results import restore
+from ktuned.tuning.prior_results import restore_winner
 from ktuned.tuning.progress import Publish, publish_job, publish_winner
 from ktuned.tuning.shared_lead import SharedConfigs
 from ktuned.tuning.stages import JobStage
-from ktuned.tuning.winner_check import Checked, Sanitizers, WinnerCheck
-from ktuned.tuning.work import Compiler, Work
+from ktuned.tuning.winner_check import CheckResult, Sanitizers, WinnerCheck
 
 __all__ = [
     "DEFAULT_DEADLINES",
-    "Checked",
+    "CheckResult",
     "CompileOnly",
     "Compiler",
+    "JobBrief",
     "JobStage",
     "Pipeline",
     "Publish",
     "Sanitizers",
     "SharedConfigs",
     "WinnerCheck",
-    "Work",
-    "merged",
+    "merge_deadlines",
     "publish_job",
     "publish_winner",
-    "restore",
+    "restore_winner",
 ]

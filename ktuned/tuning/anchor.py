@@ -1,8 +1,9 @@
-"""The anchor of a job whose numerics are exact: the config whose bits others must have to win. No IO.
+"""The anchor of a job whose numerics are exact: the config whose output bits a winner must have. No IO.
 
-It is known by its trial. Until that has ended no config is known to have its bits, so it is the first one that is
-tried. A config without bits yet, as one that was measured under a tolerance, is launched again for them alone; its
-latency stays. An anchor that fails, or that leaves other bits each time, ends the job: nothing can be equal to it.
+Until the anchor's own trial has ended, no config is known to have its bits, so it is tried first. A config without
+known bits, such as one that was measured under a tolerance, is launched again for its bits alone and keeps its latency.
+Most configs show their bits on the first inputs only; finalists are launched on all. An anchor that fails, or whose
+outputs differ between launches, ends the job: nothing can be equal to it.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from ktuned.model import (
 
 
 class Anchor:
-    """One job's anchor, its ``bits`` once they are known, and the ``fault`` for which it can be none.
+    """One job's anchor.
 
-    Outputs are compared on so many ``inputs``.
+    Attributes:
+        inputs: The number of inputs on which outputs are compared.
+        bits: Its bits, once they are known.
+        fault: Why it cannot be the anchor, or empty.
     """
 
     def __init__(self, config: Config, inputs: int) -> None:
@@ -36,15 +40,15 @@ class Anchor:
 
     @property
     def request(self) -> requests.SameBits:
-        """What a lane's worker is to find out of configs."""
+        """What a lane's worker must find out about configs' bits."""
         return requests.SameBits(self.inputs, self.bits)
 
     def is_anchor(self, config: Config) -> bool:
         """Return whether a config is the anchor."""
         return canonical(config) == canonical(self.config)
 
-    def judge(self, config: Config, measured: replies.Measurement) -> replies.Measurement:
-        """Return a measurement with the verdict on its bits: a worker may not have known the anchor's."""
+    def judge_bits(self, config: Config, measured: replies.Measurement) -> replies.Measurement:
+        """Return a measurement with ``same_bits`` set: its worker may not have known the anchor's bits."""
         if measured.bits is None:
             return measured
         if self.is_anchor(config) and not measured.nondeterministic:
@@ -53,25 +57,25 @@ class Anchor:
         return replace(measured, same_bits=False if measured.nondeterministic else same)
 
     def lacks_bits(self, trial: Trial) -> bool:
-        """Return whether a measured config is to be launched again for its bits: the anchor's on all inputs, those of
-        others on the first one. Finalists are launched on the other inputs before they compete.
+        """Return whether a measured config must be launched again for its bits: the anchor needs them on all inputs,
+        others only on the first.
         """
         bits = trial.detail.get("bits") or ()
         if is_nondeterministic(trial.detail):
             return False
         return len(bits) < self.inputs if self.is_anchor(trial.config) else not bits
 
-    def may_have_bits(self, trial: Trial) -> bool:
-        """Return whether a measured config has the anchor's bits, for all that is known of them."""
+    def may_equal_anchor(self, trial: Trial) -> bool:
+        """Return whether a measured config has the anchor's bits, as far as they are known."""
         bits = trial.detail.get("bits") or ()
         return bool(bits) and not is_nondeterministic(trial.detail) and have_same_bits(bits, self.bits) is not False
 
-    def is_sure_of(self, trial: Trial) -> bool:
-        """Return whether a measured config was launched on all inputs."""
+    def has_all_bits(self, trial: Trial) -> bool:
+        """Return whether a measured config has its bits on all inputs."""
         return len(trial.detail.get("bits") or ()) >= self.inputs
 
-    def note_end(self, trial: Trial) -> None:
-        """Take note of a trial's end: the anchor's own says whether it can be one."""
+    def record_trial_end(self, trial: Trial) -> None:
+        """Take note of a trial's end. The anchor's own trial shows its bits, or why it cannot be the anchor."""
         if not self.is_anchor(trial.config) or trial.outcome is None or trial.outcome in RETRIED_BY_NEXT_JOB:
             return
         words = ", ".join(f"{name}={value}" for name, value in self.config.items())

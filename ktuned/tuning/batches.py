@@ -1,10 +1,15 @@
-"""Sizes of requests: how many configs travel together, and how far ahead of their outcomes they are asked for. No IO.
+"""Sizes of requests: how many configs travel together, and how many may be under way at once. No IO.
 
-Each message wakes a process, which costs as much as all else that the daemon does for a trial. So what takes little
-time travels together, as long as nothing is decided between. What takes long travels alone: a result is seen at once,
-another job may have the lane, and a strategy that learns chooses with it.
+*Batches.* Each message wakes a process, which costs as much as everything else that the daemon does for a trial. So
+short work travels together, as long as nothing is decided in between. Long work travels alone: its result is seen at
+once, another job may have the lane, and a strategy that learns can use it. The size follows from the time that the last
+requests took.
 
-A *group* is compiled as one program, where a backend gains by that: its gain is learned, and its delay bounded.
+*Groups.* A backend may compile several configs as one program. That saves time where most of it goes into common
+headers, and delays results: a group delivers nothing until it is complete. So the gain is measured, with a pair now and
+then, and groups grow only while they pay and the lanes have work.
+
+*Sharing out.* The last configs are divided among all lanes and slots, so that these finish at about the same time.
 """
 
 from __future__ import annotations
@@ -14,97 +19,99 @@ from collections import deque
 from ktuned.model import median
 
 MAX_BATCH = 16
-"""Configs that travel together at most. Eight share most of a message's cost here; to another
-machine, where a message costs a millisecond, sixteen do."""
+"""Most configs in one request. Eight share most of a message's cost on this machine; to another one, where a message
+costs a millisecond, it takes sixteen."""
 
 LEAST_ASKED = 4
 MAX_ASKED = 32
-"""Configs in one question and in one commit: one question after the other would hold up hundreds of lanes, and a larger
-one holds up lookups, by 20 µs a config."""
+"""Fewest and most configs in one question to a strategy, and so in one commit: small questions cannot keep hundreds of
+lanes at work, and large ones hold up lookups, by 20 µs for each config."""
 
 OPENING_AHEAD = 64
-"""Configs besides that may be compiled while the lanes are opened, for a second or three: slots that stand still then
-are missed later. Not where the strategy learns or time ends the search, since they would be measured after it."""
+"""Additional configs that may be compiled while the lanes are opened, for one to three seconds: slots would be idle.
+Not if the strategy learns or time ends the search, since these configs would be measured after it."""
 
 LANE_S = 0.5
-"""Time of a lane for one batch: another job may wait for it."""
+"""Time that one batch may take on a lane: another job may wait for it."""
 
 COMPILE_S = 0.1
-"""Time of a slot for one batch: a lane may wait for the first of it."""
+"""Time that one batch may take in a slot: a lane may wait for its first config."""
 
 HOLD_GPU_S = 0.05
-"""Time for which a GPU's results are held back: the daemon's work does not disturb its timing."""
+"""How long a GPU's worker holds results back to send them together. A CPU's holds them for the whole batch, because the
+daemon's work on a result would disturb the next timing."""
 
 _LATEST = 15
-"""Latest figures of which the median counts: the first in a process costs more than the others."""
+"""Latest requests whose median time counts: the first one in a process takes longer than the others."""
 
 
 class BatchSize:
-    """Says how many configs one request may hold, so that it takes at most ``limit_s``; one, until that is known."""
+    """The number of configs that one request may hold, so that it takes at most ``limit_s``; 1 until that is known."""
 
     def __init__(self, limit_s: float, most: int = MAX_BATCH) -> None:
         self._limit_s = limit_s
         self._most = most
         self._each_s: deque[float] = deque(maxlen=_LATEST)
 
-    def took(self, configs: int, seconds: float) -> None:
-        """Take note of what a request took in all."""
+    def record_request(self, configs: int, seconds: float) -> None:
+        """Take note of the time that a request took in all, in s."""
         if configs:
             self._each_s.append(seconds / configs)
 
     @property
-    def now(self) -> int:
+    def next_size(self) -> int:
         """The size of the next batch."""
         if not self._each_s:
             return 1
         return max(1, min(self._most, int(self._limit_s / max(median(self._each_s), 1e-6))))
 
 
-def share(*, waiting: int, lanes: int, batch: int) -> int:
-    """Return how many of those that wait a lane takes at once, so that all lanes end at about the same time."""
+def limit_share_of_lane(*, waiting: int, lanes: int, batch: int) -> int:
+    """Return how many waiting configs one lane takes at once, so that all lanes end at about the same time."""
     return min(batch, max(1, -(-waiting // lanes)))
 
 
-def asked_at_once(*, lanes: int, batch: int) -> int:
-    """Return how many configs a strategy that does not learn is asked for in one request: a batch for each lane."""
+def limit_question_size(*, lanes: int, batch: int) -> int:
+    """Return how many configs a strategy that does not learn is asked for at once: a batch for each lane."""
     return min(MAX_ASKED, max(LEAST_ASKED, lanes * batch))
 
 
-def ahead(*, slots: int, group: int, lanes: int, batch: int, is_opening: bool = False) -> int:
-    """Return how many configs may be under way, without an outcome, before more are asked for.
+def limit_configs_under_way(*, slots: int, group: int, lanes: int, batch: int, is_opening: bool = False) -> int:
+    """Return how many configs may be under way, without an outcome, before the strategy is asked for more.
 
-    A group in each slot and one more that waits for it; for each lane what it measures and what it takes next; more
-    while the lanes are opened.
+    That is a group in each slot and one that waits for it; for each lane a batch that it measures and one that it takes
+    next; and :data:`OPENING_AHEAD` more while the lanes are opened.
     """
     most = 2 * slots * max(group, batch) + 2 * lanes * batch + group + lanes
     return most + OPENING_AHEAD if is_opening else most
 
 
 PAYS = 0.75
-"""Groups pay where a config costs at most this part of one alone: each config is ready only with the last."""
+"""Groups pay if a config in one costs at most this share of one alone. Less gain does not make up for the delay."""
 
 TRY_EVERY = 8
-"""One group in so many is a pair while groups do not pay, or that is unknown: the gain may change, for example because
-a worker has precompiled headers since."""
+"""While groups do not pay, or that is unknown, one request in so many is a pair: the gain may change, for example when
+workers have precompiled headers."""
 
 _ALONE = 9
 _TOGETHER = 3
-"""Latest figures of which the median counts: configs differ, and the first in a process costs more than the others."""
+"""Latest figures whose median counts, of configs alone and of configs in groups: configs differ, and the first one in a
+process takes longer."""
 
 
-def share_of_slot(*, waiting: int, slots: int) -> int:
-    """Return how many of the configs that wait one slot takes at most: the last ones are shared among all slots.
+def limit_share_of_slot(*, waiting: int, slots: int) -> int:
+    """Return how many waiting configs one slot takes at most: the last ones are shared among all slots.
 
-    Else one slot has a whole group left while the others stand still.
+    Otherwise one slot would work on a whole group while the others stand still.
     """
     return max(1, -(-waiting // max(1, slots)))
 
 
 class GroupSize:
-    """Says how large the next group is: more while the lanes have work, fewer while they wait for it.
+    """Decides how large the next group is: larger while the lanes have work, smaller while they starve.
 
-    The first is a single config, so that something is measured soon. Beyond pairs it grows only while groups pay:
-    several workers with a group each deliver nothing for as long as a group takes, while the lanes run out of work.
+    The first group is a single config, so that something is measured soon. Groups become larger than pairs only while
+    they pay: until a large group is complete, it delivers nothing, and the lanes may run out of work.
     """
 
     def __init__(self, largest: int) -> None:
@@ -114,7 +121,7 @@ class GroupSize:
         self._alone: deque[float] = deque(maxlen=_ALONE)
         self._together: deque[float] = deque(maxlen=_TOGETHER)
 
-    def next(self, *, lanes_starve: bool) -> int:
+    def choose_next_size(self, *, lanes_starve: bool) -> int:
         """Return the next group's size."""
         self._count += 1
         if self._largest == 1 or self._count == 1:
@@ -125,13 +132,13 @@ class GroupSize:
         self._size = max(1, size // 2) if lanes_starve else min(self._largest, size * 2)
         return size
 
-    def took(self, configs: int, seconds: float) -> None:
-        """Take note of what a group took in all, each of whose configs did compile."""
+    def record_group(self, configs: int, seconds: float) -> None:
+        """Take note of the time that a group took in all, in s; each of its configs must have compiled."""
         (self._together if configs > 1 else self._alone).append(seconds / configs)
 
     @property
     def pays(self) -> bool:
-        """True if a config in a group is known to cost clearly less than one alone."""
+        """True if a config in a group is known to take clearly less time than one alone."""
         if not (self._alone and self._together):
             return False
         return median(self._together) <= PAYS * median(self._alone)

@@ -1,7 +1,7 @@
-"""The way of a config that is only compiled: strategy → compile channel → compile workers → artifacts.
+"""Jobs that only compile: strategy → compile channel → compile workers → artifacts.
 
-Nothing is measured, so there are no trials: an event reports each config as it is ready, and the artifacts stay, under
-the keys that a job on a device of that target looks for.
+Nothing is measured, so there are no trials: an event reports each config as soon as it is ready. The artifacts stay,
+under the keys that a job on a device of their target will look for.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from math import inf
 from time import monotonic
 
 import anyio
-import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from ktuned.fleet import COURTESY_S, Fleet
@@ -20,47 +19,45 @@ from ktuned.model import Config, JobState, Outcome, Role, TrialResult
 from ktuned.store import Artifacts
 from ktuned.tuning.batches import MAX_BATCH
 from ktuned.tuning.compile_stage import CompileStage
-from ktuned.tuning.exploration import Explorer, opened
+from ktuned.tuning.exploration import Explorer, open_space
 from ktuned.tuning.hopeless import PROBES, Hopelessness
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.progress import Progress, Publish
 from ktuned.tuning.stages import JobStage, StageReport
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent
-from ktuned.tuning.trial_machine import NotBuilt, ends_among
-from ktuned.tuning.work import Work
-
-_log = structlog.get_logger()
+from ktuned.tuning.trial_machine import NotBuilt, find_ends
 
 ASK_AT_ONCE = 16
-"""Configs asked for in one request: nothing is learned from them, so nothing is lost by asking for many."""
+"""Configs in one question to the strategy: it learns nothing from them, so many at once do no harm."""
 
 
 class CompileOnly:
-    """A job that only compiles; :meth:`run` returns when every config has its artifact, or the reason why not.
+    """Runs a job that only compiles: :meth:`run` returns when each config has its artifact, or the reason why not.
 
     ``on_stage`` is called when no config waits to be compiled any more.
     """
 
     def __init__(
         self,
-        work: Work,
+        brief: JobBrief,
         *,
         fleet: Fleet,
         artifacts: Artifacts,
         publish: Publish,
         on_stage: Callable[[JobStage], None],
     ) -> None:
-        self.work = work
-        work.traces.add_follower(work)
-        self.progress = Progress(budget_s=work.job.plan.seconds)
+        self.brief = brief
+        brief.traces.add_follower(brief)
+        self.progress = Progress(budget_s=brief.job.plan.seconds)
         self._fleet = fleet
         self._artifacts = artifacts
         self._publish = publish
         self._stages = StageReport(on_stage)
-        self._compiling = CompileStage(work, fleet, artifacts, on_begun=self._note_begun)
+        self._compiling = CompileStage(brief, fleet, artifacts, on_begun=self._report_last_compiles)
         self._channel: MemoryObjectSendStream[Attempt] | None = None
         self._first_failure = ""
         self._given_up = anyio.Event()
-        self._hopelessness = Hopelessness(keeps_going=work.job.plan.keep_going)
+        self._hopelessness = Hopelessness(keeps_going=brief.job.plan.keep_going)
         self._has_asked_all = False
 
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -73,66 +70,66 @@ class CompileOnly:
     @property
     def verdict(self) -> tuple[JobState, str]:
         """The job's final state, and its message."""
-        ready, target = self.progress.compiled, self.work.target
+        ready, target = self.progress.compiled, self.brief.target
         message = f"no config could be compiled for {target}"
         if self._hopelessness.reason:
             message = self._hopelessness.reason
         elif ready:
             message = f"{ready} artifacts are ready for {target}" if ready > 1 else f"1 artifact is ready for {target}"
-        elif self.work.absence and self._first_failure:
-            # `ktuned tune --compile-only` shows each config's own line; what wanted to measure shows this one.
+        elif self.brief.absence and self._first_failure:
+            # `ktuned tune --compile-only` shows a line for each config; a job that wanted to measure shows this one.
             message = f"{message}: {self._first_failure}"
-        if self.work.absence:
-            return JobState.FAILED, f"no device: {self.work.absence}; {message}"
+        if self.brief.absence:
+            return JobState.FAILED, f"no device: {self.brief.absence}; {message}"
         return (JobState.DONE if ready else JobState.FAILED), message
 
     async def run(self) -> None:
         """Compile until the space or the budget is exhausted.
 
         Raises:
-            WorkerError: no config can be compiled at all; with code ``source_changed`` when a file changed meanwhile.
-            StoreError: an artifact cannot be kept.
-            ExceptionGroup: of these.
+            WorkerError: No config can be compiled at all; with code ``source_changed`` if a file changed meanwhile.
+            StoreError: An artifact cannot be kept.
+            ExceptionGroup: Several of these.
         """
         began = monotonic()
         ends_at = inf if self.progress.budget_s is None else began + self.progress.budget_s
         slots = int(self._fleet.compile_slots.total_tokens)
         self._channel, arriving = anyio.create_memory_object_stream[Attempt](
-            slots * max(self.work.group_size, MAX_BATCH)
+            slots * max(self.brief.group_size, MAX_BATCH)
         )
         try:
             async with anyio.create_task_group() as ending:
                 async with anyio.create_task_group() as tasks:
-                    ending.start_soon(self._end_early, tasks.cancel_scope, ends_at)
-                    tasks.start_soon(self._ask, self._channel)
+                    ending.start_soon(self._end_job_early, tasks.cancel_scope, ends_at)
+                    tasks.start_soon(self._ask_for_configs, self._channel)
                     for _ in range(self._fleet.compile_slots.most_inside):
-                        tasks.start_soon(self._compile, arriving.clone())
+                        tasks.start_soon(self._compile_groups, arriving.clone())
                     arriving.close()
                 ending.cancel_scope.cancel()
         finally:
-            self.progress.spend("wall_s", monotonic() - began)
+            self.progress.add_cost("wall_s", monotonic() - began)
             await self._compiling.close()
 
-    async def _end_early(self, compiling: anyio.CancelScope, ends_at: float) -> None:
-        """Stop what compiles once the job's time is up, or it is hopeless."""
+    async def _end_job_early(self, compiling: anyio.CancelScope, ends_at: float) -> None:
+        """Wait until the time is up or the job is hopeless; then stop its compiles."""
         with anyio.move_on_after(ends_at - monotonic()):
             await self._given_up.wait()
         compiling.cancel()
 
-    def _propose(self, configs: Sequence[Config], *, are_probes: bool) -> None:
-        self._hopelessness.propose(configs, are_probes=are_probes)
+    def _record_proposed(self, configs: Sequence[Config], *, are_probes: bool) -> None:
+        self._hopelessness.record_proposed(configs, are_probes=are_probes)
         self._give_up_if_hopeless()
 
     def _give_up_if_hopeless(self) -> None:
         if self._hopelessness.reason:
             self._given_up.set()
 
-    async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
-        plan, deadlines, default = self.work.job.plan, self.work.deadlines, self.work.kernel.default
-        async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
-            request = self.work.explore_request([] if default is None else [default])
+    async def _ask_for_configs(self, channel: MemoryObjectSendStream[Attempt]) -> None:
+        plan, deadlines, default = self.brief.job.plan, self.brief.deadlines, self.brief.kernel.default
+        async with channel, self._fleet.lend(Role.EXPLORE, self.brief.environment) as explorer:
+            request = self.brief.make_explore_request([] if default is None else [default])
             async with self._fleet.gate.computing(COURTESY_S):
-                found = await opened(explorer, request, self.work.kernel, deadlines)
+                found = await open_space(explorer, request, self.brief.kernel, deadlines)
             exploring = Explorer(explorer, found.strategy, deadlines)
             is_bounded = found.size is not None and not found.is_estimate
             self.progress.total = min(found.size or 0, plan.trials) if is_bounded else plan.trials
@@ -141,61 +138,61 @@ class CompileOnly:
                 is_probing = self._hopelessness.wants_probes
                 most = min(PROBES if is_probing else ASK_AT_ONCE, plan.trials - asked)
                 async with self._fleet.gate.computing():
-                    answer = await exploring.ask((), most, anywhere=is_probing)
-                self._propose([proposal.config for proposal in answer.proposals], are_probes=is_probing)
+                    answer = await exploring.ask_for_configs((), most, anywhere=is_probing)
+                self._record_proposed([proposal.config for proposal in answer.proposals], are_probes=is_probing)
                 asked += len(answer.proposals)
                 for proposal in answer.proposals:
-                    await self._admit(proposal, channel)
-                # A strategy that waits for figures would wait forever: there are none.
+                    await self._queue_proposal(proposal, channel)
+                # A strategy that waits for figures would wait for ever: there are none.
                 if answer.finished or not (answer.proposals or is_probing):
                     break
             self.progress.total = asked
-            # There are no more: these are all that can be known of the space.
-            self._propose((), are_probes=True)
+            # There are no more configs, so no further probes can come.
+            self._record_proposed((), are_probes=True)
         self._has_asked_all = True
-        self._note_begun()
+        self._report_last_compiles()
 
-    def _note_begun(self) -> None:
+    def _report_last_compiles(self) -> None:
         in_channel = 0 if self._channel is None else self._channel.statistics().current_buffer_used
-        if self._has_asked_all and not self._compiling.has_waiting(in_channel):
-            self._stages.reach(JobStage.COMPILING)
+        if self._has_asked_all and not self._compiling.has_waiting_configs(in_channel):
+            self._stages.report_stage(JobStage.COMPILING)
 
-    async def _admit(self, proposal: replies.Proposal, channel: MemoryObjectSendStream[Attempt]) -> None:
+    async def _queue_proposal(self, proposal: replies.Proposal, channel: MemoryObjectSendStream[Attempt]) -> None:
         if proposal.build is not None:
-            await channel.send(Attempt(0, proposal.config, self.work.unit(proposal.build)))
+            await channel.send(Attempt(0, proposal.config, self.brief.make_unit(proposal.build)))
             return
         attempt = Attempt(0, proposal.config, requests.UnitRef("", {}))
-        for end in ends_among(self.work.trial_machine().handle(NotBuilt(attempt, proposal))):
-            self._report(end.attempt, end.result)
+        for end in find_ends(self.brief.make_trial_machine().handle_report(NotBuilt(attempt, proposal))):
+            self._publish_config(end.attempt, end.result)
 
-    async def _compile(self, channel: MemoryObjectReceiveStream[Attempt]) -> None:
+    async def _compile_groups(self, channel: MemoryObjectReceiveStream[Attempt]) -> None:
         async with channel:
-            while (first := await self._compiling.next(channel)) is not None:
-                group = self._compiling.group(first, channel, lanes_starve=False)
+            while (first := await self._compiling.take_next_attempt(channel)) is not None:
+                group = self._compiling.collect_group(first, channel, lanes_starve=False)
                 for attempt in group:
-                    # No lane loads it now, so damage must not wait to be found by a later job.
+                    # No lane will load this artifact now, so damage is looked for here, not by a later job.
                     await self._artifacts.verify_artifact(attempt.unit.key)
-                results = {end.attempt: end.result for end in await self._compiling.compile(group)}
+                results = {end.attempt: end.result for end in await self._compiling.compile_attempts(group)}
                 for attempt in group:
-                    self._report(attempt, results.get(attempt))
+                    self._publish_config(attempt, results.get(attempt))
 
-    def _report(self, attempt: Attempt, result: TrialResult | None) -> None:
-        """Publish a config that has its artifact, or the reason why it has none."""
+    def _publish_config(self, attempt: Attempt, result: TrialResult | None) -> None:
+        """Count and publish a config that has its artifact, or the reason why it has none."""
         if result is None:
             self.progress.compiled += 1
         else:
             self.progress.outcomes[result.outcome] += 1
             self._first_failure = self._first_failure or result.message.partition("\n")[0]
         outcome = Outcome.MEASURED if result is None else result.outcome
-        self._hopelessness.note(attempt.config, outcome, "" if result is None else result.message)
+        self._hopelessness.record_outcome(attempt.config, outcome, "" if result is None else result.message)
         self._give_up_if_hopeless()
-        self.progress.spend("compile_s", attempt.compile_s)
+        self.progress.add_cost("compile_s", attempt.compile_s)
         self._publish(
             "config_compiled",
-            kernel=self.work.job.kernel,
-            job=self.work.job.id,
-            problem=self.work.specialized,
-            target=self.work.target,
+            kernel=self.brief.job.kernel,
+            job=self.brief.job.id,
+            problem=self.brief.specialized,
+            target=self.brief.target,
             config=dict(attempt.config),
             outcome=None if result is None else result.outcome.value,
             message="" if result is None else result.message,

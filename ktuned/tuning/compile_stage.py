@@ -1,4 +1,22 @@
-"""From Builds to sealed artifacts, or to the outcomes that say why there are none."""
+"""The compile stage: brings each config of a job to its sealed artifact, or to the outcome that says why it has none.
+
+*The way of a config.* Its artifact has a key, a digest of everything that decides its bytes. If the key is sealed,
+nothing is compiled. If another group compiles it now, for this job or another, it is waited for. Otherwise its group
+waits for a slot, is sent to a compile worker in one request, and each result is taken in as it comes. Where a backend
+*lowers*, a front end first translates the config's function, before the group takes a slot: the front end may import a
+large library, and others can compile meanwhile.
+
+*Groups.* A backend compiles a request's configs one by one (a *batch*, whose size is bounded by time), or builds them
+as one program (a *group*, whose size is learned: :class:`~ktuned.tuning.batches.GroupSize`). The last configs of a job
+are shared out one by one, the longest first, so that all slots end at about the same time.
+
+*Failures.* What a failed request says about its configs is decided by :mod:`~ktuned.tuning.trial_machine`, which may
+ask for smaller requests; this module only carries that out. An error that all configs share (a changed source, a
+backend that cannot be imported, a full disk) is raised, and ends the job.
+
+*Machines.* A job may compile on several machines that have its toolchain. One that cannot be reached is left out for
+:data:`ABSENT_S`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +31,6 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from ktuned.fleet import (
@@ -31,7 +48,8 @@ from ktuned.fleet import (
 from ktuned.ipc import replies, requests
 from ktuned.model import Phase, Role, WorkerError
 from ktuned.store import DISK_ERRORS, Artifacts, file_fault
-from ktuned.tuning.batches import COMPILE_S, BatchSize, GroupSize, share_of_slot
+from ktuned.tuning.batches import COMPILE_S, BatchSize, GroupSize, limit_share_of_slot
+from ktuned.tuning.job_brief import Compiler, JobBrief
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
 from ktuned.tuning.trial_machine import (
     ArtifactFound,
@@ -43,35 +61,32 @@ from ktuned.tuning.trial_machine import (
     EndJob,
     Failure,
     Instruction,
-    ends_among,
+    find_ends,
 )
 from ktuned.tuning.trial_order import LAST_OF_SLOT
-from ktuned.tuning.work import Compiler, Work
-
-_log = structlog.get_logger()
-
 
 STRAGGLER_S = 2.0
 """A compile that is shorter than this is no straggler."""
 
 ABSENT_S = 4.0
-"""For this long a machine is left out that was not there when a worker was to be started on it."""
+"""How long a machine that could not be reached is left out."""
 
 
 class CompileStage:
-    """Compiles one job's configs; the fleet bounds how many groups at once, :meth:`group` how large they are.
+    """Compiles one job's configs. The fleet bounds how many groups compile at once.
 
-    ``on_begun`` is called when fewer of them may wait: a group has got its slot, or needs none.
+    Args:
+        on_begun: Called whenever a group no longer waits: it has its slot, or needs none.
     """
 
     def __init__(
-        self, work: Work, fleet: Fleet, artifacts: Artifacts, *, on_begun: Callable[[], None] = lambda: None
+        self, brief: JobBrief, fleet: Fleet, artifacts: Artifacts, *, on_begun: Callable[[], None] = lambda: None
     ) -> None:
-        self._work = work
-        self._machine = work.trial_machine()
+        self._brief = brief
+        self._machine = brief.make_trial_machine()
         self._fleet = fleet
         self._artifacts = artifacts
-        self._group_size = GroupSize(work.group_size)
+        self._group_size = GroupSize(brief.group_size)
         self._batch_size = BatchSize(COMPILE_S)
         self._directories: list[Path] = []
         self._made = 0
@@ -85,45 +100,47 @@ class CompileStage:
     @property
     def slots(self) -> int:
         """The number of compile slots, of all machines that compile for this job."""
-        return sum(int(self._fleet.slots_of(one.environment).total_tokens) for one in self._work.compilers)
+        return sum(int(self._fleet.slots_of(one.environment).total_tokens) for one in self._brief.compilers)
 
     @property
     def groups(self) -> int:
-        """The number of groups under way at most: those in the slots, and those that are being sealed."""
-        return sum(self._fleet.slots_of(one.environment).most_inside for one in self._work.compilers)
+        """Most groups that are under way at once: those in the slots, and those that are being sealed."""
+        return sum(self._fleet.slots_of(one.environment).most_inside for one in self._brief.compilers)
 
-    async def open(self) -> None:
-        """Have workers start, and import what they need, before there is a config to compile."""
-        work = self._work
-        for compiler in work.compilers:
-            self._fleet.prepare_compilers(compiler.environment, work.kernel.backend, besides=int(work.lowers))
-        if work.lowers and not work.kernel.is_data:
-            # What the files of data have their functions from is known by their Builds.
-            (key, *_), opening = self._front_end({})
-            await self._fleet.front_ends.open(key, opening, work.job.id, work.deadlines)
+    async def start_workers(self) -> None:
+        """Start workers, which import what they need, before there is a config to compile."""
+        brief = self._brief
+        for compiler in brief.compilers:
+            self._fleet.prepare_compilers(compiler.environment, brief.kernel.backend, besides=int(brief.lowers))
+        if brief.lowers and not brief.kernel.is_data:
+            # A kernel file of data imports nothing itself: its Builds name the library that has its functions.
+            (key, *_), opening = self._find_front_ends({})
+            await self._fleet.front_ends.open(key, opening, brief.job.id, brief.deadlines)
 
-    def has_waiting(self, in_channel: int) -> bool:
-        """Return whether a config waits to be compiled: of those in the channel, or for a slot."""
+    def has_waiting_configs(self, in_channel: int) -> bool:
+        """Return whether a config waits to be compiled, in the channel or for a slot."""
         if in_channel or self._last:
             return True
-        job = self._work.job.id
-        return any(job in self._fleet.slots_of(one.environment).waiting for one in self._work.compilers)
+        job = self._brief.job.id
+        return any(job in self._fleet.slots_of(one.environment).waiting for one in self._brief.compilers)
 
     @property
-    def running(self) -> int:
+    def running_configs(self) -> int:
         """The number of configs that are with a compiler now."""
         return sum(configs for _, configs in self._running.values())
 
     def end_stragglers(self, times: float) -> None:
-        """Have the deadline pass of compiles that take ``times`` as long as the longest that came to its end."""
+        """End compiles that take ``times`` as long as the longest finished one, as if their deadline had passed."""
         patience_s = max(STRAGGLER_S, times * self._longest_s)
         for scope, (began, _) in self._running.items():
             if self._longest_s and monotonic() - began > patience_s:
                 scope.cancel()
 
-    async def next(self, channel: MemoryObjectReceiveStream[Attempt]) -> Attempt | None:
-        """Return what a slot compiles next; of the last ones that which is expected to take longest, so that all slots
-        end at about the same time. ``None`` when there is nothing more.
+    async def take_next_attempt(self, channel: MemoryObjectReceiveStream[Attempt]) -> Attempt | None:
+        """Return the config that a slot compiles next, or ``None`` when there are no more.
+
+        Once the last configs are known, the one with the longest expected compile comes first, so that all slots end at
+        about the same time.
         """
         try:
             first = None if self._last else await channel.receive()
@@ -142,14 +159,14 @@ class CompileStage:
         self._last.extend(sorted(last, key=lambda attempt: -attempt.expected_s))
         return self._last.popleft()
 
-    def group(
+    def collect_group(
         self, first: Attempt, channel: MemoryObjectReceiveStream[Attempt], *, lanes_starve: bool
     ) -> list[Attempt]:
-        """Return ``first`` and as many of those that wait in the channel as are to be compiled with it."""
+        """Return ``first`` with the waiting configs that are compiled in the same request."""
         group = [first]
         is_batch = self._machine.compiles_one_by_one
-        size = self._batch_size.now if is_batch else self._group_size.next(lanes_starve=lanes_starve)
-        most = share_of_slot(waiting=1 + channel.statistics().current_buffer_used, slots=self.slots)
+        size = self._batch_size.next_size if is_batch else self._group_size.choose_next_size(lanes_starve=lanes_starve)
+        most = limit_share_of_slot(waiting=1 + channel.statistics().current_buffer_used, slots=self.slots)
         for _ in range(min(size, most) - 1):
             try:
                 group.append(channel.receive_nowait())
@@ -159,27 +176,27 @@ class CompileStage:
 
     @property
     def _pays_together(self) -> bool:
-        """True if a slot is to take several configs at once; the last ones are shared out one by one."""
-        return self._batch_size.now > 1 if self._machine.compiles_one_by_one else self._group_size.pays
+        """True if requests of several configs pay; the last configs then stay in the channel to be grouped."""
+        return self._batch_size.next_size > 1 if self._machine.compiles_one_by_one else self._group_size.pays
 
-    async def compile(self, attempts: Sequence[Attempt], *, is_reference: bool = False) -> list[End]:
+    async def compile_attempts(self, attempts: Sequence[Attempt], *, is_reference: bool = False) -> list[End]:
         """Bring each trial to its artifact or to its end; return the ends.
 
-        An artifact that is being compiled already, by this job or another, is waited for. What a ``reference`` takes is
-        the time of the trial that finds its artifact.
+        The time of a compile that ``is_reference`` is charged to the trial that then finds its artifact.
 
         Raises:
-            WorkerError: the backend cannot be loaded at all; or, with code ``source_changed``, the job works from files
-                that are no more.
-            StoreError: an artifact cannot be kept.
+            WorkerError: The backend cannot be loaded at all; or, with code ``source_changed``, the files that the job
+                began with have changed.
+            StoreError: An artifact cannot be kept.
         """
         ends: list[End] = []
         requests_to_make = deque([list(attempts)])
         while requests_to_make:
-            missing = self._pass_found(requests_to_make.popleft())
-            if self._work.lowers and missing:
-                # Before there is a slot: a library may take long to be imported, and others compile meanwhile.
-                lowered = await self._lower(missing)
+            # What is sealed needs no compiler.
+            missing = self._use_sealed_artifacts(requests_to_make.popleft())
+            if self._brief.lowers and missing:
+                # Lower before the group takes a slot: importing a library may take long, and others compile meanwhile.
+                lowered = await self._lower_functions(missing)
                 ends += lowered
                 missing = [attempt for attempt in missing if attempt.outcome is None]
             if not missing:
@@ -187,18 +204,20 @@ class CompileStage:
                 continue
             compiler = await self._await_compiler()
             slots, gate = self._fleet.slots_of(compiler.environment), self._fleet.gate_of(compiler.environment)
-            # The slot first: a job that waits for one does not compile, so it must not keep others from having quiet.
-            async with slots.hold(self._work.job.id) as slot, gate.compiling():
+            # The slot first, then the gate: a job that only waits for a slot must not hold up another's quiet window.
+            async with slots.hold(self._brief.job.id) as slot, gate.compiling():
                 self._on_begun()
-                # Looked at again: what only waited for a slot may have been compiled meanwhile.
-                missing = self._pass_found(missing)
+                # Look again: others may have compiled a part of it while this group waited for its slot. What others
+                # compile just now is waited for below, without the slot.
+                missing = self._use_sealed_artifacts(missing)
                 others = [attempt for attempt in missing if not self._may_compile(attempt)]
                 mine = [attempt for attempt in missing if attempt not in others]
                 if mine:
                     with self._artifacts.mark_in_progress({attempt.unit.key for attempt in mine}):
-                        instructions = await self._compile_together(mine, compiler, slot)
-                    ends += ends_among(instructions)
+                        instructions = await self._compile_group(mine, compiler, slot)
+                    ends += find_ends(instructions)
                     requests_to_make.extend(list(one.attempts) for one in instructions if isinstance(one, Compile))
+            # Once others have compiled it, or failed, this is found out like everything else: from the start.
             for attempt in others:
                 await self._artifacts.await_made(attempt.unit.key)
             if others:
@@ -208,20 +227,20 @@ class CompileStage:
         return ends
 
     def _may_compile(self, attempt: Attempt) -> bool:
-        is_ready = attempt.lowered is not None or not self._work.lowers
+        is_ready = attempt.lowered is not None or not self._brief.lowers
         return is_ready and not self._artifacts.is_making(attempt.unit.key)
 
-    def _pass_found(self, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """Have the trials compiled whose artifacts are there; return the others."""
+    def _use_sealed_artifacts(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """Move the trials whose artifacts are sealed to their next state; return the others."""
         missing = []
         for attempt in attempts:
-            # Names may have been learned since it was proposed.
-            attempt.unit = self._work.unit(attempt.unit.build)
+            # The key may be another by now: names may have been learned since the config was proposed.
+            attempt.unit = self._brief.make_unit(attempt.unit.build)
             key = attempt.unit.key
             if not self._artifacts.is_sealed(key):
                 missing.append(attempt)
                 continue
-            self._machine.handle(ArtifactFound(attempt))
+            self._machine.handle_report(ArtifactFound(attempt))
             attempt.compile_s += self._spent_s.pop(key, 0.0)
             sealed = self._artifacts.read_manifest(key)
             if sealed is not None:
@@ -229,62 +248,62 @@ class CompileStage:
         return missing
 
     async def _await_compiler(self) -> Compiler:
-        """Return where the next group compiles: the first machine with a free slot, this one before others.
+        """Return where the next group compiles: the first machine with a free slot, else the first that is there.
 
-        One that is not there is left out for a while; where no other has the toolchain, it is waited for.
+        If no machine with the toolchain can be reached, this waits for one.
         """
         while True:
             now = monotonic()
-            there = [
-                one for one in self._work.compilers if now >= self._absent.get(one.environment, -ABSENT_S) + ABSENT_S
+            reachable = [
+                one for one in self._brief.compilers if now >= self._absent.get(one.environment, -ABSENT_S) + ABSENT_S
             ]
-            free = [one for one in there if not self._fleet.slots_of(one.environment).is_full]
-            if free or there:
-                return (free or there)[0]
+            free = [one for one in reachable if not self._fleet.slots_of(one.environment).is_full]
+            if free or reachable:
+                return (free or reachable)[0]
             await anyio.sleep(ABSENT_S / 4)
 
-    async def _compile_together(self, group: list[Attempt], compiler: Compiler, slot: Turn) -> list[Instruction]:
-        """Compile a group in one request; return what is to be done with those that have no artifact.
+    async def _compile_group(self, group: list[Attempt], compiler: Compiler, slot: Turn) -> list[Instruction]:
+        """Compile a group in one request; return what becomes of the configs without an artifact.
 
         Raises:
-            WorkerError, StoreError: as :meth:`compile`.
+            WorkerError, StoreError: As :meth:`compile_attempts`.
         """
         units: dict[str, replies.CompiledUnit] = {}
         error: Failure | None = None
-        self._machine.handle(CompilerTook(group))
+        self._machine.handle_report(CompilerTook(group))
         with self._lend_directory() as directory:
             try:
-                await self._send(group, compiler, directory.name, units, slot)
+                await self._request_compile(group, compiler, directory.name, units, slot)
             except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
                 error = raised
             await self._fleet.pace.step()
             instructions: list[Instruction] = []
             for attempt in group:
                 if (unit := units.get(attempt.unit.key)) is not None:
-                    instructions += await self._take(attempt, unit)
+                    instructions += await self._take_in_unit(attempt, unit)
         if isinstance(error, HostLost):
             self._absent[compiler.environment] = monotonic()
         silent = [attempt for attempt in group if attempt.state is TrialState.COMPILING]
-        instructions += self._machine.handle(CompilerLeft(silent, error))
-        await self._raise_if_over(instructions)
+        instructions += self._machine.handle_report(CompilerLeft(silent, error))
+        await self._raise_job_error(instructions)
         return instructions
 
-    async def _raise_if_over(self, instructions: Sequence[Instruction]) -> None:
-        """Raise the error that ends the job, as its clients are to read it."""
+    async def _raise_job_error(self, instructions: Sequence[Instruction]) -> None:
+        """Raise the error that ends the job, if there is one, worded for its clients."""
         for error in [one.error for one in instructions if isinstance(one, EndJob)]:
             if isinstance(error, RequestFailed) and error.errno in DISK_ERRORS:
                 fault = OSError(error.errno, error.message)
-                raise file_fault(fault, f"{self._work.job.kernel} cannot be compiled") from error
+                raise file_fault(fault, f"{self._brief.job.kernel} cannot be compiled") from error
             if isinstance(error, RequestFailed) and error.code == "source_changed":
-                # The watcher follows what is known alone, and the job waits for it.
-                await self._work.learn(error.failure.observed)
+                # The watcher follows only files that are known, and the job waits until it has seen this change.
+                await self._brief.learn_names(error.failure.observed)
                 raise error
             raise WorkerError(
-                f"the backend {self._work.kernel.backend!r} cannot be loaded: {error.message}",
+                f"the backend {self._brief.kernel.backend!r} cannot be loaded: {error.message}",
                 hint=error.hint or "`ktuned doctor` says more",
             ) from error
 
-    async def _send(
+    async def _request_compile(
         self,
         group: list[Attempt],
         compiler: Compiler,
@@ -292,25 +311,25 @@ class CompileStage:
         reported: dict[str, replies.CompiledUnit],
         slot: Turn,
     ) -> None:
-        """Have a worker compile a group; ``reported`` has what it says of each config, also where it then fails."""
-        work, environment = self._work, compiler.environment
+        """Send a group to a worker; ``reported`` receives its report on each config, also if the request then fails."""
+        brief, environment = self._brief, compiler.environment
         units = {attempt.unit.key: replace(attempt.unit, lowered=attempt.lowered or b"") for attempt in group}
         together = 1 if self._machine.compiles_one_by_one else len(group)
-        deadlines = {**work.deadlines, Phase.COMPILE: work.deadlines[Phase.COMPILE] * together}
+        deadlines = {**brief.deadlines, Phase.COMPILE: brief.deadlines[Phase.COMPILE] * together}
         place = f"{environment.host} slot {staging.rpartition('-')[2]}".lstrip()
         slots = self._fleet.slots_of(compiler.environment)
         async with (
             self._fleet.lend(Role.COMPILE, environment) as worker,
-            self._may_straggle(group) as began,
+            self._register_request(group) as began,
         ):
             until = time()
             request = requests.Compile(
-                work.kernel_ref,
-                work.target,
+                brief.kernel_ref,
+                brief.target,
                 staging,
                 tuple(units.values()),
                 compiler.toolchain,
-                # Of a single one nothing is held back.
+                # A single config's result is sent at once.
                 hold_s=COMPILE_S if len(group) > 1 else 0.0,
                 announced=slots.most_inside > slots.total_tokens,
             )
@@ -319,25 +338,25 @@ class CompileStage:
                     request,
                     deadlines,
                     on_item=lambda unit: reported.update({unit.key: unit}),
-                    # Though what fails after that is tried once more.
+                    # The slot is free once the compiler is done, although sealing may still fail.
                     on_computed=slot.give_back,
                 )
             finally:
                 for attempt in group:
                     if attempt.unit.key in reported:
-                        attempt.note_place("compile", place, until)
+                        attempt.record_place("compile", place, until)
                         until += reported[attempt.unit.key].seconds
         self._longest_s = max(self._longest_s, monotonic() - began)
-        self._batch_size.took(len(reported), monotonic() - began)
+        self._batch_size.record_request(len(reported), monotonic() - began)
         if reported and all(unit.outcome is None for unit in reported.values()):
-            self._group_size.took(len(reported), sum(unit.seconds for unit in reported.values()))
+            self._group_size.record_group(len(reported), sum(unit.seconds for unit in reported.values()))
 
     @asynccontextmanager
-    async def _may_straggle(self, group: Sequence[Attempt]) -> AsyncIterator[float]:
-        """Let :meth:`end_stragglers` end a request, whose worker is killed by that; yield when it began.
+    async def _register_request(self, group: Sequence[Attempt]) -> AsyncIterator[float]:
+        """Yield the time at which a request began; until it is over, :meth:`end_stragglers` may end it.
 
         Raises:
-            DeadlineExpired: it was ended.
+            DeadlineExpired: The request was ended, and its worker killed.
         """
         began = monotonic()
         with anyio.CancelScope() as scope:
@@ -349,56 +368,56 @@ class CompileStage:
         if scope.cancelled_caught:
             raise DeadlineExpired(Phase.COMPILE, monotonic() - began, Output())
 
-    def _front_end(self, build: Mapping[str, Any]) -> tuple[list[FrontEndKey], requests.OpenFrontEnd]:
-        """Return where a Build's function may be translated, the first machine first, and what is imported for it."""
-        work, library = self._work, build.get(LIBRARY)
-        backend, file = work.kernel.backend, work.kernel.file
-        keys = [FrontEndKey.of(one.environment, backend, file, library) for one in work.compilers]
+    def _find_front_ends(self, build: Mapping[str, Any]) -> tuple[list[FrontEndKey], requests.OpenFrontEnd]:
+        """Return where a Build's function may be translated, by preference, and the request that opens such a place."""
+        brief, library = self._brief, build.get(LIBRARY)
+        backend, file = brief.kernel.backend, brief.kernel.file
+        keys = [FrontEndKey.of(one.environment, backend, file, library) for one in brief.compilers]
         if library:
             return keys, requests.OpenFrontEnd(backend, library=library, build=build)
-        return keys, requests.OpenFrontEnd(backend, work.kernel_ref)
+        return keys, requests.OpenFrontEnd(backend, brief.kernel_ref)
 
-    async def _lower(self, attempts: Sequence[Attempt]) -> list[End]:
+    async def _lower_functions(self, attempts: Sequence[Attempt]) -> list[End]:
         """Have functions translated, so that compiling imports nothing; return the ends of those that cannot be.
 
         Raises:
-            WorkerError: what they are found in cannot be imported, or a source changed.
+            WorkerError: The file or library that has them cannot be imported, or a source changed.
         """
         ends: list[End] = []
         for attempt in attempts:
             is_made_by_others = self._artifacts.is_making
             while attempt.lowered is None and attempt.outcome is None and not is_made_by_others(attempt.unit.key):
-                instructions = await self._lower_one(attempt)
-                await self._raise_if_over(instructions)
-                ends += ends_among(instructions)
+                instructions = await self._lower_function(attempt)
+                await self._raise_job_error(instructions)
+                ends += find_ends(instructions)
         return ends
 
-    async def _lower_one(self, attempt: Attempt) -> list[Instruction]:
-        """Try to have a trial's function translated: a request of its own, with the failures of a compile."""
-        work = self._work
-        keys, opening = self._front_end(attempt.unit.build)
+    async def _lower_function(self, attempt: Attempt) -> list[Instruction]:
+        """Try to have one trial's function translated. A failure counts as a failed compile."""
+        brief = self._brief
+        keys, opening = self._find_front_ends(attempt.unit.build)
         places = [
-            (key, requests.Lower(work.kernel_ref, work.target, attempt.unit, one.toolchain))
-            for key, one in zip(keys, work.compilers, strict=True)
+            (key, requests.Lower(brief.kernel_ref, brief.target, attempt.unit, one.toolchain))
+            for key, one in zip(keys, brief.compilers, strict=True)
         ]
         try:
-            lowered = await self._fleet.front_ends.lower(places, opening, work.job.id, work.deadlines)
+            lowered = await self._fleet.front_ends.lower(places, opening, brief.job.id, brief.deadlines)
         except (WorkerDied, DeadlineExpired, RequestFailed, HostLost) as error:
             if isinstance(error, HostLost):
                 await anyio.sleep(ABSENT_S / 4)
-            self._machine.handle(CompilerTook([attempt]))
-            return self._machine.handle(CompilerLeft([attempt], error))
+            self._machine.handle_report(CompilerTook([attempt]))
+            return self._machine.handle_report(CompilerLeft([attempt], error))
         attempt.compile_s += lowered.seconds
-        await work.learn(lowered.observed)
+        await brief.learn_names(lowered.observed)
         if lowered.outcome is None:
             attempt.lowered = lowered.code
             return []
-        self._machine.handle(CompilerTook([attempt]))
-        return self._machine.handle(ConfigCompiled(attempt, lowered.outcome, lowered.message))
+        self._machine.handle_report(CompilerTook([attempt]))
+        return self._machine.handle_report(ConfigCompiled(attempt, lowered.outcome, lowered.message))
 
-    async def _take(self, attempt: Attempt, unit: replies.CompiledUnit) -> list[Instruction]:
-        """Take in what a compiler reports on a config."""
-        await self._work.learn(unit.observed)
+    async def _take_in_unit(self, attempt: Attempt, unit: replies.CompiledUnit) -> list[Instruction]:
+        """Take in a compiler's report on one config; return what becomes of its trial."""
+        await self._brief.learn_names(unit.observed)
         attempt.compile_s += unit.seconds
         attempt.lowered = None
         attempt.facts = unit.facts
@@ -407,25 +426,25 @@ class CompileStage:
         if unit.outcome is None:
             self._artifacts.note_added(unit.bytes)
             attempt.files = unit.content
-        return self._machine.handle(ConfigCompiled(attempt, unit.outcome, unit.message))
+        return self._machine.handle_report(ConfigCompiled(attempt, unit.outcome, unit.message))
 
     @contextmanager
     def _lend_directory(self) -> Iterator[Path]:
-        """Lend a directory to one group; the next group uses it again, several at once have one each."""
+        """Lend a staging directory to a group. Directories are used again; groups at the same time have one each."""
         if self._directories:
             directory = self._directories.pop()
         else:
             self._made += 1
-            directory = self._artifacts.make_staging_directory(f"job{self._work.job.id}-{self._made}")
+            directory = self._artifacts.make_staging_directory(f"job{self._brief.job.id}-{self._made}")
         try:
             yield directory
         finally:
             self._directories.append(directory)
 
     async def close(self) -> None:
-        """Remove the directories, and need no front end any more; the job is over."""
-        self._fleet.front_ends.leave(self._work.job.id)
-        # Not on the loop: those of 500 slots took 0.8 s, and lookups waited.
+        """Remove the directories and give up the front ends: the job is over."""
+        self._fleet.front_ends.leave(self._brief.job.id)
+        # Not on the event loop: for 500 slots this took 0.8 s, and lookups waited.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._remove_directories)
 

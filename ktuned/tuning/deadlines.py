@@ -1,4 +1,4 @@
-"""Deadlines of the phases, which a known best shortens. No IO."""
+"""Deadlines of the phases of a trial. A known best config shortens them for later trials. No IO."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_DEADLINES: Mapping[str, float] = MappingProxyType(
         "spawn": 30.0,
         # A kernel file may import torch: 2 to 10 s when the disk is cold.
         "inspect": 60.0,
-        # nvcc on a heavy template takes half a minute; ptxas has been seen never to end.
+        # nvcc takes half a minute for a heavy template; ptxas sometimes never ends.
         "compile": 180.0,
         # Loading is a dlopen or a module load, but the first one on a GPU makes a context.
         "load": 60.0,
@@ -25,17 +25,17 @@ DEFAULT_DEADLINES: Mapping[str, float] = MappingProxyType(
         "check": 60.0,
         # Many runs, capped by the preset; this is for the single run that does not come back.
         "timing": 30.0,
-        # What a known best shortens is no shorter: thread pools start, pages fault in, the machine is busy.
+        # No deadline is shortened to less than this: thread pools start, pages fault in, the machine is busy.
         "floor": 2.0,
     }
 )
-"""Seconds a phase may take before its worker is killed, and the least that ``for_trial`` makes of them."""
+"""Seconds that a phase may take before its worker is killed; ``floor`` is the least that a deadline is shortened to."""
 
 HOPELESS_RATIO = 50.0
 """A config that takes this many times the best is given up before the fixed deadline."""
 
 
-def merged(*layers: Mapping[str, float]) -> dict[str, float]:
+def merge_deadlines(*layers: Mapping[str, float]) -> dict[str, float]:
     """Return the defaults overridden by each layer in turn (``config.toml``, then the kernel file)."""
     result = dict(DEFAULT_DEADLINES)
     for layer in layers:
@@ -43,11 +43,11 @@ def merged(*layers: Mapping[str, float]) -> dict[str, float]:
     return result
 
 
-def for_trial(deadlines: Mapping[str, float], preset: Preset, best_us: float | None) -> dict[str, float]:
-    """Return a trial's deadlines, shortened once something has been measured (``best_us``, in µs).
+def shorten_for_trial(deadlines: Mapping[str, float], preset: Preset, best_us: float | None) -> dict[str, float]:
+    """Return a trial's deadlines, in s by phase; shorter ones if the best latency so far is known.
 
-    The first launch gets :data:`HOPELESS_RATIO` times the best and at least the ``floor``, timing as much on top of the
-    preset's time.
+    The first launch may then take :data:`HOPELESS_RATIO` times ``best_us``, but at least the ``floor``; timing may take
+    that on top of the preset's time.
     """
     result = dict(deadlines)
     # The next config of a batch is loaded while this one is timed.

@@ -1,6 +1,7 @@
-"""The pipeline's side of an exploration: asks a worker's strategy for configs, and sums up the search.
+"""The pipeline's side of a search: opens the space in a worker, asks its strategy for configs, and sums the search up.
 
-A strategy that hangs or crashes takes its worker with it; the error names the strategy, since the phase does not.
+A strategy is foreign code. If it hangs or crashes, its worker goes with it, and the error here names the strategy: the
+worker's phase alone would not tell.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from ktuned.ipc import replies, requests
 from ktuned.model import LATENCY, KernelInfo, Objective, Phase, WorkerError, unit_of
 
 SHOWN_AFTER = (10, 25, 50, 100, 250, 500, 1000)
-"""Trials after which the summary says what the best was."""
+"""Numbers of trials after which the summary states the best figure."""
 
 
 class SearchSummary(msgspec.Struct):
-    """A job's search in short: its strategy, its share of the space, and how the best figure came about."""
+    """A job's search in one line: its strategy, its share of the space, and how the best figure improved."""
 
     objective: Objective = LATENCY
     strategy: str = ""
@@ -29,25 +30,25 @@ class SearchSummary(msgspec.Struct):
     converged: bool = False
     best_after: list[tuple[int, float]] = msgspec.field(default_factory=list)
 
-    def open(self, found: replies.Explored) -> None:
-        """Take note of the space and the strategy as a worker has opened them."""
+    def record_space(self, found: replies.Explored) -> None:
+        """Take note of the space and the strategy that a worker has opened."""
         self.strategy, self.notice = found.strategy, found.notice
         self.size, self.size_is_estimate = found.size, found.is_estimate
         self.prior_fault = found.prior_fault
 
-    def note(self, done: int, best: float | None) -> None:
-        """Take note of the best figure after some trials."""
+    def record_best(self, done: int, best: float | None) -> None:
+        """Take note of the best figure after ``done`` trials."""
         if best is not None and done in SHOWN_AFTER:
             self.best_after.append((done, best))
 
-    def words(self, tried: int, best: float | None) -> str:
-        """Return the summary in one line; nothing where the whole space was simply tried."""
+    def describe_search(self, tried: int, best: float | None) -> str:
+        """Return the summary in one line; empty if the whole space was simply tried."""
         if not self.strategy or (self.strategy == "exhaustive" and tried == self.size):
             return ""
         share = ""
         if self.size:
             about = "about " if self.size_is_estimate else ""
-            share = f" of {about}{self.size:,} configs ({_percent(min(1.0, tried / self.size))})"
+            share = f" of {about}{self.size:,} configs ({_format_percent(min(1.0, tried / self.size))})"
         words = f"{self.strategy} tried {tried:,}{share or ' configs'}"
         if self.converged:
             words += ", until the chance of an improvement of more than 1 % was below a tenth"
@@ -58,13 +59,13 @@ class SearchSummary(msgspec.Struct):
         return f"{words}; {self.notice}" if self.notice else words
 
 
-async def opened(
+async def open_space(
     worker: Worker, request: requests.Explore, kernel: KernelInfo, deadlines: Mapping[str, float]
 ) -> replies.Explored:
-    """Open the space of a job in a worker.
+    """Open a job's space in a worker.
 
     Raises:
-        WorkerError: the space, the prior or the strategy is at fault; one that hung or crashed is named.
+        WorkerError: The space, the prior or the strategy is at fault; the message names the one that hung or crashed.
     """
     limits = {**deadlines, Phase.PRIOR: deadlines["inspect"], Phase.STRATEGY: deadlines["inspect"]}
     try:
@@ -72,32 +73,35 @@ async def opened(
     except (DeadlineExpired, WorkerDied) as error:
         where = f"{kernel.file}:{kernel.line}: {kernel.kernel}"
         if error.phase is Phase.PRIOR:
-            raise WorkerError(f"{where}: {error.message}", hint="mend `prior`, or leave it out") from error
+            raise WorkerError(f"{where}: {error.message}", hint="correct `prior`, or leave it out") from error
         if error.phase is Phase.STRATEGY:
             raise WorkerError(
-                f"{where}: as the strategy {request.plan.strategy!r} began, which also asks `where`: {error.message}",
-                hint='mend `where`, or name another strategy, such as strategy="auto"',
+                f"{where}: while the strategy {request.plan.strategy!r} started, which also calls "
+                f"`where`: {error.message}",
+                hint='correct `where`, or name another strategy, such as strategy="auto"',
             ) from error
         raise
     return answer
 
 
 class Explorer:
-    """A worker with one job's space open."""
+    """A worker that has one job's space open."""
 
     def __init__(self, worker: Worker, strategy: str, deadlines: Mapping[str, float]) -> None:
         self._worker = worker
         self._strategy = strategy
         self._deadlines = deadlines
 
-    async def ask(self, tried: Sequence[requests.TriedConfig], n: int, *, anywhere: bool = False) -> replies.Proposals:
-        """Report outcomes, and ask for up to ``n`` configs: of the strategy's choice, or from ``anywhere``.
+    async def ask_for_configs(
+        self, tried: Sequence[requests.TriedConfig], count: int, *, anywhere: bool = False
+    ) -> replies.Proposals:
+        """Report outcomes, and ask for up to ``count`` configs: of the strategy's choice, or from ``anywhere``.
 
         Raises:
-            WorkerError: the strategy broke its promises, hung or crashed; names it.
+            WorkerError: The strategy broke its promises, hung or crashed; the message names it.
         """
         try:
-            answer, _ = await self._worker.exchange(requests.Ask(n, tuple(tried), anywhere), self._deadlines)
+            answer, _ = await self._worker.exchange(requests.Ask(count, tuple(tried), anywhere), self._deadlines)
         except (DeadlineExpired, WorkerDied) as error:
             raise WorkerError(
                 f"while the strategy {self._strategy!r} chose configs: {error.message}",
@@ -106,5 +110,5 @@ class Explorer:
         return answer
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"

@@ -1,29 +1,33 @@
-"""What only a job's results together show. No IO.
+"""What only the results of a whole job show together. No IO.
 
-:class:`Findings` are oddities of the kernel file: knobs without effect, inputs that are overwritten, metrics that fail.
-:class:`Dissent` has the rule for whose fault it is where configs differ from the default's outputs. Atomics, random
-numbers and buffers of a config's own shape differ without a fault: where most configs differ from the default, or the
-default from itself, its outputs prove nothing, so none of them is held to be wrong.
+:class:`Findings` are oddities of a kernel file that its author should know about: knobs without effect, inputs that are
+overwritten, metrics that fail.
+
+:class:`Dissent` decides whose fault it is that outputs differ from the default's, where these are the only reference.
+Atomics, random numbers, and buffers whose shape depends on the config differ without a fault. So if most configs differ
+from the default, or the default from itself, its outputs prove nothing, and no config is held to be wrong.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ktuned.model import Config, Outcome, Scalar, Trial, TrialResult, canonical
+from ktuned.tuning.trial_detail import make_measured_result
 
 COMPARED = 2_000
-"""Configs of a job that are compared, so that the comparison takes milliseconds however long the job is."""
+"""Most configs of a job that are compared: so the comparison takes milliseconds, however long the job is."""
 
 LEAST_GROUPS = 2
-"""Groups of configs that differ in one knob alone, before it is said to have no effect: in some other knob's company it
-may well have none. One is enough where there cannot be more."""
+"""Groups of configs that differ in one knob alone, before the knob is said to have no effect: with one setting of the
+other knobs that may be chance. One group is enough where there cannot be more."""
 
 
 class Findings:
-    """A job's configs, compared for effects that their author will not have meant."""
+    """Compares a job's configs for effects that their author will not have intended."""
 
     def __init__(self) -> None:
         self._contents: dict[tuple[tuple[str, Scalar], ...], str] = {}
@@ -32,8 +36,8 @@ class Findings:
         self._without_metrics = 0
         self._measured = 0
 
-    def note(self, config: Config, detail: Mapping[str, Any]) -> None:
-        """Take note of a config's result."""
+    def record_result(self, config: Config, detail: Mapping[str, Any]) -> None:
+        """Take note of the detail of a config's result."""
         content = detail.get("content")
         if content and len(self._contents) < COMPARED:
             self._contents[tuple(sorted(config.items()))] = content
@@ -43,12 +47,12 @@ class Findings:
             self._metrics_fault = self._metrics_fault or fault
             self._without_metrics += 1
 
-    def lines(self) -> list[str]:
+    def describe_findings(self) -> list[str]:
         """Return the findings, one sentence each."""
         knobs = [
             f"{knob} has no effect: configs that differ in it alone compile to the same bytes, and are called alike "
             f"({count} compared)"
-            for knob, count in without_effect(self._contents).items()
+            for knob, count in find_knobs_without_effect(self._contents).items()
         ]
         inputs = [
             f"the kernel overwrites its input {name}, which is neither an output nor in `setup`: later launches see "
@@ -59,10 +63,10 @@ class Findings:
         return [*knobs, *inputs, *([f"{self._metrics_fault} {of}"] if self._metrics_fault else [])]
 
 
-def without_effect(contents: Mapping[tuple[tuple[str, Scalar], ...], str]) -> dict[str, int]:
-    """Return the knobs that made no difference to any config's content, with the number of configs compared.
+def find_knobs_without_effect(contents: Mapping[tuple[tuple[str, Scalar], ...], str]) -> dict[str, int]:
+    """Return the knobs that made no difference to any config, with the number of configs compared.
 
-    ``contents`` maps configs, as sorted pairs, to a digest of all that decides their figure.
+    ``contents`` maps configs, as sorted pairs, to a digest of everything that decides their figure.
     """
     found = {}
     for knob in sorted({name for config in contents for name, _ in config}):
@@ -77,7 +81,7 @@ def without_effect(contents: Mapping[tuple[tuple[str, Scalar], ...], str]) -> di
 
 
 class Dissent:
-    """The configs of a job whose outputs were compared with those of the ``default`` config."""
+    """The trials of a job whose outputs were compared with the ``default`` config's outputs."""
 
     def __init__(self, default: Config | None) -> None:
         self._default = None if default is None else canonical(default)
@@ -85,8 +89,8 @@ class Dissent:
         self._differing: dict[int, Trial] = {}
         self._default_differs = False
 
-    def note(self, trial: Trial) -> None:
-        """Take note of a trial's end; one without outputs says nothing."""
+    def record_trial(self, trial: Trial) -> None:
+        """Take note of a trial's end; a trial without outputs says nothing."""
         if trial.detail.get("undisputed") is None:
             self._agreeing += trial.outcome in (Outcome.MEASURED, Outcome.SLOWER)
             return
@@ -98,14 +102,18 @@ class Dissent:
         """True if the default's outputs prove nothing."""
         return self._default_differs or len(self._differing) > self._agreeing
 
-    def acquitted(self) -> list[tuple[Trial, TrialResult]]:
-        """Return the trials that are no mismatches after all, each with the result that it has instead."""
+    def find_acquitted(self) -> list[tuple[Trial, TrialResult]]:
+        """Return the trials that are no mismatches after all, each with its new result."""
         if not self.is_default_doubtful:
             return []
-        return [(trial, _undisputed(trial)) for trial in self._differing.values() if trial.outcome is Outcome.MISMATCH]
+        return [
+            (trial, _make_undisputed_result(trial))
+            for trial in self._differing.values()
+            if trial.outcome is Outcome.MISMATCH
+        ]
 
-    def line(self) -> str:
-        """Return a sentence for the job's message; nothing where the default was to be trusted."""
+    def describe_dissent(self) -> str:
+        """Return a sentence for the job's message; empty if the default's outputs can be trusted."""
         if not self._differing or not self.is_default_doubtful:
             return ""
         count = len(self._differing) + self._agreeing
@@ -116,14 +124,6 @@ class Dissent:
         )
 
 
-def _undisputed(trial: Trial) -> TrialResult:
-    return TrialResult(
-        Outcome(trial.detail["undisputed"]),
-        trial.latency_us,
-        trial.spread_us,
-        trial.compile_s,
-        trial.lane_s,
-        trial.message,
-        artifact=trial.artifact,
-        detail={name: value for name, value in trial.detail.items() if name != "phase"},
-    )
+def _make_undisputed_result(trial: Trial) -> TrialResult:
+    detail = {name: value for name, value in trial.detail.items() if name != "phase"}
+    return replace(make_measured_result(trial, detail), outcome=Outcome(trial.detail["undisputed"]))

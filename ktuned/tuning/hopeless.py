@@ -1,14 +1,14 @@
-"""Hopeless jobs: nothing was measured, and all that was tried failed for one and the same reason. No IO.
+"""Hopeless jobs: nothing was measured, and everything that was tried failed for the same reason. No IO.
 
-A kernel with a missing macro fails at the same line in each of its thousand configs, and one that never ends costs a
-deadline in each. A few failures that are alike say so, provided that the failed configs have little else in common:
+A kernel that lacks a macro fails at the same line in each of its thousand configs, and a kernel that never ends costs a
+deadline in each. A few equal failures are enough to know this, if the failed configs have little else in common:
 
-1. *Suspected*: as many configs as :data:`ENOUGH` says failed alike, and none was measured. The job then asks for some
-   configs from anywhere in the space, because neighbours of a walk may share the value that is at fault.
-2. *Hopeless*: each knob that varies among all the configs proposed so far has at least two values among the failed
-   ones. No single value is to blame then.
+1. *Suspected*: as many configs as :data:`ENOUGH` says failed alike, and none was measured. The job then asks for a few
+   configs from anywhere in the space (*probes*): neighbours in a walk may share the value that is at fault.
+2. *Hopeless*: each knob that varies among all configs proposed so far has at least two values among the failed ones. So
+   no single value is to blame.
 
-Any config that was measured, or given up as too slow, ends the suspicion for good.
+A config that was measured, or given up as too slow, ends the suspicion for good.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, Scalar
 
 PROBES = 4
-"""Configs from anywhere in the space that a suspected job proposes: enough to show which knobs vary."""
+"""Configs from anywhere in the space that a suspected job tries: enough to show which knobs vary."""
 
 ENOUGH: Mapping[Outcome, int] = {
     # A source that lacks a macro, or a kernel that computes something else, is wrong in each config.
@@ -29,14 +29,14 @@ ENOUGH: Mapping[Outcome, int] = {
     # Each costs a deadline of seconds.
     Outcome.HUNG: 4,
     Outcome.COMPILE_TIMEOUT: 4,
-    # Most configs of a space may want more registers or shared memory than there is.
+    # Most configs of a space may need more registers or shared memory than the device has.
     Outcome.LAUNCH_ERROR: 24,
     Outcome.UNSUPPORTED: 24,
 }
-"""Failures alike, by their outcome, after which a job is suspected to be hopeless."""
+"""Equal failures, by their outcome, after which a job is suspected to be hopeless."""
 
 ENOUGH_ASSERTIONS = 24
-"""As many for compile errors that an assertion about the config's own numbers raises."""
+"""The same for compile errors by an assertion, which may be about the config's own numbers."""
 
 _PLACE = re.compile(r"[^\s:()]+[:(]\d+")
 """``file.cu:12`` or ``file.cu(12``, which a compiler's message begins with."""
@@ -47,9 +47,9 @@ _Values = dict[str, set[Scalar]]
 
 
 class Hopelessness:
-    """The outcomes of a job's configs, as far as they say whether to go on.
+    """Decides from the outcomes of a job's configs whether to go on.
 
-    ``reason`` is why not, for people; empty as long as there is hope. With ``keeps_going`` there always is.
+    ``reason`` says why not, for people; it is empty while there is hope. With ``keeps_going`` there always is.
     """
 
     def __init__(self, *, keeps_going: bool = False) -> None:
@@ -62,58 +62,58 @@ class Hopelessness:
 
     @property
     def wants_probes(self) -> bool:
-        """True if configs from anywhere in the space should be proposed next."""
+        """True if the next configs should be probes, from anywhere in the space."""
         return self._is_open and self._suspect is not None and not self._has_probed
 
-    def give_up(self, reason: str) -> None:
-        """Give the job up for a reason that lies outside of its configs' outcomes."""
+    def give_job_up(self, reason: str) -> None:
+        """Give the job up for a reason other than its configs' outcomes."""
         self.reason, self._is_open = self.reason or reason, False
 
-    def propose(self, configs: Iterable[Config], *, are_probes: bool = False) -> None:
+    def record_proposed(self, configs: Iterable[Config], *, are_probes: bool = False) -> None:
         """Take note of configs that are about to be tried."""
         if not self._is_open:
             return
         for config in configs:
             _add_values(self._proposed, config)
         self._has_probed |= are_probes
-        self._decide()
+        self._decide_if_hopeless()
 
-    def note(self, config: Config, outcome: Outcome, message: str, phase: str | None = None) -> None:
+    def record_outcome(self, config: Config, outcome: Outcome, message: str, phase: str | None = None) -> None:
         """Take note of a config's outcome."""
         if not self._is_open or outcome in RETRIED_BY_NEXT_JOB:
             return
         if outcome not in ENOUGH:
             self._is_open = False
             return
-        symptom = outcome, symptom_of(outcome, message, phase)
-        count, said, values = self._failed.get(symptom, (0, first_line(message), {}))
+        symptom = outcome, find_symptom(outcome, message, phase)
+        count, said, values = self._failed.get(symptom, (0, find_first_line(message), {}))
         _add_values(values, config)
         self._failed[symptom] = count + 1, said, values
-        if self._suspect is None and count + 1 >= _enough(*symptom):
+        if self._suspect is None and count + 1 >= _count_enough(*symptom):
             self._suspect = symptom
-        self._decide()
+        self._decide_if_hopeless()
 
-    def _decide(self) -> None:
+    def _decide_if_hopeless(self) -> None:
         if self._suspect is None or not self._has_probed or not self._is_open:
             return
         for (outcome, symptom), (count, said, values) in self._failed.items():
-            if count < _enough(outcome, symptom):
+            if count < _count_enough(outcome, symptom):
                 continue
             if all(len(known) < 2 or len(values.get(knob, ())) > 1 for knob, known in self._proposed.items()):
                 self._is_open = False
                 self.reason = (
-                    f"stopped after {count} configs that failed alike and none that could be measured "
+                    f"stopped: {count} configs failed alike and none could be measured "
                     f"(`--keep-going` tries the others, too); "
                     f"{outcome}: {said or symptom}"
                 )
                 return
 
 
-def symptom_of(outcome: Outcome, message: str, phase: str | None) -> str:
-    """Return what equal failures have in common: the compiler's line, else the message without its numbers."""
+def find_symptom(outcome: Outcome, message: str, phase: str | None) -> str:
+    """Return what equal failures share: the place and text of the compiler's error, or the message without numbers."""
     if outcome in (Outcome.HUNG, Outcome.COMPILE_TIMEOUT):
         return phase or ""
-    line = next((line for line in message.splitlines() if "error" in line.lower()), first_line(message))
+    line = next((line for line in message.splitlines() if "error" in line.lower()), find_first_line(message))
     if outcome is Outcome.COMPILE_ERROR:
         place = _PLACE.search(line)
         if place is not None:
@@ -121,18 +121,18 @@ def symptom_of(outcome: Outcome, message: str, phase: str | None) -> str:
     return _NUMBER.sub("#", line)
 
 
-def first_line(message: str) -> str:
+def find_first_line(message: str) -> str:
     """Return the first line with text."""
     return next((line.strip() for line in message.splitlines() if line.strip()), "")
 
 
-def _enough(outcome: Outcome, symptom: str) -> int:
+def _count_enough(outcome: Outcome, symptom: str) -> int:
     return ENOUGH_ASSERTIONS if "assert" in symptom.lower() else ENOUGH[outcome]
 
 
 def _add_values(known: _Values, config: Config) -> None:
     for knob, value in config.items():
         values = known.setdefault(knob, set())
-        # Whether a knob varies is all that is asked.
+        # Two values are enough to show that a knob varies.
         if len(values) < 2:
             values.add(value)

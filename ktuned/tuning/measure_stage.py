@@ -1,4 +1,21 @@
-"""From a sealed artifact to a figure, or to the outcome that says why there is none."""
+"""The measure stage: brings each compiled config of a job to its figure, or to the outcome that says why it has none.
+
+*Turns.* A lane belongs to one holder at a time. In one *turn* (:class:`_LaneTurn`) a job holds it, opens the problem on
+it if it is not open, and measures a batch: one request after the other, with as many configs in each as the trial
+machine allows. The turn ends when nothing waits, or when a trial must be tried again after others may have had the
+lane. What then has no outcome takes another turn.
+
+*Before a launch* three things are checked. Artifacts that are damaged or gone are compiled again. A config takes over
+the outcome of its *twin*, if there is one: a trial of an equal artifact, called alike on equal data. If a lane's device
+is sick, another lane stands in, if there is one.
+
+*In a request* the worker measures one config after the other and reports each; a GPU's worker loads the next config
+meanwhile. Reports are taken in while it goes on. What a failure says about the configs is decided by
+:mod:`~ktuned.tuning.trial_machine`.
+
+*The reference* of the problem may be the output of a config. It must be compiled before a lane opens the problem, and
+never while a lane is held: compiling waits for other jobs, which may wait for the lane.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +48,8 @@ from ktuned.model import TrialResult, canonical, is_latency
 from ktuned.store import Artifacts
 from ktuned.tuning.batches import HOLD_GPU_S, LANE_S
 from ktuned.tuning.compile_stage import CompileStage
-from ktuned.tuning.deadlines import for_trial
+from ktuned.tuning.deadlines import shorten_for_trial
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.prior_results import PriorResults
 from ktuned.tuning.reference import Reference
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
@@ -42,6 +60,7 @@ from ktuned.tuning.trial_machine import (
     DeviceTried,
     End,
     EndJob,
+    Failure,
     Instruction,
     LaneFacts,
     LaneLeft,
@@ -49,27 +68,24 @@ from ktuned.tuning.trial_machine import (
     Measure,
     TryDevice,
     TwinFound,
-    ends_among,
+    find_ends,
 )
-from ktuned.tuning.work import Work
 
-_log = structlog.get_logger()
+RecordEnds = Callable[[Sequence[End]], Awaitable[None]]
+"""Records the ends of trials; those that came together, in one call."""
 
-Record = Callable[[Sequence[End]], Awaitable[None]]
-"""Records the ends of trials, those that came together at once."""
-
-Asked = tuple[requests.Request[replies.Measurement, Any], Mapping[str, float]]
+RequestWithDeadlines = tuple[requests.Request[replies.Measurement, Any], Mapping[str, float]]
 """A request to a lane's worker, and its deadlines."""
 
-Ask = Callable[[Lane, Sequence[Attempt], int | None], Asked]
-"""Returns what a lane is asked about trials that travel together; on a CPU it may have to find out their cores."""
+MakeRequest = Callable[[Lane, Sequence[Attempt], int | None], RequestWithDeadlines]
+"""Returns the request for trials that travel together; the number is the cores on a CPU, if it must find out these."""
 
 BestUs = Callable[[], float | None]
-"""Returns the latency (µs) of the best config so far."""
+"""Returns the latency of the best config so far, in µs."""
 
 
 class _Arrived(msgspec.Struct, frozen=True):
-    """A measurement, what was printed until it came, and when that was."""
+    """A measurement, what had been printed by then, and when it came (``monotonic``)."""
 
     measured: replies.Measurement
     output: Output
@@ -79,47 +95,48 @@ class _Arrived(msgspec.Struct, frozen=True):
 class MeasureStage:
     """Measures one job's configs, one at a time on each of its lanes; other lanes stand in for a sick one.
 
-    What was measured before, in another state of the sources, is taken over from ``prior`` results.
+    Args:
+        prior: Where to find trials of equal artifacts, whose outcomes are taken over; ``None`` measures everything.
     """
 
     def __init__(
         self,
-        work: Work,
+        brief: JobBrief,
         lanes: Sequence[Lane],
         compiling: CompileStage,
         artifacts: Artifacts,
         prior: PriorResults | None = None,
     ) -> None:
-        self.work = work
+        self.brief = brief
         self.prior = prior
-        self.machine = work.trial_machine()
+        self.machine = brief.make_trial_machine()
         self._lanes = lanes
         self._compiling = compiling
         self._artifacts = artifacts
         self._benches: dict[tuple[str, int, str], Bench] = {}
         self._incumbent: requests.Incumbent | None = None
-        self.reference = Reference(work, compiling, artifacts)
+        self.reference = Reference(brief, compiling, artifacts)
 
-    async def measure(self, lane: Lane, batch: Sequence[Attempt], best_us: BestUs, record: Record) -> None:
-        """Measure compiled trials one after the other; each end is recorded as soon as it is there.
+    async def measure_batch(self, lane: Lane, batch: Sequence[Attempt], best_us: BestUs, record: RecordEnds) -> None:
+        """Measure compiled trials one after the other; each end is recorded as soon as it is known.
 
-        Early stop and the deadlines follow from ``best_us``. Configs race against the fastest that this job has
-        measured: figures of an earlier hour may be of other clocks. The default is the base of speed-ups: it is
-        measured in full, however slow.
+        Early stop and the deadlines follow from ``best_us``. Configs race against the fastest that *this job* has
+        measured, because the clocks may have been others at an earlier hour. The default is measured in full, however
+        slow it is: speed-ups are relative to it.
 
         Raises:
-            CannotOpen: the problem's data cannot be made, so nothing of this job can be measured.
-            RequestFailed: with code ``source_changed``.
+            CannotOpen: The problem's data cannot be made, so nothing of this job can be measured.
+            RequestFailed: With code ``source_changed``.
         """
 
-        def ask(lane: Lane, attempts: Sequence[Attempt], cores: int | None) -> Asked:
-            return self._trial_request(lane, attempts, best_us(), cores)
+        def make_request(lane: Lane, attempts: Sequence[Attempt], cores: int | None) -> RequestWithDeadlines:
+            return self._make_trial_request(lane, attempts, best_us(), cores)
 
         waiting = list(batch)
         while waiting:
-            # Where one is sick another one stands in, or it is waited for.
+            # A sick lane raises at once if another can stand in, and is waited for if none can.
             with suppress(LaneSick):
-                waiting = await self._take_turn(self._stand_in(lane), waiting, ask, record)
+                waiting = await self._take_turn(self._choose_stand_in(lane), waiting, make_request, record)
             waiting = [attempt for attempt in waiting if attempt.outcome is None]
 
     async def measure_alone(
@@ -130,201 +147,208 @@ class MeasureStage:
         deadlines: Mapping[str, float],
         seed: int = 0,
     ) -> TrialResult:
-        """Measure a trial by a request of its own, on the inputs of a seed, until it has its end.
+        """Measure a trial by a request of its own, on the inputs of ``seed``, until it has its end.
 
         Raises:
-            CannotOpen: the problem's data cannot be made of this seed.
-            LaneSick: the chosen lane's device does not work.
-            RequestFailed: with code ``source_changed``.
+            CannotOpen: The problem's data cannot be made from this seed.
+            LaneSick: The chosen lane's device does not work.
+            RequestFailed: With code ``source_changed``.
         """
         ends: list[End] = []
 
-        async def keep(found: Sequence[End]) -> None:
+        async def keep_ends(found: Sequence[End]) -> None:
             ends.extend(found)
 
         while not ends:
-            await self._take_turn(choose_lane(), [attempt], lambda *_: (request, deadlines), keep, seed)
+            await self._take_turn(choose_lane(), [attempt], lambda *_: (request, deadlines), keep_ends, seed)
         return ends[0].result
 
     async def _take_turn(
-        self, lane: Lane, attempts: Sequence[Attempt], ask: Ask, record: Record, seed: int = 0
+        self, lane: Lane, attempts: Sequence[Attempt], make_request: MakeRequest, record: RecordEnds, seed: int = 0
     ) -> list[Attempt]:
-        """Hold a lane once to measure trials; return those that are still to end.
+        """Hold a lane once to measure trials; return those that still have no end.
 
         Raises:
-            CannotOpen, LaneSick: the lane cannot be opened.
-            RequestFailed: with code ``source_changed``.
+            CannotOpen, LaneSick: The lane cannot be opened.
+            RequestFailed: With code ``source_changed``.
         """
-        if ends := await self._recompile_lost(attempts):
+        if ends := await self._recompile_lost_artifacts(attempts):
             await record(ends)
-        await self.reference.prepare()
+        await self.reference.prepare_artifact()
         waiting = [attempt for attempt in attempts if attempt.outcome is None]
-        turn = _LaneTurn(self, lane, waiting, ask, record, seed)
+        turn = _LaneTurn(self, lane, waiting, make_request, record, seed)
         try:
             await turn.run()
         except ReferenceUnusable as error:
-            self.reference.replace(error)
+            self.reference.replace_unusable(error)
         return turn.remaining
 
-    async def _recompile_lost(self, attempts: Sequence[Attempt]) -> list[End]:
-        """Have those compiled again whose artifacts are damaged or gone; return the ends of those that cannot be."""
+    async def _recompile_lost_artifacts(self, attempts: Sequence[Attempt]) -> list[End]:
+        """Compile damaged or missing artifacts again; return the ends of the trials that have none now."""
         for attempt in attempts:
             if attempt.is_compiled and not self._artifacts.is_sealed(attempt.unit.key):
-                self.machine.handle(ArtifactGone(attempt))
+                self.machine.handle_report(ArtifactGone(attempt))
         lost = [attempt for attempt in attempts if attempt.state is TrialState.ASKED]
         for attempt in lost:
             self._artifacts.discard_artifact(attempt.unit.key)
-        return await self._compiling.compile(lost) if lost else []
+        return await self._compiling.compile_attempts(lost) if lost else []
 
     def choose_well_lane(self) -> Lane:
-        """Return a lane that works, or the first one where none does."""
+        """Return the first lane that works, or the first of all if none does."""
         return next((lane for lane in self._lanes if not lane.health.is_sick), self._lanes[0])
 
-    def _others(self, lane: Lane) -> list[Lane]:
-        """Return the lanes besides this one that work."""
+    def _find_other_lanes(self, lane: Lane) -> list[Lane]:
+        """Return the other lanes that work."""
         return [other for other in self._lanes if other is not lane and not other.health.is_sick]
 
-    def _stand_in(self, lane: Lane) -> Lane:
-        """Return the lane itself, or one that works while it is sick and not yet to be tried again."""
-        return next(iter(self._others(lane)), lane) if lane.health.pause_s else lane
+    def _choose_stand_in(self, lane: Lane) -> Lane:
+        """Return the lane itself, or another one while it is sick and not due for a new try."""
+        return next(iter(self._find_other_lanes(lane)), lane) if lane.health.pause_s else lane
 
     @asynccontextmanager
-    async def holding(self, lane: Lane, seed: int = 0) -> AsyncIterator[None]:
-        """Hold a lane that is ready to measure this job's trials, as :meth:`open`."""
+    async def hold_open_lane(self, lane: Lane, seed: int = 0) -> AsyncIterator[None]:
+        """Hold a lane on which :meth:`open_lane` has succeeded."""
         while True:
-            await self.reference.prepare()
-            async with lane.hold(self.work.job.id):
+            await self.reference.prepare_artifact()
+            async with lane.hold(self.brief.job.id):
                 try:
-                    await self.open(lane, seed)
+                    await self.open_lane(lane, seed)
                 except ReferenceUnusable as error:
-                    self.reference.replace(error)
+                    self.reference.replace_unusable(error)
                     continue
                 yield
                 return
 
-    async def open(self, lane: Lane, seed: int = 0) -> None:
-        """Have a lane ready to measure this job's trials, on the inputs of a seed; the caller holds it. Where all are
-        sick it waits.
+    async def open_lane(self, lane: Lane, seed: int = 0) -> None:
+        """Open the problem on a held lane, with the inputs of ``seed``; wait while all lanes are sick.
 
         Raises:
-            CannotOpen: the problem's data cannot be made.
-            ReferenceUnusable: the :attr:`reference` is to be replaced.
-            LaneSick: its device does not work, and another lane's does.
+            CannotOpen: The problem's data cannot be made.
+            ReferenceUnusable: The :attr:`reference` must be replaced.
+            LaneSick: Its device does not work, but another lane's does.
         """
-        has_stand_in = bool(self._others(lane))
-        bench, deadlines = self.bench(lane, seed), self.work.deadlines
+        has_stand_in = bool(self._find_other_lanes(lane))
+        bench, deadlines = self.find_bench(lane, seed), self.brief.deadlines
         await lane.open(bench, deadlines, waits=not has_stand_in, has_stand_in=has_stand_in)
 
-    async def open_early(self, lane: Lane) -> None:
-        """Have a lane ready before there is anything to measure, unless it is sick; the caller holds it.
+    async def open_lane_early(self, lane: Lane) -> None:
+        """Open the problem on a held lane before there is anything to measure; leave a sick lane alone.
 
         Raises:
-            CannotOpen: the problem's data cannot be made.
-            ReferenceUnusable: the :attr:`reference` is to be replaced.
+            CannotOpen: The problem's data cannot be made.
+            ReferenceUnusable: The :attr:`reference` must be replaced.
         """
         with suppress(LaneSick):
-            has_stand_in = bool(self._others(lane))
-            await lane.open(self.bench(lane), self.work.deadlines, waits=False, has_stand_in=has_stand_in)
+            has_stand_in = bool(self._find_other_lanes(lane))
+            await lane.open(self.find_bench(lane), self.brief.deadlines, waits=False, has_stand_in=has_stand_in)
 
-    def find_facts(self, lane: Lane) -> LaneFacts:
-        """Return what the machine is to know of a lane."""
-        return LaneFacts(lane.device.kind == "cpu", bool(self._others(lane)), lane.is_doubtful)
+    def find_lane_facts(self, lane: Lane) -> LaneFacts:
+        """Return what the trial machine must know about a lane."""
+        return LaneFacts(lane.device.kind == "cpu", bool(self._find_other_lanes(lane)), lane.is_doubtful)
 
     async def try_device(self, lane: Lane, attempt: Attempt, seed: int) -> list[Instruction]:
-        """Open a lane again on which a trial has failed; return what becomes of that."""
+        """Open a lane again after a trial failed on it; return what becomes of the trial."""
         is_sick = False
         try:
-            await self.open(lane, seed)
+            await self.open_lane(lane, seed)
         except LaneSick:
             is_sick = True
         except ReferenceUnusable as error:
-            self.reference.replace(error)
-        return self.machine.handle(DeviceTried(attempt, is_sick))
+            self.reference.replace_unusable(error)
+        return self.machine.handle_report(DeviceTried(attempt, is_sick))
 
-    def note_measured(self, measured: replies.Measurement) -> None:
+    def record_measurement(self, measured: replies.Measurement) -> None:
         """Let later configs race against this one, if it is the fastest."""
-        self._incumbent = requests.Incumbent.choose_lower(self._incumbent, measured, self.work.wanted_bits)
+        self._incumbent = requests.Incumbent.choose_lower(self._incumbent, measured, self.brief.wanted_bits)
 
-    def _trial_request(
+    def _make_trial_request(
         self, lane: Lane, attempts: Sequence[Attempt], best_us: float | None, cores: int | None
     ) -> tuple[requests.Trial, Mapping[str, float]]:
-        """Return the request that measures trials together, and its deadlines."""
-        work, applications, wanted_bits = self.work, lane.applications, self.work.wanted_bits
+        """Return the request that measures trials together, and its deadlines in s by phase."""
+        brief, applications, wanted_bits = self.brief, lane.applications, self.brief.wanted_bits
         if self.machine.is_default(attempts[0]):
             best_us = None
-            # Those of an anchor are what all others are compared with.
+            # An anchor's bits are what all others are compared with.
             wanted_bits = None if wanted_bits is None else replace(wanted_bits, on_all_inputs=True)
-        elif best_us is not None and self._incumbent is not None and is_latency(work.objective):
-            # The bits of the fastest are not known on all inputs yet.
+        elif best_us is not None and self._incumbent is not None and is_latency(brief.objective):
+            # The fastest config may not be the best yet: its bits are not known on all inputs.
             best_us = min(best_us, self._incumbent.cost)
         request = requests.Trial(
             tuple(attempt.unit for attempt in attempts),
-            work.preset,
-            work.judge_contention and self.machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
-            # By other objectives a slow config may be a good one.
-            best_us * work.job.plan.early_stop if best_us is not None and is_latency(work.objective) else None,
+            brief.preset,
+            brief.judge_contention and self.machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
+            # By another objective a slow config may be a good one.
+            best_us * brief.job.plan.early_stop if best_us is not None and is_latency(brief.objective) else None,
             None if best_us is None else self._incumbent,
             cores,
             applications,
-            tuple(attempt.known_us for attempt in attempts) if work.needs_energy or work.wanted_bits else (),
+            tuple(attempt.known_us for attempt in attempts) if brief.needs_energy or brief.wanted_bits else (),
             # On a CPU the daemon's work on a result would disturb the timing of the next one.
             LANE_S if lane.device.kind == "cpu" else HOLD_GPU_S,
             wanted_bits,
         )
-        return request, for_trial(work.deadlines, work.preset, best_us)
+        return request, shorten_for_trial(brief.deadlines, brief.preset, best_us)
 
-    def bench(self, lane: Lane, seed: int = 0) -> Bench:
-        """Return the problem that a worker must have opened before it can measure this job's trials on ``lane``."""
+    def find_bench(self, lane: Lane, seed: int = 0) -> Bench:
+        """Return the problem that a worker on ``lane`` must have open to measure this job's trials."""
         unit = self.reference.unit
         key = lane.device.name, seed, "" if unit is None else unit.key
         if key not in self._benches:
-            self._benches[key] = self._bench(lane, seed)
+            self._benches[key] = self._make_bench(lane, seed)
         return self._benches[key]
 
-    def _bench(self, lane: Lane, seed: int) -> Bench:
-        work = self.work
+    def _make_bench(self, lane: Lane, seed: int) -> Bench:
+        brief = self.brief
         # All that decides a problem's data: kernels of one file may share their digest, but not their inputs.
         data = {
-            "kernel": work.job.kernel,
-            "digest": work.context.digest,
-            "problem": dict(work.problem),
-            "measuring": work.context.measuring_version,
-            "device": work.context.device,
+            "kernel": brief.job.kernel,
+            "digest": brief.context.digest,
+            "problem": dict(brief.problem),
+            "measuring": brief.context.measuring_version,
+            "device": brief.context.device,
             "seed": seed,
         }
-        if work.kernel.expects_default_outputs:
-            data["toolchain"] = work.context.toolchain
+        if brief.kernel.expects_default_outputs:
+            data["toolchain"] = brief.context.toolchain
         expected = hashlib.sha256(canonical(data).encode()).hexdigest()
         request = requests.Open(
-            kernel=work.kernel_ref,
-            problem=work.problem,
-            target=work.target,
+            kernel=brief.kernel_ref,
+            problem=brief.problem,
+            target=brief.target,
             device=lane.device,
-            captured=work.captured,
+            captured=brief.captured,
             expected=expected,
             seed=seed,
-            objective=work.objective,
-            needs_energy=work.needs_energy,
+            objective=brief.objective,
+            needs_energy=brief.needs_energy,
             reference=self.reference.unit,
         )
-        identity = canonical({**data, "stamps": dict(work.kernel.stamps), "objective": work.objective})
-        code = DATA_CODE if work.kernel.is_data else KernelCode(work.kernel.file, work.kernel.code_digest)
-        return Bench(work.environment_on(lane.device), work.kernel.backend, code, identity, request, work.learn)
+        identity = canonical({**data, "stamps": dict(brief.kernel.stamps), "objective": brief.objective})
+        code = DATA_CODE if brief.kernel.is_data else KernelCode(brief.kernel.file, brief.kernel.code_digest)
+        return Bench(
+            brief.find_environment(lane.device), brief.kernel.backend, code, identity, request, brief.learn_names
+        )
 
 
 class _LaneTurn:
-    """One hold of a lane, in which it measures what waits, request by request.
+    """One hold of a lane, in which a batch is measured, request by request.
 
-    It ends when nothing waits any more, or a trial is to be tried again after others may have had the lane. What then
-    still has no end is ``remaining``.
+    A trial is ``_waiting``, or ``_in_request`` until it is reported on, or ``_later``: it is tried again in another
+    turn, or must be compiled again first. ``_later`` ends the turn, so that others may have the lane.
     """
 
     def __init__(
-        self, stage: MeasureStage, lane: Lane, attempts: Sequence[Attempt], ask: Ask, record: Record, seed: int
+        self,
+        stage: MeasureStage,
+        lane: Lane,
+        attempts: Sequence[Attempt],
+        make_request: MakeRequest,
+        record: RecordEnds,
+        seed: int,
     ) -> None:
         self._stage = stage
         self._lane = lane
-        self._ask = ask
+        self._make_request = make_request
         self._seed = seed
         self._record = record
         self._waiting = deque(attempts)
@@ -334,137 +358,142 @@ class _LaneTurn:
 
     @property
     def remaining(self) -> list[Attempt]:
-        """The trials without an end."""
+        """The trials without an end, in their order."""
         return [*self._in_request, *self._waiting, *self._later]
 
     async def run(self) -> None:
-        """Measure.
+        """Measure until nothing waits, or something must wait for another turn.
 
         Raises:
-            CannotOpen, LaneSick, ReferenceUnusable: the lane cannot be opened.
-            RequestFailed: with code ``source_changed``.
+            CannotOpen, LaneSick, ReferenceUnusable: The lane cannot be opened.
+            RequestFailed: With code ``source_changed``.
         """
-        async with self._lane.hold(self._stage.work.job.id):
+        async with self._lane.hold(self._stage.brief.job.id):
             while self._waiting and not self._later:
                 first = self._waiting[0]
-                # Opening is the problem's cost, or the take-over's after another trial's failure; not this one's.
+                # A failed trial may have cost the lane its worker, so it is opened for each request. That time is
+                # recorded apart: it is not the cost of the trial that comes next.
                 began = monotonic()
-                await self._stage.open(self._lane, self._seed)
+                await self._stage.open_lane(self._lane, self._seed)
                 first.open_s += monotonic() - began
-                if ends := self._carry_over():
+                if ends := self._end_known_twins():
                     await self._record(ends)
                     continue
                 with structlog.contextvars.bound_contextvars(trial=first.trial):
                     await self._send_request()
 
-    def _carry_over(self) -> list[End]:
-        """Return the ends of those that wait whose figure is known: of equal bytes, called alike, on equal data."""
+    def _end_known_twins(self) -> list[End]:
+        """Return the ends of waiting trials that have a twin: equal bytes, called alike, on equal data."""
         ends: list[End] = []
         prior = self._stage.prior
         for attempt in list(self._waiting):
             if prior is None or not attempt.is_compiled or not attempt.files or self._seed or not self._lane.data:
                 continue
-            attempt.content = self._stage.work.measured_content(attempt.unit.build, attempt.files, self._lane.data)
+            attempt.content = self._stage.brief.identify_measurement(attempt.unit.build, attempt.files, self._lane.data)
             twin = prior.find_twin(attempt.content)
             if twin is not None:
                 self._waiting.remove(attempt)
-                ends += ends_among(self._stage.machine.handle(TwinFound(attempt, twin)))
+                ends += find_ends(self._stage.machine.handle_report(TwinFound(attempt, twin)))
         return ends
 
     async def _send_request(self) -> None:
+        # The machine decides how many of the waiting trials go, and on how many cores.
         stage, lane, machine = self._stage, self._lane, self._stage.machine
-        facts = stage.find_facts(lane)
+        facts = stage.find_lane_facts(lane)
         plan = machine.plan_request(self._waiting, facts)
         granted = await lane.use_cores(plan.cores)
         attempts = [self._waiting.popleft() for _ in range(plan.count)]
         self._in_request.extend(attempts)
-        # Where there are fewer than it wants, nothing more can be found.
-        request, deadlines = self._ask(lane, attempts, granted if plan.finds_cores and granted >= plan.cores else None)
+        # With fewer cores than planned, the launch could not show whether these are enough.
+        request, deadlines = self._make_request(
+            lane, attempts, granted if plan.finds_cores and granted >= plan.cores else None
+        )
+        # The worker reports on them one by one. When it leaves, the machine decides about those without a report.
         clock = _LaneClock(lane)
-        machine.handle(LaneTook(attempts))
-        error: WorkerDied | DeadlineExpired | RequestFailed | None = None
+        machine.handle_report(LaneTook(attempts))
+        error: Failure | None = None
         try:
-            await self._exchange(request, deadlines, facts, clock)
+            await self._exchange_request(request, deadlines, facts, clock)
         except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
             error = raised
-            clock.spend_until(self._in_request[0], monotonic())
+            clock.charge_until(self._in_request[0], monotonic())
         silent = list(self._in_request)
         self._in_request.clear()
-        ends = await self._carry_out(machine.handle(LaneLeft(silent, facts, error)))
+        ends = await self._carry_out_instructions(machine.handle_report(LaneLeft(silent, facts, error)))
         if ends:
             await self._record(ends)
 
-    async def _exchange(
+    async def _exchange_request(
         self,
         request: requests.Request[replies.Measurement, Any],
         deadlines: Mapping[str, float],
         facts: LaneFacts,
         clock: _LaneClock,
     ) -> None:
-        """Send a request, and take its measurements as they come: while the next one is measured, if there is one.
+        """Send a request, and take its measurements in as they come, while the worker measures on.
 
         Raises:
-            WorkerDied, DeadlineExpired, RequestFailed: as the worker's own exchange.
+            WorkerDied, DeadlineExpired, RequestFailed: The request failed; what had arrived was taken in.
         """
         count, self._items = len(self._in_request), 0
         if count == 1:
             measured, output = await self._lane.exchange(request, deadlines)
-            await self._take([_Arrived(measured, output, monotonic())], facts, clock)
+            await self._take_in_measurements([_Arrived(measured, output, monotonic())], facts, clock)
             return
         send, receive = anyio.create_memory_object_stream[_Arrived](count)
-        failures: list[WorkerDied | DeadlineExpired | RequestFailed] = []
+        failures: list[Failure] = []
 
-        async def take_arrived() -> None:
+        async def take_in_arrived() -> None:
             async for first in receive:
                 arrived = [first]
                 with suppress(anyio.WouldBlock, anyio.EndOfStream):
                     while True:
                         arrived.append(receive.receive_nowait())
-                await self._take(arrived, facts, clock)
+                await self._take_in_measurements(arrived, facts, clock)
 
         def on_item(measured: replies.Measurement) -> None:
-            # More than were asked for: the worker's code writes to files that it did not open.
+            # A worker that reports more than it was asked for: user code may write to pipes that it did not open.
             if self._items < count - 1:
                 self._items += 1
                 send.send_nowait(_Arrived(measured, self._lane.output(), monotonic()))
 
         async with receive, anyio.create_task_group() as items:
-            items.start_soon(take_arrived)
+            items.start_soon(take_in_arrived)
             with send:
                 try:
                     measured, output = await self._lane.exchange(request, deadlines, on_item=on_item)
                     send.send_nowait(_Arrived(measured, output, monotonic()))
                 except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
-                    # Raised outside: what has arrived is taken first, and a group would wrap it.
+                    # Raised below: what has arrived must be taken in first, and the task group would wrap the error.
                     failures.append(raised)
         for failure in failures:
             raise failure
 
-    async def _take(self, arrived: Sequence[_Arrived], facts: LaneFacts, clock: _LaneClock) -> None:
-        """Take in measurements of the request's first trials, in their order."""
+    async def _take_in_measurements(self, arrived: Sequence[_Arrived], facts: LaneFacts, clock: _LaneClock) -> None:
+        """Take in the next measurements of the request, in its order; record the ends that follow."""
         await self._lane.pace.step()
         ends: list[End] = []
         for one in arrived:
             attempt = self._in_request.popleft()
             if one.measured.seconds is None:
-                clock.spend_until(attempt, one.at)
+                clock.charge_until(attempt, one.at)
             else:
-                clock.spend(attempt, one.measured.seconds)
-            await self._stage.work.learn(one.measured.observed)
+                clock.charge_seconds(attempt, one.measured.seconds)
+            await self._stage.brief.learn_names(one.measured.observed)
             if attempt.content and self._stage.prior is not None:
-                attempt.read = await self._stage.prior.keep_read()
-            anchor, measured = self._stage.work.anchor, one.measured
+                attempt.read = await self._stage.prior.store_read_digest()
+            anchor, measured = self._stage.brief.anchor, one.measured
             if anchor is not None:
-                measured = anchor.judge(attempt.config, measured)
-            self._stage.note_measured(measured)
+                measured = anchor.judge_bits(attempt.config, measured)
+            self._stage.record_measurement(measured)
             report = ConfigMeasured(attempt, measured, one.output, facts)
-            ends += await self._carry_out(self._stage.machine.handle(report))
+            ends += await self._carry_out_instructions(self._stage.machine.handle_report(report))
         if ends:
             await self._record(ends)
 
-    async def _carry_out(self, instructions: Sequence[Instruction]) -> list[End]:
-        """Do what the machine says; return the ends that it has decided."""
-        ends = ends_among(instructions)
+    async def _carry_out_instructions(self, instructions: Sequence[Instruction]) -> list[End]:
+        """Sort trials as the machine says; return the ends that it has decided."""
+        ends = find_ends(instructions)
         for instruction in instructions:
             match instruction:
                 case Measure(attempts, at_once=True):
@@ -472,7 +501,9 @@ class _LaneTurn:
                 case Measure(attempts) | Compile(attempts):
                     self._later.extend(attempts)
                 case TryDevice(attempt):
-                    ends += await self._carry_out(await self._stage.try_device(self._lane, attempt, self._seed))
+                    ends += await self._carry_out_instructions(
+                        await self._stage.try_device(self._lane, attempt, self._seed)
+                    )
                 case EndJob(error):
                     raise error
                 case End():
@@ -481,18 +512,18 @@ class _LaneTurn:
 
 
 class _LaneClock:
-    """Shares the time of one request among its trials, of which one is at work at a time."""
+    """Charges the time of one request to its trials, which are measured one after the other."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._began, self._began_at, self._spent_s = monotonic(), time(), 0.0
 
-    def spend(self, attempt: Attempt, seconds: float) -> None:
-        """Charge the next so many seconds to a trial."""
+    def charge_seconds(self, attempt: Attempt, seconds: float) -> None:
+        """Charge the next ``seconds`` to a trial."""
         attempt.lane_s += seconds
-        attempt.note_place("lane", self._lane.device.name, self._began_at + self._spent_s)
+        attempt.record_place("lane", self._lane.device.name, self._began_at + self._spent_s)
         self._spent_s += seconds
 
-    def spend_until(self, attempt: Attempt, now: float) -> None:
-        """Charge all that has not been charged yet to a trial; ``now`` by ``monotonic``."""
-        self.spend(attempt, max(0.0, now - self._began - self._spent_s))
+    def charge_until(self, attempt: Attempt, now: float) -> None:
+        """Charge all time up to ``now`` (``monotonic``) that is not charged yet to a trial."""
+        self.charge_seconds(attempt, max(0.0, now - self._began - self._spent_s))

@@ -1,7 +1,16 @@
-"""Opening of a job: the configs that lookups were answered with so far are tried before anything becomes the winner.
+"""The opening of a job: configs that lookups are answered with are tried before anything becomes the winner. No IO.
 
-Otherwise the first measured config, whichever it is, would take the place of a better answer: the winner of a near
-problem, the declared default, the winner from before an edit. Decides; no IO.
+A context without a winner is not without answers. Lookups get the winner of a near problem, the declared default, or
+the winner from before an edit. Any first measured config would take the place of these, although it may be much worse.
+So the configs that are *served* come first, and until the one that lookups get is known here, there is no new winner:
+
+=======================================  ==============================================================================
+its outcome here                         what follows
+=======================================  ==============================================================================
+none yet, or one that says nothing       the opening goes on; ``contended``, for example, says nothing
+measured, or too slow                    the opening is over: something better may become the winner
+a failure                                lookups would go on to the next served config, so the opening waits for that
+=======================================  ==============================================================================
 """
 
 from __future__ import annotations
@@ -20,26 +29,27 @@ class _Fate(Enum):
     FAILED = auto()
 
 
-def _fate(outcome: Outcome | None) -> _Fate:
+def _judge_fate(outcome: Outcome | None) -> _Fate:
     if outcome is None or outcome in RETRIED_BY_NEXT_JOB:
         return _Fate.OPEN
     return _Fate.FAILED if outcome in FAILURES else _Fate.KNOWN
 
 
 class Opening:
-    """The configs that are served, the first one first, and their outcomes here; the next is served if one fails.
+    """The served configs, in the order in which lookups would get them, and what is known of each here.
 
-    It is over once the first that has not failed is known to be as fast as it is, or too slow, or all have failed. An
-    outcome that says nothing of the config, as ``contended``, ends nothing.
+    Args:
+        served: The configs; each is served if those before it fail.
+        outcome: Returns the known outcome of a config, or ``None``.
     """
 
     def __init__(self, served: Iterable[Config], outcome: Callable[[Config], Outcome | None] = lambda config: None):
         self.served = tuple({canonical(config): config for config in served}.values())
-        self._fates = {canonical(config): _fate(outcome(config)) for config in self.served}
+        self._fates = {canonical(config): _judge_fate(outcome(config)) for config in self.served}
 
     @property
-    def waits_for(self) -> Config | None:
-        """The served config whose outcome decides whether it gives way; ``None`` when the opening is over."""
+    def awaited_config(self) -> Config | None:
+        """The served config whose outcome the opening waits for; ``None`` when it is over."""
         for config in self.served:
             fate = self._fates[canonical(config)]
             if fate is not _Fate.FAILED:
@@ -48,24 +58,23 @@ class Opening:
 
     @property
     def is_over(self) -> bool:
-        """True when something better than what is served may become the winner."""
-        return self.waits_for is None
+        """True when a measured config may become the winner."""
+        return self.awaited_config is None
 
-    def end(self, config: Config, outcome: Outcome) -> bool:
-        """Note a config's outcome; return whether that was the one that the opening waited for."""
+    def record_outcome(self, config: Config, outcome: Outcome) -> bool:
+        """Take note of a config's outcome; return whether that ended the opening."""
         was_open, text = not self.is_over, canonical(config)
         if text in self._fates:
-            self._fates[text] = _fate(outcome)
+            self._fates[text] = _judge_fate(outcome)
         return was_open and self.is_over
 
 
-def served_configs(
+def choose_served_configs(
     incumbent: Config | None, near: Iterable[Config], default: Config | None, admits: Callable[[Config], bool]
 ) -> list[Config]:
-    """Return the configs that lookups are answered with while a context has no winner.
+    """Return the configs that lookups are answered with while a context has no winner, in order.
 
-    ``incumbent`` is the winner from before a change, ``near`` are those of near problems, the nearest first: the next
-    one is served where one fails.
+    ``incumbent`` is the winner from before a change; ``near`` are the winners of near problems, the nearest first.
     """
     if incumbent is not None and admits(incumbent):
         return [incumbent]

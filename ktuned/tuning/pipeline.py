@@ -1,10 +1,34 @@
-"""The way of a config: strategy → compile channel → compile workers → bench channel → lanes → store → strategy.
+"""The pipeline of one job: its configs flow from the strategy to the store, through bounded channels.
 
-Both channels are bounded, so back-pressure reaches the strategy and memory does not grow with the space. The first
-compiled config is measured while the rest still compile. A result is committed before it is published.
+::
 
-Several jobs may run on one device model, and one of them has its lanes. The others fill their bench channels meanwhile,
-and then back-pressure stops them.
+    strategy ──▶ [compile channel] ──▶ compile workers ──▶ [bench channel] ──▶ lanes ──▶ outcomes ──▶ strategy
+
+*Tasks.* Everything runs side by side, so the first compiled config is measured while the others still compile:
+
+==============================  =======================================================================================
+task                            what it does
+==============================  =======================================================================================
+``_ask_for_configs``, one       asks the strategy, counts configs with a known outcome, enters the others as trials
+``_compile_groups``, several    compiles configs of the first channel, and passes those with an artifact on
+``_measure_on_lane``, by lane   waits until the job may measure, then measures a batch of the second channel
+``_end_job_early``, one         ends the trials when the job's time is up or it is hopeless
+``_open_lane_early``, by lane   has the lane ready by the time that there is something to measure
+==============================  =======================================================================================
+
+*Back-pressure.* A full channel stops its sender, and the strategy is not asked while too many configs are under way
+(:mod:`~ktuned.tuning.batches`). So memory does not grow with the space, and a strategy that learns proposes with fresh
+knowledge.
+
+*Lanes.* Several jobs run on one device model, and one of them has its lanes (:meth:`Pipeline.grant_lanes`). The others
+explore and compile until their bench channels are full, and then stand still.
+
+*Results.* A result is committed before it is published, and published before the strategy learns of it.
+
+*The end.* Trials end when the space or the plan's trials are exhausted, the search has converged, or a shared config
+holds; then the finalists compete. If the time is up or the job is hopeless, queued and compiling configs are dropped,
+and trials on lanes have :data:`ENDING_S` to finish. A stopped job is cancelled at once. In both cases each trial
+without an outcome is recorded as stopped, which says nothing about its config: the next job tries it again.
 """
 
 from __future__ import annotations
@@ -16,48 +40,60 @@ from time import monotonic
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from ktuned.fleet import COURTESY_S, Fleet, Lane, ReferenceUnusable
+from ktuned.fleet import COURTESY_S, Fleet, Lane, ReferenceUnusable, Worker
 from ktuned.ipc import replies, requests
 from ktuned.model import JobState, Role, Trial, WorkerError, canonical
 from ktuned.store import Artifacts, Store
-from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once, share
+from ktuned.tuning.batches import (
+    LANE_S,
+    MAX_BATCH,
+    OPENING_AHEAD,
+    BatchSize,
+    limit_configs_under_way,
+    limit_question_size,
+    limit_share_of_lane,
+)
 from ktuned.tuning.compile_stage import CompileStage
-from ktuned.tuning.exploration import Explorer, opened
+from ktuned.tuning.exploration import Explorer, open_space
 from ktuned.tuning.final_round import FinalRound
 from ktuned.tuning.hopeless import PROBES
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.outcomes import Outcomes
 from ktuned.tuning.prior_results import PriorResults
 from ktuned.tuning.progress import Publish
 from ktuned.tuning.stages import JobStage, LaneAccess, StageReport
 from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.trial_machine import End, NotBuilt, ends_among
-from ktuned.tuning.work import Work
+from ktuned.tuning.trial_machine import End, NotBuilt, find_ends
 
 STRAGGLER_LOOK_S = 0.2
-"""Interval at which the last compiles are looked at."""
+"""Interval at which the last compiles are checked for stragglers."""
 
 ASK_AT_ONCE = 4
-"""Configs that a strategy that learns is asked for at once: few, so that it proposes with fresh knowledge."""
+"""Configs in one question to a strategy that learns: few, so that it proposes with fresh knowledge."""
 
 ENDING_S = 2.0
-"""Time that the trials on the lanes have to end when the job's own time is up."""
+"""Time that trials on lanes have to end once the job's own time is up."""
 
 LEAST_WAIT_S, MOST_WAIT_S = 0.05, 60.0
-"""Intervals at which a job with a limit of time looks at it: what others take of the lanes' time does not count."""
+"""Shortest and longest wait before a job checks its time limit: only the time in which it has the lanes counts, so no
+single wait for the whole limit would do."""
 
 
 class Pipeline:
-    """One job on its way; :meth:`run` returns when every config has its outcome and the winner is decided.
+    """Runs one job: :meth:`run` returns when every config has its outcome and the winner is decided.
 
-    ``on_stage`` is called when the job reaches its next stage. It measures only between :meth:`grant_lanes` and
-    :meth:`withdraw_lanes`. ``is_after_kin`` says that a job of the same kernel has the lanes before it, whose results a
-    strategy that learns is to begin with.
+    It measures only between :meth:`grant_lanes` and :meth:`withdraw_lanes`.
+
+    Args:
+        on_stage: Called when the job reaches its next stage.
+        is_after_kin: Whether a job of the same kernel has the lanes before this one. A strategy that learns then waits
+            for that job's results and begins with them.
     """
 
     def __init__(
         self,
-        work: Work,
+        brief: JobBrief,
         *,
         fleet: Fleet,
         lanes: Sequence[Lane],
@@ -67,9 +103,9 @@ class Pipeline:
         on_stage: Callable[[JobStage], None],
         is_after_kin: bool = False,
     ) -> None:
-        self.work = work
-        work.traces.add_follower(work)
-        self._outcomes = Outcomes(work, store=store, publish=publish, pace=fleet.pace)
+        self.brief = brief
+        brief.traces.add_follower(brief)
+        self._outcomes = Outcomes(brief, store=store, publish=publish, pace=fleet.pace)
         self.progress = self._outcomes.progress
         self._fleet = fleet
         self._lanes = list(lanes)
@@ -80,11 +116,11 @@ class Pipeline:
         self._is_after_kin = is_after_kin
         self._knows_served = False
         self._looking = anyio.Lock()
-        self._compiling = CompileStage(work, fleet, artifacts, on_begun=self._note_begun)
-        self._prior = PriorResults(work, store)
-        self._measuring = MeasureStage(work, self._lanes, self._compiling, artifacts, self._prior)
-        self._begin_on: Callable[[Lane], None] | None = None
-        self._machine = work.trial_machine()
+        self._compiling = CompileStage(brief, fleet, artifacts, on_begun=self._report_last_compiles)
+        self._prior = PriorResults(brief, store)
+        self._measuring = MeasureStage(brief, self._lanes, self._compiling, artifacts, self._prior)
+        self._start_lane: Callable[[Lane], None] | None = None
+        self._machine = brief.make_trial_machine()
         self._batch_size = BatchSize(LANE_S)
         self._learns = True
         self._was_offered = False
@@ -94,8 +130,8 @@ class Pipeline:
         self._channels: dict[str, MemoryObjectSendStream[Attempt]] = {}
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Return how full each channel is, and how many configs are ``ahead``: proposed, and without an outcome yet."""
-        found = {"ahead": {"used": len(self._outcomes.under_way), "size": self._most_ahead + self._ask_at_once}}
+        """Return how full each channel is, and how many configs are ``ahead``: proposed, but without an outcome."""
+        found = {"ahead": {"used": len(self._outcomes.under_way), "size": self._most_under_way + self._question_size}}
         for name, stream in self._channels.items():
             now = stream.statistics()
             found[name] = {"used": now.current_buffer_used, "size": int(now.max_buffer_size)}
@@ -110,74 +146,82 @@ class Pipeline:
         """Let the job measure from now on."""
         if not self._access.held_s:
             self.progress.began = monotonic()
-        self._access.grant()
+        self._access.grant_lanes()
 
     def withdraw_lanes(self) -> None:
-        """Let the job measure nothing more, after the batches that are being measured."""
-        self._access.withdraw()
+        """Let the job begin no further batch; those on a lane are finished."""
+        self._access.withdraw_lanes()
 
-    def join(self, lanes: Sequence[Lane]) -> None:
-        """Measure on these lanes, too, from now on: they have come. Once all configs are measured, on none."""
-        begin_on = self._begin_on
-        if begin_on is not None:
+    def add_lanes(self, lanes: Sequence[Lane]) -> None:
+        """Measure on these new lanes, too; without effect once all configs are measured."""
+        start_lane = self._start_lane
+        if start_lane is not None:
             for lane in lanes:
                 if lane not in self._lanes:
                     self._lanes.append(lane)
-                    begin_on(lane)
+                    start_lane(lane)
 
     async def run(self) -> None:
         """Try configs until the space or the budget is exhausted, then let the finalists decide.
 
         Raises:
-            WorkerError: no config can be tried at all; with code ``source_changed`` when a file changed meanwhile.
-            StoreError: nothing can be recorded.
-            ExceptionGroup: of these.
+            WorkerError: No config can be tried at all; with code ``source_changed`` if a file changed meanwhile.
+            StoreError: Nothing can be recorded.
+            ExceptionGroup: Several of these.
         """
         began = monotonic()
         final_round = FinalRound(
-            self.work, self.progress, self._fleet, self._lanes, self._store, self._measuring, self._publish
+            self.brief, self.progress, self._fleet, self._lanes, self._store, self._measuring, self._publish
         )
         try:
             async with anyio.create_task_group() as openings:
-                if not self._store.load_past_searches(self.work.context, 1, 1):
-                    # Nothing was ever measured, so that there will be something to compile.
+                # Workers start while the space is opened, if it is certain that they will be needed: nothing was ever
+                # measured, so there will be something to compile.
+                if not self._store.load_past_searches(self.brief.context, 1, 1):
                     self._has_fresh.set()
-                    openings.start_soon(self._open_compilers)
+                    openings.start_soon(self._start_compilers)
                 for lane in self._lanes:
-                    openings.start_soon(self._open_early, lane)
+                    openings.start_soon(self._open_lane_early, lane)
+                # Try the configs.
                 self._knows_served = self._access.is_granted
-                await self._outcomes.begin()
-                await self._try_all()
-                await self._outcomes.acquit()
+                await self._outcomes.open_job()
+                await self._try_configs()
+                await self._outcomes.acquit_mismatches()
                 if self._was_offered:
-                    self._outcomes.pass_over()
+                    self._outcomes.skip_unoffered_served()
+                # Let the finalists decide. Other jobs may measure first, so that the finalists of several jobs compete
+                # in one quiet window. While a served config has no outcome, nothing may take its place.
                 if self._outcomes.opening.is_over:
-                    # Others may measure first, so that the finalists of several jobs compete in one quiet window.
-                    self._access.withdraw()
-                    self._stages.reach(JobStage.MEASURED)
+                    self._access.withdraw_lanes()
+                    self._stages.report_stage(JobStage.MEASURED)
+                    # A hopeless job has no finalists, and its client waits for the message: no lanes needed.
                     if not self._outcomes.hopelessness.reason:
-                        # Nothing is to be decided of a job without any hope, whose message is due now.
                         await self._await_lanes()
-                    self._stages.reach(JobStage.DECIDING)
+                    self._stages.report_stage(JobStage.DECIDING)
                     is_judged = not self._outcomes.is_default_doubtful
-                    await final_round.run(is_judged=is_judged, ends_at=monotonic() + self._left_s)
+                    await final_round.run(is_judged=is_judged, ends_at=monotonic() + self._remaining_s)
                     self._outcomes.final_fault = final_round.fault
-                # A lane that is not open yet was not needed.
+                # A lane that is still being opened was not needed.
                 openings.cancel_scope.cancel()
         finally:
-            self.progress.spend("wall_s", monotonic() - began)
+            self.progress.add_cost("wall_s", monotonic() - began)
             await self._compiling.close()
-            await self._outcomes.abandon_rest()
+            await self._outcomes.record_stopped_trials()
 
-    async def _try_all(self) -> None:
+    async def _try_configs(self) -> None:
+        """Run the tasks of the search, until each config has its outcome or the job ends early.
+
+        An early end has two steps, so there are two scopes. ``producing`` holds the strategy and the compiles, and is
+        cancelled first. ``tasks`` holds the lanes, too, which have a little longer.
+        """
         slots = self._compiling.slots
-        # How many are asked for is the bound that follows the pace; these are those of the fastest.
+        # These bounds are for the fastest pace; how many configs are asked for follows the pace itself.
         to_compile, compile_from = anyio.create_memory_object_stream[Attempt](
-            slots * max(self.work.group_size, MAX_BATCH)
+            slots * max(self.brief.group_size, MAX_BATCH)
         )
-        # Besides what each lane takes next, a whole group: its worker goes on with another one meanwhile.
+        # Room for what each lane takes next, and for a whole group, so that its worker can go on with another one.
         to_bench, bench_from = anyio.create_memory_object_stream[Attempt](
-            2 * len(self._lanes) * MAX_BATCH + self.work.group_size + OPENING_AHEAD
+            2 * len(self._lanes) * MAX_BATCH + self.brief.group_size + OPENING_AHEAD
         )
         self._channels = {"compile": to_compile, "bench": to_bench}
         producing = anyio.CancelScope()
@@ -185,29 +229,31 @@ class Pipeline:
             async with bench_from, anyio.create_task_group() as ending:
                 async with anyio.create_task_group() as tasks:
 
-                    def begin_on(lane: Lane) -> None:
-                        tasks.start_soon(self._bench, lane, bench_from.clone())
+                    def start_lane(lane: Lane) -> None:
+                        tasks.start_soon(self._measure_on_lane, lane, bench_from.clone())
 
-                    self._begin_on = begin_on
-                    ending.start_soon(self._end_early, producing, tasks.cancel_scope)
+                    # Lanes may be added later. Each has its own end of the channel, which closes with the last compile.
+                    self._start_lane = start_lane
+                    ending.start_soon(self._end_job_early, producing, tasks.cancel_scope)
                     for lane in self._lanes:
-                        begin_on(lane)
+                        start_lane(lane)
                     with to_compile, compile_from, to_bench, producing:
                         async with anyio.create_task_group() as producers:
-                            producers.start_soon(self._ask, to_compile)
+                            producers.start_soon(self._ask_for_configs, to_compile)
                             for _ in range(self._compiling.groups):
-                                producers.start_soon(self._compile, compile_from.clone(), to_bench.clone())
+                                producers.start_soon(self._compile_groups, compile_from.clone(), to_bench.clone())
+                            # The tasks have clones. The originals would keep the channels open.
                             for stream in (compile_from, to_bench):
                                 stream.close()
                 ending.cancel_scope.cancel()
         finally:
-            self._begin_on = None
+            self._start_lane = None
 
-    async def _end_early(self, producing: anyio.CancelScope, trying: anyio.CancelScope) -> None:
-        """Once the job's time is up or it is hopeless, drop what is queued or compiles, and soon what is on a lane."""
-        while self._left_s > 0 and not self._outcomes.given_up.is_set():
-            # The time counts while the job has the lanes.
-            with anyio.move_on_after(max(LEAST_WAIT_S, min(self._left_s, MOST_WAIT_S))):
+    async def _end_job_early(self, producing: anyio.CancelScope, trying: anyio.CancelScope) -> None:
+        """Wait until the time is up or the job is hopeless; then end the compiles, and later the trials on lanes."""
+        while self._remaining_s > 0 and not self._outcomes.given_up.is_set():
+            # The limit counts only the time with lanes, so it may be further away than it looks.
+            with anyio.move_on_after(max(LEAST_WAIT_S, min(self._remaining_s, MOST_WAIT_S))):
                 await self._outcomes.given_up.wait()
         self._is_ending = True
         producing.cancel()
@@ -215,167 +261,189 @@ class Pipeline:
         trying.cancel()
 
     @property
-    def _left_s(self) -> float:
-        """The time that the job's limit leaves it."""
-        seconds = self.work.job.plan.seconds
+    def _remaining_s(self) -> float:
+        """The seconds that the job's time limit leaves it."""
+        seconds = self.brief.job.plan.seconds
         return inf if seconds is None else seconds - self._access.held_s
 
     @property
-    def _most_ahead(self) -> int:
-        """The number of configs under way from which on no more are asked for."""
-        return ahead(
+    def _most_under_way(self) -> int:
+        """With more configs under way than this, the strategy is not asked."""
+        return limit_configs_under_way(
             slots=self._compiling.slots,
-            group=self.work.group_size,
+            group=self.brief.group_size,
             lanes=len(self._lanes),
-            batch=1 if self._learns else self._batch_size.now,
+            batch=1 if self._learns else self._batch_size.next_size,
             is_opening=self._waits_for_lanes,
         )
 
     @property
     def _waits_for_lanes(self) -> bool:
-        """True while nothing is measured yet, and whatever is compiled meanwhile will be."""
-        plan = self.work.job.plan
+        """True while nothing is measured yet, and everything compiled meanwhile will be measured."""
+        plan = self.brief.job.plan
         is_bounded = plan.until == "budget" and plan.seconds is None
         return is_bounded and not self._learns and not self.progress.has_measured
 
     @property
-    def _ask_at_once(self) -> int:
-        return ASK_AT_ONCE if self._learns else asked_at_once(lanes=len(self._lanes), batch=self._batch_size.now)
+    def _question_size(self) -> int:
+        if self._learns:
+            return ASK_AT_ONCE
+        return limit_question_size(lanes=len(self._lanes), batch=self._batch_size.next_size)
 
-    async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
-        plan, deadlines, outcomes = self.work.job.plan, self.work.deadlines, self._outcomes
-        leading = outcomes.lead.configs
-        hopelessness = outcomes.hopelessness
-        async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
-            while True:
-                is_early = self._is_after_kin and not self._access.is_granted
-                served = outcomes.opening.served
-                order = self._prior.order(served, leading, slots=self._compiling.slots)
-                request = self.work.explore_request(order.first, order.last, order.earlier, served=served)
-                async with self._fleet.gate.computing(COURTESY_S):
-                    found = await opened(explorer, request, self.work.kernel, deadlines)
-                await self.work.learn(found.observed)
-                self._measuring.reference.propose(found.references)
-                if not (is_early and found.learns):
-                    break
-                await self._await_lanes()
-            outcomes.summary.open(found)
-            self._learns = found.learns
-            exploring = Explorer(explorer, found.strategy, deadlines)
-            is_bounded = found.size is not None and not found.is_estimate
-            self.progress.total = min(found.size or 0, plan.trials) if is_bounded else plan.trials
-            asked = 0
-            lead = len(leading)
-            fruitful = monotonic()
+    async def _ask_for_configs(self, channel: MemoryObjectSendStream[Attempt]) -> None:
+        """Ask the strategy for configs until it has no more, and start each; then deal with the last compiles."""
+        plan, outcomes = self.brief.job.plan, self._outcomes
+        async with channel, self._fleet.lend(Role.EXPLORE, self.brief.environment) as worker:
+            found, first = await self._open_space(worker)
+            explorer = Explorer(worker, found.strategy, self.brief.deadlines)
+            asked, remaining_lead, fruitful_at = 0, len(outcomes.lead.configs), monotonic()
             while asked < plan.trials:
-                while len(outcomes.under_way) > self._most_ahead and not hopelessness.wants_probes:
-                    await outcomes.next_change()
-                most = min(self._ask_at_once, plan.trials - asked, lead or self._ask_at_once)
-                is_probing = hopelessness.wants_probes
-                answer = await self._ask_some(exploring, min(most, PROBES) if is_probing else most, anywhere=is_probing)
-                outcomes.propose([proposal.config for proposal in answer.proposals], are_probes=is_probing)
+                # Back-pressure. Probes are exempt: a job that may be hopeless must find out soon.
+                while len(outcomes.under_way) > self._most_under_way and not outcomes.hopelessness.wants_probes:
+                    await outcomes.await_next_outcome()
+                # Ask, and start the proposed configs. A shared lead comes first, and alone.
+                is_probing = outcomes.hopelessness.wants_probes
+                count = min(self._question_size, plan.trials - asked, remaining_lead or self._question_size)
+                count = min(count, PROBES) if is_probing else count
+                answer = await self._request_proposals(explorer, count, anywhere=is_probing)
+                outcomes.record_proposed([proposal.config for proposal in answer.proposals], are_probes=is_probing)
                 asked += len(answer.proposals)
-                await self._admit(answer.proposals, channel)
-                self._was_offered |= answer.finished or asked > len(order.first)
+                await self._start_configs(answer.proposals, channel)
+                self._was_offered |= answer.finished or asked > first
+                # Stop where no more configs are needed.
                 if answer.finished:
                     break
-                if lead:
-                    lead = max(0, lead - len(answer.proposals))
-                    if not lead and await self._is_over_with_lead():
+                if remaining_lead:
+                    remaining_lead = max(0, remaining_lead - len(answer.proposals))
+                    if not remaining_lead and await self._await_lead_verdict():
                         break
                 if plan.until == "converged" and answer.converged:
                     outcomes.summary.converged = True
                     break
+                # A strategy may wait for outcomes. One that proposes nothing while none is under way is stuck.
                 if answer.proposals or outcomes.under_way:
-                    fruitful = monotonic()
-                elif monotonic() - fruitful > deadlines["inspect"]:
-                    raise WorkerError(
-                        f"{self.work.kernel.file}:{self.work.kernel.line}: no config of kernel "
-                        f"{self.work.kernel.kernel!r} was found in {deadlines['inspect']:.3g} s: `where` refuses all, "
-                        f"or the strategy {found.strategy!r} proposes none",
-                        hint="loosen `where`, give a space that yields the valid configs, or name another strategy",
-                    )
+                    fruitful_at = monotonic()
+                elif monotonic() - fruitful_at > self.brief.deadlines["inspect"]:
+                    raise self._no_config_error(found.strategy)
                 if not answer.proposals and outcomes.under_way:
-                    await outcomes.changed()
+                    await outcomes.await_untaken_outcome()
             self.progress.total = asked
-            # There are no more: these are all that can be known of the space.
-            outcomes.propose((), are_probes=True)
+            # There are no more configs, so no further probes can come.
+            outcomes.record_proposed((), are_probes=True)
         self._has_asked_all = True
-        self._note_begun()
-        if self.work.preset.straggler_times is not None:
-            await self._end_stragglers(self.work.preset.straggler_times)
+        self._report_last_compiles()
+        if self.brief.preset.straggler_times is not None:
+            await self._end_stragglers(self.brief.preset.straggler_times)
+
+    async def _open_space(self, worker: Worker) -> tuple[replies.Explored, int]:
+        """Open the job's space in a worker; return what it found, and how many configs come before the strategy's own.
+
+        A strategy that learns is opened again once the job has the lanes, if kin measured until then: what that has
+        found is a part of the request.
+        """
+        outcomes = self._outcomes
+        while True:
+            is_early = self._is_after_kin and not self._access.is_granted
+            served = outcomes.opening.served
+            order = self._prior.plan_order(served, outcomes.lead.configs, slots=self._compiling.slots)
+            request = self.brief.make_explore_request(order.first, order.last, order.earlier, served=served)
+            async with self._fleet.gate.computing(COURTESY_S):
+                found = await open_space(worker, request, self.brief.kernel, self.brief.deadlines)
+            await self.brief.learn_names(found.observed)
+            self._measuring.reference.set_candidates(found.references)
+            if not (is_early and found.learns):
+                break
+            await self._await_lanes()
+        outcomes.summary.record_space(found)
+        self._learns = found.learns
+        is_bounded = found.size is not None and not found.is_estimate
+        trials = self.brief.job.plan.trials
+        self.progress.total = min(found.size or 0, trials) if is_bounded else trials
+        return found, len(order.first)
+
+    def _no_config_error(self, strategy: str) -> WorkerError:
+        kernel = self.brief.kernel
+        return WorkerError(
+            f"{kernel.file}:{kernel.line}: no config of kernel {kernel.kernel!r} was found in "
+            f"{self.brief.deadlines['inspect']:.3g} s: `where` refuses all, or the strategy {strategy!r} proposes none",
+            hint="loosen `where`, give a space that yields the valid configs, or name another strategy",
+        )
 
     async def _end_stragglers(self, times: float) -> None:
-        """Where nothing but compiles is left, wait for none that takes many ``times`` as long as the others.
+        """Once only compiles are left, end those that take many ``times`` as long as the others.
 
-        One config of a tuner's 85 compiled for 18 s, the others for 2 to 9, and somebody waits for the winner. It is
-        not lost: a job tries it again, and one with another preset has the patience for it.
+        One of a tuner's 85 configs compiled for 18 s, the others for 2 to 9, and somebody waits for the winner. The
+        config is not lost: a later job tries it again, and other presets wait for it.
         """
         while under_way := self._outcomes.under_way:
-            if self.progress.has_measured and self._compiling.running == len(under_way):
+            if self.progress.has_measured and self._compiling.running_configs == len(under_way):
                 self._compiling.end_stragglers(times)
             await anyio.sleep(STRAGGLER_LOOK_S)
 
-    def _note_begun(self) -> None:
-        """Say so once no config waits to be compiled any more."""
+    def _report_last_compiles(self) -> None:
+        """Report the stage ``COMPILING`` once no config waits to be compiled."""
         in_channel = self._channels["compile"].statistics().current_buffer_used
-        if self._has_asked_all and not self._compiling.has_waiting(in_channel):
-            self._stages.reach(JobStage.COMPILING)
+        if self._has_asked_all and not self._compiling.has_waiting_configs(in_channel):
+            self._stages.report_stage(JobStage.COMPILING)
 
-    async def _is_over_with_lead(self) -> bool:
-        """Wait for the outcomes of what was proposed; return whether they make a search needless."""
+    async def _await_lead_verdict(self) -> bool:
+        """Wait for the shared lead's outcomes; return whether they make a search needless."""
         while self._outcomes.under_way:
-            await self._outcomes.next_change()
+            await self._outcomes.await_next_outcome()
         return self._outcomes.lead.ends_job
 
-    async def _ask_some(self, explorer: Explorer, n: int, *, anywhere: bool) -> replies.Proposals:
+    async def _request_proposals(self, explorer: Explorer, count: int, *, anywhere: bool) -> replies.Proposals:
         tried = self._outcomes.take_tried()
-        # A strategy computes, and so keeps off the cores of a timing that has them all.
+        # A strategy computes, which would disturb a timing that uses every core.
         async with self._fleet.gate.computing():
-            answer = await explorer.ask(tried, n, anywhere=anywhere)
-        await self.work.learn(answer.observed)
+            answer = await explorer.ask_for_configs(tried, count, anywhere=anywhere)
+        await self.brief.learn_names(answer.observed)
         return answer
 
-    async def _admit(self, proposals: Sequence[replies.Proposal], channel: MemoryObjectSendStream[Attempt]) -> None:
-        """Start the new configs; those that the store knows already need neither compiler nor lane."""
-        self.work.admission.note_admitted(
-            self.work.kernel, self.work.problem, [proposal.config for proposal in proposals]
+    async def _start_configs(
+        self, proposals: Sequence[replies.Proposal], channel: MemoryObjectSendStream[Attempt]
+    ) -> None:
+        """Start the new configs; those whose outcome the store knows need neither compiler nor lane."""
+        # Leave out configs with a known outcome. One that was measured but lacks a figure is launched for that alone.
+        self.brief.admission.note_admitted(
+            self.brief.kernel, self.brief.problem, [proposal.config for proposal in proposals]
         )
         fresh = []
         lacking: dict[str, Trial] = {}
         for proposal in proposals:
-            known = self._store.known_trial(self.work.context, proposal.config)
-            if known is not None and self._outcomes.stands(known):
-                self._outcomes.note_known(known)
+            known = self._store.known_trial(self.brief.context, proposal.config)
+            if known is not None and self._outcomes.outcome_stands(known):
+                self._outcomes.record_known_trial(known)
                 continue
             fresh.append(proposal)
-            if known is not None and self.work.lacks_figure(known) and not self.work.job.plan.again:
+            if known is not None and self.brief.lacks_figure(known) and not self.brief.job.plan.again:
                 lacking[canonical(known.config)] = known
         if not fresh:
             return
         if any(proposal.build is not None for proposal in fresh):
             self._has_fresh.set()
-        # Compiled before the strategy knows what became of those that it proposed before.
+        # Compiles are speculative while the strategy does not know the outcomes of its earlier proposals.
         is_first = not self._outcomes.under_way
-        self.progress.spend("speculative", sum(proposal.build is not None for proposal in fresh[is_first:]))
+        self.progress.add_cost("speculative", sum(proposal.build is not None for proposal in fresh[is_first:]))
         configs = [proposal.config for proposal in fresh]
-        # Shielded: a row that was entered has an attempt that gives it its outcome.
+        # Enter the trials. Shielded: each row that was entered needs an attempt, which will give it its outcome.
         with anyio.CancelScope(shield=True):
-            ids = await self._store.begin_trials(self.work.context, self.work.specialized, self.work.job.id, configs)
+            ids = await self._store.begin_trials(self.brief.context, self.brief.specialized, self.brief.job.id, configs)
         attempts = [
-            self._attempt(trial, proposal, lacking.get(canonical(proposal.config)))
+            self._make_attempt(trial, proposal, lacking.get(canonical(proposal.config)))
             for trial, proposal in zip(ids, fresh, strict=True)
         ]
         self._outcomes.under_way |= {attempt.trial: attempt for attempt in attempts}
+        # A config without a Build has its outcome already; the others go to the compilers.
         for attempt, proposal in zip(attempts, fresh, strict=True):
             if proposal.build is None:
-                await self._outcomes.record(ends_among(self._machine.handle(NotBuilt(attempt, proposal))))
+                await self._outcomes.record_ends(find_ends(self._machine.handle_report(NotBuilt(attempt, proposal))))
         for attempt in attempts:
             if attempt.trial in self._outcomes.under_way:
                 await channel.send(attempt)
 
-    def _attempt(self, trial: int, proposal: replies.Proposal, known: Trial | None) -> Attempt:
-        unit = requests.UnitRef("", {}) if proposal.build is None else self.work.unit(proposal.build)
+    def _make_attempt(self, trial: int, proposal: replies.Proposal, known: Trial | None) -> Attempt:
+        unit = requests.UnitRef("", {}) if proposal.build is None else self.brief.make_unit(proposal.build)
         return Attempt(
             trial,
             proposal.config,
@@ -383,92 +451,93 @@ class Pipeline:
             cores=proposal.cores,
             declares_cores=proposal.cores is not None,
             known=known,
-            expected_s=self._prior.expected_compile_s(proposal.config),
+            expected_s=self._prior.predict_compile_s(proposal.config),
         )
 
-    async def _compile(
+    async def _compile_groups(
         self, channel: MemoryObjectReceiveStream[Attempt], onward: MemoryObjectSendStream[Attempt]
     ) -> None:
         async with channel, onward:
-            while (first := await self._compiling.next(channel)) is not None:
+            while (first := await self._compiling.take_next_attempt(channel)) is not None:
                 await self._fleet.pace.step()
                 lanes_starve = not onward.statistics().current_buffer_used
-                group = self._compiling.group(first, channel, lanes_starve=lanes_starve)
-                await self._outcomes.record(await self._compiling.compile(group))
+                group = self._compiling.collect_group(first, channel, lanes_starve=lanes_starve)
+                await self._outcomes.record_ends(await self._compiling.compile_attempts(group))
                 for attempt in group:
                     if attempt.is_compiled:
                         await onward.send(attempt)
 
     async def _await_lanes(self) -> None:
-        """Wait until the job may measure, and begin with what is served then: others have measured meanwhile."""
-        await self._access.wait()
+        """Wait until the job may measure; the first time, look again at what is served: others may have measured."""
+        await self._access.await_lanes()
         async with self._looking:
             if not self._knows_served and not self.progress.has_measured:
-                await self._outcomes.open_again()
+                await self._outcomes.refresh_opening()
             self._knows_served = True
 
-    async def _open_compilers(self) -> None:
-        """Have compile workers start while the strategy's worker imports the kernel file; not in other jobs' quiet."""
+    async def _start_compilers(self) -> None:
+        """Start compile workers while the kernel file is imported, but not in other jobs' quiet windows."""
         async with self._fleet.gate.compiling():
-            await self._compiling.open()
+            await self._compiling.start_workers()
 
-    async def _open_early(self, lane: Lane) -> None:
-        """Open a lane, if it is free, while the first configs still compile: where nothing was measured lately, that
-        takes seconds. Like a compile it keeps out of other jobs' quiet windows.
+    async def _open_lane_early(self, lane: Lane) -> None:
+        """Open a lane, if it is free, while the first configs still compile: that takes seconds if nothing was measured
+        lately. Like a compile it keeps out of other jobs' quiet windows.
         """
+        # Nothing is opened for a job whose configs are all known.
         await self._has_fresh.wait()
         gate = lane.gate
         if self._access.is_granted:
             async with gate.compiling():
-                lane.prepare(self.work.environment_on(lane.device), self.work.kernel.backend)
-        # Compiled while another job has the lanes.
-        await self._measuring.reference.prepare()
+                lane.prepare(self.brief.find_environment(lane.device), self.brief.kernel.backend)
+        # The reference may be compiled while another job has the lanes.
+        await self._measuring.reference.prepare_artifact()
         await self._await_lanes()
         async with gate.compiling():
             if lane.state == "ready":
-                async with lane.hold(self.work.job.id):
+                async with lane.hold(self.brief.job.id):
                     began = monotonic()
                     try:
-                        await self._measuring.open_early(lane)
+                        await self._measuring.open_lane_early(lane)
                     except ReferenceUnusable as error:
-                        # The next one is ready when there is something to measure.
-                        self._measuring.reference.replace(error)
-                    self.progress.spend("open_s", monotonic() - began)
+                        # The next candidate is prepared before there is something to measure.
+                        self._measuring.reference.replace_unusable(error)
+                    self.progress.add_cost("open_s", monotonic() - began)
 
-    async def _bench(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> None:
-        # A GPU's timings do not suffer from the daemon's own work, so its lane goes on while a result is recorded: at
-        # most one waits for that. A CPU's would.
+    async def _measure_on_lane(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> None:
+        # The daemon's own work does not disturb a GPU's timings, so a GPU's lane goes on while a result is recorded; at
+        # most one more result waits for that. It would disturb a CPU's timings: there the lane waits for the record.
         is_free = anyio.Semaphore(1)
         async with channel, anyio.create_task_group() as recording:
 
-            async def commit(ends: Sequence[End]) -> None:
+            async def commit_ends(ends: Sequence[End]) -> None:
                 try:
-                    await self._outcomes.record(ends)
+                    await self._outcomes.record_ends(ends)
                 finally:
                     is_free.release()
 
-            async def record(ends: Sequence[End]) -> None:
+            async def record_ends(ends: Sequence[End]) -> None:
                 for end in ends:
-                    self._batch_size.took(1, end.result.lane_s)
+                    self._batch_size.record_request(1, end.result.lane_s)
                 if lane.device.kind == "cpu":
-                    await self._outcomes.record(ends)
+                    await self._outcomes.record_ends(ends)
                     return
                 await is_free.acquire()
-                recording.start_soon(commit, ends)
+                recording.start_soon(commit_ends, ends)
 
             async for first in channel:
                 await self._await_lanes()
                 if not self._is_ending:
-                    batch = self._batch(lane, first, channel)
-                    await self._measuring.measure(lane, batch, lambda: self.progress.best_us, record)
+                    batch = self._collect_batch(lane, first, channel)
+                    await self._measuring.measure_batch(lane, batch, lambda: self.progress.best_us, record_ends)
 
-    def _batch(self, lane: Lane, first: Attempt, channel: MemoryObjectReceiveStream[Attempt]) -> list[Attempt]:
-        """Return ``first`` and a lane's share of those that wait, as many as are measured in no time."""
+    def _collect_batch(self, lane: Lane, first: Attempt, channel: MemoryObjectReceiveStream[Attempt]) -> list[Attempt]:
+        """Return ``first`` and a lane's share of the waiting configs: no more than a short batch."""
         batch = [first]
-        size = share(
+        size = limit_share_of_lane(
             waiting=1 + channel.statistics().current_buffer_used,
             lanes=len(self._lanes),
-            batch=self._batch_size.now,
+            batch=self._batch_size.next_size,
         )
         for _ in range(size - 1):
             try:

@@ -1,4 +1,12 @@
-"""Earlier results that save a job work: where to begin, what to leave for last, what need not be measured again."""
+"""Earlier results that save a job work: where to begin, what to leave for last, what need not be measured again.
+
+Results of three kinds help, the nearer the more:
+
+* of this very context: a trial with an outcome is not repeated, and the best one may become the winner at once;
+* of earlier states of the kernel: they predict which configs are fast, which fail, and how long their compiles take.
+  A trial with an equal artifact and equal data (a *twin*) even hands its outcome on;
+* of other problems and devices: their best configs are tried early, and a strategy may learn from them.
+"""
 
 from __future__ import annotations
 
@@ -28,50 +36,50 @@ from ktuned.model import (
     sort_by_similarity,
 )
 from ktuned.store import Store
-from ktuned.tuning.trial_detail import TrialDetail, rounds_name
-from ktuned.tuning.trial_order import Order, begun_in_time, near_configs, order
-from ktuned.tuning.work import Work
+from ktuned.tuning.job_brief import JobBrief
+from ktuned.tuning.trial_detail import TrialDetail, choose_rounds_name
+from ktuned.tuning.trial_order import TrialOrder, choose_near_configs, order_by_compile_time, order_configs
 
 RECENT_CONTEXTS = 4
-"""Earlier states of a kernel that predict the next one: after quick saves the newest has tried but few configs."""
+"""Earlier states of a kernel that predict its next one: after quick saves, the newest has tried only few configs."""
 
 MAX_PREDICTED = 4_000
-"""Earlier results that are read for one job: some 30 ms on the loop, and half a megabyte on the way to the worker."""
-
+"""Most earlier results that are read for a job: 30 ms on the event loop, and half a megabyte sent to the worker."""
 
 BEST_OF_NEAREST = 6
-"""The fastest configs of the nearest of them: its winner alone is rarely the best elsewhere, one of six often is."""
+"""The fastest configs of the nearest key that are tried early: its winner is rarely the best here, one of six often."""
 
 MAX_EARLIER = 4
-"""Searches of other problems and devices that a strategy may learn from: it takes the nearest that hold enough."""
+"""Searches of other problems and devices that a strategy may learn from; it takes the nearest with enough trials."""
 
 MAX_EARLIER_TRIALS = 200
-"""Measurements of each, the fastest: what is slow elsewhere is slow here, and need not be known in detail."""
+"""The fastest measurements of each search: slow configs there are slow here, and details do not matter."""
 
 MANY_TRIALS = 64
-"""Measured trials that are asked about at first when the fastest ones of the present space are looked for."""
+"""Trials to begin with when looking for the fastest ones whose configs the present space still holds."""
 
 
-def chosen(measured: Sequence[Trial], objective: Objective = LATENCY) -> Trial | None:
+def find_last_winner(measured: Sequence[Trial], objective: Objective = LATENCY) -> Trial | None:
     """Return what won last among a context's measured trials: a final round's choice, or what has beaten it since.
 
-    An earlier first figure below the choice's final one has beaten nothing: it was not measured beside it. Rounds by
-    other figures than the latency may have been for another objective, with other finalists.
+    A trial that was measured before the final round has not beaten its choice, even with a lower figure: the two were
+    not measured side by side. By another figure than the latency the best one is taken, because the rounds may have
+    been for another objective, with other finalists.
     """
     if not is_latency(objective):
-        return min(measured, key=lambda trial: _cost(objective, trial.figure(objective)), default=None)
+        return min(measured, key=lambda trial: _cost_or_infinity(objective, trial.figure(objective)), default=None)
     finalists = [trial for trial in measured if TrialDetail.from_json(trial.detail).rounds]
     decided_at = max((trial.updated for trial in finalists), default=0.0)
     last = finalists + [trial for trial in measured if trial.updated > decided_at]
     return min(last, key=lambda trial: trial.latency_us or 0.0, default=None)
 
 
-def _cost(objective: Objective, figure: float | None) -> float:
+def _cost_or_infinity(objective: Objective, figure: float | None) -> float:
     cost = cost_of(objective, figure)
     return math.inf if cost is None else cost
 
 
-async def admitted_prior_trials(
+async def load_admitted_trials(
     store: Store,
     admission: Admission,
     kernel: KernelInfo,
@@ -81,11 +89,10 @@ async def admitted_prior_trials(
     limit: int,
     is_wanted: Callable[[Trial], bool] = lambda trial: True,
 ) -> list[Trial]:
-    """Return the best measured trials of a context that are wanted, of the configs that the kernel's present space
-    still holds.
+    """Return the best measured trials of a context whose configs the kernel's present space still holds.
 
     Raises:
-        WorkerError: the space could not be asked.
+        WorkerError: The space could not be asked.
     """
     many = max(MANY_TRIALS, limit)
     while True:
@@ -98,7 +105,7 @@ async def admitted_prior_trials(
         many *= 4
 
 
-async def restore(
+async def restore_winner(
     store: Store,
     admission: Admission,
     kernel: KernelInfo,
@@ -109,34 +116,36 @@ async def restore(
     *,
     decided_only: bool = False,
 ) -> Winner | None:
-    """Make the best known trial of a context its winner by an objective, if that is not so; return the winner made.
+    """Make the best known trial of a context its winner, unless it has a winner that the space still holds.
 
-    An undone edit restores an old context with its winner. An edit of the space may have removed the winner's config:
-    the best of those that are left follows it; with ``decided_only`` that must have been in a final round. A trial
-    of a context that had no winner yet may be worse than what is served.
+    That is needed after an undone edit, which brings an old context back, and after an edit of the space that removed
+    the winner's config. With ``decided_only`` the trial must have been in a final round: the first figure of a context
+    without a winner may be worse than what is served.
+
+    Returns:
+        The new winner, or ``None`` if nothing changed.
 
     Raises:
-        WorkerError: the space could not be asked.
+        WorkerError: The space could not be asked.
     """
     seated = store.get_winner(context.key_for(objective))
     if seated is not None and seated.context == context:
         (is_admitted,) = await admission.check_configs(kernel, problem, [seated.config])
         if is_admitted:
             return None
-    name = rounds_name(kernel, objective)
-    best = chosen(
-        await admitted_prior_trials(store, admission, kernel, problem, context, objective, finalists), objective
+    best = find_last_winner(
+        await load_admitted_trials(store, admission, kernel, problem, context, objective, finalists), objective
     )
     if best is None:
         return None
-    is_final = bool(best.detail.get(name))
+    is_final = bool(best.detail.get(choose_rounds_name(kernel, objective)))
     if decided_only and not is_final:
         return None
     return await store.decide_winner(best.id, objective=objective, is_final=is_final)
 
 
-def earlier_searches(store: Store, winners: Sequence[Winner], objective: Objective) -> tuple[EarlierSearch, ...]:
-    """Return what was measured in the contexts of the nearest winners, as costs by a job's objective."""
+def load_earlier_searches(store: Store, winners: Sequence[Winner], objective: Objective) -> tuple[EarlierSearch, ...]:
+    """Return the searches of the nearest winners' contexts, with costs by the job's objective."""
     searches = []
     for context in islice(dict.fromkeys(winner.context for winner in winners), MAX_EARLIER):
         found = store.measured_configs(context, MAX_EARLIER_TRIALS, objective=objective)
@@ -146,22 +155,22 @@ def earlier_searches(store: Store, winners: Sequence[Winner], objective: Objecti
 
 
 class PriorResults:
-    """The store's results that concern one job."""
+    """What the store knows that concerns one job."""
 
-    def __init__(self, work: Work, store: Store) -> None:
-        self._work = work
+    def __init__(self, brief: JobBrief, store: Store) -> None:
+        self._brief = brief
         self._store = store
         self._compile_s: dict[str, float] = {}
         self._kept: set[str] = set()
 
-    def expected_compile_s(self, config: Config) -> float:
-        """Return what a config's compile took in an earlier state of the kernel; 0 if that is unknown."""
+    def predict_compile_s(self, config: Config) -> float:
+        """Return how long a config's compile took in an earlier state of the kernel, in s; 0 if unknown."""
         return self._compile_s.get(canonical(config), 0.0)
 
-    def order(self, served: Sequence[Config], lead: Sequence[Config] = (), *, slots: int = 1) -> Order:
-        """Return the order in which to try configs; ``served`` are those that lookups were answered with."""
-        context, objective = self._work.context, self._work.objective
-        seated = self._store.get_winner(self._work.key)
+    def plan_order(self, served: Sequence[Config], lead: Sequence[Config] = (), *, slots: int = 1) -> TrialOrder:
+        """Return the order in which to try configs, for a number of compile slots; see :func:`order_configs`."""
+        context, objective = self._brief.context, self._brief.objective
+        seated = self._store.get_winner(self._brief.key)
         newest: dict[str, KnownConfig] = {}
         for known in self._store.load_past_searches(context, RECENT_CONTEXTS, MAX_PREDICTED, objective=objective):
             newest.setdefault(known.text, known)
@@ -169,42 +178,42 @@ class PriorResults:
                 self._compile_s.setdefault(known.text, known.compile_s)
         past = list(newest.values())
         if objective != LATENCY:
-            # Of those whose figure is unknown the fastest are as good a guess as any.
-            past.sort(key=lambda known: _cost(objective, known.figure))
-        plan = self._work.job.plan
+            # Configs whose figure is unknown stay in their order, by latency: as good a guess as any.
+            past.sort(key=lambda known: _cost_or_infinity(objective, known.figure))
+        plan = self._brief.job.plan
         if len(past) <= plan.trials and plan.seconds is None:
-            # All are tried. What is expected to be slow comes last, and may take longest to compile.
+            # All will be tried, so what counts is that the last compiles end together.
             measured = [known for known in past if known.outcome is Outcome.MEASURED]
             others = [known for known in past if known.outcome is not Outcome.MEASURED]
-            past = begun_in_time(measured, slots, sum(known.compile_s for known in others)) + others
-        winners = sort_by_similarity(self._work.key, self._store.list_winners(context.kernel))
+            past = order_by_compile_time(measured, slots, sum(known.compile_s for known in others)) + others
+        winners = sort_by_similarity(self._brief.key, self._store.list_winners(context.kernel))
         best = self._store.measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
-        near = near_configs(winners, [known.config for known in best])
+        near = choose_near_configs(winners, [known.config for known in best])
         settled = self._store.failed_configs(context, MAX_PREDICTED)
-        found = order(
-            None if seated is None else seated.config, self._work.kernel.default, past, near, settled, served, lead
+        found = order_configs(
+            None if seated is None else seated.config, self._brief.kernel.default, past, near, settled, served, lead
         )
-        return msgspec.structs.replace(found, earlier=earlier_searches(self._store, winners, objective))
+        return msgspec.structs.replace(found, earlier=load_earlier_searches(self._store, winners, objective))
 
     def find_twin(self, content: str) -> Trial | None:
-        """Return the trial of equal bytes, called alike, on equal data, if it has all figures.
+        """Return a trial of equal bytes, called alike, on equal data, if it has all figures that the job needs.
 
-        A job that is to measure ``again`` takes nothing over.
+        A job that was asked to measure ``again`` takes nothing over.
         """
-        now = self._work.kernel.data_read
-        twins = [] if self._work.job.plan.again else self._store.find_twins(content)
+        now = self._brief.kernel.data_read
+        twins = [] if self._brief.job.plan.again else self._store.find_twins(content)
         twin = next((one for one in twins if self._has_read_the_same(one, now)), None)
-        return None if twin is not None and self._work.lacks_figure(twin) else twin
+        return None if twin is not None and self._brief.lacks_figure(twin) else twin
 
     def _has_read_the_same(self, twin: Trial, now: Mapping[str, str]) -> bool:
-        """Return whether all that a trial had read is as it was; what was learned later, it did not depend on."""
+        """Return whether everything that a trial had read is unchanged; what was learned later did not concern it."""
         name = TrialDetail.from_json(twin.detail).read
         read = self._store.load_fingerprint_versions(name) if name else {}
         return read is not None and all(now.get(place) == held for place, held in read.items())
 
-    async def keep_read(self) -> str:
-        """Keep what is known to be read for the kernel's data, and return its digest; empty if that is nothing."""
-        read = self._work.kernel.data_read
+    async def store_read_digest(self) -> str:
+        """Store the files and variables that the kernel's data depends on; return their digest, empty without any."""
+        read = self._brief.kernel.data_read
         digest = sha256(canonical(read).encode()).hexdigest() if read else ""
         if digest and digest not in self._kept:
             await self._store.save_versions({digest: read})

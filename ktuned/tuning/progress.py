@@ -1,4 +1,4 @@
-"""A job's figures so far, the time left by their pace, and the events that tell of them. No IO.
+"""A job's figures so far, its remaining time by their pace, and the events that tell of them. No IO.
 
 An event is published after its facts are committed.
 """
@@ -24,28 +24,34 @@ from ktuned.model import (
     cost_of,
     is_latency,
 )
-from ktuned.tuning.work import Work
+from ktuned.tuning.job_brief import JobBrief
 
 
-def time_left_s(*, tried: int, left: int | None, elapsed_s: float, budget_s: float | None) -> float | None:
-    """Estimate the seconds until a job's last trial, from the pace so far; its budget is a cap.
+def estimate_time_left_s(
+    *, tried: int, remaining: int | None, elapsed_s: float, budget_s: float | None
+) -> float | None:
+    """Estimate the seconds until a job's last trial, from the pace so far; ``None`` if nothing can be said.
 
-    ``tried`` are the configs that took time, ``left`` those still to come; ``None`` when nothing can be said.
+    ``tried`` are the configs that took time, ``remaining`` those still to come; ``budget_s`` is a cap.
     """
     of_budget = None if budget_s is None else max(0.0, budget_s - elapsed_s)
-    if left is None or tried <= 0:
+    if remaining is None or tried <= 0:
         return of_budget
-    by_pace = max(0, left) * elapsed_s / tried
+    by_pace = max(0, remaining) * elapsed_s / tried
     return by_pace if of_budget is None else min(by_pace, of_budget)
 
 
 class Progress(msgspec.Struct):
-    """A job's figures so far; ``stamp`` puts them into the job's public value.
+    """A job's figures so far; :meth:`stamp_job` puts them into the job's public value.
 
-    The best config is that by ``objective``: ``best_us`` is its latency, ``best_figure`` the figure that it is best by
-    (``None`` where that is the latency), and likewise for the default. ``compiled`` counts the configs of a job that
-    only compiles which have their artifact: an end, but no outcome. ``lost`` is why the first config was lost that had
-    been measured. ``budget_s`` is the plan's time limit, ``began`` when the job started, by ``monotonic``.
+    Attributes:
+        best_us: The latency of the best config by ``objective``.
+        best_figure: Its figure; ``None`` if that is the latency. Likewise for the default.
+        compiled: Configs of a job that only compiles which have their artifact: an end, but no outcome.
+        lost: Why a measured config was lost, the first time.
+        cost: What the job took, by name (see :meth:`add_cost`).
+        budget_s: The plan's time limit.
+        began: When its time began to count, by ``monotonic``.
     """
 
     objective: Objective = LATENCY
@@ -68,15 +74,15 @@ class Progress(msgspec.Struct):
 
     @property
     def done(self) -> int:
-        """The number of configs that have their outcome, or only their artifact if no more was wanted."""
+        """The number of configs with an outcome, or with an artifact if the job only compiles."""
         return self.compiled + sum(self.outcomes.values())
 
     @property
     def left_s(self) -> float | None:
-        """The time in s that the job is still likely to take."""
-        return time_left_s(
+        """The seconds that the job is still likely to take."""
+        return estimate_time_left_s(
             tried=self.done - self.reused,
-            left=None if self.total is None else self.total - self.done,
+            remaining=None if self.total is None else self.total - self.done,
             elapsed_s=monotonic() - self.began,
             budget_s=self.budget_s,
         )
@@ -88,7 +94,7 @@ class Progress(msgspec.Struct):
 
     @property
     def has_measured(self) -> bool:
-        """True if this job has used a lane: configs that were known, or carried over, need none."""
+        """True if this job has used a lane; known and carried-over configs need none."""
         return self.cost.get("lane_s", 0.0) > 0
 
     @property
@@ -101,49 +107,49 @@ class Progress(msgspec.Struct):
         """The cost of the best config's figure."""
         return cost_of(self.objective, self.best)
 
-    def count(self, trial: Trial | TrialResult, *, is_default: bool) -> None:
-        """Take one config's outcome into account."""
+    def count_outcome(self, trial: Trial | TrialResult, *, is_default: bool) -> None:
+        """Count the outcome of one config."""
         assert trial.outcome is not None
         self.outcomes[trial.outcome] += 1
         cost = cost_of(self.objective, trial.figure(self.objective))
         if trial.outcome is not Outcome.MEASURED or cost is None:
             return
         if self.best_cost is None or cost < self.best_cost:
-            self.lead(trial)
+            self.set_best(trial)
         if is_default:
-            self.compare_with(trial)
+            self.set_default(trial)
 
-    def lead(self, trial: Trial | TrialResult | None) -> None:
-        """Take a measured config for the best one; ``None`` if there is none any more."""
-        self.best_us, self.best_spread_us, self.best_figure = self._figures(trial)
+    def set_best(self, trial: Trial | TrialResult | None) -> None:
+        """Set the best config; ``None`` if there is none any more."""
+        self.best_us, self.best_spread_us, self.best_figure = self._pick_figures(trial)
 
-    def compare_with(self, default: Trial | TrialResult) -> None:
-        """Take the figures of the declared default."""
-        self.default_us, self.default_spread_us, self.default_figure = self._figures(default)
+    def set_default(self, default: Trial | TrialResult) -> None:
+        """Set the figures of the declared default."""
+        self.default_us, self.default_spread_us, self.default_figure = self._pick_figures(default)
 
-    def _figures(self, trial: Trial | TrialResult | None) -> tuple[float | None, float | None, float | None]:
+    def _pick_figures(self, trial: Trial | TrialResult | None) -> tuple[float | None, float | None, float | None]:
         if trial is None:
             return None, None, None
         figure = None if is_latency(self.objective) else trial.figure(self.objective)
         return trial.latency_us, trial.spread_us, figure
 
-    def lose(self, result: TrialResult, best: Trial | None) -> None:
-        """Take into account that a measured config is wrong; ``best`` is the best trial that is left."""
+    def count_loss(self, result: TrialResult, best: Trial | None) -> None:
+        """Count that a measured config has failed after all; ``best`` is the best remaining trial."""
         self.outcomes[Outcome.MEASURED] -= 1
         self.outcomes[result.outcome] += 1
-        self.lead(best)
+        self.set_best(best)
         self.lost = self.lost or f"{result.outcome}: {result.message}"
 
-    def acquit(self, result: TrialResult) -> None:
-        """Take into account that a mismatch is none."""
+    def count_acquittal(self, result: TrialResult) -> None:
+        """Count that a mismatch is none after all."""
         self.outcomes[Outcome.MISMATCH] -= 1
-        self.count(result, is_default=False)
+        self.count_outcome(result, is_default=False)
 
-    def spend(self, what: str, seconds: float) -> None:
-        """Add to the job's cost: ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``wall_s``, and the number of
-        configs whose earlier result was ``reused``.
+    def add_cost(self, name: str, amount: float) -> None:
+        """Add to a cost of the job: ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``quiet_s``, ``wall_s``, or
+        the number of configs that were ``reused`` or compiled as ``speculative``.
         """
-        self.cost[what] = self.cost.get(what, 0.0) + seconds
+        self.cost[name] = self.cost.get(name, 0.0) + amount
 
     def to_wire(self) -> dict[str, Any]:
         """Return the fields that a ``trial_done`` event carries."""
@@ -162,8 +168,8 @@ class Progress(msgspec.Struct):
             "reference_spread_us": self.reference_spread_us,
         }
 
-    def stamp(self, job: Job, **changes: Any) -> Job:
-        """Return the job with these figures."""
+    def stamp_job(self, job: Job, **changes: Any) -> Job:
+        """Return the job with these figures and other ``changes``."""
         cost = {name: round(value, 3) for name, value in self.cost.items()}
         return replace(job, **self.to_wire(), cost=cost, **changes)
 
@@ -175,18 +181,18 @@ class Publish(Protocol):
         """Publish one event."""
 
 
-def publish_trial(publish: Publish, work: Work, progress: Progress, trial: Trial) -> None:
-    """Publish a trial's outcome, and where its job stands; of the trial's detail only its metrics."""
+def publish_trial(publish: Publish, brief: JobBrief, progress: Progress, trial: Trial) -> None:
+    """Publish a trial's outcome, without its detail except for metrics, and where its job stands."""
     public = trial.to_wire() | {"metrics": dict(trial.metrics)}
     del public["detail"]
-    public["config"] = work.kernel.order_config(trial.config)
-    public["problem"] = work.kernel.order_problem(trial.problem)
+    public["config"] = brief.kernel.order_config(trial.config)
+    public["problem"] = brief.kernel.order_problem(trial.problem)
     standing = progress.to_wire() | {"left_s": progress.left_s}
-    publish("trial_done", kernel=work.job.kernel, job=work.job.id, trial=public, **standing)
+    publish("trial_done", kernel=brief.job.kernel, job=brief.job.id, trial=public, **standing)
 
 
 def publish_winner(publish: Publish, kernel: KernelInfo, winner: Winner, job: int | None) -> None:
-    """Publish a new winner, and the job that found it; an undone edit brings one back without a job."""
+    """Publish a new winner, and the job that found it; after an undone edit there is no job."""
     publish(
         "winner",
         kernel=winner.context.kernel,
@@ -202,5 +208,5 @@ def publish_winner(publish: Publish, kernel: KernelInfo, winner: Winner, job: in
 
 
 def publish_job(publish: Publish, what: str, job: Job, launches: int) -> None:
-    """Publish a job that was queued, started or ended, and how often applications have launched its key."""
+    """Publish that a job was queued, started or ended, and how often applications have launched its key."""
     publish(what, kernel=job.kernel, job=job.id, job_state=job.to_wire() | {"launches": launches})

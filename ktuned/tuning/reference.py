@@ -1,7 +1,9 @@
-"""The config whose outputs are expected, where a kernel file says ``reference="default"``: brought to its artifact.
+"""The reference of a kernel file that says ``reference="default"``: the config whose outputs are expected.
 
-It is compiled like every other config, before a lane opens the problem, and the lane loads what was compiled. Where no
-default is declared, the first config of the space that compiles, and that the device can load, is the reference.
+It is compiled like every other config, before a lane opens the problem, and the lane loads its artifact. The candidates
+are the declared default, or without one the first configs of the space. The first that compiles, and that the device
+can load, is the reference. A candidate that a lane cannot load gives way to the next; a damaged artifact is compiled
+again, a few times.
 """
 
 from __future__ import annotations
@@ -16,20 +18,20 @@ from ktuned.ipc import replies, requests
 from ktuned.model import Outcome
 from ktuned.store import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
 
 _MOST_DAMAGED = 3
-"""Times that one job compiles an artifact again which a lane has found damaged."""
+"""How often one job compiles a damaged artifact again."""
 
 
 class Reference:
-    """One job's reference; :meth:`propose` gives it the configs, :meth:`prepare` makes one of them ready."""
+    """One job's reference: :meth:`set_candidates` names the configs, :meth:`prepare_artifact` makes one ready."""
 
-    def __init__(self, work: Work, compiling: CompileStage, artifacts: Artifacts) -> None:
-        self._work = work
+    def __init__(self, brief: JobBrief, compiling: CompileStage, artifacts: Artifacts) -> None:
+        self._brief = brief
         self._compiling = compiling
         self._artifacts = artifacts
         self._candidates: list[replies.Proposal] = []
@@ -39,68 +41,68 @@ class Reference:
         self._damaged = 0
         self._wanted = ""
         self.unit: requests.UnitRef | None = None
-        """The reference that lanes open the problem with; it stays until another one is prepared."""
+        """The reference with which lanes open the problem; it stays until another one is prepared."""
 
-    def propose(self, candidates: Sequence[replies.Proposal]) -> None:
-        """Take the configs that may be the reference, the first one first; they are tried one after the other."""
+    def set_candidates(self, candidates: Sequence[replies.Proposal]) -> None:
+        """Name the configs that may be the reference; they are tried in this order."""
         self._candidates = list(candidates)
         self._are_proposed.set()
 
-    async def prepare(self) -> None:
-        """Have the artifact there that opening the problem needs; there is nothing to do where none is needed.
+    async def prepare_artifact(self) -> None:
+        """Make sure that the artifact is there with which lanes open the problem, if they need one.
 
-        Callers hold no lane: compiling waits for other jobs, which may wait for that.
+        The caller must not hold a lane: compiling waits for other jobs, which may wait for the lane.
 
         Raises:
-            CannotOpen: none of the configs can be compiled, or run on the device.
-            WorkerError, StoreError: as a compile.
+            CannotOpen: None of the configs can be compiled, or run on the device.
+            WorkerError, StoreError: As a compile.
         """
-        if not self._work.kernel.expects_default_outputs:
+        if not self._brief.kernel.expects_default_outputs:
             return
-        # What was learned of the kernel since gives its artifact another key, and changes nothing in it. To compile it
-        # again would wait for a slot, which a final round keeps closed.
+        # Names that were learned since give the artifact another key, but do not change it. Compiling it again would
+        # wait for a slot, and a final round keeps these closed.
         if self._wanted and self._artifacts.is_sealed(self._wanted):
             return
         await self._are_proposed.wait()
         async with self._turn:
             while self._candidates:
                 proposal = self._candidates[0]
-                reason = await self._compile(proposal)
+                reason = await self._compile_candidate(proposal)
                 if not reason:
                     return
-                self._give_up(reason)
+                self._drop_candidate(reason)
         more = f" (and {len(self._reasons) - 1} more cannot run)" if len(self._reasons) > 1 else ""
-        kernel = self._work.kernel
+        kernel = self._brief.kernel
         raise CannotOpen(
             f"{kernel.file}:{kernel.line}: {kernel.kernel}: reference='default', but the default config is "
             f"{self._reasons[0]}{more}",
             hint="give another default, or a reference",
         )
 
-    async def _compile(self, proposal: replies.Proposal) -> str:
-        """Have a config's artifact there, and :attr:`unit` name it; return the outcome that it has instead."""
+    async def _compile_candidate(self, proposal: replies.Proposal) -> str:
+        """Compile a candidate and make it :attr:`unit`; return why that failed, or nothing."""
         if proposal.build is None:
             return f"{proposal.outcome}: {proposal.message}"
-        attempt = Attempt(0, proposal.config, self._work.unit(proposal.build))
-        for end in await self._compiling.compile([attempt], is_reference=True):
+        attempt = Attempt(0, proposal.config, self._brief.make_unit(proposal.build))
+        for end in await self._compiling.compile_attempts([attempt], is_reference=True):
             return f"{end.result.outcome}: {end.result.message}"
         self.unit = attempt.unit
         self._wanted = attempt.unit.key
         return ""
 
-    def replace(self, unusable: ReferenceUnusable) -> None:
-        """Take note that a lane cannot open the problem with an artifact: it is made again, or the next one is."""
+    def replace_unusable(self, unusable: ReferenceUnusable) -> None:
+        """Take note that a lane cannot use an artifact: it is compiled again, or the next config takes its place."""
         if unusable.key != self._wanted:
-            # Another lane has found that, too.
+            # Another lane has reported it already.
             return
         _log.info("reference_unusable", artifact=unusable.key, reason=unusable.message, damaged=unusable.is_damaged)
         if unusable.is_damaged:
             self._damaged += 1
             self._artifacts.discard_artifact(unusable.key)
         if not unusable.is_damaged or self._damaged > _MOST_DAMAGED:
-            self._give_up(f"{Outcome.UNSUPPORTED}: {unusable.message}")
+            self._drop_candidate(f"{Outcome.UNSUPPORTED}: {unusable.message}")
         self._wanted = ""
 
-    def _give_up(self, reason: str) -> None:
+    def _drop_candidate(self, reason: str) -> None:
         self._reasons.append(reason)
         del self._candidates[0]

@@ -1,7 +1,7 @@
-"""The lead of a job for which others share a winner: their config first, with those that are served. Decides; no IO.
+"""The lead of a job for which others share a winner. No IO.
 
-If their config is as good here as it was there, the job needs no search: its final round is among the lead alone. If
-not, it was the first candidate, and the search goes on.
+Their config is tried first, with those that are served here. If it is as good here as it was there, the job needs no
+search, and its final round is among these few. If it is not, it was the first candidate, and the search goes on.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from ktuned.sharing import Candidate, cost_holds
 
 
 class SharedConfigs(Protocol):
-    """What others have found."""
+    """Winners that other daemons have found."""
 
-    async def best(self, kernel: KernelInfo, context: Context, objective: Objective) -> Candidate | None:
-        """Return the best config that others have found in a context; bounded in time, and raises nothing."""
+    async def find_best(self, kernel: KernelInfo, context: Context, objective: Objective) -> Candidate | None:
+        """Return the best config that others have found in a context; takes bounded time, and raises nothing."""
 
 
 class SharedLead:
     """A shared candidate and its outcome here; without a candidate there is no lead.
 
-    ``configs`` are the lead's, in order. One that ``is_decisive`` may end the job.
+    ``configs`` are tried first, in order. Only a lead that ``is_decisive`` may end the job.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class SharedLead:
         self.configs = tuple({canonical(config): config for config in wanted}.values())
         self._shared = "" if candidate is None else canonical(candidate.config)
 
-    def note(self, trial: Trial) -> None:
-        """Take in the outcome of a config."""
+    def record_trial(self, trial: Trial) -> None:
+        """Take note of the outcome of a trial, which may be the candidate's."""
         if self._shared and canonical(trial.config) == self._shared:
             self._outcome = trial.outcome
             is_measured = trial.outcome is Outcome.MEASURED
@@ -66,19 +66,19 @@ class SharedLead:
         """True if no search is needed."""
         return self._is_decisive and self._candidate is not None and cost_holds(self._candidate.cost, self._cost)
 
-    def words(self) -> str:
-        """Return what became of the shared config, in one sentence; nothing without one, or before its outcome."""
+    def describe_lead(self) -> str:
+        """Return what became of the shared config in one sentence; empty without one, or before its outcome."""
         if self._candidate is None or self._outcome is None:
             return ""
-        there = self._figure(self._candidate.cost)
+        theirs = self._format_figure(self._candidate.cost)
         if self._cost is None:
-            return f"the shared config, {there} where it was found, ended as {self._outcome} here"
-        here = self._figure(self._cost)
+            return f"the shared config, {theirs} where it was found, ended as {self._outcome} here"
+        ours = self._format_figure(self._cost)
         if self.ends_job:
-            return f"the shared config holds here, {here}, {there} where it was found; nothing else was searched"
+            return f"the shared config holds here, {ours}, {theirs} where it was found; nothing else was searched"
         if not cost_holds(self._candidate.cost, self._cost):
-            return f"the shared config takes {here} here, {there} where it was found; the search went on"
+            return f"the shared config takes {ours} here, {theirs} where it was found; the search went on"
         return ""
 
-    def _figure(self, cost: float) -> str:
+    def _format_figure(self, cost: float) -> str:
         return f"{1 / cost if is_maximized(self._objective) else cost:.4g} {unit_of(self._objective)}"

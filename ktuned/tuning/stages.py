@@ -1,7 +1,7 @@
-"""Stages of a running job, and its access to the lanes of its device model. No decisions.
+"""The stages of a running job, and its access to the lanes of its device model. Decides nothing.
 
 Jobs overlap so that slots and lanes always have work: while one job measures, the next ones explore and compile. The
-job machine decides which one has the lanes; a pipeline says how far it is, and waits for its access before each batch.
+job machine decides which job has the lanes. A pipeline reports its stage, and waits for its access before each batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class JobStage(IntEnum):
     """Each of its configs is compiled, or being compiled: the next job may use what its compiles leave idle."""
 
     MEASURED = 2
-    """All is measured, and its finalists wait: each time that some compete, compiles have to end first."""
+    """All is measured, and its finalists wait. They wait for each other: compiles must end before any can compete."""
 
     DECIDING = 3
     """Its finalists compete, and keep the lanes to themselves."""
@@ -36,8 +36,8 @@ class StageReport:
         self._on_stage = on_stage
         self._reached = JobStage.EXPLORING
 
-    def reach(self, stage: JobStage) -> None:
-        """Note that the job is so far."""
+    def report_stage(self, stage: JobStage) -> None:
+        """Report a stage, unless the job has reached it before."""
         if stage > self._reached:
             self._reached = stage
             self._on_stage(stage)
@@ -53,7 +53,7 @@ class LaneAccess:
 
     @property
     def held_s(self) -> float:
-        """The seconds for which the job has had access: its time limit counts these, and not its wait for others."""
+        """The seconds for which the job has had access; its time limit counts only these."""
         return self._earlier_s + (0.0 if self._since is None else monotonic() - self._since)
 
     @property
@@ -61,19 +61,19 @@ class LaneAccess:
         """True while the job may measure."""
         return self._since is not None
 
-    def grant(self) -> None:
+    def grant_lanes(self) -> None:
         """Let the job measure."""
         if not self.is_granted:
             self._since = monotonic()
             self._granted.set()
 
-    def withdraw(self) -> None:
+    def withdraw_lanes(self) -> None:
         """Let the job begin no further batch."""
         if self._since is not None:
             self._earlier_s, self._since = self.held_s, None
             self._granted = anyio.Event()
 
-    async def wait(self) -> None:
+    async def await_lanes(self) -> None:
         """Wait until the job may measure."""
         while not self.is_granted:
             await self._granted.wait()

@@ -8,8 +8,9 @@
       └── artifact found ──────┤                                      ▲ ◀─retried─┘
                                └─ known (a twin has its outcome) ──▶ measured, slower, wrong
 
-:mod:`~ktuned.tuning.trial_machine` says which event a report means. An event that the table does not allow changes
-nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose message has the trial's story.
+:mod:`~ktuned.tuning.trial_machine` decides which event a report means, and is the only one to move a trial. An event
+that the table does not allow changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose message tells
+the trial's story.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from ktuned.model import Config, IllegalMove, Outcome, Trial, TrialResult
 from ktuned.tuning.trial_detail import NO_DETAIL, TrialDetail
 
 CONTENDED_TRIES: Final = 3
-"""Times that a trial is measured while other programs use the device, before it ends as ``contended``."""
+"""How often a trial is measured while other programs use the device, before it ends as ``contended``."""
 
 
 class TrialState(StrEnum):
-    """State of a trial before it has its outcome, and while a finalist is measured again."""
+    """State of a trial without an outcome, or of a finalist that is measured again."""
 
     ASKED = "asked"
     COMPILING = "compiling"
@@ -42,7 +43,7 @@ class TrialState(StrEnum):
 
 
 class TrialEvent(StrEnum):
-    """Events of a trial. Stored with it as its story, so that their words stay as they are."""
+    """Events of a trial. They are stored as its story, so their values must not change."""
 
     REFUSED = "refused"
     ARTIFACT_FOUND = "artifact_found"
@@ -89,13 +90,13 @@ _Moves = dict[TrialEvent, Place]
 
 _STOPPED: _Moves = {
     TrialEvent.CANCELLED: Outcome.CANCELLED,
-    # The next daemon finds its row without an outcome.
+    # The next daemon finds the trial's row without an outcome.
     TrialEvent.DAEMON_DIED: Outcome.INTERRUPTED,
 }
 
 
-def _retried(waiting: TrialState, *also: TrialEvent) -> _Moves:
-    """Return the moves of a trial that goes back to where it waits for another try."""
+def _make_retry_moves(waiting: TrialState, *also: TrialEvent) -> _Moves:
+    """Return moves of a trial that goes back to ``waiting``, for another try."""
     return dict.fromkeys((TrialEvent.KILLED, TrialEvent.HOST_LOST, TrialEvent.SPARED, *also), waiting)
 
 
@@ -121,7 +122,7 @@ MOVES: Final[dict[Place, _Moves]] = {
         TrialEvent.COMPILE_EXPIRED: Outcome.COMPILE_TIMEOUT,
         TrialEvent.CANNOT_RUN: Outcome.UNSUPPORTED,
         TrialEvent.DIED: Outcome.CRASHED,
-        **_retried(TrialState.ASKED),
+        **_make_retry_moves(TrialState.ASKED),
         **_STOPPED,
     },
     TrialState.COMPILED: {
@@ -137,7 +138,7 @@ MOVES: Final[dict[Place, _Moves]] = {
         TrialEvent.STOPPED_EARLY: Outcome.SLOWER,
         TrialEvent.DISTURBED_AGAIN: Outcome.CONTENDED,
         TrialEvent.ARTIFACT_DAMAGED: TrialState.ASKED,
-        **_retried(
+        **_make_retry_moves(
             TrialState.COMPILED,
             TrialEvent.DOUBTED,
             TrialEvent.GIVEN_BACK,
@@ -149,7 +150,7 @@ MOVES: Final[dict[Place, _Moves]] = {
         **_STOPPED,
     },
     Outcome.MEASURED: {TrialEvent.CHOSEN: TrialState.FINALIST},
-    # A finalist keeps its first figure if its second measurement is only stopped or disturbed.
+    # A finalist keeps its first figure if its next measurement is only stopped or disturbed.
     TrialState.FINALIST: {
         TrialEvent.LANE_TAKEN: TrialState.REFINING,
         **dict.fromkeys(_STOPPED, Outcome.MEASURED),
@@ -157,7 +158,7 @@ MOVES: Final[dict[Place, _Moves]] = {
     TrialState.REFINING: {
         TrialEvent.TIMED: Outcome.MEASURED,
         TrialEvent.DISTURBED: Outcome.MEASURED,
-        **_retried(TrialState.FINALIST, TrialEvent.DOUBTED, TrialEvent.GIVEN_BACK),
+        **_make_retry_moves(TrialState.FINALIST, TrialEvent.DOUBTED, TrialEvent.GIVEN_BACK),
         **_ON_LANE,
         **dict.fromkeys(_STOPPED, Outcome.MEASURED),
     },
@@ -165,7 +166,7 @@ MOVES: Final[dict[Place, _Moves]] = {
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What speaks for an outcome: the event that leads to it, and what is kept with it; times in µs."""
+    """The event that leads to an outcome, and what is kept with it; times in µs."""
 
     event: TrialEvent
     message: str = ""
@@ -176,18 +177,24 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Attempt(msgspec.Struct, eq=False):
-    """One trial under way: its config and Build, its place in the table, its story, and what it has cost.
+    """One trial under way: its config and Build, its state, its story, and what it has cost.
 
-    Only the machine moves it and knows its ``cores`` and what it stands ``accused`` of; the stages note its costs.
+    Only the machine moves it and sets ``cores`` and ``accused``; the stages record its costs.
 
-    ``unit`` has no key where the kernel function gave no Build. ``cores`` is how many the config uses on a CPU, once
-    that is known: its kernel file ``declares_cores``, or its first launch has shown it. ``accused`` is the verdict that
-    it has unless the device turns out to be sick. ``facts`` are the backend's, ``files`` is the digest of its machine
-    code, and ``content`` identifies its measurement, once a lane has its data; both are empty where other code decides
-    what runs, too. ``read`` is the digest of what was read of data by then. ``known`` is its trial as it stands, where
-    that lacks a figure alone. ``expected_s`` is what its compile took in an earlier state of the kernel; 0 if that is
-    unknown. ``lowered`` is what its function was translated into, where a backend does that apart, and until it is
-    compiled. ``spans`` say where it was last, and since when.
+    Attributes:
+        unit: Its Build and the key of its artifact; no key if the kernel function gave no Build.
+        cores: The cores that the config uses on a CPU, once known: its kernel file ``declares_cores``, or its first
+            launch has shown it.
+        accused: The verdict that it gets unless its device turns out to be sick.
+        facts: The backend's.
+        files: The digest of its machine code.
+        content: Identifies its measurement, once a lane has its data. Empty, like ``files``, if other code than the
+            artifact's decides what runs.
+        read: The digest of the data that had been read by then.
+        known: The trial as it stands, if it only lacks a figure.
+        expected_s: The time of its compile in an earlier state of the kernel; 0 if unknown.
+        lowered: What its function was translated into, for a backend that does so apart, until it is compiled.
+        spans: Where it was last, and since when (Unix s), for ``compile`` and ``lane``.
     """
 
     trial: int
@@ -211,10 +218,10 @@ class Attempt(msgspec.Struct, eq=False):
     spans: dict[str, tuple[str, float]] = msgspec.field(default_factory=dict)
 
     @classmethod
-    def finalist(cls, trial: Trial, unit: requests.UnitRef) -> Attempt:
-        """Return a measured trial that is to be measured again."""
+    def from_finalist(cls, trial: Trial, unit: requests.UnitRef) -> Attempt:
+        """Return the attempt that measures a finalist again."""
         attempt = cls(trial.id, trial.config, unit, Outcome.MEASURED, compile_s=trial.compile_s, lane_s=trial.lane_s)
-        attempt.move(TrialEvent.CHOSEN)
+        attempt.make_move(TrialEvent.CHOSEN)
         return attempt
 
     @property
@@ -224,27 +231,27 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def is_compiled(self) -> bool:
-        """True while the trial has its artifact, and waits for a lane."""
+        """True while the trial has its artifact and waits for a lane."""
         return self.state is TrialState.COMPILED
 
     @property
     def known_us(self) -> float | None:
-        """The latency of a config that was measured already, and lacks another figure alone."""
+        """The latency, if the config was measured already and only lacks another figure."""
         return None if self.known is None else self.known.latency_us
 
-    def note_place(self, kind: Literal["compile", "lane"], place: str, began: float) -> None:
-        """Note that the trial was in a slot (``compile``) or on a ``lane``, and since when (Unix s)."""
+    def record_place(self, kind: Literal["compile", "lane"], place: str, began: float) -> None:
+        """Record in which slot (``compile``) or on which ``lane`` the trial was, and since when (Unix s)."""
         self.spans[kind] = place, round(began, 3)
 
     def has_excuse(self, event: TrialEvent) -> bool:
-        """Return whether the trial may be tried again for a reason once more."""
+        """Return whether the trial may be excused for this reason once more."""
         return self.story.count(event) < EXCUSES[event]
 
-    def move(self, event: TrialEvent) -> None:
+    def make_move(self, event: TrialEvent) -> None:
         """Make the move of ``event``.
 
         Raises:
-            IllegalMove: the table has no such move; the trial is unchanged.
+            IllegalMove: The table has no such move; the trial is unchanged.
         """
         moves = MOVES.get(self.state, {})
         if event not in moves:
@@ -253,13 +260,13 @@ class Attempt(msgspec.Struct, eq=False):
         self.story.append(event)
         self.state = moves[event]
 
-    def end(self, verdict: Verdict) -> TrialResult:
-        """Make the last move, and return the result that it leads to.
+    def end_trial(self, verdict: Verdict) -> TrialResult:
+        """Make the move to an outcome, and return the result.
 
         Raises:
-            IllegalMove: as :meth:`move`.
+            IllegalMove: As :meth:`make_move`.
         """
-        self.move(verdict.event)
+        self.make_move(verdict.event)
         outcome = self.outcome
         assert outcome is not None, f"{verdict.event} ends no trial"
         is_failed = outcome is not Outcome.MEASURED

@@ -1,4 +1,4 @@
-"""Trial machine: reports of workers in, instructions out. Decides all that becomes of a trial, and does no IO.
+"""The trial machine: workers' reports in, instructions out. Decides everything that becomes of a trial. No IO.
 
 *Theory.* A trial is one config, tried once in one context. It is compiled, measured, and perhaps measured again as a
 finalist, and it ends exactly once. User code, compilers and devices fail in every way there is, and a worker that dies
@@ -7,20 +7,20 @@ If so, the trial has its outcome, and the config is not tried again before it ch
 against the config, which is tried again. :mod:`~ktuned.tuning.trial_lifecycle` has the states and the legal moves;
 this module answers the question, and nothing else in ktuned does.
 
-*Requests.* A trial is with a worker only as a part of a request, of which a compiler or a lane has several at a time.
-The worker reports on one config after the other, and then leaves the request. The machine is told all that happened:
+*Requests.* A trial is with a worker only as part of a request, which may hold several trials. The worker reports on one
+config after the other, and then leaves the request. The machine is told everything that happens:
 ``CompilerTook`` or ``LaneTook``, ``ConfigCompiled`` or ``ConfigMeasured`` for each config, ``CompilerLeft`` or
 ``LaneLeft`` with the error, if there is one, and with the trials that nothing was reported on. When it has answered,
 each trial of the request has its end, or an instruction that says where it is tried again.
 
-*What becomes of it.* There are three ways to give something up, and no others:
+*Three answers.* There is no other way to give something up:
 
 =========  =========================================================  =================================================
 verb       meaning                                                    instruction
 =========  =========================================================  =================================================
 retry      this try says nothing about the config                     ``Compile``, ``Measure``, ``TryDevice``
 end        the trial has its outcome                                  ``End``
-stop       the failure is that of the whole job (its file, the disk)  ``EndJob``
+stop       the failure concerns the whole job (its file, the disk)    ``EndJob``
 =========  =========================================================  =================================================
 
 *Evidence.* A config is blamed only for what it did while it alone was at work:
@@ -52,7 +52,7 @@ Killed comes first, then doubted, then given back: the last one costs a worker a
 infrastructure (a lost host, a damaged artifact, cores that a config was not known to need) is no excuse and not
 counted. The next try corrects it.
 
-*Finalists* have a figure already. What says nothing about them leaves it as it is: a disturbed round is lost, and not
+*Finalists* have a figure already, which stays if a round says nothing about them: a disturbed round is lost, and not
 repeated. What does speak against them ends their trial with a new outcome, and with it their place as a winner.
 
 *Why it is not simpler.* To blame whatever was running when a worker died would quarantine a good config for each
@@ -111,13 +111,13 @@ class TwinFound(msgspec.Struct, frozen=True):
 
 
 class CompilerTook(msgspec.Struct, frozen=True):
-    """A request with these trials is with a compiler."""
+    """A compiler has taken a request with these trials."""
 
     attempts: Sequence[Attempt]
 
 
 class ConfigCompiled(msgspec.Struct, frozen=True):
-    """A compiler is done with a config: it has its artifact, or the ``outcome`` says why not."""
+    """A compiler is done with a config, which has its artifact unless ``outcome`` says why not."""
 
     attempt: Attempt
     outcome: Outcome | None = None
@@ -132,10 +132,11 @@ class CompilerLeft(msgspec.Struct, frozen=True):
 
 
 class LaneFacts(msgspec.Struct, frozen=True):
-    """What is known of a lane when it takes a request.
+    """What the machine must know about a lane when it takes a request.
 
-    ``has_stand_in`` says that another lane of the job works, ``is_doubtful`` that the config before may have damaged
-    the worker.
+    Attributes:
+        has_stand_in: Another lane of the job works.
+        is_doubtful: The config before may have damaged the worker.
     """
 
     is_cpu: bool
@@ -144,13 +145,13 @@ class LaneFacts(msgspec.Struct, frozen=True):
 
 
 class LaneTook(msgspec.Struct, frozen=True):
-    """A request with these trials is on a lane."""
+    """A lane has taken a request with these trials."""
 
     attempts: Sequence[Attempt]
 
 
 class ConfigMeasured(msgspec.Struct, frozen=True):
-    """A lane's worker has measured a config, or found out why it cannot; ``output`` is what was printed."""
+    """A lane's worker has measured a config or found out why it cannot; ``output`` is what the config printed."""
 
     attempt: Attempt
     measured: replies.Measurement
@@ -163,7 +164,7 @@ class LaneLeft(msgspec.Struct, frozen=True):
 
     attempts: Sequence[Attempt]
     lane: LaneFacts
-    error: WorkerDied | DeadlineExpired | RequestFailed | None = None
+    error: Failure | None = None
 
 
 class DeviceTried(msgspec.Struct, frozen=True):
@@ -204,13 +205,13 @@ Report = (
 
 
 class Compile(msgspec.Struct, frozen=True):
-    """Compile these trials in one request. What there still is of their artifacts is damaged."""
+    """Compile these trials in one request. If any of their artifacts exist, they are damaged."""
 
     attempts: Sequence[Attempt]
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """Measure these trials on a lane: ``at_once`` before all others, or after another job may have had the lane."""
+    """Measure these trials on a lane: ``at_once``, before all others, or after others may have had the lane."""
 
     attempts: Sequence[Attempt]
     at_once: bool
@@ -230,18 +231,18 @@ class End(msgspec.Struct, frozen=True):
 
 
 class EndJob(msgspec.Struct, frozen=True):
-    """No config can be tried as things are: the error ends the job."""
+    """No config of the job can be tried: the error ends the job."""
 
-    error: WorkerDied | DeadlineExpired | RequestFailed
+    error: Failure
 
 
 Instruction = Compile | Measure | TryDevice | End | EndJob
 
 
 class LanePlan(msgspec.Struct, frozen=True):
-    """The next request to a lane: how many of the waiting trials it takes, and the cores that they are timed on.
+    """The next request to a lane: how many of the waiting trials it takes, and on how many cores they are timed.
 
-    ``finds_cores`` says that the first launch is to show whether these are enough.
+    With ``finds_cores`` the first launch must show whether these are enough.
     """
 
     count: int
@@ -256,27 +257,27 @@ _VERDICTS: dict[Outcome, TrialEvent] = {
     Outcome.LAUNCH_ERROR: TrialEvent.RAISED,
     Outcome.UNSUPPORTED: TrialEvent.CANNOT_RUN,
 }
-"""What a worker's report on a measured config means; whatever else it says is a disturbance."""
+"""The event of each outcome that a worker reports; any other outcome is a disturbance."""
 
 CARRIED_OVER: dict[Outcome, TrialEvent] = {
     Outcome.MEASURED: TrialEvent.KNOWN,
     Outcome.SLOWER: TrialEvent.KNOWN_SLOWER,
     Outcome.MISMATCH: TrialEvent.KNOWN_WRONG,
 }
-"""Outcomes that a trial takes over from its twin. A crash, say, or a hang may have been the device's fault once."""
+"""Outcomes that a trial takes over from its twin. Not a crash or a hang: that may have been the device's fault."""
 
 _MAY_BE_DAMAGE = frozenset({TrialEvent.WRONG, TrialEvent.RAISED, TrialEvent.DIED})
-"""Verdicts that a damaged worker may be the reason for."""
+"""Events that a damaged worker may have caused."""
 
 _MAY_BE_DEVICE = frozenset({TrialEvent.RAISED, TrialEvent.DIED, TrialEvent.EXPIRED})
-"""Verdicts that a broken GPU may be the reason for."""
+"""Events that a broken GPU may have caused."""
 
 
 class TrialMachine:
     """The rules for one job's trials, whose state is in their :class:`~ktuned.tuning.trial_lifecycle.Attempt`.
 
     Args:
-        default: The config that travels alone, because it is measured in full.
+        default: The declared default; it travels alone, because it is measured in full.
         compiles_one_by_one: Whether a compiler takes the configs of a request one after the other, and not as a group.
     """
 
@@ -284,24 +285,24 @@ class TrialMachine:
         self._default = default
         self.compiles_one_by_one = compiles_one_by_one
 
-    def handle(self, report: Report) -> list[Instruction]:
-        """Take a report in; return what is to be done.
+    def handle_report(self, report: Report) -> list[Instruction]:
+        """Take in a report; return what must be done.
 
         Raises:
-            IllegalMove: the report makes no sense for a trial as it is; that trial has not moved.
+            IllegalMove: The report makes no sense for the present state of a trial; that trial has not moved.
         """
-        return list(self._handle(report))
+        return list(self._dispatch_report(report))
 
-    def _handle(self, report: Report) -> Iterator[Instruction]:
+    def _dispatch_report(self, report: Report) -> Iterator[Instruction]:
         match report:
             case NotBuilt(attempt, proposal):
                 is_refused = proposal.outcome is not Outcome.UNSUPPORTED
                 event = TrialEvent.REFUSED if is_refused else TrialEvent.CANNOT_RUN
-                yield _end(attempt, Verdict(event, proposal.message, detail=TrialDetail(phase=Phase.BUILD)))
+                yield _end_trial(attempt, Verdict(event, proposal.message, detail=TrialDetail(phase=Phase.BUILD)))
             case ArtifactFound(attempt):
-                attempt.move(TrialEvent.ARTIFACT_FOUND)
+                attempt.make_move(TrialEvent.ARTIFACT_FOUND)
             case TwinFound(attempt, twin):
-                yield _end(attempt, _carry_over(twin))
+                yield _end_trial(attempt, _carry_over_outcome(twin))
             case CompilerTook(attempts):
                 _move_all(attempts, TrialEvent.COMPILE_STARTED)
             case ConfigCompiled():
@@ -320,20 +321,20 @@ class TrialMachine:
             case DeviceTried(attempt, is_sick):
                 yield self._judge_accused(attempt, is_sick=is_sick)
             case ArtifactGone(attempt):
-                attempt.move(TrialEvent.ARTIFACT_DAMAGED)
+                attempt.make_move(TrialEvent.ARTIFACT_DAMAGED)
                 yield Compile([attempt])
             case Stopped(attempt):
-                yield _end(attempt, Verdict(TrialEvent.CANCELLED, "stopped before it had an outcome"))
+                yield _end_trial(attempt, Verdict(TrialEvent.CANCELLED, "stopped before it had an outcome"))
             case _:
                 assert_never(report)
 
     # Queries
 
     def plan_request(self, waiting: Sequence[Attempt], lane: LaneFacts) -> LanePlan:
-        """Return what a lane's next request takes of the trials that wait for it, in their order.
+        """Return how many of the waiting trials a lane's next request takes, in their order.
 
-        What is tried again after a doubt or a disturbance is alone, and so is the default. On a CPU those travel
-        together that are known to need as many cores.
+        The default travels alone, and so does a trial that was set apart or disturbed. After a doubtful config there is
+        one trial in the request. On a CPU only trials travel together that need the same number of cores.
         """
         first = waiting[0]
 
@@ -341,15 +342,15 @@ class TrialMachine:
             return not self._travels_alone(attempt) and (not lane.is_cpu or _is_timed_as(attempt, first))
 
         count = 1 if lane.is_doubtful else max(1, sum(1 for _ in takewhile(may_join, waiting)))
-        # A lane needs one core for the host's side of its launches.
+        # Even a GPU's lane needs one core, for the host's side of its launches.
         return LanePlan(count, first.cores or 1, finds_cores=lane.is_cpu and not first.declares_cores)
 
     def is_default(self, attempt: Attempt) -> bool:
-        """Return whether a trial is that of the declared default, which is measured in full."""
+        """Return whether a trial tries the declared default."""
         return attempt.config == self._default
 
     def may_be_disturbed(self, attempt: Attempt, *, has_application: bool) -> bool:
-        """Return whether a disturbance counts in a trial's next try; beside an application not in the last one."""
+        """Return whether a disturbance counts in a trial's next try: beside an application, not in the last one."""
         return not has_application or attempt.has_excuse(TrialEvent.DISTURBED)
 
     def _travels_alone(self, attempt: Attempt) -> bool:
@@ -360,11 +361,11 @@ class TrialMachine:
 
     def _judge_compiled(self, report: ConfigCompiled) -> Iterator[Instruction]:
         if report.outcome is None:
-            report.attempt.move(TrialEvent.COMPILE_DONE)
+            report.attempt.make_move(TrialEvent.COMPILE_DONE)
             return
         is_refused = report.outcome is not Outcome.UNSUPPORTED
         event = TrialEvent.COMPILE_FAILED if is_refused else TrialEvent.CANNOT_RUN
-        yield _end(report.attempt, Verdict(event, report.message, detail=TrialDetail(phase=Phase.COMPILE)))
+        yield _end_trial(report.attempt, Verdict(event, report.message, detail=TrialDetail(phase=Phase.COMPILE)))
 
     def _leave_compiler(self, attempts: Sequence[Attempt], error: Failure | None) -> Iterator[Instruction]:
         if error is not None and not isinstance(error, HostLost) and _is_fault_of_job(error):
@@ -374,33 +375,34 @@ class TrialMachine:
         elif error is None:
             message = "the backend reported nothing about this config"
             silent = Verdict(TrialEvent.COMPILE_FAILED, message, detail=TrialDetail(phase=Phase.COMPILE))
-            yield from (_end(attempt, silent) for attempt in attempts)
+            yield from (_end_trial(attempt, silent) for attempt in attempts)
         elif isinstance(error, HostLost):
             _move_all(attempts, TrialEvent.HOST_LOST)
             yield Compile(attempts)
         else:
             yield from self._blame_compiled(attempts, error)
 
-    def _blame_compiled(
-        self, attempts: Sequence[Attempt], error: WorkerDied | DeadlineExpired | RequestFailed
-    ) -> Iterator[Instruction]:
-        # Of a batch the first one was at work; of a group any may be at fault.
+    def _blame_compiled(self, attempts: Sequence[Attempt], error: Failure) -> Iterator[Instruction]:
+        # In a batch the first config was at work; in a group any may be at fault.
         at_work = attempts[:1] if self.compiles_one_by_one else attempts
         others = attempts[len(at_work) :]
         _move_all(others, TrialEvent.SPARED)
+        # Killed from outside: nobody's fault, as long as all have the excuse.
         if is_outside_kill(error) and all(attempt.has_excuse(TrialEvent.KILLED) for attempt in at_work):
             _move_all(at_work, TrialEvent.KILLED)
             yield Compile(attempts)
             return
+        # A group proves nothing about its members: halve it.
         if len(at_work) > 1:
             _move_all(at_work, TrialEvent.SPARED)
             half = len(at_work) // 2
             yield Compile(at_work[:half])
             yield Compile(at_work[half:])
             return
+        # A single config: it has its outcome.
         if isinstance(error, DeadlineExpired):
             at_work[0].compile_s += error.deadline_s
-        yield _end(at_work[0], _convict(error, TrialEvent.COMPILE_EXPIRED, TrialEvent.COMPILE_FAILED))
+        yield _end_trial(at_work[0], _convict_config(error, TrialEvent.COMPILE_EXPIRED, TrialEvent.COMPILE_FAILED))
         if others:
             yield Compile(others)
 
@@ -410,17 +412,17 @@ class TrialMachine:
         attempt, measured = report.attempt, report.measured
         is_finalist = attempt.state is TrialState.REFINING
         if is_finalist and measured.outcome not in _VERDICTS:
-            # It keeps its figure.
-            yield _end(attempt, Verdict(TrialEvent.DISTURBED, measured.message))
+            # A disturbed finalist keeps its figure.
+            yield _end_trial(attempt, Verdict(TrialEvent.DISTURBED, measured.message))
         elif measured.outcome is None and measured.cores is not None:
-            attempt.move(TrialEvent.NEEDS_CORES)
+            attempt.make_move(TrialEvent.NEEDS_CORES)
             attempt.cores = measured.cores
             yield Measure([attempt], at_once=True)
         elif measured.outcome is None:
-            attempt.move(TrialEvent.ARTIFACT_DAMAGED)
+            attempt.make_move(TrialEvent.ARTIFACT_DAMAGED)
             yield Compile([attempt])
         elif measured.outcome not in _VERDICTS and attempt.has_excuse(TrialEvent.DISTURBED):
-            attempt.move(TrialEvent.DISTURBED)
+            attempt.make_move(TrialEvent.DISTURBED)
             yield Measure([attempt], at_once=False)
         else:
             known = measured if measured.cores is not None else replace(measured, cores=attempt.cores)
@@ -429,16 +431,14 @@ class TrialMachine:
                 measured.message,
                 measured.latency_us,
                 measured.spread_us,
-                TrialDetail.of(known),
+                TrialDetail.from_measurement(known),
                 report.output,
             )
-            yield self._judge(attempt, verdict, report.lane)
+            yield self._judge_verdict(attempt, verdict, report.lane)
 
-    def _leave_lane(
-        self, attempts: Sequence[Attempt], lane: LaneFacts, error: WorkerDied | DeadlineExpired | RequestFailed | None
-    ) -> Iterator[Instruction]:
+    def _leave_lane(self, attempts: Sequence[Attempt], lane: LaneFacts, error: Failure | None) -> Iterator[Instruction]:
         if error is None:
-            # What the last config left behind is not for the others: the worker began none of them.
+            # The worker stopped early, before these configs, because of what the last one left behind.
             _move_all(attempts, TrialEvent.SPARED)
             if attempts:
                 yield Measure(attempts, at_once=True)
@@ -446,55 +446,58 @@ class TrialMachine:
         if _is_source_change(error):
             yield EndJob(error)
             return
+        # The first config without a report was at work, unless the worker was also loading the next one.
         first, others = attempts[0], attempts[1:]
         if error.phase is Phase.LOAD_NEXT and others:
+            # A hang may be either's fault: both run alone from now on. A death is the fault of the loaded one.
             if isinstance(error, DeadlineExpired):
                 _move_all(attempts[:2], TrialEvent.SET_APART)
                 _move_all(attempts[2:], TrialEvent.SPARED)
                 yield Measure(others, at_once=True)
                 yield Measure([first], at_once=False)
                 return
-            first.move(TrialEvent.SPARED)
+            first.make_move(TrialEvent.SPARED)
             yield Measure([first], at_once=False)
             first, others = others[0], others[1:]
+        # The others had not begun. The first is excused or convicted.
         _move_all(others, TrialEvent.SPARED)
         if others:
             yield Measure(others, at_once=True)
         if isinstance(error, HostLost):
-            first.move(TrialEvent.HOST_LOST)
+            first.make_move(TrialEvent.HOST_LOST)
             yield Measure([first], at_once=False)
         elif is_outside_kill(error) and first.has_excuse(TrialEvent.KILLED):
-            first.move(TrialEvent.KILLED)
+            first.make_move(TrialEvent.KILLED)
             yield Measure([first], at_once=False)
         else:
-            yield self._judge(first, _convict(error, TrialEvent.EXPIRED, TrialEvent.RAISED), lane)
+            yield self._judge_verdict(first, _convict_config(error, TrialEvent.EXPIRED, TrialEvent.RAISED), lane)
 
-    def _judge(self, attempt: Attempt, verdict: Verdict, lane: LaneFacts) -> Instruction:
+    def _judge_verdict(self, attempt: Attempt, verdict: Verdict, lane: LaneFacts) -> Instruction:
         """End a trial by a verdict, unless the worker or the device may be the reason for it."""
         if lane.is_doubtful and verdict.event in _MAY_BE_DAMAGE and attempt.has_excuse(TrialEvent.DOUBTED):
-            attempt.move(TrialEvent.DOUBTED)
+            attempt.make_move(TrialEvent.DOUBTED)
             return Measure([attempt], at_once=False)
         is_other_to_blame = not lane.is_cpu and lane.has_stand_in and attempt.has_excuse(TrialEvent.GIVEN_BACK)
         if is_other_to_blame and verdict.event in _MAY_BE_DEVICE:
             attempt.accused = verdict
             return TryDevice(attempt)
-        return _end(attempt, verdict)
+        return _end_trial(attempt, verdict)
 
     def _judge_accused(self, attempt: Attempt, *, is_sick: bool) -> Instruction:
         verdict, attempt.accused = attempt.accused, None
         if verdict is None:
             raise IllegalMove(f"trial {attempt.trial} stands accused of nothing")
         if not is_sick:
-            return _end(attempt, verdict)
-        attempt.move(TrialEvent.GIVEN_BACK)
+            return _end_trial(attempt, verdict)
+        attempt.make_move(TrialEvent.GIVEN_BACK)
         return Measure([attempt], at_once=False)
 
 
 def is_settled(known: Trial, compile_deadline_s: float) -> bool:
-    """Return whether a known outcome says enough about its config: it is not tried again in the same context.
+    """Return whether a config with this outcome is not tried again in the same context.
 
-    That is the quarantine of configs that hang or crash, too. A compile that took too long is tried again where it may
-    take longer now.
+    Configs that hang or crash are quarantined in this way. A compile that timed out is tried again if it may take
+    longer now.
     """
     if known.outcome is Outcome.COMPILE_TIMEOUT:
         after_s = TrialDetail.from_json(known.detail).after_s
@@ -502,20 +505,20 @@ def is_settled(known: Trial, compile_deadline_s: float) -> bool:
     return known.outcome is not None and known.outcome not in RETRIED_BY_NEXT_JOB
 
 
-def ends_among(instructions: Sequence[Instruction]) -> list[End]:
+def find_ends(instructions: Sequence[Instruction]) -> list[End]:
     """Return the ends of trials among instructions."""
     return [instruction for instruction in instructions if isinstance(instruction, End)]
 
 
-def _end(attempt: Attempt, verdict: Verdict) -> End:
-    return End(attempt, attempt.end(verdict))
+def _end_trial(attempt: Attempt, verdict: Verdict) -> End:
+    return End(attempt, attempt.end_trial(verdict))
 
 
 def _require_state(attempts: Sequence[Attempt], *states: TrialState) -> None:
-    """Refuse a report on trials that its sender does not have.
+    """Refuse a report on trials that its sender cannot have.
 
     Raises:
-        IllegalMove: one of them is elsewhere.
+        IllegalMove: One of them is in another state.
     """
     for attempt in attempts:
         if attempt.state not in states:
@@ -524,28 +527,28 @@ def _require_state(attempts: Sequence[Attempt], *states: TrialState) -> None:
 
 def _move_all(attempts: Sequence[Attempt], event: TrialEvent) -> None:
     for attempt in attempts:
-        attempt.move(event)
+        attempt.make_move(event)
 
 
 def _is_timed_as(attempt: Attempt, first: Attempt) -> bool:
-    """Return whether two trials are timed on as many cores, and know that from the same source."""
+    """Return whether two trials are timed on the same number of cores, and know it in the same way."""
     return (attempt.cores, attempt.declares_cores) == (first.cores, first.declares_cores)
 
 
 def _is_source_change(error: Exception) -> bool:
-    """Return whether a worker read another state of the sources than the one that was inspected."""
+    """Return whether a worker found the sources changed since they were inspected."""
     return isinstance(error, RequestFailed) and error.code == "source_changed"
 
 
-def _is_fault_of_job(error: WorkerDied | DeadlineExpired | RequestFailed) -> bool:
-    """Return whether a compile failed for a reason that all configs share: sources, the backend's import, the disk."""
+def _is_fault_of_job(error: Failure) -> bool:
+    """Return whether a compile failed for a reason that all configs share: the sources, the backend, or the disk."""
     cannot_import = error.phase is Phase.LOAD and not is_outside_kill(error)
     cannot_write = isinstance(error, RequestFailed) and error.errno in DISK_ERRORS
     return _is_source_change(error) or cannot_import or cannot_write
 
 
-def _convict(error: WorkerDied | DeadlineExpired | RequestFailed, expired: TrialEvent, refused: TrialEvent) -> Verdict:
-    """Return what a failed request says of the config that was at work."""
+def _convict_config(error: Failure, expired: TrialEvent, refused: TrialEvent) -> Verdict:
+    """Return what a failed request says about the config that was at work."""
     detail = TrialDetail(phase=error.phase)
     if isinstance(error, WorkerDied):
         return Verdict(TrialEvent.DIED, error.message, detail=replace(detail, signal=error.signal), output=error.output)
@@ -554,7 +557,7 @@ def _convict(error: WorkerDied | DeadlineExpired | RequestFailed, expired: Trial
     return Verdict(refused, error.message, detail=detail, output=error.output)
 
 
-def _carry_over(twin: Trial) -> Verdict:
+def _carry_over_outcome(twin: Trial) -> Verdict:
     assert twin.outcome is not None
     detail = TrialDetail.from_json(twin.detail)
     carried = replace(detail, carried_from=detail.carried_from or twin.id)

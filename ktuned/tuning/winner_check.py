@@ -1,4 +1,8 @@
-"""Another run of a winner, with all checks, and under a sanitizer if that is asked for."""
+"""Checks of a winner: another run with all checks, and one under a sanitizer if that is asked for.
+
+AddressSanitizer checks a CPU's kernels: they are compiled with it again. compute-sanitizer checks a GPU's: it is the
+parent of the worker, and every tensor is an allocation of its own.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +31,22 @@ from ktuned.ipc import requests
 from ktuned.model import Outcome, Role, Unsupported, WorkerError
 from ktuned.store import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
-from ktuned.tuning.exploration import opened
+from ktuned.tuning.exploration import open_space
 from ktuned.tuning.final_round import SEEDS
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
-from ktuned.tuning.work import Work
 
 SLOWDOWN = 30.0
-"""Factor of all deadlines under a sanitizer: compute-sanitizer and AddressSanitizer slow kernels down that much."""
+"""Factor of all deadlines under a sanitizer, which slows kernels down that much."""
 
 _REPORT_CHARS = 4_000
-"""Length of a sanitizer's report that is passed on: the fault, the stack and what was allocated nearby."""
+"""Most characters of a sanitizer's report: enough for the fault, the stack and what was allocated nearby."""
 
 _FROM_THE_SANITIZERS_CHILD = (
     "import os, sys; from ktuned.worker.main import run; words = sys.argv[4:]; words[3] = str(os.getppid()); run(words)"
 )
-"""Runs a worker below a sanitizer, which is then the parent that it must not outlive."""
+"""Runs a worker below a sanitizer, which is then the parent that the worker must not outlive."""
 
 
 class Sanitizers(msgspec.Struct, frozen=True):
@@ -52,8 +56,8 @@ class Sanitizers(msgspec.Struct, frozen=True):
     compute: str = ""
 
 
-class Checked(msgspec.Struct, frozen=True):
-    """One winner's verdict: ``message`` says what is wrong, ``report`` is the sanitizer's; ``checks`` were made."""
+class CheckResult(msgspec.Struct, frozen=True):
+    """The result of the ``checks`` of a winner: ``message`` says what is wrong, ``report`` is the sanitizer's."""
 
     message: str = ""
     report: str = ""
@@ -61,61 +65,63 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 class WinnerCheck:
-    """Checks one winner on a lane, which measures nothing meanwhile."""
+    """Checks one winner, on a lane that measures nothing else meanwhile."""
 
-    def __init__(self, work: Work, lane: Lane, fleet: Fleet, artifacts: Artifacts) -> None:
-        self._work = work
+    def __init__(self, brief: JobBrief, lane: Lane, fleet: Fleet, artifacts: Artifacts) -> None:
+        self._brief = brief
         self._lane = lane
         self._fleet = fleet
-        self._compiling = CompileStage(work, fleet, artifacts)
-        self._measuring = MeasureStage(work, [lane], self._compiling, artifacts)
+        self._compiling = CompileStage(brief, fleet, artifacts)
+        self._measuring = MeasureStage(brief, [lane], self._compiling, artifacts)
 
-    async def run(self, build: Mapping[str, Any]) -> Checked:
-        """Launch the config of a Build on its inputs, before and after timing it, and on those of other seeds.
+    async def run(self, build: Mapping[str, Any]) -> CheckResult:
+        """Launch the config of a Build on its inputs, before and after it is timed, and on those of other seeds.
 
         Raises:
-            WorkerError: it cannot be compiled, or the problem cannot be opened.
+            WorkerError: It cannot be compiled, or the problem cannot be opened.
         """
-        seeds = () if self._work.captured or not self._work.kernel.is_judged else SEEDS
-        async with self._compiled(build) as unit:
-            message = await self._launch(requests.Trial((unit,), self._work.preset, judge_contention=False), unit, 0)
+        seeds = () if self._brief.captured or not self._brief.kernel.is_judged else SEEDS
+        async with self._compile_winner(build) as unit:
+            message = await self._launch_config(
+                requests.Trial((unit,), self._brief.preset, judge_contention=False), unit, 0
+            )
             for seed in seeds:
-                message = message or await self._launch(requests.Check(unit), unit, seed)
-        return Checked(message, checks=("guards", "again after timing", *(f"seed {seed}" for seed in seeds)))
+                message = message or await self._launch_config(requests.Check(unit), unit, seed)
+        return CheckResult(message, checks=("guards", "again after timing", *(f"seed {seed}" for seed in seeds)))
 
-    async def _launch(self, request: requests.Trial | requests.Check, unit: requests.UnitRef, seed: int) -> str:
-        """Have a compiled config launched on the inputs of a seed; return what is wrong with it, or nothing."""
+    async def _launch_config(self, request: requests.Trial | requests.Check, unit: requests.UnitRef, seed: int) -> str:
+        """Launch a compiled config on the inputs of a seed; return what is wrong with it, or nothing."""
         attempt = Attempt(0, {}, unit, TrialState.COMPILED)
         try:
             result = await self._measuring.measure_alone(
-                lambda: self._lane, attempt, request, self._work.deadlines, seed
+                lambda: self._lane, attempt, request, self._brief.deadlines, seed
             )
         except RequestFailed as error:
             return error.message
         where = f" (seed {seed})" if seed else ""
         return "" if result.outcome is Outcome.MEASURED else f"{result.message}{where}"
 
-    async def sanitize(self, build: Mapping[str, Any], sanitizers: Sanitizers, scratch: Path) -> Checked:
+    async def sanitize_winner(self, build: Mapping[str, Any], sanitizers: Sanitizers, scratch: Path) -> CheckResult:
         """Launch the config of a Build once under the sanitizer for its backend and device.
 
-        A script that this may need is written to ``scratch``.
+        ``scratch`` is a directory for a script that this may need.
 
         Raises:
-            Unsupported: there is none for it, or it is not installed.
-            WorkerError: it cannot be compiled, or the problem cannot be opened.
+            Unsupported: There is no such sanitizer, or it is not installed.
+            WorkerError: The config cannot be compiled, or the problem cannot be opened.
         """
         sanitizer = _AddressSanitizer() if self._lane.device.kind == "cpu" else _ComputeSanitizer()
-        environment = await sanitizer.environment(self._work, sanitizers, scratch)
-        deadlines = {phase: SLOWDOWN * seconds for phase, seconds in self._work.deadlines.items()}
+        environment = await sanitizer.make_environment(self._brief, sanitizers, scratch)
+        deadlines = {phase: SLOWDOWN * seconds for phase, seconds in self._brief.deadlines.items()}
         async with (
-            self._compiled(sanitizer.build(build)) as unit,
-            # Of several references the one counts that the device can run, which is seen without the sanitizer.
-            self._measuring.holding(self._lane)
-            if self._work.kernel.expects_default_outputs
-            else self._lane.hold(self._work.job.id),
-            self._lend(environment) as worker,
+            self._compile_winner(sanitizer.change_build(build)) as unit,
+            # If the reference is a config, the lane shows first which one the device can run, without the sanitizer.
+            self._measuring.hold_open_lane(self._lane)
+            if self._brief.kernel.expects_default_outputs
+            else self._lane.hold(self._brief.job.id),
+            self._lend_worker(environment) as worker,
         ):
-            bench = self._measuring.bench(self._lane)
+            bench = self._measuring.find_bench(self._lane)
             assert isinstance(bench.request, requests.Open)
             try:
                 await worker.exchange(replace(bench.request, guarded=False), deadlines)
@@ -124,14 +130,14 @@ class WinnerCheck:
             try:
                 measured, output = await worker.exchange(requests.Check(unit), deadlines)
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
-                report = sanitizer.report(error.output)
-                return Checked(report[0] if report else error.message, _text(report), (sanitizer.name,))
-        report = sanitizer.report(output)
+                report = sanitizer.read_report(error.output)
+                return CheckResult(report[0] if report else error.message, _cut_report(report), (sanitizer.name,))
+        report = sanitizer.read_report(output)
         message = report[0] if report else "" if measured.outcome is Outcome.MEASURED else measured.message
-        return Checked(message, _text(report), (sanitizer.name,))
+        return CheckResult(message, _cut_report(report), (sanitizer.name,))
 
     @asynccontextmanager
-    async def _lend(self, environment: Environment) -> AsyncIterator[Worker]:
+    async def _lend_worker(self, environment: Environment) -> AsyncIterator[Worker]:
         worker = await self._fleet.acquire(Role.BENCH, environment)
         try:
             yield worker
@@ -139,40 +145,40 @@ class WinnerCheck:
             worker.kill()
 
     @asynccontextmanager
-    async def _compiled(self, build: Mapping[str, Any]) -> AsyncIterator[requests.UnitRef]:
-        """Lend the unit of a compiled Build, and know the configs that may be the reference."""
-        work, attempt = self._work, Attempt(0, {}, self._work.unit(build))
+    async def _compile_winner(self, build: Mapping[str, Any]) -> AsyncIterator[requests.UnitRef]:
+        """Compile a Build, and lend its unit. If the reference is a config, find its candidates first."""
+        brief, attempt = self._brief, Attempt(0, {}, self._brief.make_unit(build))
         try:
-            if work.kernel.expects_default_outputs:
-                async with self._fleet.lend(Role.EXPLORE, work.environment) as explorer:
-                    found = await opened(explorer, work.explore_request(), work.kernel, work.deadlines)
-                self._measuring.reference.propose(found.references)
-            for end in await self._compiling.compile([attempt]):
-                raise WorkerError(f"the winner of {work.kernel.name} does not compile: {end.result.message}")
+            if brief.kernel.expects_default_outputs:
+                async with self._fleet.lend(Role.EXPLORE, brief.environment) as explorer:
+                    found = await open_space(explorer, brief.make_explore_request(), brief.kernel, brief.deadlines)
+                self._measuring.reference.set_candidates(found.references)
+            for end in await self._compiling.compile_attempts([attempt]):
+                raise WorkerError(f"the winner of {brief.kernel.name} does not compile: {end.result.message}")
             yield attempt.unit
         finally:
             await self._compiling.close()
 
 
 class _AddressSanitizer(msgspec.Struct, frozen=True):
-    """GCC's AddressSanitizer: the kernel is compiled with it, and its library is in the worker from the start."""
+    """GCC's AddressSanitizer: the kernel is compiled with it, and the worker starts with its library."""
 
     name: str = "AddressSanitizer"
     flags: tuple[str, ...] = ("-fsanitize=address", "-fno-omit-frame-pointer", "-g1")
     options: str = "detect_leaks=0:handle_segv=1:verify_asan_link_order=0:detect_odr_violation=0:abort_on_error=0"
 
-    async def environment(self, work: Work, sanitizers: Sanitizers, scratch: Path) -> Environment:
-        if work.kernel.backend != "tvm_ffi":
-            raise Unsupported(f"there is no sanitizer for the backend {work.kernel.backend!r} on a CPU")
+    async def make_environment(self, brief: JobBrief, sanitizers: Sanitizers, scratch: Path) -> Environment:
+        if brief.kernel.backend != "tvm_ffi":
+            raise Unsupported(f"there is no sanitizer for the backend {brief.kernel.backend!r} on a CPU")
         if not sanitizers.address:
             raise Unsupported("AddressSanitizer is not installed here", hint="apt install g++ (it has libasan.so)")
         added = (("LD_PRELOAD", sanitizers.address), ("ASAN_OPTIONS", self.options))
-        return msgspec.structs.replace(work.environment, env=(*work.environment.env, *added))
+        return msgspec.structs.replace(brief.environment, env=(*brief.environment.env, *added))
 
-    def build(self, build: Mapping[str, Any]) -> Mapping[str, Any]:
+    def change_build(self, build: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**build, "flags": [*build.get("flags", ()), *self.flags]}
 
-    def report(self, output: Output) -> Sequence[str]:
+    def read_report(self, output: Output) -> Sequence[str]:
         lines = output.stderr.splitlines()
         first = next((place for place, line in enumerate(lines) if "ERROR: AddressSanitizer" in line), len(lines))
         found = lines[first:]
@@ -180,26 +186,26 @@ class _AddressSanitizer(msgspec.Struct, frozen=True):
 
 
 class _ComputeSanitizer(msgspec.Struct, frozen=True):
-    """NVIDIA's compute-sanitizer, as the parent of the worker; every tensor is an allocation of the driver's."""
+    """NVIDIA's compute-sanitizer, as the parent of the worker. The driver allocates each tensor, without a cache."""
 
     name: str = "compute-sanitizer"
     env: tuple[tuple[str, str], ...] = msgspec.field(default=(("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),))
 
-    async def environment(self, work: Work, sanitizers: Sanitizers, scratch: Path) -> Environment:
+    async def make_environment(self, brief: JobBrief, sanitizers: Sanitizers, scratch: Path) -> Environment:
         if not sanitizers.compute:
             raise Unsupported(
                 "compute-sanitizer is not installed here", hint="it is part of the CUDA toolkit: put its bin/ on PATH"
             )
-        words = (sanitizers.compute, "--tool", "memcheck", "--print-limit", "3", work.environment.python)
+        words = (sanitizers.compute, "--tool", "memcheck", "--print-limit", "3", brief.environment.python)
         script = scratch / "sanitized-python"
         text = f'#!/bin/sh\nexec {shlex.join(words)} -P -c {shlex.quote(_FROM_THE_SANITIZERS_CHILD)} "$@"\n'
         await anyio.to_thread.run_sync(_write_script, script, text)
-        return msgspec.structs.replace(work.environment, python=str(script), env=(*work.environment.env, *self.env))
+        return msgspec.structs.replace(brief.environment, python=str(script), env=(*brief.environment.env, *self.env))
 
-    def build(self, build: Mapping[str, Any]) -> Mapping[str, Any]:
+    def change_build(self, build: Mapping[str, Any]) -> Mapping[str, Any]:
         return build
 
-    def report(self, output: Output) -> Sequence[str]:
+    def read_report(self, output: Output) -> Sequence[str]:
         marked = [
             line.removeprefix("=========").strip()
             for line in (output.stdout + output.stderr).splitlines()
@@ -209,7 +215,7 @@ class _ComputeSanitizer(msgspec.Struct, frozen=True):
         return [] if first is None else marked[first:]
 
 
-def _text(report: Sequence[str]) -> str:
+def _cut_report(report: Sequence[str]) -> str:
     return "\n".join(report)[:_REPORT_CHARS]
 
 

@@ -80,8 +80,10 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
         check_digests(kernel, places)
         _check_toolchain(request.toolchain)
         observed = _observe_reads(trace, units[0], known_files)
-        # The daemon's key does not stand for these files: with another content they make another artifact.
-        key = extend_digest(compiled.key, observed) if observed else compiled.key
+        # The daemon's key does not stand for these files: with another content they make another artifact. It is the
+        # key that the daemon will ask for once it has learned them: each belongs to it once, and reasons do not.
+        sources = [entry for entry in observed if entry.is_source]
+        key = extend_digest(compiled.key, sources) if sources else compiled.key
         outcome, message, content, size = compiled.outcome, compiled.message, "", 0
         if outcome is None:
             try:

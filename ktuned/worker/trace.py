@@ -111,6 +111,7 @@ class Trace:
         self._root = str(places.locate_root(kernel.project))
         self._unobserved = f"{UNOBSERVED}{kernel.version}:"
         self._known = set(kernel.compiled)
+        self._known_variables = kernel.variables
         self._home = find_installed_place(str(places.locate_file(kernel.project, kernel.file)))
         self._began_ns = time_ns()
         self._seen: dict[Path, str] = {}
@@ -173,7 +174,9 @@ class Trace:
             if not stamps_agree(entries[-1].digest, self._seen.get(path, entries[-1].digest)):
                 raise SourceChanged(f"{path} changed while it was compiled", tuple(entries))
         for variable, value in sorted(variables.items()):
-            entries.append(Observation(ENVIRONMENT + variable, digest_variable(value), is_source=True))
+            digest = digest_variable(value)
+            if self._known_variables.get(variable) != digest:
+                entries.append(Observation(ENVIRONMENT + variable, digest, is_source=True))
         entries += [Observation(f"{self._unobserved}{reason}", ABSENT) for reason in unobserved]
         return tuple(entries)
 

@@ -61,7 +61,7 @@ class TestHook:
         (tmp_path / "summary").mkdir()
         done = run_hooked(code, tmp_path / "summary")
         assert done.stdout.strip() == "Autotuner", done.stderr
-        ((name, reason),) = Account.read(tmp_path / "summary").left_alone.items()
+        ((name, reason),) = Account.from_directory(tmp_path / "summary").left_alone.items()
         assert name == "triton.autotune"
         assert "is not one that ktuned-triton knows: import of ktuned_triton.autotuner halted" in reason
 
@@ -85,7 +85,7 @@ class TestHook:
         summary = tmp_path / "summary"
         summary.mkdir()
         done = run_hooked(code, summary)
-        found = Account.read(summary).left_alone
+        found = Account.from_directory(summary).left_alone
         assert found == {'tests.plugins.triton_app.kernels.benched {"@types":"f32"}': "no daemon runs"}, done.stderr
 
 
@@ -150,13 +150,13 @@ class TestSummary:
     def account(self) -> Account:
         """Return the account of a program with two functions, one of whose keys was tuned before."""
         account = Account()
-        account.adopt("fla.ops.f")
-        account.adopt("fla.ops.g")
-        account.leave_alone("p.h", "a reason")
-        account.note_key("fla.ops.f M=1", TUNED)
-        account.note_key("fla.ops.f M=2", RECORDED)
-        account.note_key("fla.ops.g M=3", "not tuned: another reason")
-        account.note("p.f has a do_bench of its own; ktuned times it in its own way")
+        account.record_adopted("fla.ops.f")
+        account.record_adopted("fla.ops.g")
+        account.record_left_alone("p.h", "a reason")
+        account.record_key("fla.ops.f M=1", TUNED)
+        account.record_key("fla.ops.f M=2", RECORDED)
+        account.record_key("fla.ops.g M=3", "not tuned: another reason")
+        account.record_note("p.f has a do_bench of its own; ktuned times it in its own way")
         return account
 
     def test_it_says_what_was_adopted_tuned_recorded_and_left_alone(self) -> None:
@@ -180,7 +180,7 @@ class TestSummary:
         """Some are named."""
         account = Account()
         for number in range(9):
-            account.adopt(f"fla.ops.f{number}")
+            account.record_adopted(f"fla.ops.f{number}")
         assert summarise_account(account) == ["adopted 9 functions: fla: f0, f1, f2, … (9)"]
 
     def test_nothing_is_a_line_too(self) -> None:

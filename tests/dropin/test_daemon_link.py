@@ -55,7 +55,7 @@ def link_to(*answers: dict[str, Any] | None) -> tuple[DaemonLink, FakeClient]:
 def test_a_question_has_the_key_and_the_pin() -> None:
     """And the process that asks, which uses the device."""
     link, client = link_to(FRESH)
-    assert link.ask(KEY) == Answer('{"BLOCK":64}', True, False, "/a", 2.0)
+    assert link.ask_about(KEY) == Answer('{"BLOCK":64}', True, False, "/a", 2.0)
     (asked,) = client.asked
     assert asked == {
         "keys": [{"identity": KEY.identity, "problem": {"size": 1}, "device": "a GPU"}],
@@ -68,14 +68,14 @@ def test_a_question_has_the_key_and_the_pin() -> None:
 def test_without_a_daemon_there_is_no_answer() -> None:
     """Neither to a question nor to a wait."""
     link, _ = link_to(None)
-    assert (link.ask(KEY), link.wait(KEY)) == (None, None)
+    assert (link.ask_about(KEY), link.await_tuning(KEY)) == (None, None)
 
 
 @pytest.mark.parametrize(("last", "config"), [(FRESH, '{"BLOCK":64}'), (FAILED, None)], ids=["winner", "failure"])
 def test_a_wait_ends_with_the_tuning(last: dict[str, Any], config: str | None) -> None:
     """Not before the record is taken in."""
     link, client = link_to(UNKNOWN, UNKNOWN, OPEN, OPEN, last)
-    answer = link.wait(KEY)
+    answer = link.await_tuning(KEY)
     assert answer is not None
     assert (answer.config, len(client.asked)) == (config, 5)
     assert all(asked["waits"] for asked in client.asked)
@@ -85,7 +85,7 @@ def test_a_record_that_is_never_taken_in_is_not_waited_for(monkeypatch: pytest.M
     """It may have been refused."""
     monkeypatch.setattr(LINKS, "TAKEN_IN_S", 0.05)
     link, _ = link_to(UNKNOWN)
-    assert link.wait(KEY) == Answer()
+    assert link.await_tuning(KEY) == Answer()
 
 
 def test_later_answers_come_in_a_thread_that_ends() -> None:
@@ -100,13 +100,13 @@ def test_later_answers_come_in_a_thread_that_ends() -> None:
             over.set()
         return len(heard) < 2
 
-    link.follow(KEY, hear)
+    link.follow_key(KEY, hear)
     assert over.wait(10)
     assert [answer.is_final for answer in heard] == [True, True]
     _end(link)
 
 
-def test_a_fault_of_one_key_is_not_anothers() -> None:
+def test_a_key_whose_winner_cannot_be_loaded_does_not_disturb_others() -> None:
     """It is not followed any more."""
     link, _ = link_to(FRESH)
     over = threading.Event()
@@ -118,8 +118,8 @@ def test_a_fault_of_one_key_is_not_anothers() -> None:
         over.set()
         return False
 
-    link.follow(KEY, fail)
-    link.follow(CallKey(KEY.identity, {"size": 2}), hear)
+    link.follow_key(KEY, fail)
+    link.follow_key(CallKey(KEY.identity, {"size": 2}), hear)
     assert over.wait(10)
     _end(link)
 
@@ -140,7 +140,7 @@ def test_a_forked_child_has_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch)
                 return False
 
             link._client.answers[:] = [FRESH]  # type: ignore[attr-defined]
-            link.follow(KEY, hear)
+            link.follow_key(KEY, hear)
             os._exit(0 if over.wait(10) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

@@ -25,7 +25,7 @@ def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield spool_directory(tmp_path)
     for counter in launch_counts._counters:
         # The exit of this process leaves nothing in a home that is gone.
-        counter.take_new()
+        counter.take_new_launches()
 
 
 def left_in(spool: Path) -> Counter[str]:
@@ -43,7 +43,7 @@ def launch(counter: LaunchCounter, times: int) -> None:
         counter.launches += 1
 
 
-def test_new_launches_are_left(spool: Path) -> None:
+def test_only_new_launches_are_left(spool: Path) -> None:
     """Each once; a key without any has no row."""
     counter, other = count_launches(IDENTITY, {"size": 1}, "a GPU"), count_launches(OTHER, {})
     leave_launch_counts()
@@ -60,7 +60,7 @@ def test_new_launches_are_left(spool: Path) -> None:
     assert LaunchCounts.from_bytes(read_file(first)).launches == ((IDENTITY, {"size": 1}, "a GPU", 3),)
 
 
-def test_no_oftener_than_is_said(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_are_left_no_more_often_than_allowed(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What came meanwhile is left the next time."""
     now = [100.0]
     monkeypatch.setattr(launch_counts, "monotonic", lambda: now[0])
@@ -77,7 +77,7 @@ def test_no_oftener_than_is_said(spool: Path, monkeypatch: pytest.MonkeyPatch) -
     assert left_in(spool) == {IDENTITY: 2}
 
 
-def test_many_keys_are_several_files(spool: Path) -> None:
+def test_many_keys_go_to_several_files(spool: Path) -> None:
     """None of which is large; keys beyond the bound are not counted."""
     counters = [count_launches(IDENTITY, {"size": size}) for size in range(launch_counts.MAX_COUNTED + 5)]
     for counter in counters:
@@ -87,7 +87,7 @@ def test_many_keys_are_several_files(spool: Path) -> None:
     assert len(list(spool.iterdir())) == 5
 
 
-def test_a_forked_child_leaves_its_own(spool: Path) -> None:
+def test_a_forked_child_leaves_its_own_launches(spool: Path) -> None:
     """And its parent the parent's, also of before the fork."""
     counter = count_launches(IDENTITY, {})
     launch(counter, 3)
@@ -103,7 +103,7 @@ def test_a_forked_child_leaves_its_own(spool: Path) -> None:
     assert left_in(spool) == {IDENTITY: 113}
 
 
-def test_a_child_that_was_forked_while_counts_were_left_can_leave_its_own(spool: Path) -> None:
+def test_a_child_forked_while_counts_are_left_can_leave_its_own(spool: Path) -> None:
     """The lock that another thread held is not held there."""
     counter = count_launches(IDENTITY, {})
     with launch_counts._lock:
@@ -128,7 +128,7 @@ def test_threads_leave_each_launch_once(spool: Path) -> None:
     assert left_in(spool) == {IDENTITY: 1000}
 
 
-def test_what_cannot_be_written_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_that_cannot_be_written_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The application goes on."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "file"))
@@ -136,7 +136,7 @@ def test_what_cannot_be_written_is_lost(tmp_path: Path, monkeypatch: pytest.Monk
     leave_launch_counts()
 
 
-def test_the_end_of_a_process_leaves_the_rest(tmp_path: Path) -> None:
+def test_the_remaining_launches_are_left_at_the_processs_end(tmp_path: Path) -> None:
     """An ordinary end."""
     code = f"""if True:
         from ktuned.dropin import count_launches

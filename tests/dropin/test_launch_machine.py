@@ -107,10 +107,10 @@ class Observed:
         made.machine._artifacts = self.machine._artifacts.copy()
         return made
 
-    def handle(self, event: Event) -> list[Instruction]:
+    def handle_event(self, event: Event) -> list[Instruction]:
         """Give it an event, and check what it says."""
         before = self.machine.standing, self.machine.config
-        said = self.machine.handle(event)
+        said = self.machine.handle_event(event)
         self._check(event, before, said)
         return said
 
@@ -173,7 +173,7 @@ def test_rules_hold_in_every_sequence(policy: Policy) -> None:
         from_here = new.pop()
         for event in EVENTS:
             observed = from_here.copy()
-            observed.handle(event)
+            observed.handle_event(event)
             if observed.state not in known:
                 known.add(observed.state)
                 new.append(observed)
@@ -186,7 +186,7 @@ def test_rules_hold_in_long_sequences(policy: Policy, events: list[Event]) -> No
     """At random."""
     observed = Observed(policy)
     for event in events:
-        observed.handle(event)
+        observed.handle_event(event)
 
 
 class World:
@@ -219,27 +219,27 @@ class World:
         if self.machine.is_followed:
             carry_out(self.machine, Followed(answer), self)
 
-    def ask(self) -> Answer | None:
+    def ask_daemon(self) -> Answer | None:
         """Return the next answer."""
         return self._note("ask", next(self._answers, None))
 
-    def record(self) -> str:
+    def record_call(self) -> str:
         """Record, or say why not."""
         return self._note("record", self._fault)
 
-    def wait(self) -> Answer | None:
+    def await_tuning(self) -> Answer | None:
         """Return the next answer, with no tuning open."""
         return self._note("wait", next(self._answers, None))
 
-    def follow(self) -> None:
+    def follow_key(self) -> None:
         """Follow."""
         self._note("follow", None)
 
-    def load(self, config: str, artifact: str | None) -> bool:
+    def load_config(self, config: str, artifact: str | None) -> bool:
         """Load a config, or not."""
         return self._note("load", next(self._fits, True))
 
-    def launch(self, config: str, *, once: bool) -> None:
+    def launch_config(self, config: str, *, once: bool) -> None:
         """Note what is launched from now on."""
         assert once == self.is_capturing
         self.launched.append(config)
@@ -314,7 +314,7 @@ def test_a_forked_child_follows_again(upgrade: str) -> None:
         (Policy("wait", takes_over=True), [Answer(), None], [], "first"),
     ],
 )
-def test_what_the_first_call_launches(
+def test_the_first_call_launches_what_its_answer_allows(
     policy: Policy, answers: list[Answer | None], fits: list[bool], launched: str | None
 ) -> None:
     """The best that is known and can be launched here; ``None`` is the framework's own tuning."""
@@ -332,12 +332,12 @@ def test_a_winner_that_cannot_be_loaded_changes_nothing() -> None:
 def test_an_artifact_is_handed_over() -> None:
     """With the config that it is of, and with no other."""
     machine = LaunchMachine(Policy(), CONFIGS)
-    machine.handle(CALL)
-    assert machine.handle(Answered(Answer("second", True, artifact="/a"))) == [Load("second", "/a")]
-    assert machine.handle(Unfit("second")) == [Load("first")]
+    machine.handle_event(CALL)
+    assert machine.handle_event(Answered(Answer("second", True, artifact="/a"))) == [Load("second", "/a")]
+    assert machine.handle_event(Unfit("second")) == [Load("first")]
 
 
-def test_choices_are_checked() -> None:
+def test_an_unknown_policy_is_refused() -> None:
     """With what there is to choose."""
     with pytest.raises(ValueError, match="mode='now': give one of 'background', 'wait'"):
         Policy("now")
@@ -345,6 +345,6 @@ def test_choices_are_checked() -> None:
         Policy(upgrade="twice")
 
 
-def test_a_new_key_is_asked_for() -> None:
+def test_the_first_call_of_a_key_asks_the_daemon() -> None:
     """And nothing else."""
-    assert LaunchMachine(Policy(), CONFIGS).handle(CALL) == [Ask()]
+    assert LaunchMachine(Policy(), CONFIGS).handle_event(CALL) == [Ask()]

@@ -15,11 +15,9 @@ numpy = pytest.importorskip("numpy")
 
 SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 24, 32, 64)
 COLUMNS = 64
+FEW_SIZES = (1, 8, 64)
 PLAIN = known.config(slow=8)
 ORDERED = known.config(lanes=4, slow=2)
-
-
-FEW_SIZES = (1, 8, 64)
 
 
 def _family(daemon: Daemon, space: Iterable[Any], *, sizes: Iterable[int] = FEW_SIZES, **options: Any) -> str:
@@ -35,7 +33,7 @@ def _answers(daemon: Daemon, sizes: Iterable[int] = FEW_SIZES) -> list[dict[str,
     ]
 
 
-def _launched_rows(answers: list[dict[str, Any]]) -> set[tuple[int, bytes]]:
+def _launched_rows(answers: list[dict[str, Any]], sizes: Iterable[int] = SIZES) -> set[tuple[int, bytes]]:
     """Launch what was answered on the first rows of numbers that no tuning saw; return each row's number and bits."""
     import tvm_ffi
 
@@ -43,7 +41,7 @@ def _launched_rows(answers: list[dict[str, Any]]) -> set[tuple[int, bytes]]:
     b = generator.standard_normal(COLUMNS, "float32")
     a = generator.standard_normal((max(SIZES), COLUMNS), "float32")
     found: set[tuple[int, bytes]] = set()
-    for size, answer in zip(SIZES, answers, strict=True):
+    for size, answer in zip(sizes, answers, strict=True):
         (library,) = Path(answer["artifact"]).rglob("*.so")
         sums, twice = numpy.zeros(size, "float32"), numpy.zeros((size, COLUMNS), "float32")
         rows = numpy.ascontiguousarray(a[:size])
@@ -66,14 +64,17 @@ def test_rows_of_twelve_batches_have_equal_bits(daemon: Daemon) -> None:
     assert "batch-invariant under M = 1, 2" in daemon.ktuned("results", "rows").stdout
     trials = daemon.client.call("results", kernel="rows")["trials"]
     assert [trial["config"] for trial in trials if trial["winner"]] == [ORDERED] * len(SIZES)
-    # Until it turns, the turning config has the plain one's bits, and is the fastest of all.
-    weighted = [({"M": size, "K": COLUMNS}, 1000.0 if size < known.MANY_ROWS else 1.0) for size in SIZES]
-    _family(daemon, space, problems=weighted)
-    expected = [known.TURNING if size < known.MANY_ROWS else PLAIN for size in SIZES]
-    daemon.until(
-        lambda: [answer["config"] for answer in _answers(daemon, SIZES)] == expected, "the class by other weights"
-    )
-    assert len(_launched_rows(_answers(daemon, SIZES))) == max(SIZES)
+    # A Build that does not depend on the problem is compiled once for all of them.
+    assert sum(trial["compile_s"] > 0 for trial in trials) == len(space)
+
+
+def test_weights_choose_the_class(daemon: Daemon) -> None:
+    """Until it turns, the turning config has the plain one's bits, and is the fastest of all: small batches decide."""
+    weighted = [({"M": size, "K": COLUMNS}, 1000.0 if size < known.MANY_ROWS else 1.0) for size in FEW_SIZES]
+    daemon.tune(path=_family(daemon, [PLAIN, ORDERED, known.TURNING], problems=weighted))
+    expected = [known.TURNING if size < known.MANY_ROWS else PLAIN for size in FEW_SIZES]
+    assert [answer["config"] for answer in _answers(daemon)] == expected
+    assert len(_launched_rows(_answers(daemon), FEW_SIZES)) == max(FEW_SIZES)
 
 
 def test_a_group_that_no_class_spans_says_what_breaks_it(daemon: Daemon) -> None:

@@ -149,7 +149,7 @@ def test_bad_records_are_a_notice_each_and_delay_nothing(daemon: Daemon, tmp_pat
     assert "no_such_library cannot be imported: ModuleNotFoundError" in states["gone"][1]
     daemon.until(lambda: not spooled(daemon), "the records to be gone")
     notices = daemon.client.call("status")["notices"]
-    for reason in ("it is damaged", "it is a link", "it is no record"):
+    for reason in ("it is damaged", "it is a link", "it is not a record"):
         assert sum(reason in notice for notice in notices) == 1, notices
 
 

@@ -25,5 +25,5 @@ def test_it_tunes_its_own_kernels(tmp_path: Path) -> None:
             [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=200, check=False
         )
     assert done.stdout.splitlines()[-1:] == ["a call: right Autotuner"], done.stdout + done.stderr
-    account = Account.read(tmp_path / "summary")
+    account = Account.from_directory(tmp_path / "summary")
     assert {name.partition(" ")[0] for name in (*account.adopted, *account.left_alone)} == {"__main__.doubled"}

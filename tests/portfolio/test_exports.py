@@ -39,7 +39,7 @@ def portfolio() -> Portfolio:
     return fit_portfolio(Matrix(tuple(PROBLEMS), (1.0,) * len(PROBLEMS), tuple(costs)), 5, 0.0)
 
 
-def test_python(portfolio: Portfolio) -> None:
+def test_the_python_module_chooses_as_the_portfolio(portfolio: Portfolio) -> None:
     """The module imports nothing, and its function returns the config for a problem."""
     names: dict[str, object] = {}
     text = render_python("p:gemm", "H100", portfolio)
@@ -47,10 +47,10 @@ def test_python(portfolio: Portfolio) -> None:
     exec(compile(text, "portfolio.py", "exec"), names)  # the export is code
     choose = names["choose_config"]
     assert callable(choose)
-    assert [choose(problem) for problem in NEW] == [portfolio.choose(problem) for problem in NEW]
+    assert [choose(problem) for problem in NEW] == [portfolio.choose_config(problem) for problem in NEW]
 
 
-def test_json(portfolio: Portfolio) -> None:
+def test_the_json_has_the_configs_and_the_tree(portfolio: Portfolio) -> None:
     """Its leaves name a config by its place among the configs."""
     document = json.loads(render_json("p:gemm", "H100", portfolio))
     assert (document["kernel"], document["device"], document["ktuned_portfolio"]) == ("p:gemm", "H100", 1)
@@ -69,11 +69,11 @@ def test_json(portfolio: Portfolio) -> None:
                     product *= problem[name]
                 passes = product <= limit
             node = node["passing"] if passes else node["failing"]
-        assert document["configs"][node["config"]] == portfolio.choose(problem)
+        assert document["configs"][node["config"]] == portfolio.choose_config(problem)
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_c(portfolio: Portfolio, tmp_path: Path) -> None:
+def test_the_c_header_chooses_as_the_portfolio(portfolio: Portfolio, tmp_path: Path) -> None:
     """The header compiles as C and C++ without a warning, and its function chooses alike."""
     header = render_c("p:gemm", "H100", portfolio)
     (tmp_path / "gemm.h").write_text(header)
@@ -96,7 +96,7 @@ def test_c(portfolio: Portfolio, tmp_path: Path) -> None:
         command = [compiler, *options, "-Wall", "-Wextra", "-Werror", "-o", "choose", "main.c"]
         subprocess.run(command, cwd=tmp_path, check=True)
         printed = subprocess.run([tmp_path / "choose"], capture_output=True, text=True, check=True).stdout
-        expected = [portfolio.choose(problem) for problem in NEW]
+        expected = [portfolio.choose_config(problem) for problem in NEW]
         assert printed.splitlines() == [
             " ".join(str(config[knob]) for knob in config_order(config)) for config in expected
         ]
@@ -107,7 +107,7 @@ def config_order(config: object) -> list[str]:
     return ["BM", "BN", "BK", "stages", "kind"]
 
 
-def test_what_c_cannot_say_is_refused() -> None:
+def test_knobs_that_c_cannot_express_are_refused() -> None:
     """A knob whose values have several types has no field in a struct."""
     one, other = canonical({"a": 1}), canonical({"a": "x"})
     costs = tuple({one: 1.0 + (size > 9), other: 1.0 + (size <= 9)} for size in range(20))

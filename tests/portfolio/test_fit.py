@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from ktuned.model import canonical
-from ktuned.portfolio import FAILED, Matrix, Portfolio, fit_portfolio, leaves, mean_loss, octaves, shortlist
+from ktuned.portfolio import (
+    FAILED,
+    Matrix,
+    Portfolio,
+    compute_mean_loss,
+    count_octaves,
+    fit_portfolio,
+    list_leaves,
+    shortlist_configs,
+)
 from ktuned.portfolio.matrix import choose_configs
 from tests.portfolio import cpu_kernel, gemm_model
 
@@ -25,30 +34,30 @@ def split(matrix: Matrix, seed: int = 3, share: float = 0.6) -> tuple[Matrix, Ma
     order = list(range(len(matrix)))
     random.Random(seed).shuffle(order)
     count = round(share * len(order))
-    return matrix.rows(order[:count]), matrix.rows(order[count:])
+    return matrix.select_rows(order[:count]), matrix.select_rows(order[count:])
 
 
 def loss_of(portfolio: Portfolio, matrix: Matrix) -> float:
     """Return the mean loss of a matrix's problems with the configs that a portfolio gives them."""
-    return mean_loss(matrix, [portfolio.leaf(problem).config for problem in matrix.problems])
+    return compute_mean_loss(matrix, [portfolio.find_leaf(problem).config for problem in matrix.problems])
 
 
 def nearest_loss(fitted: Matrix, matrix: Matrix) -> float:
     """Return the mean loss where each problem gets the best config of the nearest one that was fitted to."""
     chosen = []
     for problem in matrix.problems:
-        nearest = min(range(len(fitted)), key=lambda row: octaves(problem, fitted.problems[row]))
+        nearest = min(range(len(fitted)), key=lambda row: count_octaves(problem, fitted.problems[row]))
         chosen.append(min(fitted.costs[nearest], key=lambda config: fitted.costs[nearest][config]))
-    return mean_loss(matrix, chosen)
+    return compute_mean_loss(matrix, chosen)
 
 
 def single_loss(fitted: Matrix, matrix: Matrix) -> float:
     """Return the mean loss with one config for all."""
-    return mean_loss(matrix, choose_configs(fitted, 1) * len(matrix))
+    return compute_mean_loss(matrix, choose_configs(fitted, 1) * len(matrix))
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_a_kernel_measured_here(tmp_path: Path) -> None:
+def test_a_measured_cpu_kernel_is_within_the_wanted_loss(tmp_path: Path) -> None:
     """At most 5 configs lose at most 2 % on shapes that were held out, less than one config does; all of them work."""
     measured = cpu_kernel.measure(tmp_path, 200, seed=3)
     losses, single = [], []
@@ -58,13 +67,15 @@ def test_a_kernel_measured_here(tmp_path: Path) -> None:
         assert len(portfolio.configs) <= 5
         losses.append(loss_of(portfolio, held_out))
         single.append(single_loss(fitted, held_out))
-        assert all(held_out.works(row, portfolio.leaf(problem).config) for row, problem in enumerate(held_out.problems))
+        assert all(
+            held_out.works(row, portfolio.find_leaf(problem).config) for row, problem in enumerate(held_out.problems)
+        )
     assert sum(losses) / len(losses) <= MAX_LOSS
     assert sum(losses) < sum(single) / 10
 
 
 @pytest.mark.skipif(not RECORDED.exists(), reason="no matrix has been recorded: benchmarks/portfolio.py does, on a GPU")
-def test_a_recorded_gemm() -> None:
+def test_a_recorded_gemm_is_within_the_wanted_loss() -> None:
     """At most 5 configs lose at most 2 % on shapes that were held out, and less than the nearest problem's do."""
     matrix = Matrix.from_wire(json.loads(RECORDED.read_text()))
     assert len(matrix) >= 100
@@ -75,13 +86,15 @@ def test_a_recorded_gemm() -> None:
         assert len(portfolio.configs) <= 5
         losses.append(loss_of(portfolio, held_out))
         nearest.append(nearest_loss(fitted, held_out))
-        assert all(held_out.works(row, portfolio.leaf(problem).config) for row, problem in enumerate(held_out.problems))
+        assert all(
+            held_out.works(row, portfolio.find_leaf(problem).config) for row, problem in enumerate(held_out.problems)
+        )
     assert sum(losses) / len(losses) <= MAX_LOSS
     assert sum(losses) <= sum(nearest)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_modelled_gemm(seed: int) -> None:
+def test_a_modelled_gemm_is_within_the_wanted_loss(seed: int) -> None:
     """Five configs for shapes of all kinds lose less than the nearest problem's, a fifth of one for all; all work."""
     problems = list(gemm_model.shapes(200, seed))
     fitted, held_out = gemm_model.matrix(problems[:100]), gemm_model.matrix(problems[100:])
@@ -90,17 +103,19 @@ def test_a_modelled_gemm(seed: int) -> None:
     assert loss < nearest_loss(fitted, held_out)
     assert loss < single_loss(fitted, held_out) / 5
     assert loss < 2 * portfolio.expected_loss, "the estimate from held-out problems says what to expect"
-    assert all(held_out.works(row, portfolio.leaf(problem).config) for row, problem in enumerate(held_out.problems))
+    assert all(
+        held_out.works(row, portfolio.find_leaf(problem).config) for row, problem in enumerate(held_out.problems)
+    )
 
 
-def test_a_config_that_fails_on_a_problem_of_its_leaf_is_not_given() -> None:
+def test_no_leaf_has_a_config_that_fails_on_its_problems() -> None:
     """However fast it is elsewhere: the leaf is split, or another config is taken."""
     problems = [{"N": size} for size in range(1, 33)]
     costs = [{"fast": FAILED if problem["N"] % 8 == 3 else 1.0, "slow": 1.5} for problem in problems]
     portfolio = fit_portfolio(Matrix(tuple(problems), (1.0,) * 32, tuple(costs)), 1, MAX_LOSS)
     assert portfolio.configs == ["slow"]
     both = fit_portfolio(Matrix(tuple(problems), (1.0,) * 32, tuple(costs)), 2, MAX_LOSS)
-    assert all(costs[row][both.leaf(problem).config] < FAILED for row, problem in enumerate(problems))
+    assert all(costs[row][both.find_leaf(problem).config] < FAILED for row, problem in enumerate(problems))
 
 
 def test_without_a_config_that_works_there_is_no_portfolio() -> None:
@@ -112,16 +127,16 @@ def test_without_a_config_that_works_there_is_no_portfolio() -> None:
         fit_portfolio(Matrix(problems, (1.0, 1.0), ({"a": 1.0, "b": FAILED}, {"a": FAILED, "b": 1.0})), 1)
 
 
-def test_few_configs_are_taken_where_few_are_enough() -> None:
+def test_no_more_configs_are_taken_than_are_needed() -> None:
     """One config that is best everywhere makes a tree of one leaf, that loses nothing."""
     matrix = Matrix(({"N": 1}, {"N": 2}, {"N": 3}), (1.0,) * 3, ({"a": 1.0, "b": 2.0},) * 3)
     portfolio = fit_portfolio(matrix, 4)
     assert portfolio.configs == ["a"]
-    assert len(list(leaves(portfolio.tree))) == 1
+    assert len(list(list_leaves(portfolio.tree))) == 1
     assert (portfolio.expected_loss, portfolio.single_loss) == (0.0, 0.0)
 
 
-def test_fields_of_all_kinds_decide() -> None:
+def test_a_tree_splits_by_fields_of_all_kinds() -> None:
     """A size, a product of two, divisibility, a text and a bool: each alone is found where it decides."""
     rules: dict[str, Callable[[dict[str, Any]], bool]] = {
         "size": lambda problem: problem["M"] > 100,
@@ -145,10 +160,10 @@ def test_fields_of_all_kinds_decide() -> None:
         portfolio = fit_portfolio(Matrix(tuple(problems), (1.0,) * 150, costs), 4)
         assert portfolio.fitted_loss == 0.0, name
         assert portfolio.expected_loss < 0.1, name
-        assert len(list(leaves(portfolio.tree))) == 2, name
+        assert len(list(list_leaves(portfolio.tree))) == 2, name
 
 
-def test_weights_decide_what_a_portfolio_is_for() -> None:
+def test_a_portfolio_serves_the_problems_with_weight() -> None:
     """A problem that takes most of the time gets its config where only one is allowed."""
     problems = ({"N": 1}, {"N": 2}, {"N": 3})
     costs = ({"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 1.0})
@@ -167,7 +182,7 @@ def test_holes_are_measured_only_where_it_matters() -> None:
         whole.weights,
         tuple(costs if row < 10 else {default: costs[default]} for row, costs in enumerate(whole.costs)),
     )
-    wanted = shortlist(holes, 12)
+    wanted = shortlist_configs(holes, 12)
     assert 5 <= len(wanted) <= 12
     assert fit_portfolio(holes, 4).configs == [default]
     filled = Matrix(
@@ -179,7 +194,7 @@ def test_holes_are_measured_only_where_it_matters() -> None:
         ),
     )
     portfolio = fit_portfolio(filled, 5)
-    assert mean_loss(whole, [portfolio.leaf(problem).config for problem in problems]) < 0.1
+    assert compute_mean_loss(whole, [portfolio.find_leaf(problem).config for problem in problems]) < 0.1
 
 
 def test_a_portfolio_survives_the_wire() -> None:
@@ -190,6 +205,8 @@ def test_a_portfolio_survives_the_wire() -> None:
     portfolio = fit_portfolio(matrix, 4)
     again = Portfolio.from_wire(json.loads(json.dumps(portfolio.to_wire())))
     assert again == portfolio
-    assert [again.choose(problem) for problem in problems] == [portfolio.choose(problem) for problem in problems]
+    assert [again.choose_config(problem) for problem in problems] == [
+        portfolio.choose_config(problem) for problem in problems
+    ]
     with pytest.raises(ValueError, match="format 2"):
         Portfolio.from_wire({**portfolio.to_wire(), "ktuned_portfolio": 2})

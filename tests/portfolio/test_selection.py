@@ -6,7 +6,7 @@ import pytest
 
 from ktuned.model import Problem, canonical
 from ktuned.portfolio import Selection
-from ktuned.portfolio.selection import MAX_PROBLEMS, octaves
+from ktuned.portfolio.selection import MAX_PROBLEMS, count_octaves
 from tests.portfolio import gemm_model
 
 LENGTHS = 500
@@ -35,20 +35,20 @@ def test_500_lengths_cause_at_most_40_tunings(seed: int) -> None:
     given: dict[str, str] = {}
 
     def served(problem: Problem) -> str | None:
-        nearest = selection.nearest_tuned(problem)
+        nearest = selection.find_nearest_tuned(problem)
         return None if nearest is None else given[canonical(nearest)]
 
     for number, (problem, count) in enumerate(traffic, start=1):
-        selection.add(problem, count * matrix.best[rows[canonical(problem)]])
+        selection.add_problem(problem, count * matrix.best[rows[canonical(problem)]])
         # A tuning ends now and then while lengths come; the others follow at the end of the run.
         while number % 25 == 0 or number == LENGTHS:
-            chosen = selection.next_problem()
+            chosen = selection.choose_next_problem()
             if chosen is None:
                 break
             row = rows[canonical(chosen)]
             before = served(chosen)
             given[canonical(chosen)] = min(matrix.costs[row], key=lambda config: matrix.costs[row][config])
-            selection.tuned(chosen, None if before is None else matrix.loss(row, before))
+            selection.record_tuning(chosen, None if before is None else matrix.compute_loss(row, before))
             if number < LENGTHS:
                 break
     assert selection.tunings <= MAX_TUNINGS
@@ -57,38 +57,38 @@ def test_500_lengths_cause_at_most_40_tunings(seed: int) -> None:
     assert took <= 1.03 * total
 
 
-def test_the_costliest_is_the_first() -> None:
+def test_the_problem_that_loses_most_time_comes_first() -> None:
     """Before anything is known, the problem that takes most time is tuned; then the one that is likely to lose most."""
     selection = Selection()
     for size, weight in ((64, 5.0), (128, 9.0), (4096, 4.0), (130, 8.0)):
-        selection.add({"N": size}, weight)
-    assert selection.next_problem() == {"N": 128}
-    selection.tuned({"N": 128})
-    assert selection.next_problem() == {"N": 4096}, "130 takes more time, and is as good as tuned"
+        selection.add_problem({"N": size}, weight)
+    assert selection.choose_next_problem() == {"N": 128}
+    selection.record_tuning({"N": 128})
+    assert selection.choose_next_problem() == {"N": 4096}, "130 takes more time, and is as good as tuned"
 
 
-def test_it_ends_where_little_is_left_to_gain() -> None:
+def test_a_selection_ends_when_little_is_left_to_gain() -> None:
     """Neighbours that lose nothing teach that others will not either; those that lose much, that they will."""
     for loss, least, most in ((0.0, 1, 8), (0.5, 30, 40)):
         selection = Selection(MAX_TUNINGS)
         for size in range(1, 1000):
-            selection.add({"N": size}, 1.0)
-        while (chosen := selection.next_problem()) is not None:
-            selection.tuned(chosen, loss if selection.tunings else None)
+            selection.add_problem({"N": size}, 1.0)
+        while (chosen := selection.choose_next_problem()) is not None:
+            selection.record_tuning(chosen, loss if selection.tunings else None)
         assert least <= selection.tunings <= most
 
 
-def test_it_is_bounded() -> None:
+def test_the_number_of_known_problems_is_bounded() -> None:
     """Of more problems than it keeps, those that take most time stay."""
     selection = Selection()
     for size in range(MAX_PROBLEMS + 500):
-        selection.add({"N": size + 1}, float(size))
+        selection.add_problem({"N": size + 1}, float(size))
     assert len(selection._problems) == MAX_PROBLEMS
-    assert selection.next_problem() == {"N": MAX_PROBLEMS + 500}
+    assert selection.choose_next_problem() == {"N": MAX_PROBLEMS + 500}
 
 
 def test_distance_is_in_octaves() -> None:
     """Numbers by their ratio, whatever their type; anything else is far."""
-    assert octaves({"N": 64}, {"N": 256}) == 2.0
-    assert octaves({"N": 64, "d": "f16"}, {"N": 64, "d": "f16"}) == 0.0
-    assert octaves({"N": 64, "d": "f16"}, {"N": 64, "d": "f32"}) == octaves({"N": 0}, {"N": 1}) == 4.0
+    assert count_octaves({"N": 64}, {"N": 256}) == 2.0
+    assert count_octaves({"N": 64, "d": "f16"}, {"N": 64, "d": "f16"}) == 0.0
+    assert count_octaves({"N": 64, "d": "f16"}, {"N": 64, "d": "f32"}) == count_octaves({"N": 0}, {"N": 1}) == 4.0

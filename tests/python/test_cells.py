@@ -5,7 +5,7 @@ from textwrap import dedent
 import pytest
 
 from ktuned.model import UsageError
-from ktuned.python.cells import MARK, kernel_file
+from ktuned.python.cells import MARK, write_kernel_text
 
 KERNEL = """
     @kernel(space=space(N=SIZES))
@@ -16,7 +16,7 @@ KERNEL = """
 
 def written(*cells: str, names: tuple[str, ...] = ("it",)) -> str:
     """Return the file of the kernel ``it``, without its first line."""
-    text = kernel_file([dedent(cell) for cell in cells], "it", names)
+    text = write_kernel_text([dedent(cell) for cell in cells], "it", names)
     first, _, rest = text.partition("\n")
     assert MARK in first
     return rest.strip()
@@ -29,7 +29,7 @@ def test_the_kernels_cell_is_taken_whole() -> None:
     assert text.split() == cell.replace("# as in production", "").split()
 
 
-def test_what_the_kernel_uses_comes_along_in_its_order() -> None:
+def test_statements_that_the_kernel_uses_are_taken_in_order() -> None:
     """Imports, functions, constants, directly and through others, and nothing else."""
     text = written(
         "import os\nimport torch\nfrom ktuned import kernel, space",
@@ -54,21 +54,21 @@ def test_the_last_definition_counts() -> None:
 @pytest.mark.parametrize(
     "change", ["SIZES.append(3)", "SIZES += [3]", "SIZES[0] = 3", "for n in (3,):\n    SIZES.append(n)"]
 )
-def test_changes_in_place_come_along(change: str) -> None:
+def test_changes_in_place_are_taken_too(change: str) -> None:
     """A list that another cell fills has its elements in the file, too."""
     text = written("SIZES = [1]", change, KERNEL)
     assert change in text
     assert text.index("SIZES = [1]") < text.index(change) < text.index("def it")
 
 
-def test_a_name_has_the_values_of_both_times() -> None:
+def test_a_name_that_is_bound_again_later_keeps_both_values() -> None:
     """The declaration finds what the name was then; functions find what it is by now, as in the notebook."""
     text = written("SIZES = [0]", "SIZES = [1]", KERNEL, "SIZES = [2]")
     assert "SIZES = [0]" not in text
     assert text.index("SIZES = [1]") < text.index("def it") < text.index("SIZES = [2]")
 
 
-def test_magics_and_broken_cells_stay_behind() -> None:
+def test_magics_and_broken_cells_are_left_out() -> None:
     """Calls of the notebook's shell mean nothing in a worker, and a cell with a syntax error never ran."""
     shell = "get_ipython().run_line_magic('matplotlib', 'inline')\nSIZES = [1]"
     text = written(shell, "SIZES = [", KERNEL)
@@ -76,7 +76,7 @@ def test_magics_and_broken_cells_stay_behind() -> None:
     assert "SIZES = [1]" in text
 
 
-def test_statements_that_share_a_line_are_taken_apart() -> None:
+def test_statements_that_share_a_line_are_separated() -> None:
     """``SIZES = [1]; print(SIZES)`` gives its first half."""
     assert written("SIZES = [1]; print(SIZES)", KERNEL).startswith("SIZES = [1]\n")
 
@@ -87,7 +87,7 @@ def test_a_kernel_may_have_another_name_in_the_notebook() -> None:
     assert text.split("\n\n") == ["make = print", "best = make()"]
 
 
-def test_a_kernel_of_no_cell_is_one_clear_line() -> None:
+def test_a_kernel_that_no_cell_declares_is_a_clear_error() -> None:
     """One that was declared inside a function or below a ``%%magic`` cannot be written."""
     with pytest.raises(UsageError, match="no cell declares the kernel 'it'"):
         written("x = 1")

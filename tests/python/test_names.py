@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from ktuned.python.names import free_names
+from ktuned.python.names import find_free_names
 
 
 @pytest.mark.parametrize(
@@ -24,13 +24,13 @@ from ktuned.python.names import free_names
     ],
     ids=["defaults", "walrus", "global", "closure", "class", "mangled", "match", "comprehension", "lambda"],
 )
-def test_names_from_outside(source: str, names: set[str]) -> None:
+def test_only_names_from_outside_are_found(source: str, names: set[str]) -> None:
     """Names that a statement binds are its own; others come from the module, with their attributes."""
     (statement,) = ast.parse(source).body
-    assert {".".join(name) for name in free_names(statement)} == names
+    assert {".".join(name) for name in find_free_names(statement)} == names
 
 
-def test_every_name_counts_where_scopes_are_unknown() -> None:
+def test_every_name_counts_if_scopes_are_unknown() -> None:
     """A statement that Python 3.11 cannot write as source again hides no name that it loads."""
     (statement,) = ast.parse("def f(d):\n    return g(f\"{d['\x07']}\")").body
-    assert ("g",) in set(free_names(statement))
+    assert ("g",) in set(find_free_names(statement))

@@ -19,7 +19,7 @@ def trial(number: int, latency_us: float | None = None, **more: object) -> Trial
     )
 
 
-def test_the_fastest_comes_first() -> None:
+def test_the_fastest_trial_comes_first() -> None:
     """Configs without a latency stand behind, in the order in which they were tried."""
     trials = Trials([trial(4), trial(2, 9.0), trial(3), trial(1, 5.0)])
     assert [one.id for one in trials] == [1, 2, 3, 4]

@@ -100,7 +100,7 @@ def test_a_program_tunes_the_kernel_that_it_declares(daemon: Daemon) -> None:
     assert (done.stdout.splitlines()[:-1], done.stderr) == (["loaded quick"], "")
 
 
-def test_what_follows_the_call_decides_nothing(daemon: Daemon) -> None:
+def test_code_after_the_call_of_tune_runs_in_the_program_only(daemon: Daemon) -> None:
     """An edit of the call's budget or of the code behind it re-tunes nothing; the same call measures nothing."""
     body = "result = ktuned.tune(steady, trials={n})\nprint(json.dumps(dict(job=result.job['id'], {more})))\n"
     script = program(daemon, "steady", body.format(n=10, more=""))
@@ -133,7 +133,7 @@ def test_a_test_tunes_the_kernel_of_its_module(daemon: Daemon) -> None:
     assert "1 passed" in done.stdout
 
 
-def test_progress_is_for_terminals(daemon: Daemon) -> None:
+def test_progress_is_shown_in_terminals_only(daemon: Daemon) -> None:
     """In a terminal bars are drawn; ``progress=True`` prints lines elsewhere."""
     script = program(daemon, "shown", "ktuned.tune(shown, progress=True if sys.argv[1:] else None)\n")
     assert "job " in run(daemon, script, "lines").stdout
@@ -157,7 +157,7 @@ def test_progress_is_for_terminals(daemon: Daemon) -> None:
     assert "drawn [n=64] on Fake CPU" in drawn
 
 
-def test_ctrl_c_detaches(daemon: Daemon) -> None:
+def test_ctrl_c_detaches_from_the_job(daemon: Daemon) -> None:
     """The program ends with KeyboardInterrupt, and says so in a line; the job goes on to its winner."""
     gated = HEAD + KERNEL.replace("NAME", "long").replace("PROBLEMS", "[dict(n=64)]").replace(
         'dict(us=60.0, tag="quick")', 'dict(us=60.0, tag="quick", gate="long")'
@@ -184,7 +184,7 @@ def test_ctrl_c_detaches(daemon: Daemon) -> None:
         ("ktuned.tune(3)", "not a value of type int"),
     ],
 )
-def test_misuse_is_one_clear_error(daemon: Daemon, body: str, words: str, request: pytest.FixtureRequest) -> None:
+def test_misuse_is_a_clear_error(daemon: Daemon, body: str, words: str, request: pytest.FixtureRequest) -> None:
     """A problem that is to be chosen, an unknown name, a config outside of the space, a value that is no kernel."""
     name = f"misused{request.node.callspec.indices['body']}"
     script = program(daemon, name, body.replace("NAME", name), problems="[dict(n=64), dict(n=128)]")
@@ -212,7 +212,7 @@ def test_a_module_that_tunes_when_it_is_imported_is_named(daemon: Daemon) -> Non
     assert error["path"] == str(importing.with_name("imported.py"))
 
 
-def test_configs_are_tried_alone_and_again(daemon: Daemon) -> None:
+def test_only_the_given_configs_are_tried_and_again_repeats_them(daemon: Daemon) -> None:
     """``configs=`` tries these and no others; ``again=True`` measures them once more, and forgets nothing."""
     body = """
         first = ktuned.tune(some, configs=[dict(us=300.0, tag="slow")])
@@ -243,7 +243,7 @@ for cell in json.load(sys.stdin):
 """
 
 
-def test_a_notebooks_kernel_goes_to_a_file(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_notebooks_kernel_is_written_to_a_file(daemon: Daemon, tmp_path: Path) -> None:
     """In a real IPython: the kernel's cell and what it uses of others make a kernel file in the working directory."""
     pytest.importorskip("IPython", reason="pip install ipython")
     cells = [

@@ -18,7 +18,7 @@ from ktuned.scheduling.dispatcher import Intervals
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import Arrival
 from ktuned.store.database import Store
-from ktuned.tuning.work import Work
+from ktuned.tuning.job_brief import JobBrief
 from tests.assembled import Parts, assembled, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
@@ -117,7 +117,7 @@ async def test_job_that_cannot_be_prepared_makes_room(tmp_path: Path, error: Exc
     """It fails with the reason, whatever that is, and the next job of its device runs without another push."""
 
     class Unpreparable(Preparation):
-        def prepare_work(self, job: Job) -> Work:
+        def prepare_brief(self, job: Job) -> JobBrief:
             raise error
 
     async with assembled(tmp_path, preparation_type=Unpreparable) as parts:

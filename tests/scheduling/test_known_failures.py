@@ -18,7 +18,7 @@ GROUND = Context(KernelName("project:it"), KeyProblem('{"n":64}'), DeviceModel("
 DECLARED = Plan(trials=10)
 
 
-def work(ground: Context = GROUND, plan: Plan = DECLARED, plan_digest: str = "plan", *, devices: bool = True) -> Any:
+def brief(ground: Context = GROUND, plan: Plan = DECLARED, plan_digest: str = "plan", *, devices: bool = True) -> Any:
     """Return what a job of such a plan works on."""
     kernel = SimpleNamespace(plan=DECLARED, plan_digest=plan_digest)
     return SimpleNamespace(
@@ -29,26 +29,26 @@ def work(ground: Context = GROUND, plan: Plan = DECLARED, plan_digest: str = "pl
 def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
     """Another digest, toolchain, driver or space may work; what worked once has not failed."""
     grounds = KnownFailures()
-    grounds.record_ending(work(), JobState.FAILED, "no")
+    grounds.record_ending(brief(), JobState.FAILED, "no")
     assert grounds.failure_message(GROUND, "plan") == "no"
     assert grounds.failure_message(GROUND, "larger plan") == ""
     for part in ("digest", "toolchain", "device_fingerprint", "device", "problem"):
         assert grounds.failure_message(replace(GROUND, **{part: "another"}), "plan") == ""  # type: ignore[arg-type]
-    grounds.record_ending(work(), JobState.CANCELLED, "superseded")
+    grounds.record_ending(brief(), JobState.CANCELLED, "superseded")
     assert grounds.failure_message(GROUND, "plan") == "no"
-    grounds.record_ending(work(), JobState.DONE, "")
+    grounds.record_ending(brief(), JobState.DONE, "")
     assert grounds.failure_message(GROUND, "plan") == ""
 
 
 @pytest.mark.parametrize(
     ("job", "counts"),
     [
-        (work(plan=Plan(trials=3)), False),
-        (work(plan=Plan(trials=10, seconds=1.0)), False),
-        (work(plan=Plan(trials=20)), True),
-        (work(plan=Plan(trials=10, strategy="exhaustive")), False),
-        (work(plan=Plan(trials=10, compile_only=True)), False),
-        (work(devices=False), False),
+        (brief(plan=Plan(trials=3)), False),
+        (brief(plan=Plan(trials=10, seconds=1.0)), False),
+        (brief(plan=Plan(trials=20)), True),
+        (brief(plan=Plan(trials=10, strategy="exhaustive")), False),
+        (brief(plan=Plan(trials=10, compile_only=True)), False),
+        (brief(devices=False), False),
     ],
 )
 def test_job_that_did_not_try_all_proves_nothing(job: Any, counts: bool) -> None:
@@ -63,7 +63,7 @@ def test_failures_are_forgotten_by_kernel_and_for_room() -> None:
     grounds = KnownFailures(limit=2)
     several = [replace(GROUND, kernel=KernelName(f"project:{name}")) for name in "abc"]
     for ground in several:
-        grounds.record_ending(work(ground), JobState.FAILED, "no")
+        grounds.record_ending(brief(ground), JobState.FAILED, "no")
     told = [grounds.failure_message(ground, "plan") for ground in several]
     assert told == ["", "no", "no"]
     grounds.forget_failures("project:b")

@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from ktuned.model import KernelInfo, Objective, Priority, UsageError
-from ktuned.portfolio import Branch, Condition, Leaf, Matrix, Portfolio, leaves
+from ktuned.portfolio import Branch, Condition, Leaf, Matrix, Portfolio, list_leaves
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
 from ktuned.scheduling.portfolios import PortfolioBuild, border_problems
 from tests.assembled import PATIENCE_S, Parts, assembled
@@ -95,7 +95,7 @@ async def test_a_portfolio_answers_problems_that_were_never_tuned(parts: Parts) 
         found = kept(parts, kernel)
         matrix = Matrix.from_wire(found.document["matrix"])
         assert [problem["n"] for problem in matrix.problems] == list(SIZES)
-        assert all(matrix.works(row, found.portfolio.leaf(p).config) for row, p in enumerate(matrix.problems))
+        assert all(matrix.works(row, found.portfolio.find_leaf(p).config) for row, p in enumerate(matrix.problems))
         configs = set(found.portfolio.configs)
         assert {json.loads(text)["kind"] for text in configs} == {"small", "large"}
         borders = border_problems(found.portfolio.tree, matrix.problems)
@@ -143,7 +143,7 @@ async def test_a_leafs_config_that_fails_at_its_border_is_not_given_there(parts:
     portfolio: Portfolio = kept(parts, kernel).portfolio
     problems = Matrix.from_wire(kept(parts, kernel).document["matrix"]).problems
     for problem in border_problems(portfolio.tree, problems):
-        fails = portfolio.choose(problem)["kind"] == "large" and int(problem["n"]) in range(108, 116)
+        fails = portfolio.choose_config(problem)["kind"] == "large" and int(problem["n"]) in range(108, 116)
         assert not fails
 
 
@@ -163,7 +163,7 @@ def test_borders_are_whole_numbers_of_one_field() -> None:
     problems = [{"m": 8, "n": 1}, {"m": 60, "n": 2}, {"m": 90, "n": 3}, {"m": 500, "n": 4}]
     tree = Branch(Condition(("m",), 70), small, Branch(Condition(("m", "n"), 300), large, small))
     assert border_problems(tree, problems) == [{"m": 70, "n": 2}, {"m": 71, "n": 2}]
-    assert len(list(leaves(tree))) == 3
+    assert len(list(list_leaves(tree))) == 3
 
 
 async def test_a_daemon_without_work_makes_nothing(tmp_path: Any) -> None:

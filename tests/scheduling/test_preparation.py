@@ -25,34 +25,34 @@ async def asked(parts: Parts) -> Job:
 
 async def test_a_job_is_worked_on_with_what_is_known_now(parts: Parts) -> None:
     """Its kernel, all devices of its model, and deadlines of which the kernel file has the last word."""
-    work = parts.preparation.prepare_work(await asked(parts))
-    assert (work.environment.cwd, work.environment, [device.model for device in work.devices]) == (
+    brief = parts.preparation.prepare_brief(await asked(parts))
+    assert (brief.environment.cwd, brief.environment, [device.model for device in brief.devices]) == (
         parts.root.path,
         parts.environment,
-        [work.job.device],
+        [brief.job.device],
     )
-    assert work.deadlines == {**parts.deadlines, "check": 7.0}
-    assert work.context == parts.machine.context(work.kernel, parts.environment, {"n": 64}, work.devices[0])
+    assert brief.deadlines == {**parts.deadlines, "check": 7.0}
+    assert brief.context == parts.machine.context(brief.kernel, parts.environment, {"n": 64}, brief.devices[0])
 
 
 async def test_what_cannot_be_worked_on_says_why(parts: Parts, tmp_path: Path) -> None:
     """A problem that its kernel no longer has, and a file that no root has any more."""
     job = await asked(parts)
     with pytest.raises(UsageError, match="names m"):
-        parts.preparation.prepare_work(replace(job, problem={"m": 1}))
+        parts.preparation.prepare_brief(replace(job, problem={"m": 1}))
     parts.catalog.remove_root(parts.root.path)
     parts.catalog.add_root(Root(str(tmp_path / "elsewhere"), "elsewhere", parts.root.python))
     with pytest.raises(NotFound):
-        parts.preparation.prepare_work(job)
+        parts.preparation.prepare_brief(job)
 
 
 async def test_compilers_have_the_cores_that_lanes_leave(parts: Parts) -> None:
     """As many at once as the settings say; where they say nothing, as there are cores beside the lanes."""
     job = await asked(parts)
     before = parts.fleet.compile_slots.total_tokens
-    parts.preparation.prepare_work(job)
+    parts.preparation.prepare_brief(job)
     assert parts.fleet.compile_slots.total_tokens == before
     parts.preparation.settings = msgspec.structs.replace(parts.preparation.settings, slots_are_given=False)
-    parts.preparation.prepare_work(job)
+    parts.preparation.prepare_brief(job)
     lanes = len(parts.machine.device_models(parts.environment))
     assert parts.fleet.compile_slots.total_tokens == default_compile_slots(len(os.sched_getaffinity(0)), lanes)

@@ -14,7 +14,7 @@ from ktuned.model.values import Problem
 from ktuned.scheduling.dispatcher import Intervals
 from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.queue import Arrival
-from ktuned.tuning.progress import time_left_s
+from ktuned.tuning.progress import estimate_time_left_s
 from tests.assembled import Parts, assembled, kernel_text, wanted
 from tests.fleet.playing import until
 
@@ -235,4 +235,4 @@ def test_time_left(
     tried: int, left: int | None, elapsed_s: float, budget_s: float | None, expected: float | None
 ) -> None:
     """By the pace of what took time, at most the budget's rest; unknown while nothing can be said."""
-    assert time_left_s(tried=tried, left=left, elapsed_s=elapsed_s, budget_s=budget_s) == expected
+    assert estimate_time_left_s(tried=tried, remaining=left, elapsed_s=elapsed_s, budget_s=budget_s) == expected

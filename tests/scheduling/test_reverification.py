@@ -59,7 +59,7 @@ async def test_a_job_that_began_after_the_probe_goes_on(parts: Parts) -> None:
         (job,) = parts.jobs.list_live_jobs()
         await parts.daemon.reverification.reverify_probed([kernel], [kernel])
         assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
-        await parts.jobs.restart_running(kernel.name, "begun again", lambda work: work.context.device == "Fake CPU")
+        await parts.jobs.restart_running(kernel.name, "begun again", lambda brief: brief.context.device == "Fake CPU")
         await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
         assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
         parts.open_gate("door")

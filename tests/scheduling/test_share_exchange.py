@@ -225,17 +225,17 @@ async def test_damage_is_a_notice_and_no_answer(member: Parts, store: Path, dama
         changed = {"cut": data[:-7], "changed": data.replace(b"us", b"uz"), "empty": b"", "endless": bytes(10**6)}
         place.write_bytes(changed[damage])
     winners, context = member.daemon.shared_winners, context_of(member, kernel)
-    assert await winners.best(kernel, context, ENERGY) is None
+    assert await winners.find_best(kernel, context, ENERGY) is None
     (notice,) = winners.notices
     assert "damaged winners, which are left out" in notice
     publish(store, member, kernel, SECOND, 0.03)
-    best = await winners.best(kernel, context, ENERGY)
+    best = await winners.find_best(kernel, context, ENERGY)
     assert (None if best is None else best.config, len(winners.notices)) == (SECOND, 1)
     for one in objects(store):
         if one != place:
             one.unlink()
     place.write_bytes(data)
-    best = await winners.best(kernel, context, ENERGY)
+    best = await winners.find_best(kernel, context, ENERGY)
     assert winners.notices == ([] if damage != "newer" else winners.notices)
     assert best is not None
 
@@ -259,7 +259,7 @@ async def test_another_context_under_this_address_is_no_answer(
     """An object's place is what its writer says: what it holds is compared with the context, field by field."""
     kernel = await member.inspect(KERNEL)
     publish(store, member, kernel, BEST, 0.02, **foreign)
-    assert await member.daemon.shared_winners.best(kernel, context_of(member, kernel), ENERGY) is None
+    assert await member.daemon.shared_winners.find_best(kernel, context_of(member, kernel), ENERGY) is None
 
 
 async def test_a_store_that_is_not_there_is_a_notice(member: Parts, store: Path) -> None:
@@ -268,7 +268,7 @@ async def test_a_store_that_is_not_there_is_a_notice(member: Parts, store: Path)
     kernel = await member.inspect(kernel_text())
     await decided(member, kernel)
     winners, exchange = member.daemon.shared_winners, member.daemon.share_exchange
-    assert await member.daemon.shared_winners.best(kernel, context_of(member, kernel), ENERGY) is None
+    assert await member.daemon.shared_winners.find_best(kernel, context_of(member, kernel), ENERGY) is None
     with pytest.raises(SharedStoreDown):
         await exchange.publish_all()
     (notice,) = winners.notices
@@ -366,7 +366,7 @@ async def test_a_winner_is_published_when_its_job_ends(
         (stored,) = memory.winners
         assert (dict(stored.winner.config), memory.refusals) == (BEST, 0)
         # A stranger's winner counts as any other's.
-        best = await parts.daemon.shared_winners.best(
+        best = await parts.daemon.shared_winners.find_best(
             parts.catalog.resolve_kernel("it"), context_of(parts, parts.catalog.resolve_kernel("it")), ENERGY
         )
         assert (None if best is None else best.config) == BEST
@@ -383,7 +383,7 @@ async def test_a_store_that_is_wrong_harms_nothing(member: Parts) -> None:
     member.daemon.share_exchange.apply_settings(memory.settings)
     sound = replace(shared_winner(place.context, BEST, 0.02), names=learned_names(kernel))
     memory.winners = [StoredWinner(place.address, one, 1.0) for one in (replace(sound, metrics={}), sound)]
-    best = await winners.best(kernel, place.context, ENERGY)
+    best = await winners.find_best(kernel, place.context, ENERGY)
     assert (None if best is None else best.config) == BEST
     (notice,) = winners.notices
     assert notice.endswith(f"a winner at {place.address} has no figure by energy")
@@ -392,7 +392,7 @@ async def test_a_store_that_is_wrong_harms_nothing(member: Parts) -> None:
         raise KeyError("its own mistake")
 
     memory.find = broken  # type: ignore[method-assign]
-    assert await winners.best(kernel, place.context, ENERGY) is None
+    assert await winners.find_best(kernel, place.context, ENERGY) is None
     assert winners.notices[0] == "the shared store: KeyError: 'its own mistake'; tuning goes on without it"
 
 
@@ -409,7 +409,7 @@ async def test_a_url_that_no_plugin_serves_is_a_notice_with_the_remedy(member: P
     await decided(member, kernel)
     exchange = member.daemon.share_exchange
     exchange.apply_settings(ShareSettings("corp://kernels"))
-    assert await member.daemon.shared_winners.best(kernel, context_of(member, kernel), ENERGY) is None
+    assert await member.daemon.shared_winners.find_best(kernel, context_of(member, kernel), ENERGY) is None
     words = "corp://kernels: no plugin that serves corp:// is installed (pip install 'ktuned[team]')"
     assert member.daemon.shared_winners.notices == [f"the shared store: {words}; tuning goes on without it"]
     with pytest.raises(SharedStoreDown, match="no plugin that serves corp://"):
@@ -462,7 +462,7 @@ async def test_learned_names_are_compared_by_content(tmp_path: Path, store: Path
             parts.write(content, "cfg.h")
             kernel = await parts.inspect(KERNEL)
             assert place.parent.name == address_of(context_of(parts, kernel), kernel.learned.values(), ENERGY)
-            best = await parts.daemon.shared_winners.best(kernel, context_of(parts, kernel), ENERGY)
+            best = await parts.daemon.shared_winners.find_best(kernel, context_of(parts, kernel), ENERGY)
             assert (best is not None) is is_found
             assert ("cfg.h" in parts.catalog.resolve_kernel("it").learned) is is_found
 
@@ -510,7 +510,7 @@ async def test_a_store_that_cannot_be_written_is_read_nevertheless(member: Parts
     with pytest.raises(SharedStoreDown):
         await exchange.publish_all()
     assert winners.pause_s(StoreUse.WRITE) > 0
-    best = await member.daemon.shared_winners.best(kernel, context_of(member, kernel), ENERGY)
+    best = await member.daemon.shared_winners.find_best(kernel, context_of(member, kernel), ENERGY)
     assert (None if best is None else best.config, winners.pause_s(StoreUse.READ)) == (SECOND, 0.0)
     (notice,) = winners.notices
     assert "Not a directory; tuning goes on without it" in notice
@@ -539,7 +539,7 @@ async def test_others_with_other_headers_hide_nothing(member: Parts, store: Path
     for number in range(6):
         names = (LearnedName(f"absent{number}.h", is_source=True),)
         publish(store, member, kernel, SECOND, 0.01, digest=f"{number}" * 64, names=names)
-    best = await member.daemon.shared_winners.best(kernel, context_of(member, kernel), ENERGY)
+    best = await member.daemon.shared_winners.find_best(kernel, context_of(member, kernel), ENERGY)
     assert (None if best is None else best.config) == BEST
 
 
@@ -571,7 +571,7 @@ async def test_absurd_figures_decide_nothing(member: Parts, store: Path) -> None
     ]
     for one in fields:
         publish(store, member, kernel, SECOND, 0.001, **one)
-    best = await member.daemon.shared_winners.best(kernel, context_of(member, kernel), ENERGY)
+    best = await member.daemon.shared_winners.find_best(kernel, context_of(member, kernel), ENERGY)
     assert (len(objects(store)), None if best is None else best.config) == (6, SECOND)
     async with member.working():
         await tuned(member, kernel)

@@ -62,14 +62,14 @@ def status_of(child: int) -> int:
 class TestRecords:
     """They are written once, whole."""
 
-    def test_one_is_read_as_it_was_left(self, spool: Path) -> None:
+    def test_a_record_is_read_as_it_was_left(self, spool: Path) -> None:
         """The directory is made, and is nobody else's."""
         name = leave_record(spool, RECORD)
         assert name.endswith(RECORD_SUFFIX)
         assert CallRecord.from_bytes(read_file(spool / name)) == RECORD
         assert [path.stat().st_mode & 0o777 for path in (spool, spool / name)] == [0o700, 0o600]
 
-    def test_the_same_is_left_once(self, spool: Path) -> None:
+    def test_an_equal_record_is_left_once(self, spool: Path) -> None:
         """And another beside it."""
         before = spool / leave_record(spool, RECORD)
         known = before.stat()
@@ -94,7 +94,7 @@ class TestRecords:
         (path,) = spool.iterdir()
         assert CallRecord.from_bytes(read_file(path)) == RECORD
 
-    def test_one_that_is_killed_leaves_no_half(self, spool: Path) -> None:
+    def test_a_killed_process_leaves_no_partial_record(self, spool: Path) -> None:
         """At whatever moment: a file with the suffix is whole."""
         records = [replace(RECORD, files={"tensors": bytes(1 << 20)}, call=str(number)) for number in range(200)]
 
@@ -123,7 +123,7 @@ class TestRecords:
         leave_record(spool, records[0])
         assert len(list(spool.iterdir())) == 3
 
-    def test_what_killed_processes_left_takes_no_room(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_staged_files_of_killed_processes_take_no_room(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Halves of records, which a daemon removes."""
         monkeypatch.setattr(directory, "MAX_RECORDS", 3)
         spool.mkdir(parents=True)
@@ -131,7 +131,7 @@ class TestRecords:
             (spool / f"{STAGED_PREFIX}{number}").touch()
         assert (spool / leave_record(spool, RECORD)).is_file()
 
-    def test_one_that_no_daemon_would_read_is_not_left(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_record_too_large_to_be_read_is_not_left(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The application says why its call is not tuned, instead of a daemon later."""
         monkeypatch.setattr(directory, "MAX_RECORD_BYTES", 1000)
         with pytest.raises(OSError, match=r"the call has [0-9]+ bytes, and 1000 are read") as raised:
@@ -139,7 +139,7 @@ class TestRecords:
         assert raised.value.errno == errno.EFBIG
         assert not spool.exists() or not list(spool.iterdir())
 
-    def test_no_room_on_the_disk_leaves_nothing(self, spool: Path) -> None:
+    def test_a_write_without_disk_space_leaves_nothing(self, spool: Path) -> None:
         """The one that was being written is lost, and no other."""
         first = spool / leave_record(spool, RECORD)
 
@@ -152,7 +152,7 @@ class TestRecords:
         assert list(spool.iterdir()) == [first]
         assert CallRecord.from_bytes(read_file(first)) == RECORD
 
-    def test_a_full_disk_leaves_nothing(self, tmp_path: Path) -> None:
+    def test_a_full_disk_leaves_no_file(self, tmp_path: Path) -> None:
         """A file system of 64 KiB in a name space of its own."""
         code = f"""if True:
             import sys
@@ -183,7 +183,7 @@ class TestRecords:
             pytest.skip(f"no name space of its own here: {done.stderr.strip()}")
         assert done.stdout.splitlines() == [f"{errno.ENOSPC} True", "True"], done.stderr
 
-    def test_a_directory_that_cannot_be_written_is_the_systems_error(self, tmp_path: Path) -> None:
+    def test_an_unwritable_directory_raises_the_systems_error(self, tmp_path: Path) -> None:
         """A file is where the spool should be."""
         (tmp_path / "home").write_text("")
         with pytest.raises(OSError, match=r"Not a directory|File exists"):
@@ -193,7 +193,7 @@ class TestRecords:
 class TestCounts:
     """Each is a file of its own, because a daemon adds them up."""
 
-    def test_the_same_are_left_twice(self, spool: Path) -> None:
+    def test_equal_counts_are_left_twice(self, spool: Path) -> None:
         """Two files."""
         counts = LaunchCounts((("0123456789abcdef", {"size": 1}, "", 3),))
         for _ in range(2):
@@ -219,7 +219,7 @@ class TestRefusedFiles:
         spool.mkdir(parents=True)
         return spool / f"0123456789abcdef{RECORD_SUFFIX}"
 
-    def test_a_link(self, path: Path, tmp_path: Path) -> None:
+    def test_a_link_is_refused(self, path: Path, tmp_path: Path) -> None:
         """To a record, to nothing, or to itself."""
         target = tmp_path / "target"
         target.write_bytes(RECORD.to_bytes())
@@ -229,26 +229,26 @@ class TestRefusedFiles:
                 read_file(path)
             path.unlink()
 
-    def test_a_second_name(self, path: Path, tmp_path: Path) -> None:
+    def test_a_file_with_a_second_name_is_refused(self, path: Path, tmp_path: Path) -> None:
         """Whoever has the other one could change what is being read."""
         path.write_bytes(RECORD.to_bytes())
         (tmp_path / "other").hardlink_to(path)
         with pytest.raises(RefusedFile, match="it has a second name"):
             read_file(path)
 
-    def test_a_fifo(self, path: Path) -> None:
+    def test_a_fifo_is_refused(self, path: Path) -> None:
         """Nobody writes into it, and nobody waits."""
         os.mkfifo(path)
         with pytest.raises(RefusedFile, match="it is not a plain file"):
             read_file(path)
 
-    def test_a_directory(self, path: Path) -> None:
+    def test_a_directory_is_refused(self, path: Path) -> None:
         """Not a file."""
         path.mkdir()
         with pytest.raises(RefusedFile, match="it is not a plain file"):
             read_file(path)
 
-    def test_a_socket(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_socket_is_refused(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """It cannot be opened."""
         monkeypatch.chdir(path.parent)
         with socket.socket(socket.AF_UNIX) as bound:
@@ -256,7 +256,7 @@ class TestRefusedFiles:
             with pytest.raises(RefusedFile, match="it cannot be read: No such device or address"):
                 read_file(path)
 
-    def test_a_device(self, path: Path) -> None:
+    def test_a_device_is_refused(self, path: Path) -> None:
         """Without an end."""
         if os.geteuid() != 0:
             pytest.skip("only root makes devices")
@@ -267,7 +267,7 @@ class TestRefusedFiles:
         with pytest.raises(RefusedFile, match=r"it is not a plain file|it cannot be read"):
             read_file(path)
 
-    def test_another_users(self, path: Path) -> None:
+    def test_another_users_file_is_refused(self, path: Path) -> None:
         """Whose code would run as this user."""
         if os.geteuid() != 0:
             pytest.skip("only root gives files away")
@@ -276,14 +276,14 @@ class TestRefusedFiles:
         with pytest.raises(RefusedFile, match="it belongs to the user 12345"):
             read_file(path)
 
-    def test_a_large_one(self, path: Path) -> None:
+    def test_a_large_file_is_refused(self, path: Path) -> None:
         """It is not read at all."""
         with path.open("wb") as file:
             file.truncate((80 << 20) + 1)
         with pytest.raises(RefusedFile, match="it has 83886081 bytes, and 83886080 are read"):
             read_file(path)
 
-    def test_one_that_is_gone(self, path: Path) -> None:
+    def test_a_file_that_is_gone_is_not_found(self, path: Path) -> None:
         """Another daemon has taken it."""
         with pytest.raises(FileNotFoundError):
             read_file(path)
@@ -299,7 +299,9 @@ class TestRefusedFiles:
     ],
     ids=["chosen", "state", "blank", "none"],
 )
-def test_the_home_is_the_daemons(environment: dict[str, str], home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_application_finds_the_daemons_home(
+    environment: dict[str, str], home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the same variables."""
     found = home_directory(environment)
     assert found == Path(os.path.expanduser(home))

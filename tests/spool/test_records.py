@@ -47,7 +47,7 @@ def changed(**fields: Any) -> bytes:
     return bytes(msgpack.packb({"version": 1, **asdict(RECORD), **fields}))
 
 
-def test_it_is_the_same_again() -> None:
+def test_a_record_survives_its_bytes() -> None:
     """And the same bytes."""
     read = CallRecord.from_bytes(RECORD.to_bytes())
     assert read == RECORD
@@ -60,7 +60,7 @@ def test_it_is_the_same_again() -> None:
     st.lists(st.dictionaries(st.text(), scalars, max_size=3), min_size=1, max_size=3),
     st.dictionaries(st.text(), plain, max_size=3),
 )
-def test_every_record_is_the_same_again(
+def test_every_record_survives_its_bytes(
     problem: dict[str, Any], call: str, configs: list[dict[str, Any]], declaration: dict[str, Any]
 ) -> None:
     """Whatever texts and numbers are in it."""
@@ -68,11 +68,11 @@ def test_every_record_is_the_same_again(
     assert CallRecord.from_bytes(record.to_bytes()) == record
 
 
-def test_one_that_is_cut_off_is_refused() -> None:
+def test_a_truncated_record_is_refused() -> None:
     """At every byte."""
     content = RECORD.to_bytes()
     for length in range(len(content)):
-        with pytest.raises(InvalidRecord, match=r"it is damaged|it holds no map"):
+        with pytest.raises(InvalidRecord, match=r"it is damaged|it is not a map"):
             CallRecord.from_bytes(content[:length])
     with pytest.raises(InvalidRecord, match="it is damaged"):
         CallRecord.from_bytes(content + b"\0")
@@ -80,7 +80,7 @@ def test_one_that_is_cut_off_is_refused() -> None:
 
 @settings(max_examples=300)
 @given(st.data())
-def test_a_damaged_one_is_refused_or_is_a_record(data: st.DataObject) -> None:
+def test_a_damaged_record_is_refused_or_valid(data: st.DataObject) -> None:
     """One byte is another: nothing else is raised than what says so."""
     content = bytearray(RECORD.to_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -91,7 +91,7 @@ def test_a_damaged_one_is_refused_or_is_a_record(data: st.DataObject) -> None:
 
 @settings(max_examples=300)
 @given(st.one_of(st.binary(max_size=60), anything.map(msgpack.packb)))
-def test_whatever_lies_there_is_refused(content: bytes) -> None:
+def test_arbitrary_bytes_are_refused(content: bytes) -> None:
     """With a reason."""
     for kind in (CallRecord, LaunchCounts):
         with pytest.raises(InvalidRecord, match=r"."):
@@ -99,7 +99,7 @@ def test_whatever_lies_there_is_refused(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(asdict(RECORD)))
-def test_each_field_is_needed(name: str) -> None:
+def test_a_record_without_a_field_is_refused(name: str) -> None:
     """A version of this has all of them."""
     fields = {"version": 1, **asdict(RECORD)}
     del fields[name]
@@ -109,7 +109,7 @@ def test_each_field_is_needed(name: str) -> None:
 
 @settings(max_examples=200)
 @given(st.sampled_from(sorted(asdict(RECORD))), anything)
-def test_each_field_is_checked(name: str, value: Any) -> None:
+def test_an_invalid_field_is_refused(name: str, value: Any) -> None:
     """What is read can be written, and names no other directory."""
     try:
         record = CallRecord.from_bytes(changed(**{name: value}))
@@ -166,7 +166,7 @@ def test_each_field_is_checked(name: str, value: Any) -> None:
         ("module", None),
     ],
 )
-def test_values_that_would_lead_elsewhere_are_refused(name: str, value: Any) -> None:
+def test_dangerous_values_are_refused_by_name(name: str, value: Any) -> None:
     """The field is named, with its value."""
     with pytest.raises(InvalidRecord, match=f"its {name} is "):
         CallRecord.from_bytes(changed(**{name: value}))
@@ -177,7 +177,7 @@ def test_values_that_would_lead_elsewhere_are_refused(name: str, value: Any) -> 
     [
         (lambda: msgpack.packb({**asdict(RECORD), "version": 2}), "it is of version 2, and this daemon reads 1"),
         (lambda: msgpack.packb(asdict(RECORD)), "it is of version None"),
-        (lambda: msgpack.packb([1, 2]), "it holds no map"),
+        (lambda: msgpack.packb([1, 2]), "it is not a map"),
         (lambda: b"\x91" * 100_000 + b"\x01", "it is damaged"),
         (lambda: changed(declaration=_nested(1000)), "its declaration is "),
         (lambda: msgpack.packb({1: 2}), "it is damaged"),
@@ -186,18 +186,18 @@ def test_values_that_would_lead_elsewhere_are_refused(name: str, value: Any) -> 
     ],
     ids=["later", "unversioned", "no-map", "deep-list", "deep-map", "number-as-key", "endless-map", "empty"],
 )
-def test_what_no_application_wrote_is_refused(content: Callable[[], bytes], why: str) -> None:
+def test_maps_of_another_version_or_kind_are_refused(content: Callable[[], bytes], why: str) -> None:
     """Also what is nested so deeply that reading it would end the interpreter."""
     with pytest.raises(InvalidRecord, match=why):
         CallRecord.from_bytes(content())
 
 
-def test_unknown_fields_are_passed_over() -> None:
+def test_unknown_fields_are_ignored() -> None:
     """A later application of the same version may say more."""
     assert CallRecord.from_bytes(changed(later=1)) == RECORD
 
 
-def test_counts_are_the_same_again() -> None:
+def test_counts_survive_their_bytes() -> None:
     """Rows of identity, key, device and number."""
     counts = LaunchCounts((("0123456789abcdef", {"size": 1, "@types": "f16"}, "", 3),))
     assert LaunchCounts.from_bytes(counts.to_bytes()) == counts
@@ -218,13 +218,13 @@ def test_counts_are_the_same_again() -> None:
         "0123456789abcdef",
     ],
 )
-def test_counts_are_checked(row: Any) -> None:
+def test_invalid_counts_are_refused(row: Any) -> None:
     """A number that is none is refused with the file."""
-    with pytest.raises(InvalidRecord, match="its launches are no list of counts"):
+    with pytest.raises(InvalidRecord, match="its launches are not a list of counts"):
         LaunchCounts.from_bytes(msgpack.packb({"version": 1, "launches": [row]}))
 
 
-def test_a_digest_is_of_the_content() -> None:
+def test_a_digest_depends_on_the_content() -> None:
     """Text or bytes."""
     assert digest_of("a") == digest_of(b"a") != digest_of("b")
     assert len(digest_of("a")) == 16

@@ -17,7 +17,7 @@ from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
 from ktuned.store import job_writes, schema, trial_writes
-from ktuned.tuning.finalists import elected
+from ktuned.tuning.finalists import elect_winner
 from tests.store.samples import CONTEXT, failed, measured
 
 KNOBS = range(5)
@@ -98,7 +98,7 @@ class Served:
         results = {trial: timed.get(trial, measured(known[trial])) for trial in finalists}
         still = {trial: one.latency_us for trial, one in results.items() if one.latency_us is not None}
         trial_writes.settle_final_round(
-            self._connection, list(results.items()), elected(still, timed, incumbent), time()
+            self._connection, list(results.items()), elect_winner(still, timed, incumbent), time()
         )
         return timed
 

@@ -35,7 +35,7 @@ def test_a_config_holds_within_a_tenth(cost: float | None, wanted: bool) -> None
     assert cost_holds(100.0, cost) is wanted
 
 
-def test_every_case_of_an_action() -> None:
+def test_the_action_for_a_candidate_in_every_case() -> None:
     """Without a present winner it is verified, beside one only what is better competes; known work is not repeated."""
     standings = [None, *(OwnWinner(cost, current) for cost in (None, 50.0, 102.0, 200.0) for current in (False, True))]
     for ours, is_tried, is_open in itertools.product(standings, (False, True), (False, True)):
@@ -65,7 +65,7 @@ def test_candidates_are_bounded() -> None:
     assert rank_candidates([]) == []
 
 
-def test_every_case_of_publishing() -> None:
+def test_a_winner_is_published_only_if_it_is_decided_here_and_news() -> None:
     """Only what a final round decided, here, in the present context, by a job that shares."""
     for flags in itertools.product((False, True), repeat=4):
         decided = WinnerFacts(*flags)

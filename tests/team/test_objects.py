@@ -57,7 +57,7 @@ def plain_of(winner: SharedWinner) -> dict[str, Any]:
     return plain
 
 
-def test_what_is_written_is_read() -> None:
+def test_an_object_is_read_as_it_was_written() -> None:
     """A winner survives the trip, with the types of its values."""
     name, data = write_object(WINNER, ADDRESS)
     found = read_object(name, data)
@@ -111,14 +111,14 @@ def test_every_changed_byte_and_every_cut_is_found() -> None:
         {"measuring_version": True},
     ],
 )
-def test_what_is_no_winner_is_refused(change: dict[str, Any]) -> None:
+def test_an_object_that_is_no_winner_is_refused(change: dict[str, Any]) -> None:
     """Under the right name, too: a digest says nothing about the sense of what was written."""
     with pytest.raises(DamagedObject):
         read_object(*named(plain_of(WINNER) | change))
 
 
 @pytest.mark.parametrize("missing", ["kernel", "config", "latency_us", "digest", "ktuned_team"])
-def test_what_lacks_a_field_is_refused(missing: str) -> None:
+def test_an_object_without_a_field_is_refused(missing: str) -> None:
     """A winner without its context is none."""
     plain = plain_of(WINNER)
     del plain[missing]
@@ -137,7 +137,7 @@ def test_hostile_bytes_are_refused(data: bytes) -> None:
         read_object(name, data)
 
 
-def test_newer_format_is_named() -> None:
+def test_a_newer_format_is_named() -> None:
     """Its error says what mends it; an unknown field of this format is passed over."""
     with pytest.raises(NewerObject) as caught:
         read_object(*named(plain_of(WINNER) | {"ktuned_team": 2}))

@@ -48,7 +48,7 @@ async def storage(url: str) -> AsyncIterator[Storage]:
     await opened.close()
 
 
-async def test_what_is_written_is_read(storage: Storage) -> None:
+async def test_an_object_is_read_as_it_was_written(storage: Storage) -> None:
     """Bytes of any kind come back as they were; what is not there is nothing."""
     data = bytes(range(256)) * 100
     await storage.write("v1/winners/k/a", data)
@@ -62,7 +62,7 @@ async def test_a_reader_takes_no_more_than_its_limit(storage: Storage) -> None:
     assert await storage.read("v1/winners/k/a", 10) == b"x" * 11
 
 
-async def test_listing_has_a_prefix_and_all_of_it(storage: Storage) -> None:
+async def test_a_listing_has_all_objects_with_the_prefix(storage: Storage) -> None:
     """Names, sizes and times of one kernel, however many pages they take; not those of its neighbours."""
     names = {f"v1/winners/k/{number:04}" for number in range(1_050)}
     limiter = anyio.CapacityLimiter(16)
@@ -82,7 +82,7 @@ async def test_listing_has_a_prefix_and_all_of_it(storage: Storage) -> None:
     assert max(entry.modified for entry in found) - min(entry.modified for entry in found) < PATIENCE_S
 
 
-async def test_a_rewrite_mends_a_damaged_object(storage: Storage) -> None:
+async def test_a_rewrite_repairs_a_damaged_object(storage: Storage) -> None:
     """The whole one takes the place of what was cut off, and is listed once."""
     await storage.write("v1/winners/k/a", b"who")
     await storage.write("v1/winners/k/a", b"whole")
@@ -90,7 +90,7 @@ async def test_a_rewrite_mends_a_damaged_object(storage: Storage) -> None:
     assert [entry.name for entry in await storage.entries("v1/")] == ["v1/winners/k/a"]
 
 
-async def test_what_is_removed_is_gone(storage: Storage) -> None:
+async def test_a_removed_object_is_gone(storage: Storage) -> None:
     """From the listing, too; twice is no error."""
     for name in ("v1/winners/k/a", "v1/winners/k/b"):
         await storage.write(name, b"x")
@@ -340,7 +340,7 @@ async def test_a_file_system_that_hangs_takes_few_threads(tmp_path: Path) -> Non
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("password", ["hush", "hush@hush", "%68ush", "hush hush"])
-def test_passwords_are_never_hide_secrets(url: str, password: str) -> None:
+def test_passwords_are_never_shown(url: str, password: str) -> None:
     """Neither a URL's, however it is written, nor one that a library repeats in its message."""
     url = url.format(password)
     message = fault(ValueError(f"cannot connect to {url} with {password}, {unquote(password)}"), "listing it", url)

@@ -59,16 +59,16 @@ class FakeLink:
         self.followed: list[tuple[CallKey, Callable[[Answer], bool]]] = []
         self._spool = spool
 
-    def ask(self, key: CallKey) -> Answer | None:
+    def ask_about(self, key: CallKey) -> Answer | None:
         """Return what the test says."""
         return self.known
 
-    def wait(self, key: CallKey) -> Answer | None:
+    def await_tuning(self, key: CallKey) -> Answer | None:
         """End a tuning at once."""
         self.waited.append(key)
         return self.ends_with
 
-    def follow(self, key: CallKey, on_answer: Callable[[Answer], bool]) -> None:
+    def follow_key(self, key: CallKey, on_answer: Callable[[Answer], bool]) -> None:
         """Keep who is to be told."""
         self.followed.append((key, on_answer))
 
@@ -407,7 +407,7 @@ class TestKernelFiles:
         (record,) = link.records
         assert (record.package, record.function) == ("tests", "tilelang.app.closure.kernel")
         assert record.variables == {"TILELANG_ENABLE_IR_SPAN": "0"}
-        file, call = AdoptedDirectory(tmp_path).write(record)
+        file, call = AdoptedDirectory(tmp_path).write_record(record)
         problem = {**record.problem, CALL_KEY: call}
         (kernel,) = load_file(file, file.parent).kernels
         assert (kernel.name, kernel.is_data) == (record.function, True)
@@ -425,8 +425,8 @@ class TestKernelFiles:
             from ktuned.dropin import Answer
             from tests.tilelang import app
             class Link:
-                def ask(self, key): return Answer()
-                def wait(self, key): return Answer()
+                def ask_about(self, key): return Answer()
+                def await_tuning(self, key): return Answer()
             tuning.daemon_link = lambda pin: Link()
             from ktuned_tilelang import autotuner
             from tilelang.autotuner import tuner
@@ -499,7 +499,7 @@ def test_a_program_that_ends_at_once_is_tuned_later(tmp_path: Path, monkeypatch:
         [sys.executable, "-c", PROGRAM], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 7, done.stderr
-    found = Account.read(tmp_path / "summary")
+    found = Account.from_directory(tmp_path / "summary")
     assert (found.adopted, list(found.keys.values())) == ({"tests.tilelang.app.scale"}, ["recorded"]), done.stderr
     assert list(found.left_alone.values()) == ["no daemon runs"]
     with Daemon(tmp_path, tensors="torch") as daemon:

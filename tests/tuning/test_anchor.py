@@ -20,17 +20,17 @@ def _ended(outcome: Outcome = Outcome.MEASURED, config: Any = CONFIG, message: s
     return Trial(1, 1, kernel, {}, device, config, outcome, 1.0, 0.0, 0.0, 0.0, message, None, "digest", 0.0, detail)
 
 
-def test_the_anchors_measurement_gives_the_bits_that_others_are_compared_with() -> None:
+def test_bits_are_compared_with_those_of_the_anchors_measurement() -> None:
     """One that was measured before is compared by the store."""
     anchor = Anchor(CONFIG, 2)
     other = replies.Measurement(Outcome.MEASURED, bits=BITS)
-    assert anchor.judge({"K": 2}, other).same_bits is None
-    assert anchor.judge(CONFIG, other).same_bits is True
+    assert anchor.judge_bits({"K": 2}, other).same_bits is None
+    assert anchor.judge_bits(CONFIG, other).same_bits is True
     assert anchor.request.anchor == BITS
-    assert anchor.judge({"K": 2}, other).same_bits is True
-    assert anchor.judge({"K": 2}, replace(other, bits=("a", "x"))).same_bits is False
-    assert anchor.judge({"K": 2}, replace(other, nondeterministic=True)).same_bits is False
-    assert anchor.judge({"K": 2}, replies.Measurement(Outcome.HUNG)).same_bits is None
+    assert anchor.judge_bits({"K": 2}, other).same_bits is True
+    assert anchor.judge_bits({"K": 2}, replace(other, bits=("a", "x"))).same_bits is False
+    assert anchor.judge_bits({"K": 2}, replace(other, nondeterministic=True)).same_bits is False
+    assert anchor.judge_bits({"K": 2}, replies.Measurement(Outcome.HUNG)).same_bits is None
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_the_anchors_measurement_gives_the_bits_that_others_are_compared_with() 
         (_ended(bits=["a", "b"]), ""),
     ],
 )
-def test_an_anchor_that_can_be_none_says_why_in_one_line(ended: Trial, fault: str) -> None:
+def test_an_anchor_that_fails_or_is_nondeterministic_says_so_in_one_line(ended: Trial, fault: str) -> None:
     """What says nothing of the config, or is another's, is no fault."""
     anchor = Anchor(CONFIG, 2)
-    anchor.note_end(ended)
+    anchor.record_trial_end(ended)
     assert anchor.fault.startswith(fault)
     assert bool(anchor.fault) == bool(fault)
     assert "\n" not in anchor.fault
@@ -67,10 +67,10 @@ def test_an_anchor_that_can_be_none_says_why_in_one_line(ended: Trial, fault: st
         (_ended(bits=["a"]), True),
     ],
 )
-def test_a_config_is_launched_again_where_nothing_of_its_bits_is_known(known: Trial, lacks: bool) -> None:
+def test_a_config_lacks_bits_until_it_was_launched_for_them(known: Trial, lacks: bool) -> None:
     """And the anchor where it was launched on fewer inputs; others wait until they may be finalists."""
     anchor = Anchor(CONFIG, 2)
-    anchor.note_end(_ended(bits=list(BITS)))
+    anchor.record_trial_end(_ended(bits=list(BITS)))
     assert anchor.lacks_bits(known) is lacks
 
 
@@ -84,12 +84,12 @@ def test_a_config_is_launched_again_where_nothing_of_its_bits_is_known(known: Tr
         (["a", "x"], False, True),
     ],
 )
-def test_a_config_may_have_the_anchors_bits_until_an_input_shows_others(
+def test_a_config_may_equal_the_anchor_until_an_input_shows_other_bits(
     bits: list[str], may_have: bool, is_sure: bool
 ) -> None:
     """It is sure once it was launched on all inputs; one that differs from itself has nobody's."""
     anchor = Anchor(CONFIG, 2)
-    anchor.note_end(_ended(bits=list(BITS)))
+    anchor.record_trial_end(_ended(bits=list(BITS)))
     known = _ended(config={"K": 2}, bits=bits)
-    assert (anchor.may_have_bits(known), anchor.is_sure_of(known)) == (may_have, is_sure)
-    assert not anchor.may_have_bits(_ended(config={"K": 2}, bits=bits, nondeterministic=True))
+    assert (anchor.may_equal_anchor(known), anchor.has_all_bits(known)) == (may_have, is_sure)
+    assert not anchor.may_equal_anchor(_ended(config={"K": 2}, bits=bits, nondeterministic=True))

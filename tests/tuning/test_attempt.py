@@ -18,10 +18,10 @@ from ktuned.model.keys import DeviceModel, DeviceName, KernelName, KeyProblem, P
 from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.trial import Context, TrialResult
 from ktuned.model.values import Outcome
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.progress import Progress
 from ktuned.tuning.trial_detail import TrialDetail
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent, Verdict
-from ktuned.tuning.work import Work
 
 KERNEL = KernelInfo(
     ProjectName("p"),
@@ -41,7 +41,7 @@ KERNEL = KernelInfo(
     Plan(),
 )
 JOB = Job(1, KernelName("p:k"), {"M": 1, "N": 2}, DeviceModel("x"), JobState.RUNNING, 200, "asked", Plan(), created=0.0)
-WORK = Work(
+BRIEF = JobBrief(
     JOB,
     KERNEL,
     JOB.problem,
@@ -65,32 +65,32 @@ WORK = Work(
         ({"job": replace(JOB, id=2)}, True),
         ({"problem": {"M": 7, "N": 7}}, True),
         ({"kernel": replace(KERNEL, digest="other", plan_digest="other", line=9)}, True),
-        ({"context": replace(WORK.context, device_fingerprint="other")}, True),
+        ({"context": replace(BRIEF.context, device_fingerprint="other")}, True),
         ({"kernel": replace(KERNEL, source_digest="other")}, False),
         ({"kernel": replace(KERNEL, backend="other")}, False),
-        ({"context": replace(WORK.context, toolchain="other")}, False),
+        ({"context": replace(BRIEF.context, toolchain="other")}, False),
         ({"devices": ()}, True),
         ({"target": "other"}, False),
     ],
 )
-def test_artifact_key_is_what_decides_the_bytes(change: dict[str, Any], is_same: bool) -> None:
+def test_an_artifacts_key_changes_with_what_decides_its_bytes(change: dict[str, Any], is_same: bool) -> None:
     """Sources, toolchain, target, backend and Build name an artifact; what only decides its speed does not."""
-    assert (msgspec.structs.replace(WORK, **change).unit({"n": 1}) == WORK.unit({"n": 1})) is is_same
-    assert WORK.unit({"n": 1}).key != WORK.unit({"n": 2}).key
+    assert (msgspec.structs.replace(BRIEF, **change).make_unit({"n": 1}) == BRIEF.make_unit({"n": 1})) is is_same
+    assert BRIEF.make_unit({"n": 1}).key != BRIEF.make_unit({"n": 2}).key
 
 
-def test_only_the_key_s_part_of_the_problem_is_specialised() -> None:
+def test_only_the_keys_part_of_the_problem_is_specialized() -> None:
     """Workers get the whole problem, the key its specialised part."""
-    assert WORK.specialized == {"M": 1}
-    assert WORK.explore_request().problem == {"M": 1, "N": 2}
+    assert BRIEF.specialized == {"M": 1}
+    assert BRIEF.make_explore_request().problem == {"M": 1, "N": 2}
 
 
-def test_result_keeps_what_a_failure_printed() -> None:
+def test_a_failed_result_keeps_the_output() -> None:
     """A failure carries its output, a measured trial does not; nothing without a value is kept."""
     attempt = Attempt(1, {"B": 1}, UnitRef("key", {"n": 1}), compile_s=2.0, lane_s=3.0)
     for event in (TrialEvent.COMPILE_STARTED, TrialEvent.COMPILE_DONE, TrialEvent.LANE_TAKEN):
-        attempt.move(event)
-    result = attempt.end(
+        attempt.make_move(event)
+    result = attempt.end_trial(
         Verdict(TrialEvent.DIED, "it died", detail=TrialDetail(signal="SIGSEGV"), output=Output("out", "err"))
     )
     assert (result.outcome, result.message, result.artifact) == (Outcome.CRASHED, "it died", "key")
@@ -99,28 +99,28 @@ def test_result_keeps_what_a_failure_printed() -> None:
     told = {"signal": "SIGSEGV", "build": {"n": 1}, "story": story, "stdout": "out", "stderr": "err"}
     assert result.detail == told
     with pytest.raises(IllegalMove):
-        attempt.end(Verdict(TrialEvent.TIMED))
+        attempt.end_trial(Verdict(TrialEvent.TIMED))
 
 
-def test_measured_result_has_its_figures_and_no_output() -> None:
+def test_a_measured_result_has_figures_and_no_output() -> None:
     """``latency_us`` and ``spread_us`` are fields, not detail."""
     attempt = Attempt(1, {"B": 1}, UnitRef("", {}))
     for event in (TrialEvent.ARTIFACT_FOUND, TrialEvent.LANE_TAKEN):
-        attempt.move(event)
-    result = attempt.end(Verdict(TrialEvent.TIMED, "", 5.0, 0.1, TrialDetail(count=3), Output("out", "err")))
+        attempt.make_move(event)
+    result = attempt.end_trial(Verdict(TrialEvent.TIMED, "", 5.0, 0.1, TrialDetail(count=3), Output("out", "err")))
     assert (result.latency_us, result.spread_us, result.artifact, result.detail) == (5.0, 0.1, None, {"count": 3})
 
 
 def test_progress_counts_and_keeps_the_best() -> None:
     """Only measured figures compete; the default's own is kept beside."""
     progress = Progress(total=5)
-    progress.count(TrialResult(Outcome.MEASURED, 9.0), is_default=True)
-    progress.count(TrialResult(Outcome.MEASURED, 5.0), is_default=False)
-    progress.count(TrialResult(Outcome.SLOWER, 1.0), is_default=False)
-    progress.count(TrialResult(Outcome.CRASHED), is_default=False)
-    progress.spend("lane_s", 1.0)
-    progress.spend("lane_s", 0.5004)
-    job = progress.stamp(JOB, state=JobState.DONE)
+    progress.count_outcome(TrialResult(Outcome.MEASURED, 9.0), is_default=True)
+    progress.count_outcome(TrialResult(Outcome.MEASURED, 5.0), is_default=False)
+    progress.count_outcome(TrialResult(Outcome.SLOWER, 1.0), is_default=False)
+    progress.count_outcome(TrialResult(Outcome.CRASHED), is_default=False)
+    progress.add_cost("lane_s", 1.0)
+    progress.add_cost("lane_s", 0.5004)
+    job = progress.stamp_job(JOB, state=JobState.DONE)
     assert (job.done, job.total, job.best_us, job.default_us, job.state) == (4, 5, 5.0, 9.0, JobState.DONE)
     assert job.outcomes == {"measured": 2, "slower": 1, "crashed": 1}
     assert job.cost == {"lane_s": 1.5}
@@ -129,12 +129,12 @@ def test_progress_counts_and_keeps_the_best() -> None:
 def test_a_stored_detail_is_read_as_it_was_written() -> None:
     """With the times of an attempt: a finalist's Build comes from there, and without it the finalist cannot run."""
     attempt = Attempt(7, {}, UnitRef("k1", {"entry": "f", "grid": [1, 2]}))
-    attempt.note_place("compile", "slot 1", 1.0)
-    attempt.note_place("lane", "cpu:0", 0.5)
+    attempt.record_place("compile", "slot 1", 1.0)
+    attempt.record_place("lane", "cpu:0", 0.5)
     for event in (TrialEvent.COMPILE_STARTED, TrialEvent.COMPILE_DONE, TrialEvent.LANE_TAKEN):
-        attempt.move(event)
+        attempt.make_move(event)
     detail = TrialDetail(count=3, samples=(1.0, 2.0), low_us=1.0, undisputed=Outcome.MEASURED, metrics={"x": 1.0})
-    stored = attempt.end(Verdict(TrialEvent.TIMED, latency_us=5.0, detail=detail)).detail
+    stored = attempt.end_trial(Verdict(TrialEvent.TIMED, latency_us=5.0, detail=detail)).detail
     read = TrialDetail.from_json(json.loads(json.dumps(dict(stored))))
     assert read.build == {"entry": "f", "grid": [1, 2]}
     assert read.spans is not None

@@ -4,61 +4,69 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once, share
+from ktuned.tuning.batches import (
+    LANE_S,
+    MAX_BATCH,
+    OPENING_AHEAD,
+    BatchSize,
+    limit_configs_under_way,
+    limit_question_size,
+    limit_share_of_lane,
+)
 
 
 def sized(*each_s: float) -> int:
     """Return the size of a batch after requests for one config each."""
     size = BatchSize(LANE_S)
     for seconds in each_s:
-        size.took(1, seconds)
-    return size.now
+        size.record_request(1, seconds)
+    return size.next_size
 
 
-def test_the_first_travels_alone() -> None:
+def test_the_first_config_travels_alone() -> None:
     """Nothing is known of its time."""
     assert sized() == 1
 
 
 @pytest.mark.parametrize(("each_s", "count"), [(0.0, MAX_BATCH), (0.001, MAX_BATCH), (0.12, 4), (0.3, 1), (60.0, 1)])
-def test_a_batch_takes_at_most_its_time(each_s: float, count: int) -> None:
+def test_a_batch_is_as_large_as_its_time_allows(each_s: float, count: int) -> None:
     """And holds at most so many configs."""
     assert sized(each_s) == count
 
 
-def test_one_that_hung_does_not_end_batches() -> None:
+def test_a_single_hang_does_not_end_batches() -> None:
     """The usual time counts."""
     assert sized(0.01, 0.01, 10.0, 0.01) == MAX_BATCH
 
 
-def test_a_time_is_shared_by_its_batch() -> None:
+def test_a_requests_time_is_divided_among_its_configs() -> None:
     """A request for four took as long as all of them."""
     size = BatchSize(LANE_S)
-    size.took(4, 0.4)
-    assert size.now == 5
-    size.took(0, 1.0)
-    assert size.now == 5
+    size.record_request(4, 0.4)
+    assert size.next_size == 5
+    size.record_request(0, 1.0)
+    assert size.next_size == 5
 
 
-def test_many_lanes_are_not_held_up_by_questions() -> None:
+def test_questions_grow_with_the_lanes_up_to_a_bound() -> None:
     """Each has its batch from one question, within a bound."""
-    assert [asked_at_once(lanes=lanes, batch=1) for lanes in (1, 8, 64, 256)] == [4, 8, 32, 32]
-    assert asked_at_once(lanes=4, batch=8) == 32
+    assert [limit_question_size(lanes=lanes, batch=1) for lanes in (1, 8, 64, 256)] == [4, 8, 32, 32]
+    assert limit_question_size(lanes=4, batch=8) == 32
 
 
 @pytest.mark.parametrize(("waiting", "count"), [(1, 1), (4, 2), (5, 3), (100, 16)])
-def test_lanes_share_what_waits(waiting: int, count: int) -> None:
+def test_waiting_configs_are_divided_among_the_lanes(waiting: int, count: int) -> None:
     """Two lanes take half of it each, so that both end at about the same time, and no more than a batch."""
-    assert share(waiting=waiting, lanes=2, batch=16) == count
+    assert limit_share_of_lane(waiting=waiting, lanes=2, batch=16) == count
 
 
-def test_slow_configs_are_not_asked_for_far_ahead() -> None:
+def test_few_slow_configs_are_under_way_at_once() -> None:
     """Those that travel alone wait one for each slot and lane; batches are two for each."""
-    assert ahead(slots=2, group=1, lanes=1, batch=1) == 8
-    assert ahead(slots=2, group=1, lanes=1, batch=8) == 50
-    assert ahead(slots=14, group=4, lanes=2, batch=1) == 122
+    assert limit_configs_under_way(slots=2, group=1, lanes=1, batch=1) == 8
+    assert limit_configs_under_way(slots=2, group=1, lanes=1, batch=8) == 50
+    assert limit_configs_under_way(slots=14, group=4, lanes=2, batch=1) == 122
 
 
-def test_slots_go_on_while_the_lanes_are_opened() -> None:
+def test_more_configs_are_under_way_while_lanes_are_opened() -> None:
     """By so many configs more."""
-    assert ahead(slots=2, group=1, lanes=1, batch=1, is_opening=True) == 8 + OPENING_AHEAD
+    assert limit_configs_under_way(slots=2, group=1, lanes=1, batch=1, is_opening=True) == 8 + OPENING_AHEAD

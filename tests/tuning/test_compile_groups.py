@@ -2,29 +2,29 @@
 
 import pytest
 
-from ktuned.tuning.batches import TRY_EVERY, GroupSize, share_of_slot
+from ktuned.tuning.batches import TRY_EVERY, GroupSize, limit_share_of_slot
 
 
 def sizes(group_size: GroupSize, count: int, *, starve: bool = False) -> list[int]:
     """Return the sizes of the next groups."""
-    return [group_size.next(lanes_starve=starve) for _ in range(count)]
+    return [group_size.choose_next_size(lanes_starve=starve) for _ in range(count)]
 
 
 def taught(largest: int, *, alone_s: float, pair_s: float) -> GroupSize:
     """Return one that knows what a config alone and what a pair takes."""
     group_size = GroupSize(largest)
     assert sizes(group_size, 2) == [1, 2]
-    group_size.took(1, alone_s)
-    group_size.took(2, pair_s)
+    group_size.record_group(1, alone_s)
+    group_size.record_group(2, pair_s)
     return group_size
 
 
-def test_the_first_is_single_and_the_second_tells() -> None:
+def test_the_first_group_is_single_and_the_second_a_pair() -> None:
     """Until a pair has reported what grouping saves the others are single, however much the lanes have to do."""
     assert sizes(GroupSize(4), TRY_EVERY + 3) == [1, 2, *[1] * (TRY_EVERY - 1), 2, 1]
 
 
-def test_a_backend_without_groups_gets_none() -> None:
+def test_a_backend_without_groups_gets_single_configs() -> None:
     """Not even to try them."""
     assert set(sizes(taught_alone(), 2 * TRY_EVERY)) == {1}
 
@@ -32,7 +32,7 @@ def test_a_backend_without_groups_gets_none() -> None:
 def taught_alone() -> GroupSize:
     """Return one of a backend that compiles one by one."""
     group_size = GroupSize(1)
-    group_size.took(1, 1.0)
+    group_size.record_group(1, 1.0)
     return group_size
 
 
@@ -52,15 +52,15 @@ def test_groups_that_do_not_pay_stay_single(pair_s: float) -> None:
     assert set(sizes(group_size, 2 * TRY_EVERY)) == {1, 2}
 
 
-def test_what_grouping_saves_is_learned_anew() -> None:
+def test_a_later_gain_of_groups_is_noticed() -> None:
     """Once headers are precompiled pairs take less than the first ones did: then groups grow after all."""
     group_size = taught(4, alone_s=1.0, pair_s=3.0)
-    group_size.took(2, 0.6)
+    group_size.record_group(2, 0.6)
     assert not group_size.pays
-    group_size.took(2, 0.6)
+    group_size.record_group(2, 0.6)
     assert sizes(group_size, 3) == [2, 4, 4]
     for _ in range(9):
-        group_size.took(1, 0.3)
+        group_size.record_group(1, 0.3)
     assert not group_size.pays
 
 
@@ -69,4 +69,4 @@ def test_what_grouping_saves_is_learned_anew() -> None:
 )
 def test_the_last_configs_are_shared_among_all_slots(waiting: int, slots: int, most: int) -> None:
     """No slot has a group left while others stand still: with no more configs than slots each is alone."""
-    assert share_of_slot(waiting=waiting, slots=slots) == most
+    assert limit_share_of_slot(waiting=waiting, slots=slots) == most

@@ -52,7 +52,7 @@ def told(parts: Parts, job: Mapping[str, Any]) -> dict[float, dict[str, Any]]:
     return {event["config"]["us"]: event for event in parts.told.of("config_compiled") if event["job"] == job["id"]}
 
 
-async def test_every_config_is_told(parts: Parts) -> None:
+async def test_every_config_is_published(parts: Parts) -> None:
     """Each config's artifact, cost and facts, or its outcome and the compiler's word; no trial comes of it."""
     await parts.inspect(kernel_text(configs=MIXED))
     job = await ended(parts, COMPILE)
@@ -72,7 +72,7 @@ async def test_every_config_is_told(parts: Parts) -> None:
     assert not parts.store.list_trials(kernel="project:it")
 
 
-async def test_what_is_there_is_not_compiled_again(parts: Parts, tmp_path: Path) -> None:
+async def test_a_sealed_artifact_is_not_compiled_again(parts: Parts, tmp_path: Path) -> None:
     """The artifacts of one job are the next one's, with their facts."""
     log = tmp_path / "compiles"
     await parts.inspect(kernel_text())
@@ -85,7 +85,7 @@ async def test_what_is_there_is_not_compiled_again(parts: Parts, tmp_path: Path)
     assert len(log.read_text().splitlines()) == 2
 
 
-async def test_damaged_artifact_is_made_anew(parts: Parts) -> None:
+async def test_a_damaged_artifact_is_compiled_again(parts: Parts) -> None:
     """A file that is missing, or is not what was sealed, is a miss; so is a manifest that cannot be read."""
     await parts.inspect(kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0), dict(us=80.0)]"))
     first = told(parts, await ended(parts, COMPILE))
@@ -100,7 +100,7 @@ async def test_damaged_artifact_is_made_anew(parts: Parts) -> None:
     assert all((path / "kernel.json").stat().st_size > 2 for path in paths.values())
 
 
-async def test_another_target_is_another_artifact(parts: Parts) -> None:
+async def test_another_target_has_another_artifact(parts: Parts) -> None:
     """What is compiled for one target does not serve another."""
     await parts.inspect(kernel_text(configs="[dict(us=50.0)]"))
     job = await ended(parts, COMPILE, msgspec.structs.replace(COMPILE, arch="sm_100a"))
@@ -109,7 +109,7 @@ async def test_another_target_is_another_artifact(parts: Parts) -> None:
     assert told(parts, job)[50.0]["facts"]["target"] == "sm_100a"
 
 
-async def test_another_toolchain_is_a_miss(parts: Parts) -> None:
+async def test_another_toolchain_compiles_again(parts: Parts) -> None:
     """What an older compiler made is not taken for the new one's, and stays for anyone who still has that."""
     await parts.inspect(kernel_text(configs="[dict(us=50.0)]"))
     await ended(parts, COMPILE)
@@ -123,7 +123,7 @@ async def test_another_toolchain_is_a_miss(parts: Parts) -> None:
     assert older["artifact"] != newer["artifact"]
 
 
-async def test_without_a_device_the_first_error_is_the_reason(parts: Parts) -> None:
+async def test_a_job_without_a_device_shows_the_first_error(parts: Parts) -> None:
     """A job that was to measure says why nothing could be compiled for the machine that has one."""
     await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
     without_device(parts, FAKE_TARGET="fake")
@@ -132,14 +132,14 @@ async def test_without_a_device_the_first_error_is_the_reason(parts: Parts) -> N
     assert re.match(r"no device: .*; no config could be compiled for [^:]*: .*error", job["message"]), job["message"]
 
 
-async def test_nothing_that_compiles_is_a_failure(parts: Parts) -> None:
+async def test_a_job_in_which_nothing_compiles_fails(parts: Parts) -> None:
     """The job says for what nothing could be compiled."""
     await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
     job = await ended(parts, COMPILE)
     assert (job["state"], job["message"]) == ("failed", "no config could be compiled for fake")
 
 
-async def test_job_without_a_device_leaves_its_artifacts(parts: Parts) -> None:
+async def test_a_job_without_a_device_keeps_its_artifacts(parts: Parts) -> None:
     """It ends failed with the reason, and says for what its artifacts are ready: what the backend aims at."""
     await parts.inspect(kernel_text())
     without_device(parts, FAKE_TARGET="fake")
@@ -151,7 +151,7 @@ async def test_job_without_a_device_leaves_its_artifacts(parts: Parts) -> None:
     assert len(told(parts, job)) == 2
 
 
-async def test_arch_of_the_config_goes_before_the_backends(parts: Parts) -> None:
+async def test_the_settings_arch_wins_over_the_backends(parts: Parts) -> None:
     """What config.toml says is compiled for where there is no device; a device's own target goes before both."""
     await parts.inspect(kernel_text())
     assert parts.machine.target(parts.environment, "fake") == "fake"
@@ -194,7 +194,7 @@ async def test_cancelling_stops_the_compilers(parts: Parts) -> None:
     assert over["state"] == "cancelled"
 
 
-async def test_endless_space_is_not_held(parts: Parts) -> None:
+async def test_an_endless_space_takes_bounded_memory(parts: Parts) -> None:
     """Only so many configs are under way as the channel holds, however large the space."""
     endless = "lambda p: (dict(us=float(n), does='gate_compile', gate='door') for n in range(1, 10**9))"
     await parts.inspect(kernel_text(configs=endless, trials="1000000"))
@@ -207,7 +207,7 @@ async def test_endless_space_is_not_held(parts: Parts) -> None:
         await parts.told.ended()
 
 
-async def test_a_trial_has_the_facts_of_the_artifact_that_was_there(parts: Parts) -> None:
+async def test_a_trial_of_a_sealed_artifact_has_its_facts(parts: Parts) -> None:
     """What the compiler reported registers is the trial's, whichever job compiled it."""
     await parts.inspect(kernel_text())
     assert (await ended(parts, COMPILE, TuningRequest()))["state"] == "done"

@@ -18,8 +18,8 @@ from ktuned.model.errors import WorkerError
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.work import Work
 from tests.assembled import PATIENCE_S, Parts, kernel_text, wanted
 from tests.fleet.playing import until
 
@@ -31,23 +31,23 @@ HANG_S = 3.0
 """What each request with one that hangs costs here: more than those beside it take on a busy machine."""
 
 
-async def begun(parts: Parts, **options: str) -> Work:
+async def begun(parts: Parts, **options: str) -> JobBrief:
     """Return what there is to do in a job on a kernel."""
     await parts.inspect(kernel_text(**options))
     plan = Plan(preset="fast", strategy="exhaustive")
     job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
-    return parts.preparation.prepare_work(job)
+    return parts.preparation.prepare_brief(job)
 
 
 async def outcomes(parts: Parts, *does: str, group_size: int = 1) -> list[tuple[Outcome | None, str]]:
     """Compile configs as one group; return each one's outcome and message, in their order."""
     deadline_s = HANG_S if HANGING in does else PATIENCE_S
-    work = await begun(parts, deadlines=f"dict(compile={deadline_s})")
-    work.group_size = group_size
+    brief = await begun(parts, deadlines=f"dict(compile={deadline_s})")
+    brief.group_size = group_size
     builds: list[dict[str, Any]] = [{"does": what, "tag": f"{number}"} for number, what in enumerate(does)]
-    attempts = [Attempt(number, {}, work.unit(build)) for number, build in enumerate(builds)]
-    compiling = CompileStage(work, parts.fleet, parts.artifacts)
-    ends = await compiling.compile(attempts)
+    attempts = [Attempt(number, {}, brief.make_unit(build)) for number, build in enumerate(builds)]
+    compiling = CompileStage(brief, parts.fleet, parts.artifacts)
+    ends = await compiling.compile_attempts(attempts)
     await compiling.close()
     parts.kill_workers()
     ready = [attempt for attempt in attempts if attempt.is_compiled]
@@ -72,7 +72,7 @@ async def test_a_config_that_the_compiler_refuses_fails_alone(parts: Parts) -> N
         (HANGING, Outcome.COMPILE_TIMEOUT, 1),
     ],
 )
-async def test_a_config_that_takes_the_compiler_along_fails_alone(
+async def test_a_config_that_crashes_the_compiler_fails_alone(
     parts: Parts, bad: str, outcome: Outcome, group_size: int
 ) -> None:
     """Those that were ready before are not made again.
@@ -83,13 +83,13 @@ async def test_a_config_that_takes_the_compiler_along_fails_alone(
     assert [what for what, _ in found] == [None, outcome, None]
 
 
-async def test_a_file_that_changed_is_no_fault_of_the_backend(parts: Parts) -> None:
+async def test_a_changed_file_is_not_reported_as_a_fault_of_the_backend(parts: Parts) -> None:
     """A worker that finds another state than the inspected one ends the job, which waits for its inspection."""
-    work = await begun(parts)
+    brief = await begun(parts)
     parts.write(kernel_text(rtol="0.5"))
-    compiling = CompileStage(work, parts.fleet, parts.artifacts)
+    compiling = CompileStage(brief, parts.fleet, parts.artifacts)
     with pytest.raises(WorkerError) as caught:
-        await compiling.compile([Attempt(0, {}, work.unit({}))])
+        await compiling.compile_attempts([Attempt(0, {}, brief.make_unit({}))])
     assert caught.value.code == "source_changed"
     await compiling.close()
     parts.kill_workers()
@@ -116,13 +116,11 @@ class Writing:
         return reply
 
 
-async def test_a_slot_is_free_while_what_was_compiled_in_it_is_written(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slot_is_free_while_its_artifact_is_written(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another compile begins there; the job still has one config less that is ready."""
-    work = await begun(parts)
+    brief = await begun(parts)
     parts.fleet.compile_slots.total_tokens = slots = 4
-    compiling = CompileStage(work, parts.fleet, parts.artifacts)
+    compiling = CompileStage(brief, parts.fleet, parts.artifacts)
     assert compiling.groups == 5
     lend, writing = parts.fleet.lend, list[Writing]()
 
@@ -136,7 +134,7 @@ async def test_a_slot_is_free_while_what_was_compiled_in_it_is_written(
     ready: list[int] = []
 
     async def compile_one(number: int) -> None:
-        assert await compiling.compile([Attempt(number, {}, work.unit({"tag": f"{number}"}))]) == []
+        assert await compiling.compile_attempts([Attempt(number, {}, brief.make_unit({"tag": f"{number}"}))]) == []
         ready.append(number)
 
     async with anyio.create_task_group() as tasks:
@@ -156,13 +154,13 @@ async def test_a_slot_is_free_while_what_was_compiled_in_it_is_written(
     parts.kill_workers()
 
 
-async def test_a_worker_that_is_killed_while_it_writes_loses_nothing(
+async def test_a_compile_is_repeated_if_its_worker_is_killed_while_it_writes(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its slot was given back once, not twice; the config is compiled again, and its artifact is whole."""
-    work = await begun(parts)
+    brief = await begun(parts)
     parts.fleet.compile_slots.total_tokens = 4
-    compiling = CompileStage(work, parts.fleet, parts.artifacts)
+    compiling = CompileStage(brief, parts.fleet, parts.artifacts)
     lend, killed = parts.fleet.lend, list[int]()
 
     @asynccontextmanager
@@ -181,8 +179,8 @@ async def test_a_worker_that_is_killed_while_it_writes_loses_nothing(
             yield SimpleNamespace(exchange=exchange)
 
     monkeypatch.setattr(parts.fleet, "lend", lend_doomed)
-    attempt = Attempt(0, {}, work.unit({}))
-    assert await compiling.compile([attempt]) == []
+    attempt = Attempt(0, {}, brief.make_unit({}))
+    assert await compiling.compile_attempts([attempt]) == []
     assert len(killed) == 1
     assert parts.artifacts.find_artifact(attempt.unit.key) is not None
     assert parts.fleet.compile_slots.borrowed_tokens == 0
@@ -196,16 +194,16 @@ class ThreeSlots(CompileStage):
     slots = 3
 
 
-async def test_of_the_last_configs_the_longest_compile_begins_first(parts: Parts) -> None:
+async def test_the_longest_of_the_last_compiles_starts_first(parts: Parts) -> None:
     """Those before keep their order, and none is lost, also to a slot that waits when the last one is taken."""
-    work = await begun(parts)
-    compiling = ThreeSlots(work, parts.fleet, parts.artifacts)
+    brief = await begun(parts)
+    compiling = ThreeSlots(brief, parts.fleet, parts.artifacts)
     send, receive = anyio.create_memory_object_stream[Attempt](10)
     taken: list[int] = []
 
     async def slot() -> None:
         async with receive.clone() as channel:
-            while (attempt := await compiling.next(channel)) is not None:
+            while (attempt := await compiling.take_next_attempt(channel)) is not None:
                 taken.append(attempt.trial)
                 await anyio.lowlevel.checkpoint()
 
@@ -213,7 +211,7 @@ async def test_of_the_last_configs_the_longest_compile_begins_first(parts: Parts
         async with anyio.create_task_group() as slots:
             with send:
                 for trial, expected_s in enumerate((0.1, 9.0, 1.0, 0.0, 2.0, 3.0, 0.5)):
-                    send.send_nowait(Attempt(trial, {}, work.unit({}), expected_s=expected_s))
+                    send.send_nowait(Attempt(trial, {}, brief.make_unit({}), expected_s=expected_s))
             for _ in range(4):
                 slots.start_soon(slot)
     assert taken == [0, 1, 5, 4, 2, 6, 3]

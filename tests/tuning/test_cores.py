@@ -51,7 +51,7 @@ def figures(parts: Parts) -> dict[str, int | None]:
     return {str(trial.config["does"]): trial.detail.get("cores") for trial in trials if trial is not None}
 
 
-async def test_a_config_on_all_cores_waits_for_the_compile_that_runs(parts: Parts) -> None:
+async def test_a_timing_on_all_cores_waits_for_a_running_compile(parts: Parts) -> None:
     """Its first launch shows two threads: it is timed when the last compile is over, and no new one has begun."""
     await submit(parts, COMPILING, WIDE)
     async with parts.working():
@@ -64,7 +64,7 @@ async def test_a_config_on_all_cores_waits_for_the_compile_that_runs(parts: Part
     assert figures(parts) == {"gate_compile": 1, "two_threads": 2}
 
 
-async def test_a_config_on_one_core_is_timed_beside_a_compile(parts: Parts) -> None:
+async def test_a_timing_on_one_core_runs_beside_a_compile(parts: Parts) -> None:
     """Compiles keep off its core anyway."""
     await submit(parts, COMPILING, NARROW)
     async with parts.working():
@@ -75,7 +75,7 @@ async def test_a_config_on_one_core_is_timed_beside_a_compile(parts: Parts) -> N
         await parts.told.ended()
 
 
-async def test_declared_cores_are_held(parts: Parts) -> None:
+async def test_declared_cores_are_reserved(parts: Parts) -> None:
     """A kernel file may say that a config uses more than its first launch shows: by problem and config."""
     await submit(parts, COMPILING, NARROW, cores="lambda p, c: 2 if c.does == 'work' and p.n == 64 else 1")
     async with parts.working():
@@ -87,7 +87,7 @@ async def test_declared_cores_are_held(parts: Parts) -> None:
 
 
 @pytest.mark.parametrize("asked", ["inspected", "looked up", "compiled"])
-async def test_a_config_on_all_cores_waits_for_the_code_that_runs(parts: Parts, asked: str) -> None:
+async def test_a_timing_on_all_cores_waits_for_a_running_inspection(parts: Parts, asked: str) -> None:
     """An inspection, a question to a space, or another job's first look at its space: timing follows it."""
     await parts.inspect(kernel_text(configs=f"[dict({NARROW})]", cores="2"))
     where = "us=[1.0, 2.0], where=lambda p, c: wait_at('door') or c.us < p.n"

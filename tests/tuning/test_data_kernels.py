@@ -54,7 +54,7 @@ async def tuned(parts: Parts, *names: str) -> list[dict[str, Any]]:
     return found
 
 
-async def test_one_worker_measures_all_of_all_projects(parts: Parts) -> None:
+async def test_data_kernels_of_all_projects_share_one_worker(parts: Parts) -> None:
     """Each problem is opened in it, and it is not given up between them; the kernels belong to their own projects."""
     first = await library(parts, "first", data_text("one"))
     second = await library(parts, "second", data_text("two", problems="[dict(n=64), dict(n=128)]"))
@@ -64,7 +64,7 @@ async def test_one_worker_measures_all_of_all_projects(parts: Parts) -> None:
     assert [len(of_role(workers, role)) for role in ("bench", "explore")] == [1, 1]
 
 
-async def test_another_environment_has_its_own_workers(parts: Parts) -> None:
+async def test_data_kernels_of_another_environment_have_other_workers(parts: Parts) -> None:
     """What a project sets for its workers is not another's."""
     first = await library(parts, "first", data_text("one"))
     second = await library(parts, "second", data_text("two"), f'{SHARED}env = {{ OMP_NUM_THREADS = "1" }}\n')
@@ -79,7 +79,7 @@ async def test_ordinary_kernel_files_share_no_worker(parts: Parts) -> None:
     assert len(of_role(await tuned(parts, "one", "two"), "bench")) == 2
 
 
-def test_workers_are_shared_with_a_directory_above_alone(tmp_path: Path) -> None:
+def test_projects_share_workers_only_with_a_directory_above_them(tmp_path: Path) -> None:
     """Any other would be no place that a project's files have names below."""
     project = tmp_path / "libraries" / "one"
     project.mkdir(parents=True)
@@ -88,7 +88,7 @@ def test_workers_are_shared_with_a_directory_above_alone(tmp_path: Path) -> None
         assert make_root(str(project)).workers == (str(shared) if shared else "")
 
 
-async def test_a_library_is_imported_by_its_front_end_alone(tmp_path: Path) -> None:
+async def test_only_the_front_end_imports_a_library(tmp_path: Path) -> None:
     """Neither inspection nor exploration, a compile worker or a lane does, for all kernels of two projects."""
     log = tmp_path / "imports"
     (tmp_path / "slow_library.py").write_text(

@@ -1,27 +1,27 @@
 import pytest
 
 from ktuned.model.plan import PRESETS
-from ktuned.tuning.deadlines import DEFAULT_DEADLINES, HOPELESS_RATIO, for_trial, merged
+from ktuned.tuning.deadlines import DEFAULT_DEADLINES, HOPELESS_RATIO, merge_deadlines, shorten_for_trial
 
 FAST = PRESETS["fast"]
 FLOOR_S = DEFAULT_DEADLINES["floor"]
 
 
-def test_layers_override_in_turn() -> None:
+def test_later_layers_override_earlier_ones() -> None:
     """``config.toml`` overrides the defaults, the kernel file overrides both; the defaults stay as they are."""
-    found = merged({"compile": 1.0, "load": 2.0}, {"compile": 3.0})
+    found = merge_deadlines({"compile": 1.0, "load": 2.0}, {"compile": 3.0})
     assert (found["compile"], found["load"], found["check"]) == (3.0, 2.0, DEFAULT_DEADLINES["check"])
     assert DEFAULT_DEADLINES["compile"] != 3.0
-    assert merged() == DEFAULT_DEADLINES
+    assert merge_deadlines() == DEFAULT_DEADLINES
 
 
 @pytest.mark.parametrize(
     ("best_us", "hopeless_s"),
     [(1.0, FLOOR_S), (FLOOR_S * 1e6 / HOPELESS_RATIO, FLOOR_S), (1e5, HOPELESS_RATIO * 0.1)],
 )
-def test_known_best_shortens_launch_and_timing(best_us: float, hopeless_s: float) -> None:
+def test_a_known_best_shortens_launch_and_timing(best_us: float, hopeless_s: float) -> None:
     """A config that takes many times the best is given up early, though never before the floor; no other phase is."""
-    found = for_trial(DEFAULT_DEADLINES, FAST, best_us)
+    found = shorten_for_trial(DEFAULT_DEADLINES, FAST, best_us)
     assert found["first_launch"] == pytest.approx(hopeless_s)
     assert found["timing"] == pytest.approx(FAST.timing_s + hopeless_s)
     same = DEFAULT_DEADLINES.keys() - {"first_launch", "timing"}
@@ -31,15 +31,21 @@ def test_known_best_shortens_launch_and_timing(best_us: float, hopeless_s: float
 @pytest.mark.parametrize("best_us", [None, 1e9])
 def test_fixed_deadlines_are_never_exceeded(best_us: float | None) -> None:
     """Without a best, and with a slow one, the fixed limits hold."""
-    assert for_trial(DEFAULT_DEADLINES, FAST, best_us) == {**DEFAULT_DEADLINES, "load_next": DEFAULT_DEADLINES["load"]}
+    assert shorten_for_trial(DEFAULT_DEADLINES, FAST, best_us) == {
+        **DEFAULT_DEADLINES,
+        "load_next": DEFAULT_DEADLINES["load"],
+    }
 
 
-def test_short_declared_deadline_stays() -> None:
+def test_a_short_declared_deadline_stays() -> None:
     """A kernel file that asks for less than the floor gets it."""
-    assert for_trial(merged({"first_launch": 0.5, "timing": 0.5}), FAST, 1.0)["first_launch"] == 0.5
+    assert shorten_for_trial(merge_deadlines({"first_launch": 0.5, "timing": 0.5}), FAST, 1.0)["first_launch"] == 0.5
 
 
-def test_floor_is_a_setting() -> None:
+def test_the_floor_can_be_set() -> None:
     """A kernel whose first launch builds tables may raise what is left of a shortened deadline."""
-    assert for_trial(merged({"floor": 5.0}), FAST, 1.0)["first_launch"] == 5.0
-    assert for_trial(merged({"floor": 60.0}), FAST, 1.0)["first_launch"] == DEFAULT_DEADLINES["first_launch"]
+    assert shorten_for_trial(merge_deadlines({"floor": 5.0}), FAST, 1.0)["first_launch"] == 5.0
+    assert (
+        shorten_for_trial(merge_deadlines({"floor": 60.0}), FAST, 1.0)["first_launch"]
+        == DEFAULT_DEADLINES["first_launch"]
+    )

@@ -42,7 +42,7 @@ def bench_workers(parts: Parts) -> list[dict[str, Any]]:
     return [worker for worker in parts.fleet.describe() if worker["role"] == "bench"]
 
 
-async def test_opening_and_the_first_compile_overlap(parts: Parts) -> None:
+async def test_a_lane_is_opened_during_the_first_compile(parts: Parts) -> None:
     """Both are under way at once; then the first config is measured on the lane that is open already."""
     job = await submitted(parts, "[dict(does='gate_compile', gate='door')]")
     async with parts.working():
@@ -76,7 +76,7 @@ async def test_compile_workers_of_a_new_kernel_start_beside_its_strategy(parts: 
     assert ended["state"] == "done"
 
 
-async def test_an_opening_that_nobody_needs_is_not_waited_for(parts: Parts) -> None:
+async def test_a_job_ends_without_waiting_for_an_opening_it_does_not_need(parts: Parts) -> None:
     """Where no config compiles the job ends while its reference still runs, and the lane is free."""
     await submitted(parts, "[dict(does='gate_compile_error', gate='door')]")
     async with parts.working():
@@ -87,7 +87,7 @@ async def test_an_opening_that_nobody_needs_is_not_waited_for(parts: Parts) -> N
         assert (lane_of(parts).state, lane_of(parts).worker_pid) == ("ready", None)
 
 
-async def test_a_job_that_is_stopped_leaves_its_opening(parts: Parts) -> None:
+async def test_a_stopped_job_ends_its_opening(parts: Parts) -> None:
     """Cancelled or superseded, the lane is free at once, whatever the reference does."""
     job = await submitted(parts, "[dict(does='gate_compile', gate='door')]")
     async with parts.working():
@@ -108,7 +108,7 @@ async def test_a_problem_that_cannot_be_opened_ends_its_job_at_once(parts: Parts
     assert "ZeroDivisionError" in ended["message"]
 
 
-async def test_a_quiet_window_is_kept(parts: Parts) -> None:
+async def test_no_lane_is_opened_in_a_quiet_window(parts: Parts) -> None:
     """While another job's finalists are measured nothing is opened, and no spare is started."""
     await submitted(parts, "[dict(us=50.0)]", reference="lambda x: 2 * x")
     async with parts.working():

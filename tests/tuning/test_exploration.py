@@ -10,16 +10,16 @@ from ktuned.fleet import DeadlineExpired
 from ktuned.fleet.failures import Output
 from ktuned.ipc import requests
 from ktuned.model import Phase, Plan, WorkerError
-from ktuned.tuning.exploration import Explorer, SearchSummary, opened
+from ktuned.tuning.exploration import Explorer, SearchSummary, open_space
 from tests.store.samples import kernel_info
 
 
-def test_summary_says_how_the_best_came_down() -> None:
+def test_the_summary_shows_how_the_best_figure_improved() -> None:
     """The strategy, the share of the space, and the best after some trials."""
     summary = SearchSummary(strategy="guided", size=4362)
     for done, best in ((9, None), (10, 1300.0), (25, 900.0), (40, 800.0), (50, 710.5)):
-        summary.note(done, best)
-    assert summary.words(60, 700.25) == (
+        summary.record_best(done, best)
+    assert summary.describe_search(60, 700.25) == (
         "guided tried 60 of 4,362 configs (1.4 %); best 1300 µs after 10, 900 µs after 25, 710.5 µs after 50, "
         "700.2 µs at the end"
     )
@@ -46,9 +46,9 @@ def test_summary_says_how_the_best_came_down() -> None:
         (SearchSummary(strategy="genetic", size=9, notice="no NumPy"), "genetic tried 8 of 9 configs (89 %); no NumPy"),
     ],
 )
-def test_summary_is_short(summary: SearchSummary, expected: str) -> None:
+def test_the_summary_has_only_what_is_known(summary: SearchSummary, expected: str) -> None:
     """Nothing is said where the whole space was tried; a space that cannot be counted has no share."""
-    assert summary.words(8, 5.0) == expected
+    assert summary.describe_search(8, 5.0) == expected
 
 
 class Hung:
@@ -60,13 +60,13 @@ class Hung:
 
 
 @pytest.mark.anyio
-async def test_strategy_that_hangs_is_named() -> None:
+async def test_a_strategy_that_hangs_is_named() -> None:
     """The phase alone would not say what took so long."""
     explorer = Explorer(Hung(), "slowpoke", {})  # type: ignore[arg-type]
     with pytest.raises(
         WorkerError, match=r"^while the strategy 'slowpoke' chose configs: inspect was not over after 2 s"
     ):
-        await explorer.ask([], 1)
+        await explorer.ask_for_configs([], 1)
 
 
 @pytest.mark.anyio
@@ -76,14 +76,14 @@ async def test_strategy_that_hangs_is_named() -> None:
         (Phase.PRIOR, "(?m)^/p/tune_gemm.py:7: gemm: prior was not over after 2 s$"),
         (
             Phase.STRATEGY,
-            "^/p/tune_gemm.py:7: gemm: as the strategy 'guided' began, which also asks `where`: strategy was not",
+            "^/p/tune_gemm.py:7: gemm: while the strategy 'guided' started, which also calls `where`: strategy was not",
         ),
         (Phase.INSPECT, "^inspect was not over after 2 s$"),
     ],
 )
-async def test_whatever_hangs_as_a_space_is_opened_is_named(phase: Phase, words: str) -> None:
+async def test_a_prior_or_strategy_that_hangs_at_the_opening_is_named(phase: Phase, words: str) -> None:
     """The kernel file's prior, the strategy, or its import."""
     reference = requests.KernelRef("p", "tune_gemm.py", "gemm", "fake", (), {})
     request = requests.Explore(reference, {}, Plan(strategy="guided"))
     with pytest.raises(WorkerError, match=words):
-        await opened(Hung(phase), request, kernel_info(), {"inspect": 2.0})  # type: ignore[arg-type]
+        await open_space(Hung(phase), request, kernel_info(), {"inspect": 2.0})  # type: ignore[arg-type]

@@ -13,12 +13,12 @@ from ktuned.tuning.finalists import (
     ROBUST_ROUNDS,
     Figure,
     Range,
-    chosen,
-    elected,
-    figures,
+    choose_finalists,
+    compute_figures,
+    elect_winner,
+    find_remaining_rivals,
     is_implausible,
-    is_open,
-    remaining,
+    is_undecided,
 )
 
 RATIOS = st.lists(st.floats(1.0, 5.0), min_size=1, max_size=6)
@@ -38,11 +38,11 @@ PACES = st.lists(st.floats(0.5, 2.0), min_size=1, max_size=9)
     ],
     ids=["none", "one", "clear", "overlap", "overlap-behind", "drift", "bounded"],
 )
-def test_whoever_may_be_the_best_competes(ranges: list[tuple[float, float]], expected: list[int]) -> None:
+def test_configs_that_may_be_the_best_are_finalists(ranges: list[tuple[float, float]], expected: list[int]) -> None:
     """The wanted ones, and three times as many at most where they may be as fast as the best: its pace may have been
     high by chance, and theirs low.
     """
-    assert chosen([Range(*one) for one in ranges], 2) == expected
+    assert choose_finalists([Range(*one) for one in ranges], 2) == expected
     assert len(expected) <= 2 * MOST_TIMES
 
 
@@ -50,19 +50,21 @@ def test_whoever_may_be_the_best_competes(ranges: list[tuple[float, float]], exp
     ("interval", "expected"),
     [((None, None), (95.0, 105.0)), ((99.0, 101.0), (95.0, 105.0)), ((90.0, 120.0), (90.0, 120.0))],
 )
-def test_a_range_is_the_wider_of_both(interval: tuple[float | None, float | None], expected: tuple[float, ...]) -> None:
+def test_a_range_covers_the_interval_and_the_spread(
+    interval: tuple[float | None, float | None], expected: tuple[float, ...]
+) -> None:
     """Few samples have a wide interval, noisy ones a wide spread; old results have no interval."""
-    found = Range.of(100.0, 10.0, interval)
+    found = Range.from_measurement(100.0, 10.0, interval)
     assert (found.low_us, found.high_us) == expected
 
 
 @given(RATIOS, PACES)
-def test_a_shared_drift_changes_nothing(ratios: list[float], paces: list[float]) -> None:
+def test_a_drift_of_all_rivals_changes_no_figure(ratios: list[float], paces: list[float]) -> None:
     """However the device's pace changes from round to round, the figures have the finalists' own ratios."""
     rounds: list[dict[int | None, float]] = [
         {name: ratio * pace for name, ratio in enumerate(ratios)} for pace in paces
     ]
-    found = figures(rounds, range(len(ratios)))
+    found = compute_figures(rounds, range(len(ratios)))
     level = found[0].latency_us / ratios[0]
     assert [found[name].latency_us / level for name in range(len(ratios))] == pytest.approx(ratios)
     assert level == pytest.approx(statistics.median(paces))
@@ -70,17 +72,17 @@ def test_a_shared_drift_changes_nothing(ratios: list[float], paces: list[float])
     assert found[0].spread_us == pytest.approx(ratios[0] * (max(kept) - min(kept)))
 
 
-def test_the_median_of_the_medians_would_be_wrong() -> None:
+def test_a_rival_that_missed_fast_rounds_is_not_taken_for_slow() -> None:
     """The slower one had its three quick rounds when the device was quick, the faster one missed two of them."""
     rounds: list[dict[int | None, float]] = [{1: 100.0, 2: 105.0}, {1: 100.0, 2: 105.0}]
     rounds += [{1: 120.0, 2: 126.0}, {1: 120.0, 2: 126.0}, {2: 105.0}]
-    found = figures(rounds, [1, 2])
+    found = compute_figures(rounds, [1, 2])
     assert found[1].latency_us < found[2].latency_us
 
 
-def test_the_reference_runs_along() -> None:
+def test_the_reference_has_a_figure_of_the_same_pace() -> None:
     """It is no rival, so it sets no pace, but it is paired with the finalists' rounds too."""
-    found = figures([{1: 10.0, None: 100.0}, {1: 20.0, None: 200.0}, {1: 10.0, None: 100.0}], [1])
+    found = compute_figures([{1: 10.0, None: 100.0}, {1: 20.0, None: 200.0}, {1: 10.0, None: 100.0}], [1])
     assert found == {1: Figure(10.0, 10.0), None: Figure(100.0, 100.0)}
 
 
@@ -97,13 +99,11 @@ def test_the_reference_runs_along() -> None:
     ],
     ids=["agreed", "contradicted", "one-in-seven", "one-in-eight", "close", "not-together", "nothing"],
 )
-def test_rounds_that_contradict_each_other_are_not_enough(
-    rounds: list[dict[int | None, float]], expected: bool
-) -> None:
+def test_contradicting_rounds_leave_it_undecided(rounds: list[dict[int | None, float]], expected: bool) -> None:
     """Another finalist that beat the best in one of its rounds may be better, until so many others say that it is not;
     one per cent is no matter.
     """
-    assert is_open(rounds, [1, 2]) is expected
+    assert is_undecided(rounds, [1, 2]) is expected
 
 
 @pytest.mark.parametrize(
@@ -120,11 +120,11 @@ def test_rounds_that_contradict_each_other_are_not_enough(
     ],
     ids=["too-early", "slower", "not-always", "drift", "more-than-drift", "seldom-not", "disturbed", "nothing"],
 )
-def test_a_finalist_leaves_when_its_rounds_say_so(rounds: list[dict[int | None, float]], expected: list[int]) -> None:
+def test_a_finalist_that_is_clearly_slower_leaves(rounds: list[dict[int | None, float]], expected: list[int]) -> None:
     """Three, each of which found it slower than the best by more than a drift, or five, by more than 1 %; of eight, one
     may say otherwise. The best itself stays.
     """
-    assert remaining(rounds, [1, 2, 3]) == expected
+    assert find_remaining_rivals(rounds, [1, 2, 3]) == expected
 
 
 @given(RATIOS, PACES)
@@ -133,17 +133,17 @@ def test_the_best_never_leaves(ratios: list[float], paces: list[float]) -> None:
     rounds: list[dict[int | None, float]] = [
         {name: ratio * pace for name, ratio in enumerate(ratios)} for pace in paces
     ]
-    left = remaining(rounds, range(len(ratios)))
+    left = find_remaining_rivals(rounds, range(len(ratios)))
     assert min(range(len(ratios)), key=ratios.__getitem__) in left
 
 
 def test_disturbed_rounds_are_left_out() -> None:
     """A rival that misses rounds sets no pace; where all miss one, it counts for nothing; without any, no figure."""
     rounds: list[dict[int | None, float]] = [{1: 10.0, 2: 5.0}, {None: 7.0}, {1: 10.0}]
-    found = figures(rounds, [1, 2])
+    found = compute_figures(rounds, [1, 2])
     assert (found[1], found[2]) == (Figure(10.0, 0.0), Figure(5.0, 0.0))
     assert found[None] == Figure(7.0, 0.0)
-    assert figures([{}, {}], [1]) == {}
+    assert compute_figures([{}, {}], [1]) == {}
 
 
 @pytest.mark.parametrize(
@@ -160,14 +160,14 @@ def test_disturbed_rounds_are_left_out() -> None:
     ],
     ids=["none", "faster", "tie", "disturbed", "incumbent disturbed", "beaten", "incumbent failed", "no round"],
 )
-def test_a_round_is_decided_by_its_own_figures(
+def test_the_winner_is_the_fastest_of_those_timed_together(
     latencies_us: dict[int, float], compared: set[int], incumbent: int, expected: int | None
 ) -> None:
     """A figure of another hour decides nothing, but for the incumbent, which gives way only to what beats it."""
-    assert elected(latencies_us, compared, incumbent) == expected
+    assert elect_winner(latencies_us, compared, incumbent) == expected
 
 
-def test_figures_that_jump_are_measured_again_and_settle() -> None:
+def test_noisy_rounds_ask_for_more_until_they_settle() -> None:
     """A contender or a reference that jumps between rounds is implausible, until enough rounds agree."""
     steady = [{1: 100.0, None: 200.0}] * 3
     assert not is_implausible(steady, [1])

@@ -14,7 +14,7 @@ from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.trial import Trial
 from ktuned.model.values import Config, Outcome, Scalar
 from ktuned.scheduling import TuningRequest
-from ktuned.tuning.findings import COMPARED, Dissent, Findings, without_effect
+from ktuned.tuning.findings import COMPARED, Dissent, Findings, find_knobs_without_effect
 from tests.assembled import Parts, kernel_text
 from tests.tuning.test_pipeline import tune
 
@@ -41,45 +41,49 @@ GRID: list[Config] = [dict(BM=bm, STAGES=stages, SPARE=spare) for bm, stages, sp
         ([dict(BM=1, SPARE=1), dict(BM=2, SPARE=2)], (), {}),
     ],
 )
-def test_knobs_without_effect(configs: list[Config], decisive: tuple[str, ...], found: dict[str, int]) -> None:
+def test_knobs_without_effect_are_found(
+    configs: list[Config], decisive: tuple[str, ...], found: dict[str, int]
+) -> None:
     """A knob has none where all configs that differ in it alone have one content."""
-    assert without_effect(contents(configs, *decisive)) == found
+    assert find_knobs_without_effect(contents(configs, *decisive)) == found
 
 
-def test_a_knob_that_has_an_effect_once_has_one() -> None:
+def test_a_knob_with_an_effect_in_one_config_is_no_finding() -> None:
     """One config of many is enough."""
     made = contents(GRID, "BM", "STAGES")
     made[next(iter(made))] = "another"
-    assert without_effect(made) == {}
+    assert find_knobs_without_effect(made) == {}
 
 
 def test_findings_are_sentences() -> None:
     """Configs without a content, as failed ones, are not compared; each overwritten input is counted."""
     findings = Findings()
     for number, config in enumerate(GRID):
-        findings.note(config, {"content": str(config["BM"]), "count": 9, "overwritten": ["x"] if number < 3 else None})
-    findings.note(dict(BM=9, STAGES=9, SPARE=9), {"phase": "compile"})
-    spare, stages, x = findings.lines()
+        findings.record_result(
+            config, {"content": str(config["BM"]), "count": 9, "overwritten": ["x"] if number < 3 else None}
+        )
+    findings.record_result(dict(BM=9, STAGES=9, SPARE=9), {"phase": "compile"})
+    spare, stages, x = findings.describe_findings()
     assert (spare.split()[0], stages.split()[0]) == ("SPARE", "STAGES")
     assert "(8 compared)" in spare
     assert x.startswith("the kernel overwrites its input x, which is neither an output nor in `setup`")
     assert x.endswith("(3 of 8 configs)")
 
 
-def test_metrics_that_fail_are_said_once() -> None:
+def test_failing_metrics_are_reported_once() -> None:
     """By their first fault, with the number of configs that have none."""
     findings = Findings()
     for number in range(3):
-        findings.note(dict(N=number), {"count": 9, "metrics_fault": f"the metric gf(p, t): fault {number}"})
-    assert findings.lines() == ["the metric gf(p, t): fault 0 (3 of 3 configs have no metrics)"]
+        findings.record_result(dict(N=number), {"count": 9, "metrics_fault": f"the metric gf(p, t): fault {number}"})
+    assert findings.describe_findings() == ["the metric gf(p, t): fault 0 (3 of 3 configs have no metrics)"]
 
 
-def test_a_long_job_is_compared_in_part() -> None:
+def test_only_a_part_of_a_long_job_is_compared() -> None:
     """The comparison is bounded, however many configs there were."""
     findings = Findings()
     for number in range(COMPARED + 10):
-        findings.note(dict(N=number), {"content": "same"})
-    (line,) = findings.lines()
+        findings.record_result(dict(N=number), {"content": "same"})
+    (line,) = findings.describe_findings()
     assert f"({COMPARED} compared)" in line
 
 
@@ -118,39 +122,39 @@ def judged(*trials: Trial) -> Dissent:
     """Return what is known after these ends."""
     dissent = Dissent(DEFAULT)
     for one in trials:
-        dissent.note(one)
+        dissent.record_trial(one)
     return dissent
 
 
 class TestTheRule:
     """Decided without IO."""
 
-    def test_few_are_wrong(self) -> None:
+    def test_few_that_differ_are_wrong(self) -> None:
         """Also where as many agree as differ: the default agrees with itself."""
         dissent = judged(trial(0), differing(1))
-        assert (dissent.acquitted(), dissent.line()) == ([], "")
+        assert (dissent.find_acquitted(), dissent.describe_dissent()) == ([], "")
 
-    def test_where_most_differ_none_is_wrong(self) -> None:
+    def test_if_most_differ_none_is_wrong(self) -> None:
         """Each gets the outcome that its figures give it."""
         dissent = judged(trial(0), differing(1), differing(2, Outcome.SLOWER))
-        outcomes = [(one.id, result.outcome, result.latency_us) for one, result in dissent.acquitted()]
+        outcomes = [(one.id, result.outcome, result.latency_us) for one, result in dissent.find_acquitted()]
         assert outcomes == [(1, "measured", 11.0), (2, "slower", 12.0)]
-        assert dissent.line().startswith("2 of 3 configs differ from the default's outputs")
-        assert dissent.line().endswith("give a reference=")
+        assert dissent.describe_dissent().startswith("2 of 3 configs differ from the default's outputs")
+        assert dissent.describe_dissent().endswith("give a reference=")
 
     def test_a_default_that_differs_from_itself_proves_nothing(self) -> None:
         """Whatever others do."""
-        assert len(judged(differing(0), trial(1), trial(2), trial(3)).acquitted()) == 1
+        assert len(judged(differing(0), trial(1), trial(2), trial(3)).find_acquitted()) == 1
 
-    def test_other_faults_are_no_dissent(self) -> None:
+    def test_a_config_with_another_fault_stays_failed(self) -> None:
         """A config that crashes, or writes outside its tensors, is wrong by itself."""
         dissent = judged(trial(0), *(trial(n, Outcome.MISMATCH) for n in (1, 2)), trial(3, Outcome.CRASHED))
-        assert (dissent.acquitted(), dissent.is_default_doubtful) == ([], False)
+        assert (dissent.find_acquitted(), dissent.is_default_doubtful) == ([], False)
 
-    def test_what_was_acquitted_before_stays_so(self) -> None:
+    def test_an_acquitted_trial_stays_acquitted(self) -> None:
         """The next job meets those trials as measured ones."""
         dissent = judged(trial(0), *(trial(n, Outcome.MEASURED, Outcome.MEASURED) for n in (1, 2)))
-        assert (dissent.acquitted(), dissent.is_default_doubtful) == ([], True)
+        assert (dissent.find_acquitted(), dissent.is_default_doubtful) == ([], True)
 
 
 def default_text(does: str, **options: str) -> str:
@@ -166,7 +170,7 @@ def default_text(does: str, **options: str) -> str:
 class TestAJob:
     """A kernel without a reference of its own."""
 
-    async def test_the_one_that_differs_from_the_default_is_wrong(self, parts: Parts) -> None:
+    async def test_a_single_config_that_differs_from_the_default_is_wrong(self, parts: Parts) -> None:
         """The others compete; the default needs no reference."""
         await parts.inspect(default_text("work wrong work"))
         ended = await tune(parts)
@@ -177,7 +181,7 @@ class TestAJob:
         (winner,) = parts.store.list_winners()
         assert winner.config["us"] == 52.0
 
-    async def test_where_most_differ_all_compete_and_the_message_says_so(self, parts: Parts) -> None:
+    async def test_if_most_differ_all_compete_and_the_message_says_so(self, parts: Parts) -> None:
         """The next job finds them measured, and repeats nothing."""
         await parts.inspect(default_text("work wrong wrong"))
         ended = await tune(parts)
@@ -197,7 +201,7 @@ class TestAJob:
         assert ended["state"] == "failed"
         assert "reference='default', but the default config is compile_error: " in str(ended["message"])
 
-    async def test_without_a_declared_default_the_first_that_runs_is_it(self, parts: Parts) -> None:
+    async def test_without_a_declared_default_the_first_config_that_runs_is_the_reference(self, parts: Parts) -> None:
         """The first ones of a list may need more than this device has."""
         does = ("compile_error", "unsupported", "work", "wrong", "work")
         configs = ", ".join(f"dict(us={50.0 + n}, does={word!r})" for n, word in enumerate(does))
@@ -206,7 +210,7 @@ class TestAJob:
         wanted = {"compile_error": 1, "unsupported": 1, "measured": 2, "mismatch": 1}
         assert (ended["state"], ended["outcomes"]) == ("done", wanted), ended
 
-    async def test_where_none_runs_there_is_one_error(self, parts: Parts) -> None:
+    async def test_if_no_config_runs_there_is_one_error(self, parts: Parts) -> None:
         """It says why the first one does not, and how many were tried."""
         configs = ", ".join(f"dict(us={50.0 + n}, does={word!r})" for n, word in enumerate(["unsupported"] * 3))
         await parts.inspect(kernel_text(configs=f"[{configs}]", reference="'default'"))
@@ -228,7 +232,7 @@ class TestAJob:
         assert len(keys) == len(set(keys)) == 3
         assert all(one.compile_s for one in parts.store.list_trials())
 
-    async def test_a_damaged_artifact_of_the_default_is_made_again(self, parts: Parts) -> None:
+    async def test_a_damaged_artifact_of_the_default_is_compiled_again(self, parts: Parts) -> None:
         """The job goes on."""
         await parts.inspect(default_text("work work"))
         await tune(parts)

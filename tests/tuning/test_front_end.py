@@ -12,8 +12,8 @@ from ktuned.fleet import RequestFailed
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.work import Work
 from tests.assembled import PATIENCE_S, Parts, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
@@ -21,30 +21,30 @@ pytestmark = pytest.mark.anyio
 HANG_S = 1.0
 
 
-async def prepared(parts: Parts, deadline_s: float = PATIENCE_S) -> Work:
+async def prepared(parts: Parts, deadline_s: float = PATIENCE_S) -> JobBrief:
     """Return the work of a job whose backend lowers."""
     await parts.inspect(kernel_text(deadlines=f"dict(compile={deadline_s})"))
     plan = Plan(preset="fast", strategy="exhaustive")
     job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
-    work = parts.preparation.prepare_work(job)
-    work.lowers = True
-    return work
+    brief = parts.preparation.prepare_brief(job)
+    brief.lowers = True
+    return brief
 
 
-def attempts(work: Work, *does: str) -> list[Attempt]:
+def attempts(brief: JobBrief, *does: str) -> list[Attempt]:
     """Return one attempt for each thing that a Build does."""
     builds: list[dict[str, Any]] = [{"does": what, "tag": f"{number}"} for number, what in enumerate(does)]
-    return [Attempt(number, {}, work.unit(build)) for number, build in enumerate(builds)]
+    return [Attempt(number, {}, brief.make_unit(build)) for number, build in enumerate(builds)]
 
 
-async def test_one_worker_translates_what_several_compile(parts: Parts) -> None:
+async def test_one_front_end_serves_several_compile_workers(parts: Parts) -> None:
     """Also when they ask at once; the next job's functions are translated by the same one, which is still there."""
-    work = await prepared(parts)
-    stage = CompileStage(work, parts.fleet, parts.artifacts)
-    compiled = attempts(work, "work", "work", "work", "work")
+    brief = await prepared(parts)
+    stage = CompileStage(brief, parts.fleet, parts.artifacts)
+    compiled = attempts(brief, "work", "work", "work", "work")
 
     async def compile_alone(attempt: Attempt) -> None:
-        await stage.compile([attempt])
+        await stage.compile_attempts([attempt])
 
     async with anyio.create_task_group() as tasks:
         for attempt in compiled:
@@ -54,46 +54,46 @@ async def test_one_worker_translates_what_several_compile(parts: Parts) -> None:
     (front,) = {one["lowered_by"] for one in facts}
     assert front not in {one["compiled_by"] for one in facts}
     await stage.close()
-    again = CompileStage(work, parts.fleet, parts.artifacts)
-    last = Attempt(9, {}, work.unit({"tag": "9"}))
-    await again.compile([last])
+    again = CompileStage(brief, parts.fleet, parts.artifacts)
+    last = Attempt(9, {}, brief.make_unit({"tag": "9"}))
+    await again.compile_attempts([last])
     await again.close()
     parts.kill_workers()
     assert last.facts["lowered_by"] == front
 
 
-async def test_its_worker_imports_before_there_is_a_unit(parts: Parts) -> None:
+async def test_a_front_end_imports_before_there_is_a_config(parts: Parts) -> None:
     """The same worker then translates."""
-    work = await prepared(parts)
-    stage = CompileStage(work, parts.fleet, parts.artifacts)
-    await stage.open()
+    brief = await prepared(parts)
+    stage = CompileStage(brief, parts.fleet, parts.artifacts)
+    await stage.start_workers()
     opened = {worker["pid"] for worker in parts.fleet.describe() if worker["state"] == "busy"}
-    (attempt,) = attempts(work, "work")
-    assert await stage.compile([attempt]) == []
+    (attempt,) = attempts(brief, "work")
+    assert await stage.compile_attempts([attempt]) == []
     await stage.close()
     parts.kill_workers()
     assert opened == {attempt.facts["lowered_by"]}
 
 
-async def test_an_early_failure_is_left_to_the_first_unit(parts: Parts) -> None:
+async def test_an_early_import_error_is_raised_with_the_first_config(parts: Parts) -> None:
     """It has the reason, and an attempt that it belongs to."""
-    work = await prepared(parts)
-    Path(work.kernel.file).write_text("raise RuntimeError\n")
-    stage = CompileStage(work, parts.fleet, parts.artifacts)
-    await stage.open()
+    brief = await prepared(parts)
+    Path(brief.kernel.file).write_text("raise RuntimeError\n")
+    stage = CompileStage(brief, parts.fleet, parts.artifacts)
+    await stage.start_workers()
     with pytest.raises(RequestFailed) as raised:
-        await stage.compile(attempts(work, "work"))
+        await stage.compile_attempts(attempts(brief, "work"))
     await stage.close()
     parts.kill_workers()
     assert raised.value.code == "source_changed"
 
 
-async def test_what_cannot_be_translated_apart_is_compiled_whole(parts: Parts) -> None:
+async def test_a_config_that_cannot_be_lowered_is_compiled_whole(parts: Parts) -> None:
     """By the compile worker."""
-    work = await prepared(parts)
-    stage = CompileStage(work, parts.fleet, parts.artifacts)
-    (attempt,) = attempts(work, "lower_not")
-    assert await stage.compile([attempt]) == []
+    brief = await prepared(parts)
+    stage = CompileStage(brief, parts.fleet, parts.artifacts)
+    (attempt,) = attempts(brief, "lower_not")
+    assert await stage.compile_attempts([attempt]) == []
     await stage.close()
     parts.kill_workers()
     assert "lowered_by" not in attempt.facts
@@ -107,12 +107,12 @@ async def test_what_cannot_be_translated_apart_is_compiled_whole(parts: Parts) -
         ("lower_hang", Outcome.COMPILE_TIMEOUT),
     ],
 )
-async def test_a_function_that_fails_there_fails_alone(parts: Parts, bad: str, outcome: Outcome) -> None:
+async def test_a_function_that_fails_in_the_front_end_fails_alone(parts: Parts, bad: str, outcome: Outcome) -> None:
     """The config is to blame, and the next one is translated by another worker."""
-    work = await prepared(parts, HANG_S if bad == "lower_hang" else PATIENCE_S)
-    stage = CompileStage(work, parts.fleet, parts.artifacts)
-    group = attempts(work, "work", bad, "work")
-    ends = await stage.compile(group)
+    brief = await prepared(parts, HANG_S if bad == "lower_hang" else PATIENCE_S)
+    stage = CompileStage(brief, parts.fleet, parts.artifacts)
+    group = attempts(brief, "work", bad, "work")
+    ends = await stage.compile_attempts(group)
     await stage.close()
     parts.kill_workers()
     assert [attempt.is_compiled for attempt in group] == [True, False, True]

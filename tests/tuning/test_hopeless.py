@@ -9,7 +9,7 @@ import pytest
 
 from ktuned.model.plan import Plan
 from ktuned.model.values import Config, Outcome
-from ktuned.tuning.hopeless import ENOUGH, PROBES, Hopelessness, symptom_of
+from ktuned.tuning.hopeless import ENOUGH, PROBES, Hopelessness, find_symptom
 from tests.assembled import Parts, kernel_text, wanted
 
 MISSING = "it.cu:12:9: error: identifier 'UNROL' is undefined"
@@ -22,58 +22,58 @@ def _configs(count: int) -> list[Config]:
 def _told(configs: Iterable[Config], outcome: Outcome, message: str, **options: bool) -> Hopelessness:
     found = Hopelessness(**options)
     for config in configs:
-        found.propose([config])
-        found.note(config, outcome, message, "first_launch")
+        found.record_proposed([config])
+        found.record_outcome(config, outcome, message, "first_launch")
     return found
 
 
 @pytest.mark.parametrize("outcome", list(ENOUGH))
-def test_enough_failures_alike_end_a_job_once_probes_are_known(outcome: Outcome) -> None:
+def test_enough_equal_failures_end_a_job_once_probes_have_failed(outcome: Outcome) -> None:
     """Probes are asked for at the last failure that is needed and not before, and then the job is hopeless."""
     almost = _told(_configs(ENOUGH[outcome] - 1), outcome, MISSING)
     assert not almost.wants_probes
     found = _told(_configs(ENOUGH[outcome]), outcome, MISSING)
     assert found.wants_probes
     assert not found.reason
-    found.propose(_configs(PROBES), are_probes=True)
+    found.record_proposed(_configs(PROBES), are_probes=True)
     assert not found.wants_probes
-    assert found.reason.startswith(f"stopped after {ENOUGH[outcome]} configs that failed alike")
+    assert found.reason.startswith(f"stopped: {ENOUGH[outcome]} configs failed alike")
     assert MISSING in found.reason
     assert "--keep-going" in found.reason
 
 
-def test_a_value_that_all_failures_share_may_be_at_fault() -> None:
+def test_failures_that_share_a_value_do_not_end_a_job() -> None:
     """Where probes show that a knob has other values, these have to fail as well."""
     found = _told([{"tile": n, "mma": True} for n in range(20)], Outcome.COMPILE_ERROR, MISSING)
-    found.propose([{"tile": 3, "mma": False}], are_probes=True)
+    found.record_proposed([{"tile": 3, "mma": False}], are_probes=True)
     assert not found.reason
-    found.note({"tile": 3, "mma": False}, Outcome.COMPILE_ERROR, MISSING)
+    found.record_outcome({"tile": 3, "mma": False}, Outcome.COMPILE_ERROR, MISSING)
     assert found.reason
 
 
 @pytest.mark.parametrize("outcome", [Outcome.MEASURED, Outcome.SLOWER])
-def test_one_config_that_works_is_hope_for_good(outcome: Outcome) -> None:
+def test_one_config_that_works_ends_the_suspicion(outcome: Outcome) -> None:
     """Whatever fails after or before it."""
     found = _told(_configs(3), Outcome.HUNG, "")
-    found.note({"tile": 1, "unroll": 1}, outcome, "")
+    found.record_outcome({"tile": 1, "unroll": 1}, outcome, "")
     for config in _configs(50):
-        found.note(config, Outcome.HUNG, "", "first_launch")
+        found.record_outcome(config, Outcome.HUNG, "", "first_launch")
     assert not found.wants_probes
     assert not found.reason
 
 
-def test_failures_for_other_reasons_do_not_add_up() -> None:
+def test_different_failures_do_not_add_up() -> None:
     """Seven errors at one line and seven at another are not fourteen alike."""
     found = _told(_configs(7), Outcome.COMPILE_ERROR, MISSING)
     for config in _configs(7):
-        found.note(config, Outcome.COMPILE_ERROR, "it.cu:13:1: error: expected a ';'")
+        found.record_outcome(config, Outcome.COMPILE_ERROR, "it.cu:13:1: error: expected a ';'")
     assert not found.wants_probes
 
 
 def test_keep_going_never_gives_up() -> None:
     """Nor does it ask for probes."""
     found = _told(_configs(100), Outcome.COMPILE_ERROR, MISSING, keeps_going=True)
-    found.propose((), are_probes=True)
+    found.record_proposed((), are_probes=True)
     assert not found.wants_probes
     assert not found.reason
 
@@ -87,16 +87,16 @@ def test_keep_going_never_gives_up() -> None:
         (f"1 error\n{MISSING}", f"2 errors\n{MISSING}", False),
     ],
 )
-def test_compile_errors_are_alike_by_place_and_words(first: str, second: str, is_same: bool) -> None:
+def test_compile_errors_are_equal_by_place_and_text(first: str, second: str, is_same: bool) -> None:
     """Not by the column, which a macro's length moves."""
-    symptoms = {symptom_of(Outcome.COMPILE_ERROR, message, None) for message in (first, second)}
+    symptoms = {find_symptom(Outcome.COMPILE_ERROR, message, None) for message in (first, second)}
     assert (len(symptoms) == 1) is is_same
 
 
-def test_numbers_do_not_tell_mismatches_apart() -> None:
+def test_mismatches_are_equal_apart_from_their_numbers() -> None:
     """An error of 3.5 in 12 elements is that of 4.25 in 16."""
     one, other = (f"output y: {n} of {m} elements differ, by {x}" for n, m, x in ((12, 64, 3.5), (16, 128, 4.25)))
-    assert symptom_of(Outcome.MISMATCH, one, None) == symptom_of(Outcome.MISMATCH, other, None)
+    assert find_symptom(Outcome.MISMATCH, one, None) == find_symptom(Outcome.MISMATCH, other, None)
 
 
 @pytest.mark.anyio
@@ -112,7 +112,7 @@ class TestJobs:
             (ended,) = await parts.told.ended()
         return ended
 
-    async def test_a_thousand_configs_that_do_not_compile_end_after_a_few(self, parts: Parts) -> None:
+    async def test_a_job_ends_after_a_few_of_a_thousand_failing_compiles(self, parts: Parts) -> None:
         """The job fails with the one message; what is queued has no outcome."""
         await parts.inspect(kernel_text(configs="[dict(us=float(us), does='compile_error') for us in range(1, 1001)]"))
         ended = await self.tune(parts)
@@ -129,7 +129,7 @@ class TestJobs:
         assert ended["outcomes"] == {"compile_error": 100}
         assert "failed alike" not in str(ended["message"])
 
-    async def test_launches_that_all_hang_cost_a_few_deadlines(self, parts: Parts) -> None:
+    async def test_a_job_whose_launches_hang_costs_a_few_deadlines(self, parts: Parts) -> None:
         """Not one for each of the configs."""
         text = kernel_text(
             configs="[dict(us=float(us), does='hang') for us in range(1, 61)]",
@@ -142,14 +142,14 @@ class TestJobs:
         hung = [trial for trial in parts.store.list_trials(limit=2000) if trial.outcome is Outcome.HUNG]
         assert 4 <= len(hung) <= 12
 
-    async def test_the_value_of_a_slow_knob_is_not_held_against_the_kernel(self, parts: Parts) -> None:
+    async def test_a_bad_value_of_a_slow_knob_does_not_end_the_job(self, parts: Parts) -> None:
         """Neighbours that all fail share a value; a draw from the whole space finds the configs that work."""
         configs = "[dict(us=50.0 + n, does=does, tag='x') for does in ('compile_error', 'work') for n in range(300)]"
         await parts.inspect(kernel_text(configs=configs))
         ended = await self.tune(parts, trials=400)
         assert ended["state"] == "done"
 
-    async def test_the_time_limit_is_one(self, parts: Parts) -> None:
+    async def test_a_job_ends_at_its_time_limit(self, parts: Parts) -> None:
         """What is queued when it passes is dropped, however many configs are compiled and wait."""
         await parts.inspect(kernel_text(configs="[dict(us=200_000.0 + us, does='work') for us in range(100)]"))
         began = monotonic()

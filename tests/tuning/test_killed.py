@@ -13,7 +13,7 @@ from ktuned.fleet.failures import KILLS_EXCUSED
 from ktuned.model.job import Job
 from ktuned.model.plan import Plan
 from ktuned.scheduling.preparation import Preparation
-from ktuned.tuning.work import Work
+from ktuned.tuning.job_brief import JobBrief
 from tests.assembled import Parts, assembled, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +32,7 @@ async def tune(parts: Parts, configs: str) -> None:
 
 
 @pytest.mark.parametrize("does", ["work", "gate_compile"])
-async def test_kill_from_outside_costs_a_config_nothing(parts: Parts, does: str) -> None:
+async def test_a_config_whose_worker_is_killed_from_outside_is_tried_again(parts: Parts, does: str) -> None:
     """All workers killed while one compiles or measures: the job goes on, and its config is measured after all."""
     await tune(parts, f"[dict(us=50.0, does={does!r}, gate='door')]")
     async with parts.working():
@@ -43,7 +43,7 @@ async def test_kill_from_outside_costs_a_config_nothing(parts: Parts, does: str)
     assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 1})
 
 
-async def test_config_that_is_killed_each_time_is_the_cause(parts: Parts) -> None:
+async def test_a_config_at_which_each_worker_is_killed_crashed(parts: Parts) -> None:
     """What brings a SIGKILL upon its worker whenever it runs ends as crashed, and its neighbour is measured."""
     await tune(parts, "[dict(us=50.0, does='kill', gate=''), dict(us=60.0, does='work', gate='')]")
     async with parts.working():
@@ -56,14 +56,14 @@ async def test_config_that_is_killed_each_time_is_the_cause(parts: Parts) -> Non
 class AsOnDisk(Preparation):
     """Takes a kernel file as it is now for the one that was inspected."""
 
-    def prepare_work(self, job: Job) -> Work:
+    def prepare_brief(self, job: Job) -> JobBrief:
         """Return the work with the stamp of now."""
-        work = super().prepare_work(job)
-        stamps = {work.kernel.file: hashlib.sha256(Path(work.kernel.file).read_bytes()).hexdigest()}
-        return msgspec.structs.replace(work, kernel=replace(work.kernel, stamps=stamps))
+        brief = super().prepare_brief(job)
+        stamps = {brief.kernel.file: hashlib.sha256(Path(brief.kernel.file).read_bytes()).hexdigest()}
+        return msgspec.structs.replace(brief, kernel=replace(brief.kernel, stamps=stamps))
 
 
-async def test_job_that_never_gets_on_is_given_up(tmp_path: Path) -> None:
+async def test_a_job_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
     """A kernel file upon which the explorer is killed each time fails its job, with the reason."""
     async with assembled(tmp_path, preparation_type=AsOnDisk) as parts:
         await tune(parts, "lambda p: [dict(us=50.0)]")

@@ -19,7 +19,9 @@ CONFIGS = f"[{DEFAULT}] + [dict(us=us, does='gate_compile', gate='rest') for us 
 have it in the default's batch."""
 
 
-async def test_a_device_that_comes_measures_the_rest(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_device_that_is_added_measures_the_remaining_configs(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While the only lane is held up, the other configs of the running job are measured on the one that has come."""
     kernel = await parts.inspect(kernel_text(configs=CONFIGS, default=DEFAULT))
     async with parts.working():
@@ -44,7 +46,7 @@ async def test_a_device_that_comes_measures_the_rest(parts: Parts, monkeypatch: 
     assert {lane.device.name for lane in parts.jobs.list_lanes()} == {"cpu:0", "cpu:1"}
 
 
-async def test_after_its_end_a_job_takes_no_lane(parts: Parts) -> None:
+async def test_a_job_that_has_measured_all_takes_no_new_lane(parts: Parts) -> None:
     """Nodes that come when nothing runs change nothing."""
     kernel = await parts.inspect(kernel_text())
     async with parts.working():

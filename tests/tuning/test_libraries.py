@@ -17,8 +17,8 @@ from ktuned.ipc import requests
 from ktuned.model import WorkerError
 from ktuned.model.plan import Plan
 from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.work import Work
 from tests.assembled import PATIENCE_S, Parts, kernel_text, wanted
 from tests.fleet.playing import until
 
@@ -46,26 +46,28 @@ class Libraries:
         """The modules that were imported, as often as they were."""
         return self._log.read_text().split() if self._log.exists() else []
 
-    async def work(self, **deadlines: float) -> Work:
+    async def brief(self, **deadlines: float) -> JobBrief:
         """Return the work of a job of its own."""
         parts = self._parts
         if not parts.catalog.kernels:
             await parts.inspect(kernel_text(is_data="True"))
         plan = Plan(preset="fast", strategy="exhaustive")
         job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=1, reason="test", plan=plan, now=0.0)
-        work = parts.preparation.prepare_work(job)
-        work.lowers = True
-        work.deadlines = {**work.deadlines, **deadlines}
-        return work
+        brief = parts.preparation.prepare_brief(job)
+        brief.lowers = True
+        brief.deadlines = {**brief.deadlines, **deadlines}
+        return brief
 
-    async def compile(self, work: Work, library: Mapping[str, Any], *does: str, submodule: str = "") -> list[Attempt]:
+    async def compile(
+        self, brief: JobBrief, library: Mapping[str, Any], *does: str, submodule: str = ""
+    ) -> list[Attempt]:
         """Compile one config for each thing that a Build does."""
-        stage = CompileStage(work, self._parts.fleet, self._parts.artifacts)
+        stage = CompileStage(brief, self._parts.fleet, self._parts.artifacts)
         common = {"library": library, "submodule": submodule}
-        builds = [{"does": what, "tag": f"{work.job.id} {number}", **common} for number, what in enumerate(does)]
+        builds = [{"does": what, "tag": f"{brief.job.id} {number}", **common} for number, what in enumerate(does)]
         try:
-            attempts = [Attempt(number, {}, work.unit(build)) for number, build in enumerate(builds)]
-            await stage.compile(attempts)
+            attempts = [Attempt(number, {}, brief.make_unit(build)) for number, build in enumerate(builds)]
+            await stage.compile_attempts(attempts)
             return attempts
         finally:
             await stage.close()
@@ -92,14 +94,14 @@ def translators(done: list[Attempt]) -> set[int]:
     return {attempt.facts["lowered_by"] for attempt in done if attempt.is_compiled}
 
 
-async def test_jobs_share_what_one_worker_has_imported(libraries: Libraries) -> None:
+async def test_jobs_share_the_front_end_of_a_library(libraries: Libraries) -> None:
     """Jobs at the same time, and those that come later."""
     with libraries.in_use():
         library = libraries.write("shared")
         done: list[Attempt] = []
 
         async def compile_some() -> None:
-            done.extend(await libraries.compile(await libraries.work(), library, "work", "work"))
+            done.extend(await libraries.compile(await libraries.brief(), library, "work", "work"))
 
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
@@ -110,30 +112,30 @@ async def test_jobs_share_what_one_worker_has_imported(libraries: Libraries) -> 
         assert libraries.imports == ["shared"]
 
 
-async def test_it_may_be_imported_before_there_is_a_job(parts: Parts, libraries: Libraries) -> None:
+async def test_a_library_may_be_imported_before_there_is_a_job(parts: Parts, libraries: Libraries) -> None:
     """The first unit then waits for no import."""
     with libraries.in_use():
         library = libraries.write("early")
-        work = await libraries.work()
-        parts.fleet.front_ends.prepare(work.environment, "fake", library, work.deadlines)
+        brief = await libraries.brief()
+        parts.fleet.front_ends.prepare(brief.environment, "fake", library, brief.deadlines)
         with anyio.fail_after(PATIENCE_S):
             await until(lambda: libraries.imports == ["early"])
-        assert translators(await libraries.compile(work, library, "work"))
+        assert translators(await libraries.compile(brief, library, "work"))
         assert libraries.imports == ["early"]
 
 
-async def test_one_that_cannot_be_imported_is_its_own_jobs_error(libraries: Libraries) -> None:
+async def test_a_library_that_cannot_be_imported_fails_only_its_own_job(libraries: Libraries) -> None:
     """It is tried once for those that come together, and no config is to blame."""
     with libraries.in_use():
         broken, fine = libraries.write("broken", "raise ImportError('no such thing')\n"), libraries.write("fine")
         for _ in range(2):
             with pytest.raises(WorkerError, match="broken cannot be imported: no such thing"):
-                await libraries.compile(await libraries.work(), broken, "work")
+                await libraries.compile(await libraries.brief(), broken, "work")
         assert libraries.imports == ["broken"]
-        assert translators(await libraries.compile(await libraries.work(), fine, "work"))
+        assert translators(await libraries.compile(await libraries.brief(), fine, "work"))
 
 
-async def test_one_that_hangs_delays_no_other(libraries: Libraries) -> None:
+async def test_a_library_that_hangs_delays_no_other(libraries: Libraries) -> None:
     """The jobs of others go on meanwhile; its own end with the reason."""
     with libraries.in_use():
         hanging, fine = libraries.write("hanging", "while True:\n    pass\n"), libraries.write("fine")
@@ -141,7 +143,7 @@ async def test_one_that_hangs_delays_no_other(libraries: Libraries) -> None:
 
         async def compile_hanging() -> None:
             try:
-                await libraries.compile(await libraries.work(inspect=IMPORT_S), hanging, "work", "work")
+                await libraries.compile(await libraries.brief(inspect=IMPORT_S), hanging, "work", "work")
             except WorkerError as error:
                 errors.append(error.message)
 
@@ -150,43 +152,43 @@ async def test_one_that_hangs_delays_no_other(libraries: Libraries) -> None:
             for _ in range(4):
                 tasks.start_soon(compile_hanging)
             await until(lambda: libraries.imports == ["hanging"])
-            assert len(translators(await libraries.compile(await libraries.work(), fine, "work", "work"))) == 1
+            assert len(translators(await libraries.compile(await libraries.brief(), fine, "work", "work"))) == 1
             assert not errors
         assert len(errors) == 4
         assert set(errors) == {f"inspect was not over after {IMPORT_S:.3g} s"}
 
 
-async def test_after_an_edit_it_is_imported_again(libraries: Libraries) -> None:
+async def test_an_edited_library_is_imported_again(libraries: Libraries) -> None:
     """By the same worker, as a fresh process."""
     with libraries.in_use():
         library = libraries.write("edited")
-        before = await libraries.compile(await libraries.work(), library, "work")
+        before = await libraries.compile(await libraries.brief(), library, "work")
         libraries.write("edited", "# another state\n")
         # It looks at most so often.
         await anyio.sleep(0.3)
-        after = await libraries.compile(await libraries.work(), library, "work")
+        after = await libraries.compile(await libraries.brief(), library, "work")
         assert translators(before) == translators(after)
         assert libraries.imports == ["edited", "edited"]
 
 
 @pytest.mark.parametrize("bad", ["lower_crash", "lower_hang"])
-async def test_a_config_that_ends_the_worker_is_to_blame_alone(libraries: Libraries, bad: str) -> None:
+async def test_a_config_that_ends_the_front_end_fails_alone(libraries: Libraries, bad: str) -> None:
     """The others go on in the next worker."""
     with libraries.in_use():
         library = libraries.write("fragile")
-        done = await libraries.compile(await libraries.work(compile=IMPORT_S), library, "work", bad, "work")
+        done = await libraries.compile(await libraries.brief(compile=IMPORT_S), library, "work", bad, "work")
         assert [attempt.is_compiled for attempt in done] == [True, False, True]  # fmt: skip
         assert libraries.imports == ["fragile", "fragile"]
 
 
-async def test_idle_ones_are_let_go(parts: Parts, libraries: Libraries) -> None:
+async def test_idle_front_ends_are_ended(parts: Parts, libraries: Libraries) -> None:
     """Not those that a job still needs."""
     with libraries.in_use():
         library = libraries.write("idle")
-        work = await libraries.work()
-        (front,) = translators(await libraries.compile(work, library, "work"))
-        key, opening = FrontEndKey.of(work.environment, "fake", "", library), requests.OpenFrontEnd("fake")
-        await parts.fleet.front_ends.open(key, opening, 7, work.deadlines)
+        brief = await libraries.brief()
+        (front,) = translators(await libraries.compile(brief, library, "work"))
+        key, opening = FrontEndKey.of(brief.environment, "fake", "", library), requests.OpenFrontEnd("fake")
+        await parts.fleet.front_ends.open(key, opening, 7, brief.deadlines)
         parts.fleet.front_ends.end_idle(0.0)
         os.kill(front, 0)
         parts.fleet.front_ends.leave(7)
@@ -194,24 +196,24 @@ async def test_idle_ones_are_let_go(parts: Parts, libraries: Libraries) -> None:
         await until(lambda: front not in {worker["pid"] for worker in parts.fleet.describe()})
 
 
-async def test_only_so_many_are_kept(libraries: Libraries) -> None:
+async def test_the_number_of_front_ends_is_bounded(libraries: Libraries) -> None:
     """The longest idle make room for others."""
     with libraries.in_use():
         some = [libraries.write(f"library_{number}") for number in range(MOST + 1)]
-        fronts = [translators(await libraries.compile(await libraries.work(), one, "work")) for one in some]
-        again = translators(await libraries.compile(await libraries.work(), some[-1], "work"))
+        fronts = [translators(await libraries.compile(await libraries.brief(), one, "work")) for one in some]
+        again = translators(await libraries.compile(await libraries.brief(), some[-1], "work"))
         assert again == fronts[-1]
         assert libraries.imports == [one["module"] for one in some]
-        await libraries.compile(await libraries.work(), some[0], "work")
+        await libraries.compile(await libraries.brief(), some[0], "work")
         assert libraries.imports.count("library_0") == 2
 
 
 @pytest.mark.parametrize("body", ["raise ImportError('no such thing')\n", "while True:\n    pass\n"])
-async def test_a_part_that_cannot_be_imported_is_its_own_jobs_error(libraries: Libraries, body: str) -> None:
+async def test_a_submodule_that_cannot_be_imported_fails_only_its_own_job(libraries: Libraries, body: str) -> None:
     """Other functions of the library go on at once."""
     with libraries.in_use():
         library = libraries.write("whole")
         libraries.write("part", body)
         with pytest.raises(WorkerError):
-            await libraries.compile(await libraries.work(inspect=IMPORT_S), library, "work", submodule="part")
-        assert translators(await libraries.compile(await libraries.work(), library, "work"))
+            await libraries.compile(await libraries.brief(inspect=IMPORT_S), library, "work", submodule="part")
+        assert translators(await libraries.compile(await libraries.brief(), library, "work"))

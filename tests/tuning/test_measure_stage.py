@@ -28,13 +28,13 @@ from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned.tuning.final_round import SEEDS
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.trial_lifecycle import CONTENDED_TRIES, Attempt, TrialEvent
 from ktuned.tuning.trial_machine import ArtifactFound, CompilerTook, ConfigCompiled, End, TrialMachine
-from ktuned.tuning.work import Work
 from tests.assembled import Parts, kernel_text
 from tests.fake_tensors import REFERENCE
-from tests.tuning.test_attempt import WORK
+from tests.tuning.test_attempt import BRIEF
 
 pytestmark = pytest.mark.anyio
 
@@ -129,15 +129,15 @@ class Recompiling:
         """Remove them."""
         shutil.rmtree(self._artifacts.artifact_path("ab").parent)
 
-    async def compile(self, attempts: Sequence[Attempt]) -> list[End]:
+    async def compile_attempts(self, attempts: Sequence[Attempt]) -> list[End]:
         """Make attempts' artifacts, as of such as were never compiled."""
         machine = TrialMachine()
-        machine.handle(CompilerTook(attempts))
+        machine.handle_report(CompilerTook(attempts))
         for attempt in attempts:
             self.compiled.append(attempt.unit.key)
             self._artifacts.artifact_path(attempt.unit.key).mkdir(parents=True)
             (self._artifacts.artifact_path(attempt.unit.key) / "manifest.json").touch()
-            machine.handle(ConfigCompiled(attempt))
+            machine.handle_report(ConfigCompiled(attempt))
         return []
 
 
@@ -145,7 +145,7 @@ async def measured_all(
     tmp_path: Path,
     attempts: Sequence[Attempt],
     *lanes: PlayedLane,
-    work: Work = WORK,
+    brief: JobBrief = BRIEF,
     taken: list[int] | None = None,
     compiling: Recompiling | None = None,
 ) -> list[Outcome]:
@@ -157,7 +157,7 @@ async def measured_all(
         place = artifacts.artifact_path(attempt.unit.key)
         place.mkdir(parents=True)
         (place / "manifest.json").touch()
-        TrialMachine().handle(ArtifactFound(attempt))
+        TrialMachine().handle_report(ArtifactFound(attempt))
 
     async def record(ends: Sequence[End]) -> None:
         outcomes.extend(end.result.outcome for end in ends)
@@ -165,9 +165,9 @@ async def measured_all(
             taken.append(len(ends))
 
     measuring = MeasureStage(
-        msgspec.structs.replace(work, deadlines=DEFAULT_DEADLINES), played, cast("CompileStage", compiling), artifacts
+        msgspec.structs.replace(brief, deadlines=DEFAULT_DEADLINES), played, cast("CompileStage", compiling), artifacts
     )
-    await measuring.measure(played[0], attempts, lambda: 5.0, record)
+    await measuring.measure_batch(played[0], attempts, lambda: 5.0, record)
     return outcomes
 
 
@@ -183,7 +183,7 @@ def several(count: int) -> list[Attempt]:
     return [Attempt(number, {"x": number}, requests.UnitRef(f"{number:02}", {})) for number in range(1, count + 1)]
 
 
-async def test_trials_travel_to_a_gpu_together(tmp_path: Path) -> None:
+async def test_trials_on_a_gpu_share_a_request(tmp_path: Path) -> None:
     """One request for a batch: each config has its own outcome, from its own answer."""
     lane = PlayedLane("cuda:0", [MEASURED, WRONG, MEASURED])
     attempts = several(3)
@@ -193,7 +193,7 @@ async def test_trials_travel_to_a_gpu_together(tmp_path: Path) -> None:
     assert [attempt.story[-2] for attempt in attempts] == [TrialEvent.LANE_TAKEN] * 3
 
 
-async def test_trials_travel_to_a_cpu_together(tmp_path: Path) -> None:
+async def test_trials_on_a_cpu_share_a_request(tmp_path: Path) -> None:
     """Their results are held back until the last: recording one would disturb the next config's timing."""
     lane = PlayedLane("cpu:0", [MEASURED])
     assert await measured_all(tmp_path, several(3), lane) == [Outcome.MEASURED] * 3
@@ -201,7 +201,7 @@ async def test_trials_travel_to_a_cpu_together(tmp_path: Path) -> None:
     assert lane.requests[0].hold_s >= 0.5
 
 
-async def test_trials_on_other_cores_travel_apart(tmp_path: Path) -> None:
+async def test_trials_with_other_cores_have_requests_of_their_own(tmp_path: Path) -> None:
     """A CPU's lane has the cores that all of a batch need, and no others."""
     lane = PlayedLane("cpu:0", [MEASURED])
     attempts = several(5)
@@ -211,7 +211,7 @@ async def test_trials_on_other_cores_travel_apart(tmp_path: Path) -> None:
     assert [len(request.units) for request in lane.requests] == [2, 2, 1]
 
 
-async def test_results_that_came_together_are_taken_together(tmp_path: Path) -> None:
+async def test_results_that_came_together_are_recorded_together(tmp_path: Path) -> None:
     """So that one commit holds them; the time of each is its own."""
     attempts = several(4)
     lane = PlayedLane("cpu:0", [replace(MEASURED, seconds=0.25), DIED, MEASURED])
@@ -233,7 +233,7 @@ async def test_a_batch_ends_at_the_config_that_fails(tmp_path: Path, failure: An
     assert keys == [["01", "02", "03", "04"], ["03", "04"]]
 
 
-async def test_a_config_that_dies_while_it_is_loaded_ahead_is_blamed_itself(tmp_path: Path) -> None:
+async def test_a_config_that_crashes_while_it_is_loaded_ahead_is_blamed(tmp_path: Path) -> None:
     """The one that was being timed is innocent, and is measured again."""
     died = WorkerDied(-signal.SIGSEGV, Phase.LOAD_NEXT, Output())
     lane = PlayedLane("cuda:0", [MEASURED, died, MEASURED])
@@ -247,7 +247,7 @@ async def test_a_config_that_dies_while_it_is_loaded_ahead_is_blamed_itself(tmp_
 
 
 @pytest.mark.parametrize(("hung", "phase"), [("02", Phase.TIMING), ("03", Phase.LOAD)])
-async def test_a_hang_while_one_is_loaded_ahead_is_blamed_on_the_one_that_hangs_alone(
+async def test_after_a_hang_while_loading_ahead_both_configs_are_measured_alone(
     tmp_path: Path, hung: str, phase: Phase
 ) -> None:
     """A load waits for the device, so that an endless launch of the config before looks like a load that hangs."""
@@ -280,16 +280,16 @@ async def test_a_disturbed_config_of_a_batch_is_measured_again(tmp_path: Path) -
     assert [[unit.key for unit in request.units] for request in lane.requests] == [["01", "02", "03"], ["02"]]
 
 
-async def test_the_default_travels_by_itself(tmp_path: Path) -> None:
+async def test_the_default_has_a_request_of_its_own(tmp_path: Path) -> None:
     """It is measured in full, while the others stop early."""
     lane = PlayedLane("cuda:0", [MEASURED])
-    work = msgspec.structs.replace(WORK, kernel=replace(WORK.kernel, default={"x": 2}))
-    await measured_all(tmp_path, several(4), lane, work=work)
+    brief = msgspec.structs.replace(BRIEF, kernel=replace(BRIEF.kernel, default={"x": 2}))
+    await measured_all(tmp_path, several(4), lane, brief=brief)
     assert [len(request.units) for request in lane.requests] == [1, 1, 2]
     assert [request.stop_above_us is None for request in lane.requests] == [False, True, False]
 
 
-async def test_a_config_that_uses_more_cores_is_timed_on_so_many(tmp_path: Path) -> None:
+async def test_a_config_that_uses_more_cores_is_timed_again_on_them(tmp_path: Path) -> None:
     """Its first launch shows it; then it has them, and no more is asked of it."""
     lane = PlayedLane("cpu:0", [NEEDS_CORES, MEASURED])
     outcome, attempt = await measured(tmp_path, lane)
@@ -308,7 +308,7 @@ async def test_declared_cores_are_taken_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failure", [REFUSED, DIED], ids=["raised", "died"])
-async def test_trial_of_a_device_that_fails_is_given_to_another(tmp_path: Path, failure: Any) -> None:
+async def test_a_trial_on_a_failing_device_is_measured_on_another(tmp_path: Path, failure: Any) -> None:
     """A failure after which the canary fails too says nothing of the config."""
     failing = PlayedLane("cuda:0", [failure], [None, SICK])
     other = PlayedLane("cuda:1", [MEASURED])
@@ -330,13 +330,13 @@ async def test_trial_of_a_device_that_fails_is_given_to_another(tmp_path: Path, 
     ],
     ids=["the-device-works", "there-is-no-other", "a-cpu", "each-device-fails-after-it"],
 )
-async def test_config_that_fails_has_its_outcome(tmp_path: Path, lanes: list[PlayedLane], outcome: Outcome) -> None:
+async def test_a_config_that_fails_has_its_outcome(tmp_path: Path, lanes: list[PlayedLane], outcome: Outcome) -> None:
     """Where the device works, or no second one can report, or a second one fails as well, the config is the reason."""
     assert (await measured(tmp_path, *lanes))[0] is outcome
     assert sum(lane.asked for lane in lanes) <= 2
 
 
-async def test_problem_that_cannot_be_opened_fails_its_job(tmp_path: Path) -> None:
+async def test_a_problem_that_cannot_be_opened_fails_its_job(tmp_path: Path) -> None:
     """The lane has looked whether its device is the reason; another lane is not tried."""
     broken, other = PlayedLane("cuda:0", [MEASURED], [OPENED]), PlayedLane("cuda:1", [MEASURED])
     with pytest.raises(CannotOpen):
@@ -344,7 +344,7 @@ async def test_problem_that_cannot_be_opened_fails_its_job(tmp_path: Path) -> No
     assert (broken.opened, other.opened) == (1, 0)
 
 
-async def test_sick_lane_is_passed_over_until_it_may_be_tried_again(tmp_path: Path) -> None:
+async def test_a_sick_lane_is_left_out_until_it_may_be_tried_again(tmp_path: Path) -> None:
     """Its next trials go to a lane that works, without a try at the sick one."""
     sick, other = PlayedLane("cuda:0", [MEASURED]), PlayedLane("cuda:1", [MEASURED])
     sick.health.failed("the canary failed")
@@ -355,14 +355,14 @@ async def test_sick_lane_is_passed_over_until_it_may_be_tried_again(tmp_path: Pa
 @pytest.mark.parametrize(
     ("disturbed", "outcome"), [(CONTENDED_TRIES - 1, Outcome.MEASURED), (CONTENDED_TRIES, Outcome.CONTENDED)]
 )
-async def test_disturbed_trial_is_measured_again(tmp_path: Path, disturbed: int, outcome: Outcome) -> None:
+async def test_a_disturbed_trial_is_measured_again(tmp_path: Path, disturbed: int, outcome: Outcome) -> None:
     """So often and no more; then it is left to the next job."""
     lane = PlayedLane("cuda:0", [CONTENDED] * disturbed + [MEASURED])
     assert (await measured(tmp_path, lane))[0] is outcome
     assert lane.asked == CONTENDED_TRIES
 
 
-async def test_an_artifact_that_is_removed_between_two_tries_is_made_anew(tmp_path: Path) -> None:
+async def test_an_artifact_that_is_removed_between_two_tries_is_compiled_again(tmp_path: Path) -> None:
     """As one that is damaged is: `gc` and the user may remove any."""
     compiling = Recompiling(Artifacts(tmp_path, 1))
 
@@ -381,7 +381,7 @@ GUILTY = replies.Measurement(Outcome.MISMATCH, "wrote outside its tensors: 32 by
 
 
 @pytest.mark.parametrize("failure", [WRONG, REFUSED, DIED, GUILTY], ids=["wrong", "raised", "died", "guilty"])
-async def test_failure_after_a_guilty_config_is_tried_once_more(tmp_path: Path, failure: Any) -> None:
+async def test_a_failure_after_a_config_that_did_damage_is_tried_once_more(tmp_path: Path, failure: Any) -> None:
     """In a new worker, which the guilty one has not touched; there a failure counts."""
     lane = PlayedLane("cuda:0", [GUILTY, failure, MEASURED])
     assert (await measured(tmp_path / "1", lane))[0] is Outcome.MISMATCH
@@ -394,7 +394,7 @@ async def test_failure_after_a_guilty_config_is_tried_once_more(tmp_path: Path, 
     assert lane.asked == 3
 
 
-async def test_only_the_config_that_directly_follows_a_guilty_one_is_tried_again(tmp_path: Path) -> None:
+async def test_only_the_config_right_after_one_that_did_damage_is_tried_again(tmp_path: Path) -> None:
     """One that was measured meanwhile shows that the worker works."""
     lane = PlayedLane("cuda:0", [GUILTY, MEASURED, WRONG, MEASURED])
     ends = [(await measured(tmp_path / str(number), lane))[0] for number in range(3)]
@@ -402,7 +402,7 @@ async def test_only_the_config_that_directly_follows_a_guilty_one_is_tried_again
     assert lane.dropped == 0
 
 
-async def test_worker_whose_data_was_damaged_is_replaced(tmp_path: Path) -> None:
+async def test_a_worker_whose_data_was_damaged_is_replaced(tmp_path: Path) -> None:
     """The next config starts in a new one, where nothing needs to be doubted."""
     lane = PlayedLane("cuda:0", [replace(GUILTY, is_unsound=True), WRONG])
     assert (await measured(tmp_path / "1", lane))[0] is Outcome.MISMATCH
@@ -410,7 +410,7 @@ async def test_worker_whose_data_was_damaged_is_replaced(tmp_path: Path) -> None
     assert TrialEvent.DOUBTED not in (await measured(tmp_path / "2", lane))[1].story
 
 
-async def test_devices_that_are_alike_share_a_job(parts: Parts) -> None:
+async def test_devices_of_one_model_share_a_job(parts: Parts) -> None:
     """While one measures, so does the other; each config is measured once, the reference computed once for a seed."""
     gated = "[dict(us=50.0, gate='door'), dict(us=60.0, gate=''), dict(us=70.0, gate='')]"
     await parts.inspect(kernel_text(configs=gated, strategy="'exhaustive'", reference=REFERENCE))
@@ -428,7 +428,7 @@ async def test_devices_that_are_alike_share_a_job(parts: Parts) -> None:
     assert len(list(parts.daemon.current.settings.scratch.glob("*/expected/*"))) == 1 + len(SEEDS)
 
 
-async def test_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:
+async def test_a_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:
     """Of two devices that were alike one is not there: all is measured on the other, and the lane says why."""
     await parts.inspect(kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0)]"))
     parts.root = replace(parts.root, env={"FAKE_DEVICES": "cuda:97 cpu:0"})
@@ -445,14 +445,14 @@ async def test_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:
     assert "the canary failed" in told["reason"]
 
 
-def test_kernels_of_one_digest_share_no_expected_outputs(tmp_path: Path) -> None:
+def test_kernels_with_one_digest_have_separate_expected_outputs(tmp_path: Path) -> None:
     """Two kernels of one file may have equal bodies, but each has inputs of its own; one kernel's lanes share them."""
 
     def expected(kernel: str, lane: str) -> str:
-        work = msgspec.structs.replace(WORK, job=replace(WORK.job, kernel=KernelName(kernel)))
+        brief = msgspec.structs.replace(BRIEF, job=replace(BRIEF.job, kernel=KernelName(kernel)))
         played = PlayedLane(lane, [MEASURED])
-        stage = MeasureStage(work, [], cast("CompileStage", None), Artifacts(tmp_path, 1))
-        request = stage.bench(cast("Lane", played)).request
+        stage = MeasureStage(brief, [], cast("CompileStage", None), Artifacts(tmp_path, 1))
+        request = stage.find_bench(cast("Lane", played)).request
         assert isinstance(request, requests.Open)
         return request.expected
 
@@ -469,15 +469,15 @@ async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> 
     lane = PlayedLane(
         "cpu:0", [replace(MEASURED, latency_us=us, low_us=us, high_us=us, beaten=beaten) for us, beaten in figures]
     )
-    work = msgspec.structs.replace(WORK, deadlines=DEFAULT_DEADLINES)
-    measuring = MeasureStage(work, cast("Sequence[Lane]", [lane]), cast("CompileStage", None), artifacts)
+    brief = msgspec.structs.replace(BRIEF, deadlines=DEFAULT_DEADLINES)
+    measuring = MeasureStage(brief, cast("Sequence[Lane]", [lane]), cast("CompileStage", None), artifacts)
 
     async def record(ends: Sequence[End]) -> None:
         """Take the ends."""
 
     for best_us in (1.0, 5.0, 5.0, 4.0, None):
         attempt = Attempt(1, {}, requests.UnitRef("ab", {}))
-        TrialMachine().handle(ArtifactFound(attempt))
-        await measuring.measure(cast("Lane", lane), [attempt], partial(lambda us: us, best_us), record)
+        TrialMachine().handle_report(ArtifactFound(attempt))
+        await measuring.measure_batch(cast("Lane", lane), [attempt], partial(lambda us: us, best_us), record)
     rivals = [request.incumbent for request in lane.requests]
     assert [None if rival is None else rival.cost for rival in rivals] == [None, 5.0, 5.0, 4.0, None]

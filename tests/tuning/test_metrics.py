@@ -20,7 +20,7 @@ async def _tuned(parts: Parts, metrics: str) -> None:
         await parts.told.ended()
 
 
-async def test_metrics_are_those_of_the_final_latency(parts: Parts) -> None:
+async def test_a_winner_has_the_metrics_of_its_final_latency(parts: Parts) -> None:
     """Trials, the winner's event and lookups have them; they fit the latency that the final round decided."""
     await _tuned(parts, "dict(speed=lambda p, t: p.n / t, us=lambda p, t: 1e6 * t)")
     trials = parts.store.list_trials(kernel="project:it", outcome=Outcome.MEASURED)
@@ -33,7 +33,7 @@ async def test_metrics_are_those_of_the_final_latency(parts: Parts) -> None:
     assert parts.told.of("winner")[-1]["metrics"] == answer.to_wire()["metrics"] == dict(answer.metrics)
 
 
-async def test_a_metric_that_fails_costs_no_measurement(parts: Parts) -> None:
+async def test_a_failing_metric_does_not_lose_the_measurement(parts: Parts) -> None:
     """Its configs are measured; their message names the metric and its line."""
     await _tuned(parts, "dict(broken=lambda p, t: p.n / 0)")
     trials = parts.store.list_trials(kernel="project:it")
@@ -52,7 +52,7 @@ async def test_a_metric_that_fails_costs_no_measurement(parts: Parts) -> None:
         ("dict(tflops=3)", "the metric tflops is of type int"),
     ],
 )
-async def test_wrong_metrics_are_errors_of_the_file(parts: Parts, metrics: str, fault: str) -> None:
+async def test_invalid_metrics_are_errors_of_the_kernel_file(parts: Parts, metrics: str, fault: str) -> None:
     """The declaration is refused at its line."""
     path = parts.write(kernel_text(metrics=metrics))
     found: Any = await parts.inspector.inspect_files(parts.root, [str(path)])

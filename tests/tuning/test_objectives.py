@@ -37,7 +37,7 @@ def _look_up(parts: Parts, objective: str | None = None) -> Answer:
     return parts.lookups.find_answer("it", {"n": 64}, None, tune=False, objective=objective)
 
 
-async def test_a_winner_is_kept_for_each_objective(parts: Parts) -> None:
+async def test_each_objective_has_its_own_winner(parts: Parts) -> None:
     """Another objective measures again only what is missing, and leaves the other's winner as it was."""
     kernel = await parts.inspect(kernel_text(configs=CONFIGS))
     async with parts.working():
@@ -69,7 +69,7 @@ async def test_a_winner_is_kept_for_each_objective(parts: Parts) -> None:
     assert (won["objective"], won["config"]) == ("energy", FRUGAL)
 
 
-async def test_what_was_measured_serves_the_next_objective(parts: Parts) -> None:
+async def test_a_second_objective_reuses_measurements(parts: Parts) -> None:
     """The energy gives the product, and metrics of both; a job that finds all known tries nothing again."""
     metrics = "dict(per_joule=lambda p, t, e: p.n / e, speed=lambda p, t: p.n / t)"
     kernel = await parts.inspect(kernel_text(configs=CONFIGS, metrics=metrics, objective="'energy'"))
@@ -105,7 +105,7 @@ async def test_a_device_without_a_counter_is_unsupported(tmp_path: Path) -> None
         assert (await _tune(parts, kernel, LATENCY))["state"] == "done"
 
 
-async def test_a_config_that_fails_wins_by_no_objective(parts: Parts) -> None:
+async def test_a_failed_config_wins_by_no_objective(parts: Parts) -> None:
     """One that is found wrong when its energy is measured is not served as the fastest any more."""
     configs = "[dict(us=50.0, does='changes', gate='now'), dict(us=90.0, does='work', gate='')]"
     kernel = await parts.inspect(kernel_text(configs=configs, reference=REFERENCE))
@@ -151,7 +151,9 @@ async def test_an_unknown_objective_is_refused_before_any_job(parts: Parts, obje
         ({"metrics": "dict(energy=lambda p, t: t)"}, "a metric cannot be called 'energy'"),
     ],
 )
-async def test_a_wrong_objective_is_an_error_of_the_file(parts: Parts, options: dict[str, str], fault: str) -> None:
+async def test_an_invalid_objective_is_an_error_of_the_kernel_file(
+    parts: Parts, options: dict[str, str], fault: str
+) -> None:
     """The declaration is refused at its line."""
     path = parts.write(kernel_text(**options))
     found: Any = await parts.inspector.inspect_files(parts.root, [str(path)])
@@ -206,7 +208,7 @@ async def test_a_save_tunes_again_by_every_objective(parts: Parts) -> None:
         ("10**400", "the metric speed(p, t): OverflowError"),
     ],
 )
-async def test_a_metric_that_is_no_figure_is_said_to_be(parts: Parts, metric: str, words: str) -> None:
+async def test_a_metric_that_is_no_figure_is_named_in_the_message(parts: Parts, metric: str, words: str) -> None:
     """Its configs were measured: the job names the metric, not the measurement."""
     options = {"metrics": f"dict(speed=lambda p, t: {metric})", "objective": "'min:speed'"}
     kernel = await parts.inspect(kernel_text(configs="[dict(us=50.0)]", **options))

@@ -17,7 +17,7 @@ from ktuned.model.trial import Context, Winner
 from ktuned.model.values import Config, Outcome, Status, canonical
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.store.winner_rule import Effect, Standing, judge_result
-from ktuned.tuning.opening import Opening, served_configs
+from ktuned.tuning.opening import Opening, choose_served_configs
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
 KNOBS = range(6)
@@ -67,7 +67,7 @@ def test_no_answer_is_slower_than_the_one_before(
     others = [] if near is None else [_winner(128, near, 1.0)]
     winner = None if before is None else _winner(64, before, 2.0, "before the edit")
     opening = Opening(
-        served_configs(
+        choose_served_configs(
             None if winner is None else winner.config, [one.config for one in others], kernel.default, lambda _: True
         )
     )
@@ -96,7 +96,7 @@ def test_no_answer_is_slower_than_the_one_before(
             measured[knob] = latency_us
         if effect is Effect.TAKE and latency_us is not None:
             winner = _winner(64, knob, latency_us)
-        if opening.end({"B": knob}, outcome) and measured:
+        if opening.record_outcome({"B": knob}, outcome) and measured:
             best = min(measured, key=lambda one: measured[one])
             winner = _winner(64, best, measured[best])
         if is_asked:
@@ -120,26 +120,26 @@ def _other_row(incumbent: Standing | None) -> Standing | None:
     return Standing(incumbent.trial + 100, incumbent.context, incumbent.cost)
 
 
-def test_near_gives_way_once_its_config_has_ended() -> None:
+def test_a_near_winner_gives_way_once_its_config_has_its_outcome() -> None:
     """The served config closes the opening once it is known here; others do not, nor does an outcome without sense."""
-    opening = Opening(served_configs(None, [{"B": 1}, {"B": 2}], {"B": 3}, lambda config: config != {"B": 1}))
+    opening = Opening(choose_served_configs(None, [{"B": 1}, {"B": 2}], {"B": 3}, lambda config: config != {"B": 1}))
     assert opening.served == ({"B": 2}, {"B": 3})
-    assert [opening.end({"B": knob}, Outcome.MEASURED) for knob in (1, 3, 4)] == [False] * 3
-    assert not opening.end({"B": 2}, Outcome.CONTENDED)
-    assert opening.waits_for == {"B": 2}
-    assert [opening.end({"B": 2}, Outcome.SLOWER) for _ in range(2)] == [True, False]
+    assert [opening.record_outcome({"B": knob}, Outcome.MEASURED) for knob in (1, 3, 4)] == [False] * 3
+    assert not opening.record_outcome({"B": 2}, Outcome.CONTENDED)
+    assert opening.awaited_config == {"B": 2}
+    assert [opening.record_outcome({"B": 2}, Outcome.SLOWER) for _ in range(2)] == [True, False]
 
 
-def test_the_next_served_config_is_waited_for_where_the_first_one_fails() -> None:
+def test_the_opening_waits_for_the_next_served_config_if_the_first_fails() -> None:
     """Lookups get the default then."""
     opening = Opening([{"B": 1}, {"B": 2}])
-    assert not opening.end({"B": 1}, Outcome.CRASHED)
-    assert opening.waits_for == {"B": 2}
-    assert opening.end({"B": 2}, Outcome.HUNG)
-    assert opening.waits_for is None
+    assert not opening.record_outcome({"B": 1}, Outcome.CRASHED)
+    assert opening.awaited_config == {"B": 2}
+    assert opening.record_outcome({"B": 2}, Outcome.HUNG)
+    assert opening.awaited_config is None
 
 
-def test_what_is_known_here_is_not_waited_for() -> None:
+def test_the_opening_does_not_wait_for_a_known_outcome() -> None:
     """A job that was interrupted goes on where it was: a served config with an outcome needs no second one."""
     assert Opening([{"B": 1}], lambda config: Outcome.MEASURED).is_over
     assert not Opening([{"B": 1}], lambda config: None).is_over
@@ -191,7 +191,7 @@ async def test_a_job_for_some_configs_never_worsens_the_answer(parts: Parts, def
 
 
 @pytest.mark.anyio
-async def test_an_undone_edit_serves_nothing_that_no_final_round_decided(parts: Parts) -> None:
+async def test_after_an_undone_edit_only_decided_winners_are_served(parts: Parts) -> None:
     """A slow config that a job had measured before it was cancelled is no winner once an edit after it is undone."""
     text = kernel_text(configs="[dict(us=2000.0), dict(us=50.0)]", problems="[dict(n=64), dict(n=128)]")
     kernel = await parts.inspect(text)

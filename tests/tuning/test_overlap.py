@@ -35,7 +35,7 @@ def in_channel(parts: Parts, name: str) -> int:
     return parts.jobs.channel_statistics().get(name, {"used": 0})["used"]
 
 
-async def test_the_second_job_begins_with_what_the_first_has_found(parts: Parts) -> None:
+async def test_the_second_job_begins_with_the_firsts_winner(parts: Parts) -> None:
     """Its problem is answered with the first one's winner meanwhile, so that no slower config becomes its winner."""
     await inspect(parts)
     first, second = await submit(parts, FIRST), await submit(parts, SECOND)
@@ -80,7 +80,7 @@ async def test_a_time_limit_counts_only_while_a_job_may_measure(parts: Parts) ->
     assert ended["done"] == 2
 
 
-async def test_an_artifact_of_two_jobs_is_compiled_once(parts: Parts) -> None:
+async def test_an_artifact_that_two_jobs_need_is_compiled_once(parts: Parts) -> None:
     """The second job waits for the first one's compiler, and takes what it made."""
     text = kernel_text(configs="[dict(us=60.0, does='gate_compile', gate='door')]")
     await parts.inspect(text)

@@ -46,7 +46,7 @@ async def test_known_configs_are_counted_once(parts: Parts) -> None:
     assert {worker["role"] for worker in parts.fleet.describe()} <= {"inspect", "explore"}
 
 
-async def test_undone_edit_seats_the_old_winner_again(parts: Parts) -> None:
+async def test_an_undone_edit_restores_the_old_winner(parts: Parts) -> None:
     """Back on a context that was decided before, its best is the winner, not what the edit in between had won."""
     text = kernel_text(configs=CONFIGS)
     kernel = await parts.inspect(text)
@@ -67,7 +67,7 @@ async def test_undone_edit_seats_the_old_winner_again(parts: Parts) -> None:
     assert told["config"] == {"us": 1.0}
 
 
-async def test_first_winner_is_decided_by_a_second_look(parts: Parts) -> None:
+async def test_the_winner_is_decided_by_the_final_round(parts: Parts) -> None:
     """A job measures what it does not know, checks it, and lets its finalists run again before it is done."""
     default = "dict(us=2000.0, does='work')"
     await parts.inspect(kernel_text(configs=WITH_A_WRONG_ONE, reference=REFERENCE, default=default))
@@ -101,7 +101,7 @@ def ground(parts: Parts) -> Context:
     return parts.machine.context(kernel, parts.environment, {"n": 64}, device)
 
 
-async def test_what_was_decided_is_not_decided_again(parts: Parts) -> None:
+async def test_decided_finalists_are_not_measured_again(parts: Parts) -> None:
     """A finalist's figure rose in the contest above that of one that was none: no news, so nothing is measured."""
     kernel = await parts.inspect(kernel_text(configs=CONFIGS))
     await parts.measured(kernel, {2.0: 10.5, 3.0: 10.6})
@@ -135,7 +135,7 @@ async def test_configs_are_compiled_ahead_within_a_bound(parts: Parts) -> None:
     assert ended["cost"]["speculative"] == 59
 
 
-async def test_a_knob_that_the_kernel_forgets_gets_a_notice(parts: Parts) -> None:
+async def test_a_knob_that_the_kernel_ignores_is_reported(parts: Parts) -> None:
     """A job says so when it ends, and so does the explanation of its winner."""
     configs = "[dict(us=us, spare=spare) for us in (50.0, 60.0) for spare in (1, 2)]"
     text = kernel_text(configs=configs).replace("Build(**c)", "Build(us=c.us)")
@@ -148,7 +148,7 @@ async def test_a_knob_that_the_kernel_forgets_gets_a_notice(parts: Parts) -> Non
     assert [entry["notices"] for entry in explainer.explain_winners(kernel)] == [[notice]]
 
 
-async def test_with_the_fast_preset_nobody_waits_for_one_long_compile(
+async def test_the_fast_preset_ends_a_compile_that_takes_too_long(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The winner is decided among the others; a job with another preset gives that compile its whole deadline."""

@@ -22,8 +22,8 @@ from ktuned.model import (
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.prior_results import PriorResults, earlier_searches
-from ktuned.tuning.trial_order import MAX_NEAR, near_configs, order
+from ktuned.tuning.prior_results import PriorResults, load_earlier_searches
+from ktuned.tuning.trial_order import MAX_NEAR, choose_near_configs, order_configs
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 from tests.fake_tensors import REFERENCE
 
@@ -33,23 +33,23 @@ def past(tag: int, outcome: Outcome = Outcome.MEASURED) -> KnownConfig:
     return KnownConfig(canonical({"n": tag}), {"n": tag}, outcome)
 
 
-def test_order() -> None:
+def test_configs_are_tried_in_the_promised_order() -> None:
     """Winner, default, the measured ones of the newest context and then of older ones; slow ones and failures last."""
-    found = order(
+    found = order_configs(
         {"n": 5},
         {"n": 7},
         [past(1), past(2, Outcome.CRASHED), past(3, Outcome.SLOWER), past(2), past(4), past(5), past(6, Outcome.HUNG)],
     )
     assert [config["n"] for config in found.first] == [5, 7, 1, 4]
     assert [config["n"] for config in found.last] == [3, 2, 6]
-    assert order(None, None, []).first == ()
+    assert order_configs(None, None, []).first == ()
 
 
-def test_near_winners_come_where_nothing_was_measured() -> None:
+def test_near_winners_come_first_if_nothing_was_measured() -> None:
     """A first tuning begins with what won for similar problems; later ones know better."""
     near = [{"n": 8}, {"n": 7}]
-    assert [config["n"] for config in order(None, {"n": 7}, [past(1, Outcome.HUNG)], near).first] == [7, 8]
-    assert [config["n"] for config in order(None, {"n": 7}, [past(1)], near).first] == [7, 1]
+    assert [config["n"] for config in order_configs(None, {"n": 7}, [past(1, Outcome.HUNG)], near).first] == [7, 8]
+    assert [config["n"] for config in order_configs(None, {"n": 7}, [past(1)], near).first] == [7, 1]
 
 
 def won(tag: int, device: str = "H100", **problem: Any) -> Winner:
@@ -58,27 +58,27 @@ def won(tag: int, device: str = "H100", **problem: Any) -> Winner:
     return Winner(context, 1, problem, {"n": tag}, 1.0, None, "d", 0.0)
 
 
-def test_the_nearest_key_gives_its_best_few() -> None:
+def test_the_best_few_of_the_nearest_key_come_early() -> None:
     """Its winner comes first, then the next best of its key, then the winners of farther ones, all bounded."""
     here = won(0, M=64).key
     winners = sort_by_similarity(here, [won(1, M=4096), won(2, M=128), won(3, "A100", M=64), won(4, M=64)])
     assert [winner.config["n"] for winner in winners] == [2, 3, 1]
-    assert [config["n"] for config in near_configs(winners, [{"n": 7}, {"n": 2}, {"n": 8}])] == [2, 7, 8, 3, 1]
-    assert len(near_configs([won(tag, M=tag) for tag in range(1, 30)], [])) == MAX_NEAR
-    assert near_configs([], []) == []
+    assert [config["n"] for config in choose_near_configs(winners, [{"n": 7}, {"n": 2}, {"n": 8}])] == [2, 7, 8, 3, 1]
+    assert len(choose_near_configs([won(tag, M=tag) for tag in range(1, 30)], [])) == MAX_NEAR
+    assert choose_near_configs([], []) == []
 
 
 @pytest.mark.anyio
-async def test_searches_of_similar_keys_are_passed_on(parts: Parts) -> None:
+async def test_a_strategy_gets_the_searches_of_similar_keys(parts: Parts) -> None:
     """All that was measured there, as costs by the job's objective; nothing where the objective has no figure."""
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 50.0, 90.0]"))
     await parts.measured(kernel, {10.0: 3.0, 50.0: 1.0, 90.0: 2.0}, {"n": 64}, rounds=ALL_ROUNDS)
     await parts.measured(kernel, {10.0: 7.0, 50.0: 9.0}, {"n": 4096}, rounds=ALL_ROUNDS)
     winners = sort_by_similarity(wanted({"n": 128}), parts.store.list_winners(kernel.name))
-    near, far = earlier_searches(parts.store, winners, LATENCY)
+    near, far = load_earlier_searches(parts.store, winners, LATENCY)
     assert (near.configs, near.costs) == (({"us": 50.0}, {"us": 90.0}, {"us": 10.0}), (1.0, 2.0, 3.0))
     assert far.costs == (7.0, 9.0)
-    assert [one.costs for one in earlier_searches(parts.store, winners, ENERGY)] == [(), ()]
+    assert [one.costs for one in load_earlier_searches(parts.store, winners, ENERGY)] == [(), ()]
 
 
 @pytest.mark.anyio
@@ -86,7 +86,7 @@ async def test_searches_of_similar_keys_are_passed_on(parts: Parts) -> None:
     ("trials", "seconds", "numbers"),
     [(20, None, [*range(7), 19, *range(7, 19)]), (19, None, [*range(20)]), (20, 60.0, [*range(20)])],
 )
-async def test_a_long_compile_begins_in_time(
+async def test_a_long_compile_starts_early_enough(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, trials: int, seconds: float | None, numbers: list[int]
 ) -> None:
     """Also where that config was slow; but a budget that leaves some out has the fastest tried."""
@@ -95,13 +95,13 @@ async def test_a_long_compile_begins_in_time(
     job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
     known = [replace(past(number), compile_s=1.0 if number < 19 else 6.0) for number in range(20)]
     monkeypatch.setattr(parts.store, "load_past_searches", lambda *arguments, **options: known)
-    found = PriorResults(parts.preparation.prepare_work(job), parts.store).order((), slots=2)
+    found = PriorResults(parts.preparation.prepare_brief(job), parts.store).plan_order((), slots=2)
     assert [config["n"] for config in found.first if "n" in config] == numbers
 
 
-def test_what_must_come_first_is_not_left_for_last() -> None:
+def test_a_failed_winner_or_default_still_comes_first() -> None:
     """The winner and the default are tried first even where they failed before."""
-    found = order({"n": 1}, {"n": 2}, [past(1, Outcome.MISMATCH), past(2, Outcome.SLOWER)])
+    found = order_configs({"n": 1}, {"n": 2}, [past(1, Outcome.MISMATCH), past(2, Outcome.SLOWER)])
     assert [config["n"] for config in found.first] == [1, 2]
     assert found.last == ()
 
@@ -109,7 +109,7 @@ def test_what_must_come_first_is_not_left_for_last() -> None:
 def test_known_failures_count_towards_the_budget() -> None:
     """A config whose failure here is known comes before all unknown ones, after the measured ones."""
     settled = [past(3, Outcome.HUNG), past(4, Outcome.HUNG)]
-    found = order(None, {"n": 7}, [past(1), settled[0]], settled=settled)
+    found = order_configs(None, {"n": 7}, [past(1), settled[0]], settled=settled)
     assert [config["n"] for config in found.first] == [7, 1, 3, 4]
     assert found.last == ()
 
@@ -167,7 +167,7 @@ async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
     ],
     ids=["expected outputs", "inputs", "environment", "tolerance", "metric"],
 )
-async def test_what_decides_a_figure_besides_machine_code_is_measured(parts: Parts, before: str, after: str) -> None:
+async def test_equal_artifacts_with_other_data_are_measured(parts: Parts, before: str, after: str) -> None:
     """Other bits of the data, another setting of the process, or another judge: nothing is taken over."""
     text = kernel_text(configs=SPACE, reference=REFERENCE)
     assert before in text
@@ -178,7 +178,7 @@ async def test_what_decides_a_figure_besides_machine_code_is_measured(parts: Par
 
 
 @pytest.mark.anyio
-async def test_code_that_judges_counts_whole(parts: Parts) -> None:
+async def test_an_edit_beside_a_files_own_check_measures_again(parts: Parts) -> None:
     """Where the kernel file has a check of its own, any edit of its Python may be one of that."""
     text = kernel_text(configs=SPACE, check="lambda i, o: judge(o)") + "\ndef judge(o):\n    return True\n"
     async with parts.working():
@@ -197,7 +197,7 @@ async def test_a_wrong_config_is_not_measured_again(parts: Parts) -> None:
     assert (ended["outcomes"], ended["cost"].get("lane_s", 0.0)) == ({"measured": 1, "mismatch": 1}, 0.0)
 
 
-def test_content_of_no_artifact(tmp_path: Any) -> None:
+def test_a_missing_artifact_has_no_manifest(tmp_path: Any) -> None:
     """What is not there has no content to be compared by."""
     assert Artifacts(tmp_path, 1).read_manifest("ab12") is None
 
@@ -206,7 +206,7 @@ def test_content_of_no_artifact(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     "configs", ["us=[50.0, 90.0]", "us=[10.0, 50.0, 90.0], where=lambda p, c: c.us > 10.0"], ids=["axis", "where"]
 )
-async def test_config_that_the_space_has_lost_gives_up_its_seat(parts: Parts, configs: str) -> None:
+async def test_a_winner_whose_config_left_the_space_is_replaced(parts: Parts, configs: str) -> None:
     """After the save the best of what is left is served; the job never decides for the one that is gone."""
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 50.0, 90.0]"))
     await parts.measured(kernel, {10.0: 1.0, 50.0: 2.0, 90.0: 3.0}, rounds=ALL_ROUNDS)
@@ -224,7 +224,7 @@ async def test_config_that_the_space_has_lost_gives_up_its_seat(parts: Parts, co
 
 
 @pytest.mark.anyio
-async def test_job_seats_what_is_slower_than_a_config_that_is_gone(parts: Parts) -> None:
+async def test_a_job_elects_a_slower_config_if_the_faster_left_the_space(parts: Parts) -> None:
     """With nothing left that was measured, the first config that is takes the key."""
     kernel = await parts.inspect(kernel_text(configs="us=[10.0]"))
     await parts.measured(kernel, {10.0: 0.001}, rounds=ALL_ROUNDS)
@@ -238,7 +238,7 @@ async def test_job_seats_what_is_slower_than_a_config_that_is_gone(parts: Parts)
 
 
 @pytest.mark.anyio
-async def test_a_job_that_is_asked_for_again_has_nothing_to_do(parts: Parts) -> None:
+async def test_a_repeated_job_measures_nothing(parts: Parts) -> None:
     """Its budget is spent on what is known, failures too, although its strategy would choose other configs now."""
     configs = "[dict(us=float(50 + n), does='work' if n % 2 else 'compile_error') for n in range(40)]"
     async with parts.working():

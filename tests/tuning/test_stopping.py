@@ -39,7 +39,7 @@ async def supersede(parts: Parts, job: int) -> None:
 
 
 @pytest.mark.parametrize(("configs", "stop"), [(COMPILING, cancel), (MEASURING, supersede)])
-async def test_a_stopped_job_leaves_slot_and_seat_at_once(parts: Parts, configs: str, stop: Stop) -> None:
+async def test_a_stopped_job_frees_its_slot_and_its_lane_at_once(parts: Parts, configs: str, stop: Stop) -> None:
     """When its end is reported, its worker is dead, its slot and its lane are free, and its config says nothing."""
     await parts.inspect(kernel_text(configs=configs))
     async with parts.working():
@@ -65,7 +65,7 @@ async def test_a_stopped_job_leaves_slot_and_seat_at_once(parts: Parts, configs:
     assert [trial.outcome for trial in parts.store.list_trials()] == [Outcome.MEASURED]
 
 
-async def test_what_a_stopped_compile_had_started_goes_too(parts: Parts, tmp_path: Path) -> None:
+async def test_a_stopped_compiles_processes_are_killed(parts: Parts, tmp_path: Path) -> None:
     """A compiler, and what it detached from itself, is gone with the job that wanted it."""
     await parts.inspect(kernel_text(configs="[dict(us=50.0, does='compile_detached', gate='')]"))
 

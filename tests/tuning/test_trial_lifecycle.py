@@ -39,22 +39,22 @@ def test_a_move_is_made_as_the_table_says_or_not_at_all(place: Place) -> None:
         attempt = begun(place)
         attempt.story = list(before)
         if event in MOVES.get(place, {}):
-            attempt.move(event)
+            attempt.make_move(event)
             assert attempt.state is MOVES[place][event]
             assert attempt.story == [*before, event]
             continue
         with pytest.raises(IllegalMove) as caught:
-            attempt.move(event)
+            attempt.make_move(event)
         assert (attempt.state, attempt.story) == (place, before)
         assert caught.value.message == (
             f"a trial that is {place} does not admit {event} (its story: compile_started → compile_done)"
         )
 
 
-def test_a_trial_without_a_story_says_so() -> None:
+def test_an_illegal_first_move_says_that_there_were_no_events() -> None:
     """The message reads well before anything has happened, too."""
     with pytest.raises(IllegalMove, match=r"asked does not admit timed \(its story: no events\)"):
-        begun().move(TrialEvent.TIMED)
+        begun().make_move(TrialEvent.TIMED)
 
 
 def test_every_outcome_says_when_it_is_tried_again() -> None:
@@ -70,16 +70,16 @@ def test_every_outcome_can_be_reached(outcome: Outcome) -> None:
     attempt = begun()
     for event in stories()[outcome]:
         assert attempt.outcome is None
-        attempt.move(event)
+        attempt.make_move(event)
     assert attempt.outcome is outcome
 
 
-def test_nothing_is_out_of_reach() -> None:
+def test_every_state_can_be_reached() -> None:
     """No state and no outcome stands in the table for nothing."""
     assert set(stories()) == set(PLACES)
 
 
-def test_every_event_is_of_use() -> None:
+def test_every_event_is_in_the_table() -> None:
     """Each event is legal somewhere, ``known`` excepted: what the store knows never becomes a trial."""
     assert {event for moves in MOVES.values() for event in moves} == set(TrialEvent)
 

@@ -142,7 +142,7 @@ def test_each_report_in_each_state_is_illegal_or_leaves_one_instruction(place: P
     for make in REPORTS:
         (attempt,) = trials(1, place)
         try:
-            instructions = TrialMachine().handle(make(attempt))
+            instructions = TrialMachine().handle_report(make(attempt))
         except IllegalMove:
             assert (attempt.state, attempt.story) == (place, [])
             continue
@@ -180,11 +180,11 @@ class World:
                 self._measure()
 
     def _compile(self, batch: list[Attempt]) -> None:
-        self.machine.handle(CompilerTook(batch))
+        self.machine.handle_report(CompilerTook(batch))
         told = self._some(batch, is_prefix=self.machine.compiles_one_by_one)
         for attempt in told:
             outcome = None if self._calm else self._dice.choice([None, None, Outcome.COMPILE_ERROR])
-            instructions = self.machine.handle(ConfigCompiled(attempt, outcome))
+            instructions = self.machine.handle_report(ConfigCompiled(attempt, outcome))
             self._carry_out(instructions)
             if outcome is None:
                 assert instructions == []
@@ -204,10 +204,10 @@ class World:
         batch = [self._to_measure.popleft() for _ in range(plan.count)]
         assert len(batch) == 1 or all(attempt.config != {"x": 1} for attempt in batch)
         assert not any(TrialEvent.SET_APART in attempt.story for attempt in batch[1:])
-        self.machine.handle(LaneTook(batch))
+        self.machine.handle_report(LaneTook(batch))
         told = self._some(batch, is_prefix=True)
         for attempt in told:
-            self._carry_out(self.machine.handle(ConfigMeasured(attempt, self._measured(), Output(), self._lane)))
+            self._carry_out(self.machine.handle_report(ConfigMeasured(attempt, self._measured(), Output(), self._lane)))
         silent = batch[len(told) :]
         if not silent:
             return
@@ -236,7 +236,7 @@ class World:
     def _blame(self, report: CompilerLeft | LaneLeft, suspects: Sequence[Attempt], error: Error) -> None:
         before = {attempt: attempt.story.count(TrialEvent.KILLED) for attempt in report.attempts}
         size = len(report.attempts)
-        instructions = self.machine.handle(report)
+        instructions = self.machine.handle_report(report)
         ended = [one.attempt for one in instructions if isinstance(one, End)]
         assert set(ended) <= set(suspects), "blamed without evidence"
         assert not ended or len(suspects) == 1, "blamed for what others may have done"
@@ -271,7 +271,7 @@ class World:
                     self._later.extend(attempts)
                 case TryDevice(attempt):
                     is_sick = self._dice.random() < 0.5
-                    self._carry_out(self.machine.handle(DeviceTried(attempt, is_sick)))
+                    self._carry_out(self.machine.handle_report(DeviceTried(attempt, is_sick)))
                 case End(attempt, result):
                     self.ends[attempt] += 1
                     assert attempt.outcome is result.outcome
@@ -311,20 +311,20 @@ MACHINE = TrialMachine()
 
 def on_lane(attempts: Sequence[Attempt], error: Error | None, lane: LaneFacts = ONLY_GPU) -> list[Instruction]:
     """Have a lane take trials, and leave without a report on them."""
-    MACHINE.handle(LaneTook(attempts))
-    return MACHINE.handle(LaneLeft(attempts, lane, error))
+    MACHINE.handle_report(LaneTook(attempts))
+    return MACHINE.handle_report(LaneLeft(attempts, lane, error))
 
 
 def measured(attempt: Attempt, measurement: Measurement, lane: LaneFacts = ONLY_GPU) -> list[Instruction]:
     """Have a lane take one trial, and report on it."""
-    MACHINE.handle(LaneTook([attempt]))
-    return MACHINE.handle(ConfigMeasured(attempt, measurement, Output(), lane))
+    MACHINE.handle_report(LaneTook([attempt]))
+    return MACHINE.handle_report(ConfigMeasured(attempt, measurement, Output(), lane))
 
 
 def compiled(attempts: Sequence[Attempt], error: Error | None, machine: TrialMachine = MACHINE) -> list[Instruction]:
     """Have a compiler take trials, and leave without a report on them."""
-    machine.handle(CompilerTook(attempts))
-    return machine.handle(CompilerLeft(attempts, error))
+    machine.handle_report(CompilerTook(attempts))
+    return machine.handle_report(CompilerLeft(attempts, error))
 
 
 def outcomes(instructions: Sequence[Instruction]) -> list[Outcome]:
@@ -353,7 +353,7 @@ def test_kills_while_compiling_and_while_measuring_count_together() -> None:
     """One each, and the third is evidence."""
     (attempt,) = trials(1, TrialState.ASKED)
     assert compiled([attempt], killed(Phase.COMPILE)) == [Compile([attempt])]
-    MACHINE.handle(ArtifactFound(attempt))
+    MACHINE.handle_report(ArtifactFound(attempt))
     assert on_lane([attempt], killed()) == [Measure([attempt], at_once=False)]
     assert outcomes(on_lane([attempt], killed())) == [Outcome.CRASHED]
 
@@ -402,7 +402,7 @@ def test_a_config_that_the_backend_says_nothing_about_does_not_compile() -> None
     [refused("source_changed"), refused("usage", Phase.LOAD), refused("disk", number=errno.ENOSPC)],
     ids=["source-changed", "backend-cannot-be-imported", "disk-full"],
 )
-def test_what_all_configs_share_stops_the_job(error: Error) -> None:
+def test_a_failure_that_all_configs_share_stops_the_job(error: Error) -> None:
     """No config is blamed for it."""
     attempts = trials(2, TrialState.ASKED)
     assert compiled(attempts, error) == [EndJob(error)]
@@ -415,7 +415,7 @@ def test_a_backend_whose_worker_is_killed_while_it_is_imported_can_be_imported()
     assert compiled([attempt], killed(Phase.LOAD)) == [Compile([attempt])]
 
 
-def test_a_library_that_cannot_be_loaded_on_a_lane_is_the_config_s_own() -> None:
+def test_a_library_that_cannot_be_loaded_on_a_lane_is_the_configs_fault() -> None:
     """Only a compile worker loads the backend."""
     assert outcomes(on_lane(trials(1), refused("usage", Phase.LOAD))) == [Outcome.LAUNCH_ERROR]
 
@@ -449,7 +449,7 @@ def test_a_trial_of_a_gpu_that_turns_out_sick_is_measured_on_another_one(failure
     """Once: if the second one is sick afterwards, too, the config is the cause."""
     (attempt,) = trials(1)
     assert on_lane([attempt], failure, GPU) == [TryDevice(attempt)]
-    assert MACHINE.handle(DeviceTried(attempt, is_sick=True)) == [Measure([attempt], at_once=False)]
+    assert MACHINE.handle_report(DeviceTried(attempt, is_sick=True)) == [Measure([attempt], at_once=False)]
     assert len(outcomes(on_lane([attempt], failure, GPU))) == 1
 
 
@@ -457,13 +457,13 @@ def test_a_trial_of_a_gpu_that_works_has_its_outcome() -> None:
     """With what was found out before the device was tried."""
     (attempt,) = trials(1)
     measured(attempt, RAISED, GPU)
-    (end,) = MACHINE.handle(DeviceTried(attempt, is_sick=False))
+    (end,) = MACHINE.handle_report(DeviceTried(attempt, is_sick=False))
     assert isinstance(end, End)
     assert (end.result.outcome, end.result.message) == (Outcome.LAUNCH_ERROR, "refused")
 
 
 @pytest.mark.parametrize("lane", [CPU, ONLY_GPU], ids=["a-cpu", "the-only-gpu"])
-def test_where_no_device_can_stand_in_the_config_is_to_blame(lane: LaneFacts) -> None:
+def test_if_no_device_can_stand_in_the_config_is_blamed(lane: LaneFacts) -> None:
     """A CPU runs everything else all the while, and nobody can tell for an only GPU."""
     assert outcomes(on_lane(trials(1), died(), lane)) == [Outcome.CRASHED]
 
@@ -497,7 +497,7 @@ def test_a_worker_that_dies_while_it_loads_ahead_died_of_what_it_loaded() -> Non
     assert second.outcome is Outcome.CRASHED
 
 
-def test_of_two_that_may_hang_each_is_measured_alone() -> None:
+def test_of_two_configs_that_may_hang_each_is_measured_alone() -> None:
     """A load waits for the device."""
     first, second, third = trials(3)
     instructions = on_lane([first, second, third], expired(Phase.LOAD_NEXT))
@@ -506,7 +506,7 @@ def test_of_two_that_may_hang_each_is_measured_alone() -> None:
     assert MACHINE.plan_request([third, first], ONLY_GPU).count == 1
 
 
-def test_a_config_that_needs_more_cores_has_them_at_once() -> None:
+def test_a_config_that_needs_more_cores_is_measured_again_at_once() -> None:
     """And is timed with nobody who needs fewer."""
     attempt, other = trials(2)
     assert measured(attempt, NEEDS_CORES, CPU) == [Measure([attempt], at_once=True)]
@@ -514,7 +514,7 @@ def test_a_config_that_needs_more_cores_has_them_at_once() -> None:
     assert (plan.count, plan.cores, plan.finds_cores) == (1, 4, True)
 
 
-def test_what_follows_a_config_that_left_something_behind_is_spared() -> None:
+def test_configs_after_one_that_left_something_behind_are_spared() -> None:
     """The worker stopped there."""
     attempts = trials(2)
     assert on_lane(attempts, None) == [Measure(attempts, at_once=True)]
@@ -524,7 +524,7 @@ def test_a_damaged_artifact_is_compiled_again() -> None:
     """And so is one that was removed while it waited."""
     damaged, removed = trials(2)
     assert measured(damaged, DAMAGED) == [Compile([damaged])]
-    assert MACHINE.handle(ArtifactGone(removed)) == [Compile([removed])]
+    assert MACHINE.handle_report(ArtifactGone(removed)) == [Compile([removed])]
 
 
 def test_a_trial_of_a_lost_node_is_tried_again_however_often() -> None:
@@ -536,35 +536,35 @@ def test_a_trial_of_a_lost_node_is_tried_again_however_often() -> None:
 
 
 @pytest.mark.parametrize("measurement", [CONTENDED, DAMAGED], ids=["disturbed", "damaged"])
-def test_a_finalist_keeps_its_figure_when_a_round_says_nothing(measurement: Measurement) -> None:
+def test_a_finalist_keeps_its_figure_in_a_disturbed_round(measurement: Measurement) -> None:
     """The round is lost, and not repeated."""
-    finalist = Attempt.finalist(TWIN, UnitRef("a", {}))
+    finalist = Attempt.from_finalist(TWIN, UnitRef("a", {}))
     assert outcomes(measured(finalist, measurement)) == [Outcome.MEASURED]
 
 
 def test_a_finalist_that_is_wrong_is_no_winner_any_more() -> None:
     """Its outcome is replaced."""
-    finalist = Attempt.finalist(TWIN, UnitRef("a", {}))
+    finalist = Attempt.from_finalist(TWIN, UnitRef("a", {}))
     assert outcomes(measured(finalist, WRONG)) == [Outcome.MISMATCH]
 
 
 def test_a_finalist_that_is_killed_is_launched_again() -> None:
     """By the same rule as any trial."""
-    finalist = Attempt.finalist(TWIN, UnitRef("a", {}))
+    finalist = Attempt.from_finalist(TWIN, UnitRef("a", {}))
     for _ in range(2):
         assert on_lane([finalist], killed()) == [Measure([finalist], at_once=False)]
     assert outcomes(measured(finalist, FINE)) == [Outcome.MEASURED]
 
 
-def test_a_twin_gives_its_figure_and_says_whose_it_is() -> None:
+def test_a_twins_outcome_is_taken_over_with_its_trial() -> None:
     """The trial needs no lane."""
     (attempt,) = trials(1)
-    (end,) = MACHINE.handle(TwinFound(attempt, TWIN))
+    (end,) = MACHINE.handle_report(TwinFound(attempt, TWIN))
     assert isinstance(end, End)
     assert (end.result.latency_us, end.result.detail["carried_from"], end.result.detail["count"]) == (3.0, 7, 5)
 
 
-def test_a_story_is_kept_where_a_trial_did_not_go_straight() -> None:
+def test_a_story_is_kept_of_failed_and_retried_trials() -> None:
     """A plain one needs none."""
     straight, twisted = trials(2)
     (end,) = measured(straight, FINE)
@@ -588,7 +588,7 @@ def test_a_story_is_kept_where_a_trial_did_not_go_straight() -> None:
         (None, False),
     ],
 )
-def test_what_says_something_about_a_config_is_settled(outcome: Outcome | None, is_quarantined: bool) -> None:
+def test_outcomes_that_say_something_about_a_config_are_settled(outcome: Outcome | None, is_quarantined: bool) -> None:
     """The next job does not try it again."""
     known = replace(TWIN, outcome=outcome)
     assert is_settled(known, compile_deadline_s=180.0) is is_quarantined
@@ -604,4 +604,4 @@ def test_a_compile_that_took_too_long_is_tried_again_with_a_longer_deadline() ->
 def test_a_verdict_that_ends_nothing_is_refused() -> None:
     """An end must lead to an outcome."""
     with pytest.raises(IllegalMove):
-        trials(1)[0].end(Verdict(TrialEvent.TIMED))
+        trials(1)[0].end_trial(Verdict(TrialEvent.TIMED))

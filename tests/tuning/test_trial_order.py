@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from ktuned.model import KnownConfig, Outcome
-from ktuned.tuning.trial_order import LAST_OF_SLOT, begun_in_time
+from ktuned.tuning.trial_order import LAST_OF_SLOT, order_by_compile_time
 
 
 def configs(*compile_s: float) -> list[KnownConfig]:
@@ -32,31 +32,31 @@ def ends_at(order: Sequence[KnownConfig], slots: int) -> float:
     return max(free_at)
 
 
-def test_what_ends_in_time_keeps_its_order() -> None:
+def test_short_compiles_keep_their_order() -> None:
     """Equal ones, those of unknown compiles, and a long one with enough behind it."""
     for compile_s in ([1.0] * 9, [0.0] * 9, [5.0] + [1.0] * 19, []):
-        assert numbers(begun_in_time(configs(*compile_s), slots=2)) == list(range(len(compile_s)))
+        assert numbers(order_by_compile_time(configs(*compile_s), slots=2)) == list(range(len(compile_s)))
 
 
-def test_a_long_one_comes_as_much_earlier_as_it_must() -> None:
+def test_a_long_compile_starts_just_early_enough() -> None:
     """With two slots, so that it has twice its time behind it: what follows it, and what comes after all of them."""
     long_last = configs(*[1.0] * 19, 6.0)
-    assert numbers(begun_in_time(long_last, slots=2)) == [*range(7), 19, *range(7, 19)]
-    assert numbers(begun_in_time(long_last, slots=2, behind_s=5.0)) == [*range(12), 19, *range(12, 19)]
-    assert numbers(begun_in_time(long_last, slots=2, behind_s=12.0)) == [*range(20)]
+    assert numbers(order_by_compile_time(long_last, slots=2)) == [*range(7), 19, *range(7, 19)]
+    assert numbers(order_by_compile_time(long_last, slots=2, behind_s=5.0)) == [*range(12), 19, *range(12, 19)]
+    assert numbers(order_by_compile_time(long_last, slots=2, behind_s=12.0)) == [*range(20)]
 
 
-def test_several_long_ones_begin_the_longest_first() -> None:
+def test_of_several_long_compiles_the_longest_starts_first() -> None:
     """Each counts for those that come before it; those for which there is too little begin at once."""
-    found = begun_in_time(configs(*[1.0] * 40, 5.0, 7.0, 50.0), slots=2)
+    found = order_by_compile_time(configs(*[1.0] * 40, 5.0, 7.0, 50.0), slots=2)
     assert numbers(found) == [42, *range(30), 41, 40, *range(30, 40)]
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_slots_end_together(seed: int) -> None:
+def test_all_slots_end_at_about_the_same_time(seed: int) -> None:
     """With compiles as an SGEMM's on 14 slots, a seventh of them long: all end within a twentieth of the best time."""
     dice = random.Random(seed)
     drawn = [dice.uniform(0.6, 1.7) if dice.random() < 0.14 else dice.uniform(0.08, 0.4) for _ in range(248)]
-    found = begun_in_time(configs(*drawn), slots=14)
+    found = order_by_compile_time(configs(*drawn), slots=14)
     assert sorted(numbers(found)) == list(range(248))
     assert ends_at(found, 14) <= 1.05 * sum(drawn) / 14

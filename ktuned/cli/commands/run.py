@@ -53,7 +53,7 @@ def run(waits: bool, numerics: str, command: tuple[str, ...]) -> int:
     with tempfile.TemporaryDirectory(prefix="ktuned-run-") as summary:
         hook = hook_environment("wait" if waits else "background", numerics, summary, os.environ)
         status = run_program(command, {**os.environ, **hook})
-        for line in summarise_account(Account.read(Path(summary)), has_device=_has_gpu()):
+        for line in summarise_account(Account.from_directory(Path(summary)), has_device=_has_gpu()):
             output.print_message(line)
     return status
 

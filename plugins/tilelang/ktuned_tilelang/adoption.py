@@ -58,13 +58,13 @@ class _AdoptedKernel:
 
     def configs(self, p: Any) -> Iterator[dict[str, Any]]:
         """Yield the configs that make a program, in the application's order."""
-        yield from (json.loads(text) for text in self._calls.of(p).programs)
+        yield from (json.loads(text) for text in self._calls.find_call(p).programs)
 
     def inputs(self, p: Any) -> Mapping[str, Any]:
         """Declare the tensors of a call."""
         from ktuned.spec import tensor
 
-        call = self._calls.of(p)
+        call = self._calls.find_call(p)
         found = {}
         for name, entry in call.tensors.items():
             is_captured = entry.fill == CAPTURED
@@ -76,4 +76,4 @@ class _AdoptedKernel:
 
     def build(self, p: Any, c: Any) -> Build:
         """Return a config's Build."""
-        return self._calls.of(p).build(canonical(dict(c)))
+        return self._calls.find_call(p).build(canonical(dict(c)))

@@ -262,7 +262,7 @@ def _reporting(method: Callable[..., Any], name: str, reason: str) -> Callable[.
     @wraps(method)
     def report(self: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(self, _OPTIONS, _process_options) is not None:
-            account.leave_alone(name, reason)
+            account.record_left_alone(name, reason)
         return method(self, *args, **kwargs)
 
     return report

@@ -30,4 +30,6 @@ def _adopt(module: Any, numerics: str) -> None:
     except (ImportError, AttributeError) as error:
         # The program is no worse off than without ktuned.
         version = getattr(sys.modules.get("tilelang"), "__version__", "")
-        account.leave_alone("tilelang.autotune", f"TileLang {version} is not one that ktuned-tilelang knows: {error}")
+        account.record_left_alone(
+            "tilelang.autotune", f"TileLang {version} is not one that ktuned-tilelang knows: {error}"
+        )

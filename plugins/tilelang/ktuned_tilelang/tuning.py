@@ -221,7 +221,7 @@ def tune(task: Task, options: Options) -> KeyedCall | None:
 
 
 def _leave_alone(name: str, reason: str) -> None:
-    account.leave_alone(name, reason)
+    account.record_left_alone(name, reason)
     _log.info("%s is left to TileLang: %s", name, reason)
 
 
@@ -248,7 +248,7 @@ class KeyedCall:
         self._device = _current_device()
         self._loaded: dict[str, Found] = {}
         self._answers: dict[str, Answer] = {}
-        account.adopt(task.name)
+        account.record_adopted(task.name)
 
     def decide(self) -> bool:
         """Decide on the kernel that the application gets; return whether it is not left to TileLang.
@@ -269,23 +269,23 @@ class KeyedCall:
 
     # The host of a machine
 
-    def ask(self) -> Answer | None:
+    def ask_daemon(self) -> Answer | None:
         """Return what the daemon knows."""
-        answer = self._noted(self._link.ask(self._key))
+        answer = self._noted(self._link.ask_about(self._key))
         if answer is not None and answer.is_final and not answer.is_open:
-            account.note_key(self._name, TUNED)
+            account.record_key(self._name, TUNED)
         return answer
 
-    def record(self) -> str:
+    def record_call(self) -> str:
         """Leave the call in the spool."""
         try:
             leave_record(spool_directory(home_directory()), self._record())
         except OSError as error:
             return str(error)
-        account.note_key(self._name, RECORDED)
+        account.record_key(self._name, RECORDED)
         return ""
 
-    def wait(self) -> Answer | None:
+    def await_tuning(self) -> Answer | None:
         """Return what the daemon knows when the key's tuning has ended.
 
         Raises:
@@ -293,7 +293,7 @@ class KeyedCall:
                 config will do.
             LeftAlone: the daemon has not taken the call in.
         """
-        answer = self._noted(self._link.wait(self._key))
+        answer = self._noted(self._link.await_tuning(self._key))
         if answer is None:
             return None
         if answer.config not in self._evaluated.configs:
@@ -302,15 +302,15 @@ class KeyedCall:
             self._note_failure(answer)
             raise TuningFailed(f"{FAILED} {answer.message}")
         if answer.is_final:
-            account.note_key(self._name, TUNED)
+            account.record_key(self._name, TUNED)
         return answer
 
-    def follow(self) -> None:
+    def follow_key(self) -> None:
         """Have later answers reported."""
         _followed.add(self)
-        self._link.follow(self._key, self._on_answer)
+        self._link.follow_key(self._key, self._on_answer)
 
-    def load(self, config: str, artifact: str | None) -> bool:
+    def load_config(self, config: str, artifact: str | None) -> bool:
         """Load a config from its artifact, else compile it here.
 
         Raises:
@@ -332,7 +332,7 @@ class KeyedCall:
         self._loaded[config] = found
         return True
 
-    def launch(self, config: str, *, once: bool) -> None:
+    def launch_config(self, config: str, *, once: bool) -> None:
         """Give the application a config's kernel: now, or in the place of the one that it has."""
         # While a graph is captured it was not loaded before.
         found = self._loaded.pop(config, None) or self._load(config, None)
@@ -360,7 +360,7 @@ class KeyedCall:
     def _on_answer(self, answer: Answer) -> bool:
         self._noted(answer)
         if answer.is_final:
-            account.note_key(self._name, TUNED)
+            account.record_key(self._name, TUNED)
         else:
             self._note_failure(answer)
         allow_captures()
@@ -373,7 +373,7 @@ class KeyedCall:
     def _note_failure(self, answer: Answer) -> None:
         reason = (answer.message or "its tuning ended without a winner").partition("\n")[0]
         _log.warning("%s is not tuned: %s", self._task.name, reason)
-        account.note_key(self._name, f"not tuned: {reason}")
+        account.record_key(self._name, f"not tuned: {reason}")
 
     def _load(self, config: str, artifact: str | None) -> Found:
         chosen = self._evaluated.configs[config]

@@ -80,13 +80,13 @@ class _AdoptedKernel:
 
     def configs(self, p: Any) -> Iterator[dict[str, Any]]:
         """Yield the configs that the application's pruning left, in its order."""
-        yield from (json.loads(text) for text in self._calls.of(p).recipes)
+        yield from (json.loads(text) for text in self._calls.find_call(p).recipes)
 
     def inputs(self, p: Any) -> Mapping[str, Any]:
         """Declare the tensors of a call, each as a row of all its storage's elements."""
         from ktuned.spec import tensor
 
-        self._current = call = self._calls.of(p)
+        self._current = call = self._calls.find_call(p)
         found = {}
         for name, entry in call.tensors.items():
             is_captured = entry.fill == CAPTURED
@@ -96,7 +96,7 @@ class _AdoptedKernel:
 
     def build(self, p: Any, c: Any) -> Build:
         """Return a config's Build."""
-        call, text, origin = self._calls.of(p), canonical(dict(c)), self._declared["origin"]
+        call, text, origin = self._calls.find_call(p), canonical(dict(c)), self._declared["origin"]
         position = call.recipes[text].position
         hooks = (
             {}

@@ -431,7 +431,7 @@ class AdoptedFunction:
                     self.leave_alone(self.name, reason)
                     return pruned
                 self._declaration = replace(describe_function(self.tuner), numerics=self.options.policy.numerics)
-                account.adopt(self.name)
+                account.record_adopted(self.name)
             try:
                 pruned = self._cached_first(pruned, args, kwargs)
                 return self._call_of(self._declaration, pruned, args, kwargs).decide(pruned, args, kwargs)
@@ -487,7 +487,7 @@ class AdoptedFunction:
 
     def leave_alone(self, name: str, reason: str) -> None:
         """Note that the function, or one of its keys, is Triton's."""
-        account.leave_alone(name, reason)
+        account.record_left_alone(name, reason)
         _log.info("%s is left to Triton: %s", name, reason)
 
     def forked(self) -> None:
@@ -540,12 +540,12 @@ class KeyedCall:
                 return pruned
             if self.machine.standing is not Standing.NEW:
                 # Triton has lost it (another thread, a cleared cache): the same again.
-                self.launch(self.machine.config, once=False)
+                self.launch_config(self.machine.config, once=False)
             return [self._launched]
         except NothingToLaunch:
             # It says nothing of its key, whose next call decides.
             self.machine = LaunchMachine(self._function.options.policy, self.machine.configs)
-            self.launch(self.machine.configs[0], once=True)
+            self.launch_config(self.machine.configs[0], once=True)
             return [self._launched]
         finally:
             # Tensors are the application's.
@@ -553,14 +553,14 @@ class KeyedCall:
 
     # The host of a machine
 
-    def ask(self) -> Answer | None:
+    def ask_daemon(self) -> Answer | None:
         """Return what the daemon knows."""
-        answer = self._link.ask(self._key)
+        answer = self._link.ask_about(self._key)
         if answer is not None and answer.is_final and not answer.is_open:
-            account.note_key(self._name, TUNED)
+            account.record_key(self._name, TUNED)
         return answer
 
-    def record(self) -> str:
+    def record_call(self) -> str:
         """Leave the call in the spool."""
         try:
             evaluated = self.evaluated
@@ -572,26 +572,26 @@ class KeyedCall:
         except (LeftAlone, OSError) as error:
             return str(error)
         if getattr(self._function.tuner, "_do_bench", None) is not None and not self._declaration.is_timed_by_graph:
-            account.note(f"{self._function.name} has a do_bench of its own; ktuned times it in its own way")
-        account.note_key(self._name, RECORDED)
+            account.record_note(f"{self._function.name} has a do_bench of its own; ktuned times it in its own way")
+        account.record_key(self._name, RECORDED)
         return ""
 
-    def wait(self) -> Answer | None:
+    def await_tuning(self) -> Answer | None:
         """Return what the daemon knows when the key's tuning has ended."""
-        answer = self._link.wait(self._key)
+        answer = self._link.await_tuning(self._key)
         if answer is not None and answer.is_final:
-            account.note_key(self._name, TUNED)
+            account.record_key(self._name, TUNED)
         elif answer is not None:
             self._note_failure(answer)
         return answer
 
-    def follow(self) -> None:
+    def follow_key(self) -> None:
         """Have later answers reported."""
-        self._link.follow(self._key, self._on_answer)
+        self._link.follow_key(self._key, self._on_answer)
 
     def _on_answer(self, answer: Answer) -> bool:
         if answer.is_final:
-            account.note_key(self._name, TUNED)
+            account.record_key(self._name, TUNED)
         else:
             self._note_failure(answer)
         carry_out(self.machine, Followed(answer), self)
@@ -600,9 +600,9 @@ class KeyedCall:
     def _note_failure(self, answer: Answer) -> None:
         reason = (answer.message or "its tuning ended without a winner").partition("\n")[0]
         _log.warning("%s is not tuned: %s", self._function.name, reason)
-        account.note_key(self._name, f"not tuned: {reason}")
+        account.record_key(self._name, f"not tuned: {reason}")
 
-    def load(self, config: str, artifact: str | None) -> bool:
+    def load_config(self, config: str, artifact: str | None) -> bool:
         """Load a config before it is launched: from its artifact by way of Triton's cache, else compiled here."""
         if artifact is not None:
             _install(artifact)
@@ -628,7 +628,7 @@ class KeyedCall:
             return None
         return _compiled_apart(jitted(function), self._call, config, self._device)
 
-    def launch(self, config: str, *, once: bool) -> None:
+    def launch_config(self, config: str, *, once: bool) -> None:
         """Have calls launch a config: by its place in Triton's cache, which this call gives it if it has none yet."""
         kind = _passing_config() if once else _launched_config()
         self._launched = kind(self.configs[config], self)

@@ -27,4 +27,4 @@ def _adopt(module: Any, mode: str, numerics: str) -> None:
     except (ImportError, AttributeError) as error:
         # The program is no worse off than without ktuned.
         version = getattr(sys.modules.get("triton"), "__version__", "")
-        account.leave_alone("triton.autotune", f"Triton {version} is not one that ktuned-triton knows: {error}")
+        account.record_left_alone("triton.autotune", f"Triton {version} is not one that ktuned-triton knows: {error}")

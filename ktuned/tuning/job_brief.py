@@ -1,4 +1,8 @@
-"""The task of one job: a kernel's problem on a device model, and all that its trials have in common."""
+"""The brief of a job: everything that it needs to know before it begins, and that all its trials share.
+
+``ktuned.scheduling.preparation`` makes it when the job starts. It also has the rules that follow from these facts
+alone: what a config costs, what identifies an artifact and a measurement, which figures a known trial lacks.
+"""
 
 from __future__ import annotations
 
@@ -43,33 +47,36 @@ from ktuned.model import (
 )
 from ktuned.tuning.anchor import Anchor
 from ktuned.tuning.shared_lead import SharedConfigs
-from ktuned.tuning.trial_detail import rounds_name
+from ktuned.tuning.trial_detail import choose_rounds_name
 from ktuned.tuning.trial_machine import TrialMachine
 
 _COMPILED_IN = frozenset({"defines", "flags", "library", "source", "cache_key", "globals_read"})
-"""Fields of Builds that decide an artifact's bytes, and nothing about its call."""
+"""Fields of Builds that decide an artifact's bytes, but nothing about how it is called."""
 
 
 class Compiler(msgspec.Struct, frozen=True):
-    """A machine that has the context's toolchain: the workers' environment there, and the sights of its files."""
+    """A machine that has the context's toolchain: its workers' environment, and its toolchain's files as seen there."""
 
     environment: Environment
     toolchain: Mapping[str, str]
 
 
-class Work(msgspec.Struct, eq=False, weakref=True):
+class JobBrief(msgspec.Struct, eq=False, weakref=True):
     """Everything that a job needs to know before it begins.
 
-    While it runs, nothing of it changes but what ``traces`` learns of its kernel: that is the digests' part from then
-    on, and with it the context's. Then all results in the store have the new context, too.
+    While the job runs, only what ``traces`` learns of its kernel changes: new names become a part of the kernel's
+    digest, and so of the context. The results in the store then have the new context, too.
 
-    ``captured`` is the digest of the inputs that an application handed over for the problem; empty without any.
-    Without ``devices`` its configs are only compiled, for ``target``; ``absence`` then says why nothing is measured, if
-    measuring was asked for. ``compilers`` are where the context's toolchain is, this machine first. ``toolchain`` are
-    the sights of the files by which it is known there.
-    ``shared`` is asked what others have found, if that may be used. ``served`` returns the winners that the kernel's
-    lookups are answered with, ``portfolio`` the configs that its portfolio has for this problem, if there is one.
-    Where numerics are exact, the kernel's default is the ``anchor``; the file's own is ``declared_default``.
+    Attributes:
+        devices: Where configs are measured. Without any, configs are only compiled for ``target``, and ``absence``
+            says why nothing is measured if that was asked for.
+        served: Returns the winners with which the kernel's lookups are answered.
+        portfolio: Returns the configs of the kernel's portfolio for this problem, if there is one.
+        captured: The digest of the inputs that an application has handed over for the problem, or empty.
+        toolchain: The files by which the context's toolchain is known, as seen on this machine.
+        shared: Asked for what others have found, if that may be used.
+        compilers: The machines that have the context's toolchain, this one first.
+        anchor: Where numerics are exact; it is then the kernel's default, and ``declared_default`` is the file's own.
     """
 
     job: Job
@@ -103,8 +110,8 @@ class Work(msgspec.Struct, eq=False, weakref=True):
         if self.anchor is None and is_exact(self.objective) and self.kernel.default is not None:
             self.anchor = Anchor(self.kernel.default, self.preset.inputs)
 
-    def environment_on(self, device: Device) -> Environment:
-        """Return the environment of the workers that measure on a device."""
+    def find_environment(self, device: Device) -> Environment:
+        """Return the environment of workers that measure on a device."""
         return self.environment.beside(device)
 
     @property
@@ -115,17 +122,17 @@ class Work(msgspec.Struct, eq=False, weakref=True):
         return self._named
 
     def follow(self, kernel: KernelInfo) -> None:
-        """Take in what was learned of the kernel since."""
+        """Take in what has been learned of the kernel."""
         self.kernel = kernel if self.anchor is None else kernel.with_anchor(self.anchor.config, self.objective)
         self._named = None
         self.context = replace(self.context, digest=add_captured(kernel.digest, self.captured))
 
-    async def learn(self, observed: Sequence[Observation]) -> None:
-        """Have names that a worker has observed belong to the kernel.
+    async def learn_names(self, observed: Sequence[Observation]) -> None:
+        """Make the names that a worker has read a part of the kernel.
 
         Raises:
-            SourceChanged: what it read is not what the kernel is known by now.
-            StoreError: it cannot be recorded.
+            SourceChanged: What the worker read is not what the kernel is known by now.
+            StoreError: The names cannot be recorded.
         """
         if observed:
             await self.traces.learn_names(self.kernel, observed)
@@ -147,23 +154,23 @@ class Work(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def needs_energy(self) -> bool:
-        """True if a config is judged by what its launches take."""
+        """True if configs are judged by energy."""
         return self.kernel.needs_energy(self.objective)
 
     @property
     def rounds_name(self) -> str:
         """The detail that counts a finalist's rounds."""
-        return rounds_name(self.kernel, self.objective)
+        return choose_rounds_name(self.kernel, self.objective)
 
     @property
     def wanted_bits(self) -> requests.SameBits | None:
-        """What is to be found out of configs' bits, where they count."""
+        """What workers must find out about configs' bits; ``None`` where bits do not count."""
         if self.anchor is not None:
             return self.anchor.request
         return requests.SameBits(self.preset.inputs, on_all_inputs=True) if self.kernel.batch_invariant else None
 
     def lacks_figure(self, trial: Trial) -> bool:
-        """Return whether a trial was measured, but not what its launches take or leave, which decides here."""
+        """Return whether a trial was measured, but without the energy or the bits that decide in this job."""
         lacks_energy = self.needs_energy and ENERGY not in trial.metrics
         lacks_bits = False
         if self.anchor is not None:
@@ -172,31 +179,31 @@ class Work(msgspec.Struct, eq=False, weakref=True):
             lacks_bits = len(trial.detail.get("bits") or ()) < self.preset.inputs
         return trial.outcome is Outcome.MEASURED and (lacks_energy or lacks_bits)
 
-    def cost(self, trial: Trial | TrialResult) -> float | None:
-        """Return what the figure of a measured trial costs; ``None`` if it has none."""
+    def compute_cost(self, trial: Trial | TrialResult) -> float | None:
+        """Return the cost of a measured trial by the objective; ``None`` if it has no such figure."""
         return cost_of(self.objective, trial.figure(self.objective))
 
-    def expected_cost(self, trial: Trial) -> float | None:
-        """Return what a measured trial costs as far as its bits are known: on the first inputs alone, of most."""
-        if self.anchor is None or not self.anchor.may_have_bits(trial):
-            return self.cost(trial)
+    def estimate_cost(self, trial: Trial) -> float | None:
+        """Return the cost of a measured trial if its bits turn out to be the anchor's on all inputs."""
+        if self.anchor is None or not self.anchor.may_equal_anchor(trial):
+            return self.compute_cost(trial)
         objective = strip_numerics(self.objective)
         return cost_of(objective, trial.figure(objective))
 
-    def cost_of_round(self, result: TrialResult) -> float | None:
-        """Return what a finalist costs by one round, in which its bits are not asked for again."""
+    def compute_round_cost(self, result: TrialResult) -> float | None:
+        """Return the cost of a finalist by one round, in which its bits are not compared again."""
         objective = strip_numerics(self.objective)
         return cost_of(objective, result.figure(objective))
 
-    def trial_machine(self) -> TrialMachine:
+    def make_trial_machine(self) -> TrialMachine:
         """Return the rules for the job's trials."""
         return TrialMachine(self.kernel.default, compiles_one_by_one=self.group_size == 1 and not self.lowers)
 
-    async def admitted(self, configs: Sequence[Config]) -> list[bool]:
-        """Return whether the kernel's space holds each config for the job's problem."""
+    async def check_configs(self, configs: Sequence[Config]) -> list[bool]:
+        """Return for each config whether the kernel's space holds it for the job's problem."""
         return await self.admission.check_configs(self.kernel, self.problem, configs)
 
-    def explore_request(
+    def make_explore_request(
         self,
         first: Iterable[Config] = (),
         last: Iterable[Config] = (),
@@ -204,10 +211,10 @@ class Work(msgspec.Struct, eq=False, weakref=True):
         *,
         served: Iterable[Config] = (),
     ) -> requests.Explore:
-        """Return the request that begins an exploration: which configs come first, and which are left for last.
+        """Return the request that opens the space: which configs come first, and which last.
 
-        ``earlier`` are similar searches, the most similar first. A job for some configs alone tries those that lookups
-        are ``served`` as well: they are to give way to nothing worse.
+        ``earlier`` are similar searches, the most similar first. A job for certain configs also tries those that
+        lookups are ``served``, so that these give way to nothing worse.
         """
         device = self.devices[0] if self.devices else Device(DeviceName(""), DeviceModel(""), Target(self.target))
         plan = self.job.plan
@@ -216,10 +223,10 @@ class Work(msgspec.Struct, eq=False, weakref=True):
             plan = replace(plan, configs=tuple(wanted.values()))
         return requests.Explore(self.kernel_ref, self.problem, plan, tuple(first), tuple(last), device, tuple(earlier))
 
-    def unit(self, build: Mapping[str, Any]) -> requests.UnitRef:
-        """Return a Build with its artifact's key: a digest of all that decides the artifact's bytes.
+    def make_unit(self, build: Mapping[str, Any]) -> requests.UnitRef:
+        """Return a Build with its artifact's key: a digest of everything that decides the artifact's bytes.
 
-        The sources' part is added, so that a worker can add that of names which only compiling shows.
+        The digest of the sources is added to the rest, so that a worker can add names that only compiling shows.
         """
         parts = {
             "backend": self.kernel.backend,
@@ -230,14 +237,14 @@ class Work(msgspec.Struct, eq=False, weakref=True):
         made = hashlib.sha256(canonical(parts).encode()).hexdigest()
         return requests.UnitRef(add_digests(made, self.kernel.source_digest), build)
 
-    def measured_content(self, build: Mapping[str, Any], files: str, data: str) -> str:
-        """Return the identity of a measurement: SHA-256 over all that decides the figure of an artifact with ``files``.
+    def identify_measurement(self, build: Mapping[str, Any], files: str, data: str) -> str:
+        """Return the identity of a measurement: SHA-256 over everything that decides its figure.
 
-        ``data`` is the digest of the lane's inputs and expected outputs. Sources, toolchain, macros and flags are not
-        part of it: they decide the bytes of the artifact and of the data, and those are the same.
+        ``files`` is the digest of the artifact's files, ``data`` the digest of the lane's inputs and expected outputs.
+        Sources, toolchain, macros and flags are no part of it: they matter only through those two.
         """
         parts = {
-            # Inputs are drawn from the short name: in another checkout of the project they are the same.
+            # The short name, from which inputs are drawn: they are the same in another checkout of the project.
             "kernel": self.kernel.kernel,
             "problem": dict(self.problem),
             "device": self.context.device,
