@@ -44,8 +44,8 @@ def shapes(count: int, seed: int) -> Iterator[dict[str, int]]:
         yield {"M": rows, "N": widths[0], "K": widths[1]}
 
 
-def record(kernel_file: Path, count: int, configs: int, seed: int, fields: Mapping[str, Any]) -> Matrix:
-    """Tune the kernel for each shape with the configs that the strategy proposes first, and return all latencies."""
+def record(kernel_file: Path, count: int, configs: int, seed: int, fields: Mapping[str, Any]) -> Iterator[Matrix]:
+    """Tune the kernel for each shape with the configs that the strategy proposes first; yield all latencies so far."""
     problems = [{**fields, **shape} for shape in shapes(count, seed)]
     with private_home() as home, serving(home) as daemon:
         kernel, chosen = _configs(daemon, kernel_file, problems[0], configs)
@@ -55,7 +55,7 @@ def record(kernel_file: Path, count: int, configs: int, seed: int, fields: Mappi
             rows.append(_measured(daemon, kernel, problem, chosen))
             works = sum(cost < FAILED for cost in rows[-1].values())
             sys.stderr.write(f"{number} of {count}: {works} configs work, {perf_counter() - start:.1f} s\n")
-    return Matrix(tuple(problems), (1.0,) * count, tuple(rows))
+            yield Matrix(tuple(problems[:number]), (1.0,) * number, tuple(rows))
 
 
 def _configs(
@@ -137,8 +137,9 @@ def main() -> None:
     arguments = parser.parse_args()
     path = arguments.replay
     if arguments.record:
-        matrix = record(arguments.kernel_file, arguments.shapes, arguments.configs, arguments.seed, arguments.problem)
-        arguments.record.write_text(json.dumps(matrix.to_wire(), indent=0))
+        options = arguments.kernel_file, arguments.shapes, arguments.configs, arguments.seed, arguments.problem
+        for matrix in record(*options):
+            arguments.record.write_text(json.dumps(matrix.to_wire(), indent=0))
         path = arguments.record
     if path is None:
         parser.error("give --record or --replay")
