@@ -76,11 +76,11 @@ def measure_default(file: Path) -> float:
     found = backend.devices()
     if isinstance(found, Absent):
         raise SystemExit(found.message)
-    device, problem = found[0], kernel.problem_list()[0]
+    device, problem = found[0], kernel.list_problems()[0]
     timer = timer_for(kernel, backend, device)
     data = ProblemData(kernel, problem, device)
     data.provide_expected_outputs(Path("no outputs of an earlier run"))
-    launch = compiled_launch(space, next(iter(kernel.default_configs(problem))), device, data)
+    launch = compiled_launch(space, next(iter(kernel.iterate_default_configs(problem))), device, data)
     data.begin_trial()
     launch()
     timer.synchronize()

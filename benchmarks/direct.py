@@ -39,8 +39,8 @@ class Space:
         """Return the space of the only kernel that a file declares."""
         (kernel,) = load_file(file, file.parent).kernels
         backend = Registry().load(kernel.backend).for_sources(kernel.source_paths)
-        problem = kernel.problem_list()[0]
-        configs = tuple(kernel.bound_space(problem))
+        problem = kernel.list_problems()[0]
+        configs = tuple(kernel.bind_space(problem))
         return cls(backend, kernel, configs, tuple(kernel.build(problem, config) for config in configs))
 
     def units(self, target: str) -> list[Unit]:
@@ -128,7 +128,7 @@ class Quiet:
         backend = Registry().load(space.backend)
         self.space = space
         self._timer = CudaTimer(device.name, "events")
-        self._data = ProblemData(space.kernel, space.kernel.problem_list()[0], device)
+        self._data = ProblemData(space.kernel, space.kernel.list_problems()[0], device)
         units = space.units(device.target)
         self.launches: dict[int, Launch] = {}
         for start in range(0, len(units), backend.group_size):

@@ -50,7 +50,7 @@ class FakeWorker(Worker):
     ) -> tuple[Any, Output]:
         """Send a request to the farm, and decode what it answers."""
         self.requests += 1
-        reply_type, item_type = requests.answer_types(type(request))
+        reply_type, item_type = requests.find_answer_types(type(request))
         answered = self._farm.send(self._number, requests.encode(request))
         if self.gone.is_set():
             raise WorkerDied(-signal.SIGKILL, request.first_phase, Output())

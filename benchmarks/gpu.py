@@ -112,7 +112,7 @@ def winner(arguments: argparse.Namespace) -> tuple[str, Rows]:
         with private_home() as home, serving(home) as daemon:
             _tune(daemon, _project(home, GEMM), arguments.preset)
             with daemon.client() as client:
-                found = client.lookup("gemm", dict(space.kernel.problem_list()[0]))
+                found = client.lookup("gemm", dict(space.kernel.list_problems()[0]))
             winners.append(space.configs.index(dict(found.config or {})))
     with tempfile.TemporaryDirectory() as scratch:
         quiet = Quiet(space, _device(), Path(scratch))

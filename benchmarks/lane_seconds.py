@@ -22,7 +22,7 @@ from benchmarks.private_daemon import private_home, serving
 from benchmarks.report import show
 from benchmarks.sides import in_turns
 from ktuned.backends import Absent, Launch, Registry, Unit
-from ktuned.ipc.places import artifact_place
+from ktuned.ipc.places import locate_artifact
 from ktuned.model import PRESETS, Device
 from ktuned.worker.problem import ProblemData
 from ktuned.worker.timing import HostTimer
@@ -78,13 +78,13 @@ class Direct:
         self.device: Device = found[0]
         self._preset = PRESETS[preset]
         self._timer = timer_for(kernel, backend, self.device)
-        self._data = ProblemData(kernel, kernel.problem_list()[0], self.device)
+        self._data = ProblemData(kernel, kernel.list_problems()[0], self.device)
         units = space.units(self.device.target)
         self.launches: dict[str, Launch] = {}
         for trial in trials:
             if trial["outcome"] == "measured":
                 unit: Unit = units[space.configs.index(trial["config"])]
-                loaded = backend.load(artifact_place(artifacts, trial["artifact"]), unit, self.device)
+                loaded = backend.load(locate_artifact(artifacts, trial["artifact"]), unit, self.device)
                 self.launches[_words(trial["config"])] = loaded.bind(self._data.tensors)
 
     def full_sampling_s(self) -> float:

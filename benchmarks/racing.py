@@ -64,7 +64,7 @@ def record(file: Path, count: int, wanted: Mapping[str, str]) -> Recording:
     device = devices[0]
     is_gpu = device.kind == "cuda" and not backend.times_on_host
     timer = CudaTimer(device.name, kernel.timing) if is_gpu else HostTimer()
-    data = ProblemData(kernel, kernel.problem_list()[0], device)
+    data = ProblemData(kernel, kernel.list_problems()[0], device)
     in_graph = is_gpu and kernel.timing == GRAPH and not data.restores
     restore = data.restore_inputs if data.restores else None
     chosen = [

@@ -227,7 +227,7 @@ def latencies_us(kernel_file: Path, configs: Sequence[Config], rounds: int) -> l
     if isinstance(found, Absent):
         raise Unavailable(found.message)
     device = found[0]
-    data = ProblemData(space.kernel, space.kernel.problem_list()[0], device)
+    data = ProblemData(space.kernel, space.kernel.list_problems()[0], device)
     launches = [compiled_launch(space, config, device, data) for config in configs]
     return in_turns(launches, device.name, rounds)
 

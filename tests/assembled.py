@@ -21,7 +21,7 @@ from ktuned.daemon.config import Settings, load_settings
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import SurveyIntervals
 from ktuned.model.kernel import KernelInfo, Root
-from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, key_problem
+from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, make_key_problem
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome, Problem
 from ktuned.scheduling.dispatcher import Intervals
@@ -67,7 +67,7 @@ def {name}(p, c):
 
 def wanted(problem: Problem, *, kernel: str = "project:it", device: str = "Fake CPU") -> WinnerKey:
     """Return the key of a kernel that specialises for every problem, on the fake device."""
-    return WinnerKey(KernelName(kernel), key_problem(problem), DeviceModel(device))
+    return WinnerKey(KernelName(kernel), make_key_problem(problem), DeviceModel(device))
 
 
 class Told(Events):
@@ -164,7 +164,7 @@ class Parts:
         context = self.machine.build_context(kernel, self.environment, problem, device)
         job = await self.store.create_job(context.key, problem, priority=100, reason="asked", plan=kernel.plan, now=0.0)
         for us, latency_us in figures.items():
-            trial = await self.store.begin_trial(context, kernel.specialized(problem), job.id, {"us": us})
+            trial = await self.store.begin_trial(context, kernel.select_key_values(problem), job.id, {"us": us})
             result = TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=detail)
             await self.store.finish_trial(trial, result, is_opening=is_opening)
 

@@ -53,6 +53,7 @@ ORDER = (
     "dropin",
     "bridge",
     "spec",
+    "dependencies",
     "backends",
     "spool",
     "observer",
@@ -66,8 +67,8 @@ LEVEL = {package: level for level, package in enumerate(ORDER)}
 TEST_KIT = "testing"
 """Imported by no one's code but tests."""
 
-WORKER_MAY_IMPORT = {"portfolio", "search", "spec", "backends", "observer", "ipc", "model"}
-PLUGINS_MAY_IMPORT = {"dropin", "spec", "backends", "model"}
+WORKER_MAY_IMPORT = {"portfolio", "search", "spec", "dependencies", "backends", "observer", "ipc", "model"}
+PLUGINS_MAY_IMPORT = {"dropin", "spec", "dependencies", "backends", "model"}
 LIGHT = WORKER_MAY_IMPORT | {"__init__", "bridge", "dropin", "spool", "worker"}
 """Imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
 

@@ -241,17 +241,17 @@ class Adoptions:
     def _awaits_near_key(self, kernel: KernelInfo, problem: Problem, device: str | None) -> bool:
         """Return whether a key that is not tuned itself may soon be served by another one, whose tuning is open."""
         choice = self._choices.get((kernel.name, device or ""))
-        if choice is None or not choice.is_waiting(kernel.specialized(problem)):
+        if choice is None or not choice.is_waiting(kernel.select_key_values(problem)):
             return False
         return any(job.kernel == kernel.name and device in (None, job.device) for job in self._jobs.list_live_jobs())
 
     def _find_live_job(self, kernel: KernelInfo, problem: Problem, device: str | None) -> Job | None:
         """Return the live job of a key."""
-        wanted = canonical(kernel.specialized(problem))
+        wanted = canonical(kernel.select_key_values(problem))
         for job in self._jobs.list_live_jobs():
             if job.kernel != kernel.name or device not in (None, job.device):
                 continue
-            if canonical(kernel.specialized(job.problem)) == wanted:
+            if canonical(kernel.select_key_values(job.problem)) == wanted:
                 return job
         return None
 
@@ -263,9 +263,9 @@ class Adoptions:
         if found.failure:
             return found.failure
         choice = self._choices.get((kernel.name, device or ""))
-        if choice is not None and choice.is_waiting(kernel.specialized(problem)):
+        if choice is not None and choice.is_waiting(kernel.select_key_values(problem)):
             return "it is served by a tuned key near it, and little would be gained by its own tuning"
-        number = self._job_of.get(_make_place(kernel.name, kernel.specialized(problem)))
+        number = self._job_of.get(_make_place(kernel.name, kernel.select_key_values(problem)))
         job = None if number is None else self._jobs.get_job(number)
         return "" if job is None or job.state is JobState.DONE else job.message or f"its tuning is {job.state}"
 
@@ -365,9 +365,9 @@ class Adoptions:
             del self._launches[place]
             found = self._lookups.find_answer(kernel.name, problem, device or None, tune=False, admits=_admits_any)
             if found.device is not None:
-                known[kernel.winner_key(problem, DeviceModel(found.device), kernel.objective(None))] = number
+                known[kernel.make_winner_key(problem, DeviceModel(found.device), kernel.objective(None))] = number
                 if (choice := self._choices.get((kernel.name, device))) is not None:
-                    choice.count_launches(kernel.specialized(problem), number)
+                    choice.count_launches(kernel.select_key_values(problem), number)
         for place in list(self._launches)[:-MAX_COUNTED]:
             del self._launches[place]
         if known:
@@ -428,7 +428,7 @@ class Adoptions:
             if not self._machine.has_device(environment, kernel.backend, None):
                 return False
         await self._choose_anchor(kernel, record)
-        if self._find_choice(kernel, record.device).take_in_key(kernel.specialized(record.problem), call):
+        if self._find_choice(kernel, record.device).take_in_key(kernel.select_key_values(record.problem), call):
             await self._request_tuning(kernel, record.problem, call, record.device)
         return True
 
@@ -444,7 +444,7 @@ class Adoptions:
         device = self._machine.find_device(
             self._catalog.kernel_environment(kernel), kernel.backend, record.device or None
         )
-        key = kernel.winner_key(record.problem, device.model, objective)
+        key = kernel.make_winner_key(record.problem, device.model, objective)
         if self._store.anchors.find_anchor(key) is None:
             await self._store.anchors.choose_anchor(key, record.configs[0])
 
@@ -461,7 +461,7 @@ class Adoptions:
             reason="called by an application",
         )
         for job in await self._requests.request_jobs(kernel, request):
-            self._job_of[_make_place(kernel.name, kernel.specialized(problem))] = job.id
+            self._job_of[_make_place(kernel.name, kernel.select_key_values(problem))] = job.id
 
     def _find_choice(self, kernel: KernelInfo, device: str) -> KeyChoice:
         """Return the choice among a function's keys on a device model; it begins with the keys that have a winner."""

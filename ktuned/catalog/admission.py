@@ -226,7 +226,7 @@ class Admission:
 
     async def _ask_worker(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> list[bool]:
         environment = self._catalog.kernel_environment(kernel)
-        reference = requests.KernelRef.of(kernel, environment.project, environment.cwd)
+        reference = requests.KernelRef.from_kernel(kernel, environment.project, environment.cwd)
         request = requests.Admits(reference, problem, tuple(dict(config) for config in configs))
         async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
             reply, _ = await worker.send_request(request, self._deadlines)
@@ -247,5 +247,5 @@ def _asked_alike(kernel: KernelInfo, problem: Problem) -> list[Problem]:
 
     An application may look up that part alone: the rest is what only the tuning needs, such as captured arguments.
     """
-    key = kernel.specialized(problem)
+    key = kernel.select_key_values(problem)
     return [problem] if key == dict(problem) else [problem, key]

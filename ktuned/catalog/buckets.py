@@ -48,7 +48,7 @@ class Buckets:
     def known_representative(self, kernel: KernelInfo, problem: Problem) -> Representative | None:
         """Return a problem's representative; ``None`` if a worker must be asked."""
         if not kernel.has_bucket_function:
-            return Representative(kernel.representative(problem), is_current=True)
+            return Representative(kernel.represent(problem), is_current=True)
         self._load_representatives(kernel)
         found = self._chosen.get((kernel.name, canonical(problem)))
         return None if found is None else Representative(dict(found[1]), is_current=found[0] == kernel.digest)
@@ -64,7 +64,7 @@ class Buckets:
         if found is not None and found.is_current:
             return found.problem
         environment = self._catalog.kernel_environment(kernel)
-        reference = requests.KernelRef.of(kernel, environment.project, environment.cwd)
+        reference = requests.KernelRef.from_kernel(kernel, environment.project, environment.cwd)
         request = requests.Represent(reference, problem)
         async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
             reply, _ = await worker.send_request(request, self._deadlines)

@@ -33,7 +33,7 @@ class CapturedInputs:
 
     def digest_for(self, kernel: KernelInfo, problem: Problem) -> str:
         """Return the digest of the captured inputs of a whole problem; empty if there are none."""
-        return self.digest_of_inputs(kernel.name, canonical(kernel.specialized(problem)))
+        return self.digest_of_inputs(kernel.name, canonical(kernel.select_key_values(problem)))
 
     def file_of_digest(self, digest: str) -> Path:
         """Return where the inputs of a digest lie."""

@@ -30,7 +30,7 @@ import msgspec
 from ktuned.catalog.dependencies import Dependents
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.fleet import Environment
-from ktuned.ipc import trail
+from ktuned.ipc import follow_links
 from ktuned.model import (
     AmbiguousName,
     KernelInfo,
@@ -41,9 +41,9 @@ from ktuned.model import (
     ProjectName,
     Root,
     UsageError,
-    full_name,
+    make_full_name,
     project_of,
-    suggested,
+    suggest_name,
 )
 
 _OF_PROJECT = "project "
@@ -167,7 +167,7 @@ class Catalog:
         """Note that a root's project file had such a digest when it was read, and what is wrong with it."""
         file = os.path.join(path, PROJECT_FILE)
         # It may be a link to one that many projects share, and be edited where it lies.
-        self._dependents.put_owner(_OF_PROJECT + path, file, {str(place): digest for place in trail(Path(file))})
+        self._dependents.put_owner(_OF_PROJECT + path, file, {str(place): digest for place in follow_links(Path(file))})
         self._errors.pop(file, None)
         if error is not None:
             self._errors[file] = (error,)
@@ -179,7 +179,7 @@ class Catalog:
         for kernel in moved:
             self._drop_kernel(kernel.name)
             if kernel.name in self._learned:
-                self._learned[full_name(name, kernel.kernel)] = self._learned.pop(kernel.name)
+                self._learned[make_full_name(name, kernel.kernel)] = self._learned.pop(kernel.name)
         renamed = [replace(kernel, project=ProjectName(name)) for kernel in moved]
         for kernel in renamed:
             self._kernels[kernel.name] = kernel
@@ -234,7 +234,7 @@ class Catalog:
             return exact
         project, _, short = name.rpartition(":")
         present = self.aliases.get(ProjectName(project)) if project else None
-        if present is not None and (renamed := self._kernels.get(full_name(present, short))) is not None:
+        if present is not None and (renamed := self._kernels.get(make_full_name(present, short))) is not None:
             return renamed
         matches = [kernel for kernel in self.kernels if kernel.kernel == name]
         if len(matches) > 1:
@@ -246,7 +246,7 @@ class Catalog:
             raise AmbiguousName(f"the kernel {name!r} is in several projects", hint=f"say which: {names}")
         known = self._kernels if ":" in name else {kernel.kernel for kernel in self.kernels}
         hint = "`ktuned kernels` lists them; `ktuned tune PATH` adds some"
-        raise NotFound(f"there is no kernel {name!r}", hint=" ".join(filter(None, (suggested(name, known), hint))))
+        raise NotFound(f"there is no kernel {name!r}", hint=" ".join(filter(None, (suggest_name(name, known), hint))))
 
     def _kernels_meant(self, kernels: list[KernelInfo], directory: str | None) -> list[KernelInfo]:
         """Return the kernels whose project exists; with a directory in several projects, the innermost project's."""
@@ -340,7 +340,7 @@ class Catalog:
 
     def with_learned_names(self, kernel: KernelInfo) -> KernelInfo:
         """Return a kernel with the names that were learned while its inspection, or a job for it, was under way."""
-        return kernel.observed(self._learned.get(kernel.name, {}).values())
+        return kernel.with_observed(self._learned.get(kernel.name, {}).values())
 
     def update_learned(self, kernel: KernelInfo) -> None:
         """Replace a kernel that has learned names; they are watched from now on."""
@@ -431,7 +431,7 @@ def _without_chance_names(kernel: KernelInfo, before: KernelInfo) -> KernelInfo:
     What the same code reads is the same then. The rest is what packages read once in a process, when they are first
     used: whether an inspection sees that depends on what its process has done before.
     """
-    if kernel.version != before.version or before.contradicted(kernel.learned.values()) is not None:
+    if kernel.version != before.version or before.find_contradiction(kernel.learned.values()) is not None:
         return kernel
     return kernel.without_names(kernel.learned.keys() - before.learned.keys())
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 from ktuned.catalog.catalog import Catalog, environment_of
 from ktuned.catalog.inspection import FileInspector
 from ktuned.catalog.traces import Traces
-from ktuned.ipc import relative
-from ktuned.model import KernelInfo, Observation, without
+from ktuned.ipc import make_relative
+from ktuned.model import KernelInfo, Observation, reduce_digest
 
 
 class ForeignNames:
@@ -57,14 +57,14 @@ class ForeignNames:
         wanted = {entry.name: entry for entry in names}
         missing = [entry for name, entry in wanted.items() if name not in kernel.learned]
         found = await self._inspector.look_up_names(kernel, missing) if missing else ()
-        named = kernel.observed(found)
-        exported = without(named.digest, [entry for name, entry in named.learned.items() if name not in wanted])
+        named = kernel.with_observed(found)
+        exported = reduce_digest(named.digest, [entry for name, entry in named.learned.items() if name not in wanted])
         alone = replace(kernel, digest=exported)
         if all(self._digest(alone, problem) != digest for problem, digest in winners):
             return kernel, None
         if not learns or not found:
             return named, exported
         directory = environment_of(root).cwd
-        below = [replace(one, places=tuple(relative(path, directory) for path in one.places)) for one in found]
+        below = [replace(one, places=tuple(make_relative(path, directory) for path in one.places)) for one in found]
         await self._traces.learn_names(kernel, below)
         return self._catalog.resolve_kernel(kernel.name), exported

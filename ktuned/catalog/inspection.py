@@ -17,7 +17,7 @@ from ktuned.catalog.discovery import find_kernel_files, is_kernel_file
 from ktuned.catalog.project_file import PROJECT_FILE, digest_of
 from ktuned.catalog.roots import asked_again, name_roots
 from ktuned.fleet import COURTESY_S, KILLS_EXCUSED, Fleet, is_outside_kill
-from ktuned.ipc import Trust, Untrusted, absolute, relative, replies, requests
+from ktuned.ipc import Trust, Untrusted, make_absolute, make_relative, replies, requests
 from ktuned.model import KernelInfo, Observation, Role, Root, SettingsError, StoreError, WorkerError
 from ktuned.store import Store
 
@@ -222,7 +222,7 @@ class FileInspector:
             learned = self._catalog.learned_names(root, set(rest)) if names is None else names
             request = requests.Inspect(
                 environment.project,
-                tuple(relative(file, environment.cwd) for file in rest),
+                tuple(make_relative(file, environment.cwd) for file in rest),
                 {name: _relative_names(entries, environment.cwd) for name, entries in learned.items()},
                 root.name,
             )
@@ -265,28 +265,30 @@ def _with_absolute_paths(item: replies.InspectedFile, root: Root) -> Inspection:
     """Return an inspected file with the absolute paths that the catalog knows."""
     directory = environment_of(root).cwd
     return Inspection(
-        file=absolute(item.file, directory),
+        file=make_absolute(item.file, directory),
         kernels=tuple(_locate_kernel(kernel, root, directory) for kernel in item.kernels),
         errors=tuple(
             FileError(error.path, error.line, error.message, error.hint, error.excerpt) for error in item.errors
         ),
-        stamps={absolute(path, directory): digest for path, digest in item.digests.items()},
+        stamps={make_absolute(path, directory): digest for path, digest in item.digests.items()},
     )
 
 
 def _locate_kernel(kernel: KernelInfo, root: Root, directory: str) -> KernelInfo:
     """Return a kernel with its absolute paths, and its project's defaults where its file sets no budgets."""
     return replace(
-        kernel.planned(root.defaults),
-        file=absolute(kernel.file, directory),
-        sources=tuple(absolute(source, directory) for source in kernel.sources),
-        stamps={absolute(path, directory): digest for path, digest in kernel.stamps.items()},
+        kernel.with_plan_defaults(root.defaults),
+        file=make_absolute(kernel.file, directory),
+        sources=tuple(make_absolute(source, directory) for source in kernel.sources),
+        stamps={make_absolute(path, directory): digest for path, digest in kernel.stamps.items()},
         learned={
-            name: replace(entry, places=tuple(absolute(path, directory) for path in entry.places))
+            name: replace(entry, places=tuple(make_absolute(path, directory) for path in entry.places))
             for name, entry in kernel.learned.items()
         },
     )
 
 
 def _relative_names(entries: Iterable[Observation], directory: str) -> tuple[Observation, ...]:
-    return tuple(replace(entry, places=tuple(relative(path, directory) for path in entry.places)) for entry in entries)
+    return tuple(
+        replace(entry, places=tuple(make_relative(path, directory) for path in entry.places)) for entry in entries
+    )

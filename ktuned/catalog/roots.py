@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ktuned.catalog.project_file import PROJECT_FILE, Project, read_project
 from ktuned.ipc import Trust, Untrusted
-from ktuned.model import Asked, Root, SettingsError
+from ktuned.model import Root, RootSettings, SettingsError
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
@@ -53,7 +53,7 @@ def make_root(
         str(_by_one_name(chosen)),
         {**project.env, **(env or {})},
         polling,
-        Asked(name, python, dict(env or {})),
+        RootSettings(name, python, dict(env or {})),
         project.digest,
         project.defaults,
         _shared_directory(real, project.workers),

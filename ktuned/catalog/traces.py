@@ -11,7 +11,7 @@ import anyio
 import structlog
 
 from ktuned.catalog.catalog import Catalog
-from ktuned.ipc import absolute
+from ktuned.ipc import make_absolute
 from ktuned.model import KernelInfo, KernelName, Observation, WorkerError
 from ktuned.store import Store
 
@@ -78,14 +78,14 @@ class Traces:
             StoreError: it cannot be recorded.
         """
         directory = self._catalog.kernel_environment(kernel).cwd
-        placed = [replace(one, places=tuple(absolute(path, directory) for path in one.places)) for one in found]
+        placed = [replace(one, places=tuple(make_absolute(path, directory) for path in one.places)) for one in found]
         # A job that goes on before the names are on the disk would enter trials for contexts that nothing renames.
         async with self._lock:
             now = self._catalog.resolve_kernel(kernel.name)
-            other = kernel.contradicted(placed) or now.contradicted(placed)
+            other = kernel.find_contradiction(placed) or now.find_contradiction(placed)
             if other is not None:
                 raise SourceChanged(f"{other.name} changed while {kernel.name} was worked on")
-            learned = now.observed(placed)
+            learned = now.with_observed(placed)
             if learned is now:
                 return
             if len(learned.learned) > MAX_LEARNED:

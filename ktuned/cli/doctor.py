@@ -60,12 +60,12 @@ def check_observer(environment: Mapping[str, str] = os.environ) -> Finding:
     """Check that workers can be observed: without that no answer is ``fresh``."""
     from ktuned import observer
 
-    if environment.get(observer.OFF):
-        message = f"switched off by {observer.OFF}: no kernel is fully observed"
-        return Finding(Level.WARN, "observer", message, f"unset {observer.OFF}")
+    if environment.get(observer.OFF_VARIABLE):
+        message = f"switched off by {observer.OFF_VARIABLE}: no kernel is fully observed"
+        return Finding(Level.WARN, "observer", message, f"unset {observer.OFF_VARIABLE}")
     try:
-        place = observer.library()
-    except observer.Unavailable as error:
+        place = observer.build_library()
+    except observer.LibraryUnavailable as error:
         return Finding(Level.WARN, "observer", f"{error}: no kernel is fully observed", "apt install gcc libc6-dev")
     return Finding(Level.OK, "observer", str(place))
 

@@ -16,7 +16,7 @@ from ktuned.model import (
     Problem,
     Record,
     canonical,
-    gain,
+    compute_gain,
     is_latency,
     record,
 )
@@ -119,7 +119,7 @@ class JobView(Record):
     @property
     def speedup(self) -> float | None:
         """Times that the best config is better than the declared default."""
-        return gain(self.objective, self.default, self.best)
+        return compute_gain(self.objective, self.default, self.best)
 
     @property
     def speedup_range(self) -> tuple[float, float] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ktuned.model import shares
+from ktuned.model import compute_shares
 from ktuned_client import Client, DaemonError
 
 Limits = Mapping[str, Mapping[str, Any]]
@@ -25,5 +25,5 @@ def load_limits(client: Client) -> Limits:
 
 def share_of(metrics: Mapping[str, float], known: Limits, device: str | None) -> str:
     """Return the share of the limit that is nearest, or an empty text where none is known."""
-    found = shares(metrics, known.get(device or "", {}))
+    found = compute_shares(metrics, known.get(device or "", {}))
     return str(found[0]) if found else ""

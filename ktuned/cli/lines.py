@@ -20,7 +20,17 @@ from ktuned.cli.news import (
     WinnerChanged,
     WorkerChanged,
 )
-from ktuned.model import IMPLAUSIBLE_RATIO, LATENCY, JobState, Objective, Problem, gain, is_latency, is_noisy, notices
+from ktuned.model import (
+    IMPLAUSIBLE_RATIO,
+    LATENCY,
+    JobState,
+    Objective,
+    Problem,
+    compute_gain,
+    find_notices,
+    is_latency,
+    is_noisy,
+)
 
 MAX_STANDING = 4
 """Jobs whose standing is printed at once."""
@@ -98,7 +108,7 @@ def lines_of(news: News) -> list[str]:
             known = f", {job.done} known already" if job.done else ""
             return [f"{job_title(job)}: job {job.id} tunes{of}{known}"]
         case NewBest(job, config, figure):
-            speedup = gain(job.objective, job.default, figure)
+            speedup = compute_gain(job.objective, job.default, figure)
             better = f" ({text.format_factor(speedup)} the default)" if speedup else ""
             best = text.by_objective(job.objective, figure)
             return [f"{job_title(job)}: {job_progress(job)} best {best}{better}  {text.format_values(config)}"]
@@ -106,7 +116,7 @@ def lines_of(news: News) -> list[str]:
             why = text.first_line(trial.get("message"))
             return [f"{job_title(job)}: {outcome}  {text.format_values(trial['config'])}" + (f"  {why}" if why else "")]
         case JobEnded(job):
-            found = notices(job.message) if job.state == JobState.DONE else []
+            found = find_notices(job.message) if job.state == JobState.DONE else []
             return [_describe_ended_job(job), *(f"  notice: {text.first_line(notice, limit=300)}" for notice in found)]
         case KernelStale(kernel):
             return [f"{kernel}: saved, its winners are stale"]
@@ -144,7 +154,7 @@ def _describe_ended_job(job: JobView) -> str:
         facts.append(job.share)
     if job.reused:
         facts.append(f"{job.reused} of {job.done} configs measured earlier")
-    change = gain(job.objective, job.before, job.best)
+    change = compute_gain(job.objective, job.before, job.best)
     if change:
         thing = "that speed" if is_latency(job.objective) else "as good"
         facts.append(f"was {text.by_objective(job.objective, job.before)}, {text.format_factor(change)} {thing} now")

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ktuned.model import LATENCY, Objective, Problem, Record, canonical, cost_of, figure_of, gain, is_latency, record
+from ktuned.model import (
+    LATENCY,
+    Objective,
+    Problem,
+    Record,
+    canonical,
+    compute_gain,
+    cost_of,
+    figure_of,
+    is_latency,
+    record,
+)
 
 MEASURED = ("fresh", "stale")
 """Statuses of answers whose latency belongs to the case itself."""
@@ -31,7 +42,7 @@ class Comparison(Record):
     @property
     def gain(self) -> float | None:
         """Times that it is better than before."""
-        return gain(self.objective, self.before, self.now)
+        return compute_gain(self.objective, self.before, self.now)
 
     @property
     def is_regression(self) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ktuned.model import ENERGY, Objective, figure_objective, is_latency, show_controls, unit_of
+from ktuned.model import ENERGY, Objective, is_latency, show_controls, strip_numerics, unit_of
 
 ABSENT = "–"
 """Text of an empty cell."""
@@ -22,7 +22,7 @@ def by_objective(objective: Objective, figure: float | None) -> str:
         return format_latency(figure)
     if figure is None:
         return ABSENT
-    if figure_objective(objective) == ENERGY:
+    if strip_numerics(objective) == ENERGY:
         return format_energy(figure)
     return f"{figure:.4g} {unit_of(objective)}"
 

@@ -144,7 +144,7 @@ class Reload:
         self._jobs.request_review()
         # With more time or memory a config that failed may work.
         self._jobs.forget_failures()
-        if self._trust.allow(settings.trusted_directories):
+        if self._trust.set_exceptions(settings.trusted_directories):
             # Workers learn them at their start alone.
             self._fleet.outdate_workers()
         self._fleet.apply_limits(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ktuned.backends import deciding, finding
-from ktuned.ipc import InvalidMessage, first_changed, from_plain, replies, to_plain
+from ktuned.ipc import InvalidMessage, find_changed_file, from_plain, replies, to_plain
 from ktuned.model import ENVIRONMENT, Device, Record, canonical, record
 
 
@@ -30,7 +30,7 @@ class EnvironmentReport(Record):
     version: str | None = None
     nvml: str | None = None
     strategies: tuple[str, ...] | None = None
-    observed: replies.Observed | None = None
+    observed: replies.ProbeDependencies | None = None
     host: str = ""
     distributions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -65,7 +65,9 @@ class EnvironmentReport(Record):
             return None
 
 
-def find_difference(observed: replies.Observed | None, variables: Mapping[str, str], limits: Mapping[str, str]) -> str:
+def find_difference(
+    observed: replies.ProbeDependencies | None, variables: Mapping[str, str], limits: Mapping[str, str]
+) -> str:
     """Return what a report depends on that has changed, the first such thing as a line; empty while the report holds.
 
     Takes some 2 µs for each file.
@@ -77,7 +79,7 @@ def find_difference(observed: replies.Observed | None, variables: Mapping[str, s
     """
     if observed is None:
         return "its toolchain was never looked at"
-    if changed := first_changed(observed.files):
+    if changed := find_changed_file(observed.files):
         return f"{changed} changed"
     present = deciding(observed.patterns, variables) | finding(variables)
     for name in sorted({*present, *observed.variables}):

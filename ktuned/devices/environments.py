@@ -44,7 +44,7 @@ from ktuned.devices.environment_report import (
 )
 from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import replies, requests
-from ktuned.model import DeviceName, Role, StoreError, UsageError, WorkerError, canonical, suggested
+from ktuned.model import DeviceName, Role, StoreError, UsageError, WorkerError, canonical, suggest_name
 from ktuned.store import Store
 
 _log = structlog.get_logger()
@@ -183,7 +183,7 @@ class Environments:
         if self._disagreements[key]:
             _log.warning("daemon_outdated", python=environment.python, reason=reason)
 
-    def _find_difference(self, observed: replies.Observed | None, environment: Environment) -> str:
+    def _find_difference(self, observed: replies.ProbeDependencies | None, environment: Environment) -> str:
         return find_difference(observed, self.list_variables(environment), cpu.limits())
 
     def list_variables(self, environment: Environment) -> dict[str, str]:
@@ -336,7 +336,7 @@ class Environments:
         if names is not None and name not in names:
             # A plugin's strategies begin with its name: optuna_tpe.
             extra = extra_of(name.partition("_")[0]) if "_" in name else ""
-            other = f"{suggested(name, names)} name one that is installed".lstrip()
+            other = f"{suggest_name(name, names)} name one that is installed".lstrip()
             raise UsageError(
                 f"there is no strategy {name!r} in {environment.python} (installed: {', '.join(names)})",
                 hint=f"{environment.python} -m pip install '{extra}'" if extra else other,

@@ -27,8 +27,8 @@ from ktuned.model import (
     NotFound,
     Problem,
     Target,
+    add_captured,
     canonical,
-    with_captured,
 )
 
 
@@ -219,7 +219,7 @@ class Machine:
 
     def build_context(self, kernel: KernelInfo, environment: Environment, problem: Problem, device: Device) -> Context:
         """Return the context of a measurement that is made now."""
-        specialized = canonical(kernel.specialized(problem))
+        specialized = canonical(kernel.select_key_values(problem))
         return Context(
             kernel=kernel.name,
             problem=KeyProblem(specialized),
@@ -242,7 +242,7 @@ class Machine:
 
     def digest_kernel(self, kernel: KernelInfo, specialized: str) -> str:
         """Return a kernel's digest for a specialised problem (canonical text), with that of its captured inputs."""
-        return with_captured(kernel.digest, self._captured(kernel.name, specialized))
+        return add_captured(kernel.digest, self._captured(kernel.name, specialized))
 
     def list_device_models(self, environment: Environment | None = None) -> dict[str, set[str]]:
         """Return the models of all known devices, of one environment or of all, by the devices' names.

@@ -18,7 +18,7 @@ import msgspec
 
 from ktuned.fleet.failures import Output
 from ktuned.ipc import requests
-from ktuned.model import Device, Role, kind_of
+from ktuned.model import Device, Role, read_device_kind
 
 R = TypeVar("R")
 I = TypeVar("I")  # noqa: E741 - an item
@@ -86,7 +86,7 @@ class Worker(ABC):
     @property
     def has_context(self) -> bool:
         """True if it has a context on a GPU, or makes one."""
-        return self.makes_context or kind_of(self.device) == "cuda"
+        return self.makes_context or read_device_kind(self.device) == "cuda"
 
     @abstractmethod
     async def send_request(

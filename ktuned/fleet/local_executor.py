@@ -146,7 +146,7 @@ class LocalExecutor(Executor):
         self._count += 1
         scratch, places = self.scratch / str(self._count), self._build_places(environment)
         # In a thread, because a compiler may have to build the observer's library first.
-        await anyio.to_thread.run_sync(observer.prepare)
+        await anyio.to_thread.run_sync(observer.prepare_library)
         worker = spawn_worker(
             environment,
             role=role,

@@ -22,7 +22,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from time import monotonic
 
-from ktuned.ipc import Entered, Held, Journal
+from ktuned.ipc import HeldItems, Journal, PhaseEntry
 from ktuned.model import Phase
 
 LEAST_S = 0.01
@@ -57,8 +57,8 @@ class Phases:
         self._before_look = before_look
         self._timer = DeadlineTimer(loop, on_over, self._find_phase_end)
         self._deadlines: Mapping[str, float] = {}
-        self._entered = [Entered(Phase.SPAWN, clock())]
-        self._held = Held(0, b"")
+        self._entered = [PhaseEntry(Phase.SPAWN, clock())]
+        self._held = HeldItems(0, b"")
 
     @property
     def current(self) -> Phase:
@@ -77,16 +77,16 @@ class Phases:
 
     def begin_request(self, request: int, phase: Phase, deadlines: Mapping[str, float]) -> None:
         """Begin a request in a phase, with the seconds that each of its phases may take."""
-        self._entered = [Entered(phase, self._clock())]
+        self._entered = [PhaseEntry(phase, self._clock())]
         self._deadlines = deadlines
-        self._held = Held(0, b"")
+        self._held = HeldItems(0, b"")
         if self._journal is not None:
-            self._journal.begin(request, phase)
+            self._journal.begin_request(request, phase)
         self._timer.watch_request(min(deadlines.values()))
 
     def enter_phase(self, phase: Phase) -> None:
         """Take in a phase that a message named."""
-        self._entered.append(Entered(phase, self._clock()))
+        self._entered.append(PhaseEntry(phase, self._clock()))
 
     def has_deadline(self, phase: Phase) -> bool:
         """Return whether a phase has a deadline."""
@@ -100,7 +100,7 @@ class Phases:
         """Take in what the journal says now; nothing if the worker keeps none."""
         if self._journal is None or not self.keeps_journal:
             return
-        found, self._held = self._journal.read()
+        found, self._held = self._journal.read_progress()
         began, until = self._entered[0], self._clock()
         known = [one for one in found if began.at <= one.at <= until and one.phase in self._deadlines]
         # User code may have written nonsense. Then the phase that was known goes on.
@@ -108,7 +108,7 @@ class Phases:
             self._entered = [began, *known] if known[0].at > began.at else known
 
     @property
-    def held(self) -> Held:
+    def held(self) -> HeldItems:
         """The messages that the worker was holding back when its journal was last read."""
         return self._held
 

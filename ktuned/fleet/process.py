@@ -146,7 +146,7 @@ class WorkerProcess(Worker):
         self._begin_request(self.requests, request.first_phase, deadlines)
         self._items = 0
         self._fault = ""
-        self._answer_types = requests.answer_types(type(request))
+        self._answer_types = requests.find_answer_types(type(request))
         self._on_computed = on_computed
         for tail in self._tails:
             tail.take_text()
@@ -404,7 +404,7 @@ def spawn_worker(
         env = {
             **base_env,
             **dict(environment.env),
-            **observer.settings(scratch, {**base_env, **dict(environment.env)}, places.trusted),
+            **observer.make_worker_variables(scratch, {**base_env, **dict(environment.env)}, places.trusted),
             WORKER_MARK: worker_id,
             "TMPDIR": str(scratch),
             JOURNAL_VARIABLE: str(journal.descriptor),

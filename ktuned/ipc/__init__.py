@@ -2,7 +2,7 @@
 
 from ktuned.ipc import frames, manifest, parent, replies, requests
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_message, to_plain
-from ktuned.ipc.journal import JOURNAL_VARIABLE, MAX_HELD_BYTES, Entered, Held, Journal
+from ktuned.ipc.journal import JOURNAL_VARIABLE, MAX_HELD_BYTES, HeldItems, Journal, PhaseEntry
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest, Recipe
 from ktuned.ipc.memory_fault import (
     MAX_FAULT_BYTES,
@@ -13,20 +13,20 @@ from ktuned.ipc.memory_fault import (
     describe_place,
     prepare_fault,
 )
-from ktuned.ipc.places import Places, absolute, artifact_place, relative, staging_place
+from ktuned.ipc.places import Places, locate_artifact, locate_staging, make_absolute, make_relative
 from ktuned.ipc.stamps import (
     ABSENT,
     DIRECTORY,
     LISTING,
-    agrees,
-    first_changed,
-    is_way,
-    lexical,
-    sight,
+    find_changed_file,
+    follow_links,
+    is_directory_stamp,
+    normalize_path,
     stamp,
     stamp_directory,
-    stamps,
-    trail,
+    stamp_files,
+    stamps_agree,
+    take_sight,
 )
 from ktuned.ipc.trust import Trust, Untrusted
 
@@ -39,40 +39,40 @@ __all__ = [
     "MAX_FAULT_BYTES",
     "MAX_HELD_BYTES",
     "DamagedArtifact",
-    "Entered",
     "FaultFrame",
-    "Held",
+    "HeldItems",
     "InvalidMessage",
     "Journal",
     "Manifest",
     "MemoryFault",
+    "PhaseEntry",
     "Places",
     "Recipe",
     "Region",
     "Trust",
     "Untrusted",
-    "absolute",
-    "agrees",
-    "artifact_place",
     "describe_fault",
     "describe_place",
-    "first_changed",
+    "find_changed_file",
+    "follow_links",
     "frames",
     "from_plain",
-    "is_way",
-    "lexical",
+    "is_directory_stamp",
+    "locate_artifact",
+    "locate_staging",
+    "make_absolute",
+    "make_relative",
     "manifest",
+    "normalize_path",
     "parent",
     "prepare_fault",
-    "relative",
     "replies",
     "requests",
-    "sight",
-    "staging_place",
     "stamp",
     "stamp_directory",
-    "stamps",
+    "stamp_files",
+    "stamps_agree",
+    "take_sight",
     "to_message",
     "to_plain",
-    "trail",
 ]

@@ -1,8 +1,7 @@
-"""Frozen dataclasses as plain data and back, checked by their annotations.
+"""Frozen dataclasses as plain data and back, checked against their annotations.
 
-One reader and one writer is made for each type, from its type hints, when it first travels. Fields that a type does not
-have are ignored, and those with a default may be absent, so that a daemon and a worker of neighbouring versions
-understand each other.
+When a type first travels, one reader and one writer is made for it, from its type hints. Unknown fields are ignored,
+and fields with a default may be absent, so that a daemon and a worker of neighbouring versions understand each other.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from typing import Any, TypeVar
 from ktuned.model import KtunedError
 
 _T = TypeVar("_T")
-_Convert = Callable[[Any], Any]
+_Converter = Callable[[Any], Any]
 
-_NAMES = {
+_TYPE_WORDS = {
     dict: "a map",
     list: "a list",
     str: "a string",
@@ -32,7 +31,7 @@ _NAMES = {
 
 
 class InvalidMessage(KtunedError):
-    """The other side of a pipe sent something that is no request, or no answer to one."""
+    """The other side of a pipe sent no request, or no answer to one."""
 
     code = "invalid_message"
 
@@ -48,14 +47,14 @@ class _Mismatch(Exception):
 def to_plain(value: Any) -> dict[str, Any]:
     """Return a dataclass as plain data that MessagePack can carry."""
     kind: Any = type(value)
-    plain: dict[str, Any] = _dataclass_writer(kind)(value)
+    plain: dict[str, Any] = _make_dataclass_writer(kind)(value)
     return plain
 
 
 def to_message(value: Any) -> dict[str, Any]:
-    """Return a dataclass as :func:`to_plain` does, without fields that hold their default: most of a measurement's."""
+    """Return a dataclass as plain data, without the fields that hold their default: most of a measurement's do."""
     kind: Any = type(value)
-    plain: dict[str, Any] = _message_writer(kind)(value)
+    plain: dict[str, Any] = _make_message_writer(kind)(value)
     return plain
 
 
@@ -63,10 +62,10 @@ def from_plain(kind: type[_T], data: object) -> _T:
     """Rebuild a dataclass from :func:`to_plain`'s data.
 
     Raises:
-        InvalidMessage: a field is missing, or is not of its type; says which one.
+        InvalidMessage: a field is missing or not of its type; the message names it.
     """
     try:
-        value: _T = _reader(kind)(data)
+        value: _T = _make_reader(kind)(data)
     except _Mismatch as mismatch:
         place = ".".join([kind.__name__, *mismatch.path])
         raise InvalidMessage(f"{place} {mismatch.reason}") from None
@@ -74,9 +73,9 @@ def from_plain(kind: type[_T], data: object) -> _T:
 
 
 @cache
-def _dataclass_writer(kind: Any) -> _Convert:
+def _make_dataclass_writer(kind: Any) -> _Converter:
     hints = typing.get_type_hints(kind)
-    writers = [(field.name, _writer(hints[field.name])) for field in dataclasses.fields(kind)]
+    writers = [(field.name, _make_writer(hints[field.name])) for field in dataclasses.fields(kind)]
     plain = [name for name, write in writers if write is None]
     nested = [(name, write) for name, write in writers if write is not None]
 
@@ -90,9 +89,9 @@ def _dataclass_writer(kind: Any) -> _Convert:
 
 
 @cache
-def _message_writer(kind: Any) -> _Convert:
+def _make_message_writer(kind: Any) -> _Converter:
     hints = typing.get_type_hints(kind)
-    writers = [(field.name, field.default, _writer(hints[field.name])) for field in dataclasses.fields(kind)]
+    writers = [(field.name, field.default, _make_writer(hints[field.name])) for field in dataclasses.fields(kind)]
 
     def encode_fields(value: Any) -> dict[str, Any]:
         data = {}
@@ -105,37 +104,39 @@ def _message_writer(kind: Any) -> _Convert:
     return encode_fields
 
 
-def _writer(hint: Any) -> _Convert | None:
-    """Return what makes plain data of a value, or ``None`` where MessagePack takes it as it is."""
-    hint = _unnamed(hint)
+def _make_writer(hint: Any) -> _Converter | None:
+    """Return a function that makes plain data of a value, or None if MessagePack takes the value unchanged."""
+    hint = _unwrap_newtype(hint)
     if dataclasses.is_dataclass(hint):
         kind: Any = hint
-        return _dataclass_writer(kind)
+        return _make_dataclass_writer(kind)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        (inner,) = [_writer(one) for one in arguments if _is_nested(one)] or [None]
+        (inner,) = [_make_writer(one) for one in arguments if _is_nested(one)] or [None]
         return None if inner is None else lambda value: None if value is None else inner(value)
     if origin is tuple:
-        item = _writer(arguments[0])
+        item = _make_writer(arguments[0])
         return None if item is None else lambda values: [item(value) for value in values]
     if origin in (dict, Mapping):
-        entry = _writer(arguments[1])
+        entry = _make_writer(arguments[1])
         return dict if entry is None else lambda values: {key: entry(value) for key, value in values.items()}
     return str if isinstance(hint, type) and issubclass(hint, StrEnum) else None
 
 
 def _is_nested(hint: Any) -> bool:
-    return _writer(hint) is not None
+    return _make_writer(hint) is not None
 
 
 @cache
-def _dataclass_reader(kind: Any) -> _Convert:
+def _make_dataclass_reader(kind: Any) -> _Converter:
     hints = typing.get_type_hints(kind)
-    readers = [(field.name, _reader(hints[field.name]), _lacks_default(field)) for field in dataclasses.fields(kind)]
+    readers = [
+        (field.name, _make_reader(hints[field.name]), _lacks_default(field)) for field in dataclasses.fields(kind)
+    ]
 
     def read_fields(data: object) -> Any:
         if type(data) is not dict:
-            raise _mismatch(data, "a map")
+            raise _make_mismatch(data, "a map")
         values = {}
         for name, read, is_required in readers:
             if name in data:
@@ -155,69 +156,69 @@ def _lacks_default(field: dataclasses.Field[Any]) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _reader(hint: Any) -> _Convert:
-    """Return what checks a field's plain data and rebuilds its value."""
-    hint = _unnamed(hint)
+def _make_reader(hint: Any) -> _Converter:
+    """Return a function that checks a field's plain data and rebuilds its value."""
+    hint = _unwrap_newtype(hint)
     if hint is Any:
         return lambda value: value
     if dataclasses.is_dataclass(hint):
         kind: Any = hint
-        return _dataclass_reader(kind)
+        return _make_dataclass_reader(kind)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return _union_reader(arguments)
+        return _make_union_reader(arguments)
     if origin is tuple:
         if arguments[-1] is not Ellipsis:
-            return _fixed_reader([_reader(one) for one in arguments])
-        return _tuple_reader(_reader(arguments[0]), arguments[0])
+            return _make_fixed_reader([_make_reader(one) for one in arguments])
+        return _make_tuple_reader(_make_reader(arguments[0]), arguments[0])
     if origin in (dict, Mapping):
-        return _map_reader(_reader(arguments[1]))
+        return _make_map_reader(_make_reader(arguments[1]))
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return _enum_reader(hint)
+        return _make_enum_reader(hint)
     if hint is float:
-        return _scalar_reader((float, int), "a number", float)
+        return _make_scalar_reader((float, int), "a number", float)
     if hint in (str, int, bool, bytes):
-        return _scalar_reader((hint,), _NAMES[hint])
+        return _make_scalar_reader((hint,), _TYPE_WORDS[hint])
     raise TypeError(f"a message cannot have a field of the type {hint}")
 
 
-def _scalar_reader(kinds: tuple[type, ...], name: str, convert: _Convert | None = None) -> _Convert:
-    def read(value: object) -> Any:
-        # By the very type: a bool is no integer here.
+def _make_scalar_reader(kinds: tuple[type, ...], name: str, convert: _Converter | None = None) -> _Converter:
+    def read_scalar(value: object) -> Any:
+        # The exact type, because a bool must not pass as an integer.
         if type(value) not in kinds:
-            raise _mismatch(value, name)
+            raise _make_mismatch(value, name)
         return value if convert is None else convert(value)
 
-    return read
+    return read_scalar
 
 
-def _enum_reader(kind: type[StrEnum]) -> _Convert:
+def _make_enum_reader(kind: type[StrEnum]) -> _Converter:
     members = {member.value: member for member in kind}
 
-    def read(value: object) -> StrEnum:
+    def read_member(value: object) -> StrEnum:
         if type(value) is not str:
-            raise _mismatch(value, "a string")
+            raise _make_mismatch(value, "a string")
         if value not in members:
             raise _Mismatch(f"is {value[:100]!r}, which is no {kind.__name__}")
         return members[value]
 
-    return read
+    return read_member
 
 
-def _union_reader(arguments: tuple[Any, ...]) -> _Convert:
-    """Return what decodes a value of ``X | None``, or of a union of scalars."""
+def _make_union_reader(arguments: tuple[Any, ...]) -> _Converter:
+    """Return the reader of ``X | None``, or of a union of scalars."""
     inner = [one for one in arguments if one is not type(None)]
     if len(inner) == 1:
-        read_value = _reader(inner[0])
+        read_value = _make_reader(inner[0])
         return lambda value: None if value is None else read_value(value)
-    return _scalar_reader(arguments, " or ".join(_NAMES.get(one, "nothing") for one in arguments))
+    return _make_scalar_reader(arguments, " or ".join(_TYPE_WORDS.get(one, "nothing") for one in arguments))
 
 
-def _tuple_reader(read_item: _Convert, kind: Any) -> _Convert:
-    def read(value: object) -> tuple[Any, ...]:
+def _make_tuple_reader(read_item: _Converter, kind: Any) -> _Converter:
+    def read_items(value: object) -> tuple[Any, ...]:
         if type(value) is not list:
-            raise _mismatch(value, "a list")
-        # A trial's samples are hundreds of floats, which need no look at each.
+            raise _make_mismatch(value, "a list")
+        # A trial's samples are hundreds of floats: checked together, at C's speed.
         if kind is float and set(map(type, value)) == {float}:
             return tuple(value)
         try:
@@ -226,42 +227,42 @@ def _tuple_reader(read_item: _Convert, kind: Any) -> _Convert:
             mismatch.path.insert(0, "item")
             raise
 
-    return read
+    return read_items
 
 
-def _fixed_reader(readers: list[_Convert]) -> _Convert:
+def _make_fixed_reader(readers: list[_Converter]) -> _Converter:
     """Return the reader of a tuple whose items have types of their own."""
 
-    def read(value: object) -> tuple[Any, ...]:
+    def read_fixed(value: object) -> tuple[Any, ...]:
         if type(value) is not list or len(value) != len(readers):
-            raise _mismatch(value, f"a list of {len(readers)}")
+            raise _make_mismatch(value, f"a list of {len(readers)}")
         return tuple([read_item(item) for read_item, item in zip(readers, value, strict=True)])
 
-    return read
+    return read_fixed
 
 
-def _map_reader(read_entry: _Convert) -> _Convert:
-    def read(value: object) -> dict[str, Any]:
+def _make_map_reader(read_entry: _Converter) -> _Converter:
+    def read_map(value: object) -> dict[str, Any]:
         if type(value) is not dict:
-            raise _mismatch(value, "a map")
+            raise _make_mismatch(value, "a map")
         try:
             for key in value:
                 if type(key) is not str:
-                    raise _mismatch(key, "a string")
+                    raise _make_mismatch(key, "a string")
             return {key: read_entry(entry) for key, entry in value.items()}
         except _Mismatch as mismatch:
             mismatch.path.insert(0, "entry")
             raise
 
-    return read
+    return read_map
 
 
-def _unnamed(hint: Any) -> Any:
+def _unwrap_newtype(hint: Any) -> Any:
     """Return the type behind a ``NewType``."""
     while isinstance(hint, typing.NewType):
         hint = hint.__supertype__
     return hint
 
 
-def _mismatch(value: object, wanted: str) -> _Mismatch:
-    return _Mismatch(f"is {_NAMES.get(type(value), 'nothing')}, not {wanted}")
+def _make_mismatch(value: object, wanted: str) -> _Mismatch:
+    return _Mismatch(f"is {_TYPE_WORDS.get(type(value), 'nothing')}, not {wanted}")

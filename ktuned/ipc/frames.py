@@ -1,7 +1,7 @@
 """Frames between daemon and workers: a 4-byte big-endian length, then one MessagePack map. No IO.
 
-A length prefix, rather than bare MessagePack, lets a reader refuse a hostile size before it allocates, and
-distinguish a truncated frame from the end of the stream.
+A length prefix, rather than bare MessagePack, lets a reader refuse a hostile size before it allocates, and tell a
+truncated frame from the end of the stream.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 """The largest frame: an inspection of a file with hundreds of kernels takes some 100 KiB."""
 
 OUT_OF_MEMORY = 86
-"""The exit status of a worker whose allocation failed: its memory must go, so it dies instead of answering."""
+"""The exit status of a worker whose allocation failed: it dies instead of answering, to give its memory back."""
 
 _LENGTH = struct.Struct(">I")
 
 
 class FrameError(Exception):
-    """The other side sent something that is no frame; the stream cannot be read on."""
+    """The other side sent no valid frame; nothing more can be read from the stream."""
 
 
 def encode(message: dict[str, Any], limit: int = MAX_FRAME_BYTES) -> bytes:
@@ -38,7 +38,7 @@ def encode(message: dict[str, Any], limit: int = MAX_FRAME_BYTES) -> bytes:
 
 
 class Decoder:
-    """Turns bytes, in pieces of any size, into messages."""
+    """Turns a stream of bytes, in pieces of any size, into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

@@ -1,9 +1,12 @@
-"""Journal of a worker's request: the phases that it has entered, and the items that it holds back.
+"""The journal of a worker's request: the phases that it has entered, and the items that it holds back.
 
-A file in memory that daemon and worker have open. A message for each phase would wake the daemon half a dozen times in
-a trial that takes milliseconds; the journal is read only when a deadline may have passed, or the worker has died.
-It is written and read by system calls and never mapped, so that a kernel's wild writes do not hit it, and that neither
-side faults when the other one cuts it short.
+It is a file in memory that the daemon and the worker have open. A message for each phase would wake the daemon half a
+dozen times in a trial of a few milliseconds. The daemon reads the journal only when a deadline may have passed, or the
+worker has died.
+
+It is read and written by system calls and never mapped: a kernel's wild writes cannot hit it, and no side faults when
+the other one truncates it. The worker runs other people's code, which may write anything: each entry carries its
+request's number, and nonsense reads as empty.
 """
 
 from __future__ import annotations
@@ -13,43 +16,44 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
+from operator import attrgetter
 from time import monotonic
 
 from ktuned.model import Phase
 
 JOURNAL_VARIABLE = "KTUNED_JOURNAL"
-"""The variable that gives a worker its journal's file descriptor; it is none of user code's environment."""
+"""The variable that gives a worker the file descriptor of its journal; user code does not see it."""
 
 _ENTRY = struct.Struct("<16sdI4x")
 _ENTRIES = 32
-"""The latest phases that are kept: a trial has six."""
+"""How many of the latest phases are kept; a trial has six."""
 
 _HELD = struct.Struct("<III4x")
 _HELD_AT = _ENTRIES * _ENTRY.size
 _ITEMS_AT = _HELD_AT + _HELD.size
 
 MAX_HELD_BYTES = 32 * 1024
-"""Bytes of items that are held back, some 30 measurements: half of what a pipe takes without a reader."""
+"""Most bytes of items that are held back, some 30 measurements: half of what a pipe takes without a reader."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
-    """A phase that was entered, by the clock that all processes of a machine share."""
+class PhaseEntry:
+    """A phase and the time at which it was entered, by the clock that all processes of a machine share."""
 
     phase: Phase
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Items that were not sent yet: their frames, and the number of the first one among all of the request."""
+class HeldItems:
+    """Items that were not sent yet: their frames, and the number of the first one among the request's items."""
 
     first: int
     frames: bytes
 
 
 class Journal:
-    """One side's view of a journal. The daemon begins each request, the worker writes on."""
+    """One side's view of a journal: the daemon begins each request, the worker records how it goes on."""
 
     def __init__(self, descriptor: int, *, clock: Callable[[], float] = monotonic) -> None:
         self.descriptor = descriptor
@@ -61,10 +65,12 @@ class Journal:
 
     @classmethod
     def create(cls, *, clock: Callable[[], float] = monotonic) -> Journal:
-        """Make a new one, which no child inherits unless it is passed on.
+        """Make a new journal, which no child inherits unless it is passed on.
+
+        All its memory is allocated now, so that no later write can fail.
 
         Raises:
-            OSError: there is no memory for it, or no file may be written; later no write can fail for want of memory.
+            OSError: there is no memory for it, or no file may be written.
         """
         descriptor = os.memfd_create("ktuned-journal", os.MFD_CLOEXEC)
         try:
@@ -74,32 +80,32 @@ class Journal:
             raise
         return cls(descriptor, clock=clock)
 
-    def begin(self, request: int, phase: Phase) -> None:
-        """Begin a request by its number; what was written for another one is void."""
+    def begin_request(self, request: int, phase: Phase) -> None:
+        """Begin a request by its number, on the daemon's side; entries of other requests no longer count."""
         self._request = request
         os.pwrite(self.descriptor, _ENTRY.pack(phase.encode(), self._clock(), request), 0)
 
-    def follow(self) -> None:
-        """Go on with the request that the other side has begun."""
+    def follow_request(self) -> None:
+        """Take over the request that the daemon has begun, on the worker's side."""
         _, _, self._request = _ENTRY.unpack(os.pread(self.descriptor, _ENTRY.size, 0).ljust(_ENTRY.size, b"\0"))
         self._entries = self._first = self._held = 0
 
-    def enter(self, phase: Phase) -> None:
-        """Note in the journal that a phase begins now."""
+    def enter_phase(self, phase: Phase) -> None:
+        """Record that a phase begins now."""
         self._entries += 1
-        # The first place is the request's beginning.
+        # The first entry is the daemon's; the others are overwritten in turn.
         place = 1 + (self._entries - 1) % (_ENTRIES - 1)
         entry = _ENTRY.pack(phase.encode(), self._clock(), self._request)
         os.pwrite(self.descriptor, entry, place * _ENTRY.size)
 
-    def hold(self, frame: bytes) -> None:
-        """Write down an item that is sent later."""
+    def hold_item(self, frame: bytes) -> None:
+        """Record the frame of an item that will be sent later."""
         os.pwrite(self.descriptor, frame, _ITEMS_AT + self._held)
         self._held += len(frame)
         self._write_held()
 
-    def sent(self, items: int) -> None:
-        """Write down that so many items, those that were held among them, have been sent."""
+    def record_sent(self, items: int) -> None:
+        """Record that so many items have been sent, among them all that were held."""
         self._first += items
         if self._held:
             self._held = 0
@@ -108,35 +114,31 @@ class Journal:
     def _write_held(self) -> None:
         os.pwrite(self.descriptor, _HELD.pack(self._request, self._first, self._held), _HELD_AT)
 
-    def read(self) -> tuple[list[Entered], Held]:
-        """Return the phases of the request under way in their order, and what is held; empty where that is nonsense.
+    def read_progress(self) -> tuple[list[PhaseEntry], HeldItems]:
+        """Return the phases of the present request in their order, and the items that are held.
 
-        Code that runs in the worker may have written anything.
+        Both are empty if the worker's code has written nonsense.
         """
         data = os.pread(self.descriptor, _ITEMS_AT + MAX_HELD_BYTES, 0)
         if len(data) < _ENTRY.size:
-            return [], Held(0, b"")
+            return [], HeldItems(0, b"")
         found = []
         for name, at, request in _ENTRY.iter_unpack(data[: min(len(data), _HELD_AT) // _ENTRY.size * _ENTRY.size]):
             phase = _PHASES.get(name)
             if request == self._request and phase is not None and isfinite(at):
-                found.append(Entered(phase, at))
-        found.sort(key=_time)
+                found.append(PhaseEntry(phase, at))
+        found.sort(key=attrgetter("at"))
         return found, self._read_held(data)
 
-    def _read_held(self, data: bytes) -> Held:
+    def _read_held(self, data: bytes) -> HeldItems:
         if len(data) < _ITEMS_AT:
-            return Held(0, b"")
+            return HeldItems(0, b"")
         request, first, size = _HELD.unpack_from(data, _HELD_AT)
-        return Held(first, data[_ITEMS_AT : _ITEMS_AT + size] if request == self._request else b"")
+        return HeldItems(first, data[_ITEMS_AT : _ITEMS_AT + size] if request == self._request else b"")
 
     def close(self) -> None:
         """Close this side's file descriptor."""
         os.close(self.descriptor)
-
-
-def _time(entered: Entered) -> float:
-    return entered.at
 
 
 _PHASES = {phase.encode().ljust(16, b"\0"): phase for phase in Phase}

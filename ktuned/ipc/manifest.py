@@ -1,7 +1,7 @@
-"""An artifact directory's manifest: ``manifest.json`` with the SHA-256 of each of its files.
+"""The manifest of an artifact's directory: ``manifest.json`` with the SHA-256 of each of its files.
 
-Written before an artifact is sealed and checked at each load; by the daemon, by workers and by code that
-loads an artifact without a daemon.
+A worker writes it before the artifact is sealed. Whoever loads the artifact checks it: workers, the daemon, and code
+that loads a winner without a daemon.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ MANIFEST_VERSION = 1
 
 
 class DamagedArtifact(Exception):
-    """An artifact's files are not those that its manifest promises."""
+    """An artifact's files are not those of its manifest."""
 
 
 @record
 class Recipe(Record):
-    """Everything besides its files that loading an artifact takes.
+    """What loading an artifact takes besides its files; all empty in artifacts of older versions.
 
-    ``build`` is the Build as plain data, ``target`` the architecture that it is for, ``kernel`` the kernel's short
-    name, ``plugin`` the distribution that has the backend. All are empty for artifacts of older versions.
+    ``build`` is the Build as plain data, ``target`` its architecture, ``kernel`` the kernel's short name, and
+    ``plugin`` the distribution that has the backend.
     """
 
     build: Mapping[str, Any] = field(default_factory=dict)
@@ -44,9 +44,9 @@ class Recipe(Record):
 
 @record
 class Manifest(Record):
-    """An artifact's identity: its key, the backend that made it, the backend's facts, its files' hashes, its recipe.
+    """An artifact's identity: its key, its backend and that backend's facts, its files' digests, its recipe.
 
-    ``decisive`` are the files that, with the Build, decide what runs; none where other code runs, too.
+    ``decisive`` are the files that decide, together with the Build, what runs; there are none if other code runs, too.
     """
 
     key: str
@@ -58,7 +58,7 @@ class Manifest(Record):
 
     @property
     def content(self) -> str:
-        """SHA-256 over the decisive files: equal for artifacts that run alike, whatever their key; or empty."""
+        """SHA-256 over the decisive files: equal for artifacts that run the same code; empty if there are none."""
         if not self.decisive:
             return ""
         text = "".join(f"{name}\0{self.files[name]}\n" for name in sorted(self.decisive))
@@ -72,10 +72,10 @@ def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex.
 
     Raises:
-        OSError: it cannot be read, or is a pipe or a device, which would be waited at.
+        OSError: it cannot be read, or is a pipe or a device, for which the reader would wait.
     """
     digest = hashlib.sha256()
-    # Without a buffer, and the large one of hashlib.file_digest: most files are small, and a lane waits for them.
+    # Without a stream's buffer, or the large one of hashlib.file_digest: most files are small, and a lane waits.
     with _open_regular(path) as stream:
         while some := stream.read(_READ_BYTES):
             digest.update(some)
@@ -99,7 +99,7 @@ def write(
     decisive: Iterable[str] = (),
     recipe: Recipe | None = None,
 ) -> Manifest:
-    """Hash every file below ``directory`` and write its manifest there; ``decisive`` are among them.
+    """Digest every file below ``directory`` and write its manifest there; the ``decisive`` ones are among them.
 
     Raises:
         OSError: a file cannot be read, or the manifest cannot be written.
@@ -116,7 +116,7 @@ def write(
 
 
 def read(directory: Path) -> Manifest:
-    """Read an artifact's manifest without looking at its files.
+    """Read an artifact's manifest, without a look at its files.
 
     Raises:
         DamagedArtifact: there is none, or it cannot be understood.
@@ -134,7 +134,7 @@ def read(directory: Path) -> Manifest:
 
 
 def verify(directory: Path, *, required: Iterable[str]) -> Manifest:
-    """Read the manifest and check that every file is there and unchanged, the ``required`` ones among them.
+    """Read the manifest and check that all its files are unchanged, and that it names the ``required`` ones.
 
     Raises:
         DamagedArtifact: a file is missing or its bytes are not those that were sealed.

@@ -1,7 +1,7 @@
-"""A fault at a guard page: the frame that a dying worker leaves, and its meaning in words. No IO.
+"""A fault at a guard page: the frame that a dying worker sends, and its meaning in words. No IO.
 
-The frame is prepared before anything can fail. A signal handler that can call no function of Python's only fills in
-the address and the CPU's error code, and writes the frame to the daemon; so both are raw bytes of the machine's order.
+The frame is prepared before any launch. The signal handler cannot call Python: it only fills in the address and the
+CPU's error code, and writes the frame to the daemon. So both are raw bytes in the machine's order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
 from ktuned.model import Record, record
 
 MAX_FAULT_BYTES = 32 * 1024
-"""Half of what a pipe holds, so that the dying worker need not wait: some 500 tensors; of more, the rest is unnamed."""
+"""Half of what a pipe holds, so that the dying worker need not wait: enough for some 500 tensors; others go unnamed."""
 
 _FAULT = "fault"
 _ADDRESS = b"\xffaddress"
@@ -27,7 +27,7 @@ _WRITE = 2
 
 @record
 class Region(Record):
-    """A tensor's memory, ``size`` bytes at ``start``, in an allocation from ``first`` to ``end`` that is its own."""
+    """A tensor's memory: ``size`` bytes at ``start``, in an allocation of its own from ``first`` to ``end``."""
 
     name: str
     start: int
@@ -47,7 +47,7 @@ class MemoryFault(Record):
 
 @dataclass(frozen=True, slots=True)
 class FaultFrame:
-    """A frame to be written as it is, once eight bytes are filled in at each of two offsets."""
+    """A frame that can be written once eight bytes are filled in at each of two offsets."""
 
     data: bytes
     address_at: int
@@ -55,15 +55,15 @@ class FaultFrame:
 
 
 def prepare_fault(regions: Iterable[Region]) -> FaultFrame:
-    """Return the frame that names these tensors, or the first ones that it has room for."""
+    """Return a frame that names these tensors, or as many of the first ones as it has room for."""
     kept = [to_plain(region) for region in regions]
-    while len(data := _frame(kept)) > MAX_FAULT_BYTES:
+    while len(data := _encode_regions(kept)) > MAX_FAULT_BYTES:
         kept = kept[: len(kept) // 2]
     return FaultFrame(data, data.index(_ADDRESS), data.index(_ERROR))
 
 
-def _frame(regions: list[dict[str, Any]]) -> bytes:
-    # The regions last: the places of the others are the same in every frame.
+def _encode_regions(regions: list[dict[str, Any]]) -> bytes:
+    # The regions come last, so that the other fields have the same places in every frame.
     return frames.encode({_FAULT: {"address": _ADDRESS, "error": _ERROR, "regions": regions}})
 
 
@@ -81,7 +81,7 @@ def decode_fault(value: object) -> MemoryFault:
 
 
 def describe_fault(fault: MemoryFault) -> str:
-    """Return ``wrote outside its tensors: 32 bytes after y``, or nothing if no tensor's allocation has the address."""
+    """Return ``wrote outside its tensors: 32 bytes after y``; empty if no tensor's allocation holds the address."""
     for region in fault.regions:
         if region.first <= fault.address < region.end:
             verb = "wrote" if fault.error & _WRITE else "read"

@@ -1,7 +1,4 @@
-"""Ties of a process to the one that started it, set by the process itself: two calls of Linux's ``prctl``.
-
-Short, because workers, the bridge and the daemon share it, and nothing else belongs with it.
-"""
+"""How a process binds its life to its parent's, or its descendants' to its own: two calls of Linux's ``prctl``."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with(pid: int) -> None:
-    """Have the kernel kill this process when ``pid``, its parent, ends; at once if it has ended.
+    """Have Linux kill this process when its parent, ``pid``, ends; end at once if it has ended already.
 
-    The kernel follows the *thread* that started this process: it must live as long as its process does.
+    Linux follows the parent's *thread* that started this process: it must live as long as the parent.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != pid:
-        # It ended before the call.
+        # The parent ended before the call.
         os._exit(1)
 
 

@@ -1,7 +1,8 @@
-"""Places of the files that requests name, on the machine that a worker runs on.
+"""Where the files that requests name are, on the machine of a worker.
 
-A request names a file by its project and its path there, an artifact by its key, tensors by their digest. Each executor
-gives its workers the directories of their own machine when it starts them, so that one request means the same anywhere.
+A request names a file by its project and its path in it, an artifact by its key, tensors by their digest. Each executor
+tells its workers the directories of their own machine when it starts them. So one request means the same on any
+machine.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _STAGING = ".staging"
 
 @record
 class Places(Record):
-    """The directories of projects (by name), sealed artifacts, captured inputs and the references' results.
+    """The directories of projects (by name), of sealed artifacts, captured inputs, and references' results.
 
-    ``trusted`` are directories whose files are used without a check of who can write them.
+    Files in ``trusted`` directories are used whoever can write them.
     """
 
     projects: Mapping[str, str]
@@ -32,7 +33,7 @@ class Places(Record):
     expected: str
     trusted: tuple[str, ...] = ()
 
-    def root(self, project: str) -> Path:
+    def locate_root(self, project: str) -> Path:
         """Return a project's directory.
 
         Raises:
@@ -42,28 +43,28 @@ class Places(Record):
             raise InvalidMessage(f"this worker does not have the project {project!r}")
         return Path(self.projects[project])
 
-    def file(self, project: str, path: str) -> Path:
-        """Return the file at a path relative to a project's directory, or at one of the system's own.
+    def locate_file(self, project: str, path: str) -> Path:
+        """Return the file at a path relative to a project's directory, or at an absolute path of the system.
 
         Raises:
             InvalidMessage: the worker does not have that project.
         """
-        return Path(absolute(path, str(self.root(project))))
+        return Path(make_absolute(path, str(self.locate_root(project))))
 
-    def artifact(self, key: str) -> Path:
+    def locate_artifact(self, key: str) -> Path:
         """Return the directory of a sealed artifact."""
-        return artifact_place(Path(self.artifacts), key)
+        return locate_artifact(Path(self.artifacts), key)
 
-    def staging(self, name: str) -> Path:
-        """Return the directory that a group of configs is compiled in before its artifacts are sealed."""
-        return staging_place(Path(self.artifacts), name)
+    def locate_staging(self, name: str) -> Path:
+        """Return the directory in which a group of configs is compiled, before its artifacts are sealed."""
+        return locate_staging(Path(self.artifacts), name)
 
-    def captured(self, digest: str) -> Path:
-        """Return the file of the inputs that an application captured."""
+    def locate_capture(self, digest: str) -> Path:
+        """Return the file of inputs that an application captured."""
         return Path(self.captures, f"{digest}{_TENSORS}")
 
-    def reference(self, key: str) -> Path:
-        """Return the file of a reference's results, which a worker leaves for the next one."""
+    def locate_reference(self, key: str) -> Path:
+        """Return the file in which a worker leaves a reference's results for the next one."""
         return Path(self.expected, f"{key}{_TENSORS}")
 
     def to_argument(self) -> str:
@@ -77,24 +78,23 @@ class Places(Record):
         return cls(**{**values, "trusted": tuple(values["trusted"])})
 
 
-def artifact_place(artifacts: Path, key: str) -> Path:
-    """Return where the artifact of ``key`` is, or would be, below the directory of all."""
+def locate_artifact(artifacts: Path, key: str) -> Path:
+    """Return the directory of the artifact ``key``, which need not exist."""
     return artifacts / key[:2] / key
 
 
-def staging_place(artifacts: Path, name: str = "") -> Path:
-    """Return the place of a directory of unsealed artifacts, or of the directory of all of those.
+def locate_staging(artifacts: Path, name: str = "") -> Path:
+    """Return a directory of unsealed artifacts, or without a name the one that holds all of these.
 
-    It is on the file system of the sealed ones, so that a rename seals them.
+    It is on the file system of the sealed artifacts, so that a rename can seal them.
     """
     return artifacts / _STAGING / name
 
 
-def relative(path: str, root: str) -> str:
-    """Return a file's path relative to its project; ``..`` leads to one that lies beside it.
+def make_relative(path: str, root: str) -> str:
+    """Return a file's path relative to its project; ``..`` leads to files beside the project.
 
-    One that has no directory in common with the project is the system's: its path stays as it is, wherever the project
-    lies.
+    A file that has no directory in common with the project belongs to the system, and keeps its absolute path.
     """
     below = f"{root}/"
     if path.startswith(below):
@@ -102,6 +102,6 @@ def relative(path: str, root: str) -> str:
     return path if os.path.commonpath([path, root]) == "/" != path else os.path.relpath(path, root)
 
 
-def absolute(path: str, root: str) -> str:
-    """Return the absolute path of one that :func:`relative` returned."""
+def make_absolute(path: str, root: str) -> str:
+    """Return the absolute path for a path that :func:`make_relative` returned."""
     return os.path.normpath(os.path.join(root, path))

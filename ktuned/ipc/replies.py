@@ -1,7 +1,7 @@
-"""Answers of a worker: replies, the items and phases that precede them, failures.
+"""Answers of a worker: its replies to requests, the items and phases that precede them, and failures.
 
-The frames of one answer are any number of :class:`PhaseBegun`, :class:`Item` and :class:`Computed`, then one
-:class:`Done` or :class:`Failed`.
+A request is answered by any number of :class:`PhaseBegun`, :class:`Item` and :class:`Computed`, then one :class:`Done`
+or :class:`Failed`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ktuned.model import Config, Device, KernelInfo, Observation, Outcome, Phase
 
 @record
 class Empty(Record):
-    """The reply of an operation that has nothing to say but that it is done."""
+    """The reply of an operation that has no result."""
 
 
 @record
 class Ready(Record):
-    """The first message of a worker's life; ``keeps_journal`` says that its phases are there, and in no message."""
+    """The first message of a worker. If it ``keeps_journal``, its phases are there and not in messages."""
 
     pid: int
     keeps_journal: bool = False
@@ -31,7 +31,7 @@ class Ready(Record):
 
 @record
 class Absence(Record):
-    """The reason why a backend has no device: its name, one line about it, and a command that mends it."""
+    """Why a backend has no device: the reason's name, one line about it, and a command that helps."""
 
     reason: str
     message: str
@@ -40,7 +40,7 @@ class Absence(Record):
 
 @record
 class Fault(Record):
-    """An error as data: a code, one line, a hint that mends it."""
+    """An error as data: its code, one line, and the remedy."""
 
     code: str
     message: str
@@ -49,7 +49,7 @@ class Fault(Record):
 
 @record
 class BackendReport(Record):
-    """One backend: its versions, what it gains from grouping, its devices, or why it has none."""
+    """One backend: its versions, how many configs it compiles together, its devices, or why it has none."""
 
     version: str
     fingerprint: Mapping[str, str] = field(default_factory=dict)
@@ -62,13 +62,15 @@ class BackendReport(Record):
 
 
 @record
-class Observed(Record):
-    """The dependencies of a probe's answer, for the daemon to see when it no longer holds.
+class ProbeDependencies(Record):
+    """The dependencies of a probe's answer, from which the daemon sees when it no longer holds.
 
-    ``files`` maps compilers, libraries and installed distributions' records, also those that were looked for in vain,
-    to :func:`~ktuned.ipc.sight` from before they were read. ``variables`` are the environment variables that decide
-    among those that ``patterns`` name, and those by which things are found, ``limits`` the CPUs that the process may
-    use.
+    Attributes:
+        files: compilers, libraries and installed distributions' records, also those that were sought in vain, with
+            :func:`~ktuned.ipc.take_sight` of each from before it was read.
+        patterns: patterns of environment variables that decide.
+        variables: the variables that these match, and those by which things are found.
+        limits: the CPUs that the process may use.
     """
 
     files: Mapping[str, str]
@@ -81,22 +83,22 @@ class Observed(Record):
 class ProbeReport(Record):
     """An interpreter's backends by name, and its strategies.
 
-    ``nvml`` says why NVML cannot be used, empty if it can or need not be. ``distributions`` are those installed, with
-    their versions, ``executable`` is the interpreter.
+    ``nvml`` says why NVML cannot be used; empty if it can, or need not be. ``distributions`` are the installed ones
+    with their versions; ``executable`` is the interpreter.
     """
 
     version: str
     backends: Mapping[str, BackendReport]
     nvml: str = ""
     strategies: tuple[str, ...] = ()
-    observed: Observed | None = None
+    observed: ProbeDependencies | None = None
     distributions: Mapping[str, str] = field(default_factory=dict)
     executable: str = ""
 
 
 @record
 class MeasuredPeaks(Record):
-    """Limits of a device: GB/s, TFLOP/s by precision, and for each that could not be measured the reason."""
+    """Limits of a device: GB/s, TFLOP/s by precision, and the reason for each that could not be measured."""
 
     gbps: float | None = None
     tflops: Mapping[str, float] = field(default_factory=dict)
@@ -105,7 +107,7 @@ class MeasuredPeaks(Record):
 
 @record
 class GpuUsers(Record):
-    """Counts of foreign processes that had work on each GPU lately; ``absence`` says why they are unknown."""
+    """How many foreign processes had work on each GPU lately; ``absence`` says why that is unknown."""
 
     users: Mapping[str, int]
     absence: str = ""
@@ -113,7 +115,7 @@ class GpuUsers(Record):
 
 @record
 class FileFault(Record):
-    """An error of a kernel file, with its place; ``path`` may be absolute, or empty where it is unknown."""
+    """An error of a kernel file, with its place; ``path`` may be absolute, or empty if it is unknown."""
 
     code: str
     message: str
@@ -125,7 +127,7 @@ class FileFault(Record):
 
 @record
 class InspectedFile(Record):
-    """The declarations of one kernel file. All paths, also the kernels', are relative to the project's directory."""
+    """The declarations of a kernel file; all paths, the kernels' included, are relative to the project's directory."""
 
     file: str
     kernels: tuple[KernelInfo, ...]
@@ -135,13 +137,17 @@ class InspectedFile(Record):
 
 @record
 class Explored(Record):
-    """The size of an opened space (``None`` where it cannot be counted) and the strategy that walks it.
+    """An opened space, and the strategy that walks it.
 
-    ``is_estimate`` says that the size is one, of the valid configs. ``notice`` says why that strategy is another than
-    the plan's, ``learns`` that what it proposes depends on outcomes. ``observed`` here and in other replies is what the
-    operation has read besides what the request's kernel names, with what it held. ``prior_fault`` says why the kernel
-    file's prior is ignored. ``references`` are proposals for the config whose outputs are expected, the first that runs
-    is it; none where the kernel file does not say that the default's are.
+    Attributes:
+        size: number of configs; None if it cannot be counted.
+        is_estimate: the size is an estimate of the valid configs.
+        notice: why the strategy is not the plan's.
+        learns: the strategy's proposals depend on outcomes.
+        observed: here and in other replies: what the operation has read that the request's kernel does not name.
+        prior_fault: why the kernel file's prior is ignored.
+        references: proposals for the config whose outputs are expected, of which the first that runs is it; empty
+            unless the kernel file says that the default's are.
     """
 
     size: int | None
@@ -156,9 +162,9 @@ class Explored(Record):
 
 @record
 class Proposal(Record):
-    """One config with its Build as plain data; without one, ``outcome`` and ``message`` say why.
+    """One config with its Build as plain data; without a Build, ``outcome`` and ``message`` say why.
 
-    ``cores`` is how many it uses, where the kernel file says so.
+    ``cores`` is how many it uses, if the kernel file says so.
     """
 
     config: Config
@@ -170,7 +176,7 @@ class Proposal(Record):
 
 @record
 class Proposals(Record):
-    """The strategy's next configs: ``finished`` if these are the last, ``converged`` if no better one is likely."""
+    """The strategy's next configs; ``finished`` if they are the last, ``converged`` if no better one is likely."""
 
     proposals: tuple[Proposal, ...]
     finished: bool
@@ -180,7 +186,7 @@ class Proposals(Record):
 
 @record
 class Represented(Record):
-    """The problem that stands for the request's one."""
+    """The problem that stands for the bucket of the request's problem."""
 
     problem: Problem
 
@@ -202,7 +208,7 @@ class Admitted(Record):
 
 @record
 class Lowered(Record):
-    """A unit's function as compile workers take it, or the ``outcome`` that ends the unit; ``code`` may be empty."""
+    """A unit's function as compile workers take it (perhaps empty), or the ``outcome`` that ends the unit."""
 
     code: bytes
     outcome: Outcome | None
@@ -213,11 +219,13 @@ class Lowered(Record):
 
 @record
 class CompiledUnit(Record):
-    """The result of one unit: sealed where ``outcome`` is ``None``.
+    """The result of one unit; its artifact is sealed if ``outcome`` is None.
 
-    ``key`` is the request's; ``artifact`` that of the artifact, which the names that were ``observed`` make another
-    (empty: the same). ``content`` is the digest of its decisive files (empty if it has none), ``bytes`` what was added
-    to the disk.
+    Attributes:
+        key: the unit's key in the request.
+        artifact: the artifact's key, if the names that were ``observed`` change it; else empty.
+        content: digest of the artifact's decisive files; empty if it has none.
+        bytes: what was added to the disk.
     """
 
     key: str
@@ -233,10 +241,12 @@ class CompiledUnit(Record):
 
 @record
 class Opened(Record):
-    """A problem's data is made, unless its reference is ``unusable``: the message says why.
+    """A problem's data is made.
 
-    The artifact of that reference then is damaged, or this device cannot run it (``is_damaged`` says which). ``data``
-    is the digest of the inputs, of the outputs that are expected, and of what the kernel file has set in its process.
+    Attributes:
+        data: digest of the inputs, of the expected outputs, and of the settings that the kernel file has changed.
+        unusable: why the reference config cannot be used, if so; no data is made then.
+        is_damaged: it is because its artifact is damaged, and not because this device cannot run it.
     """
 
     observed: tuple[Observation, ...] = ()
@@ -247,25 +257,36 @@ class Opened(Record):
 
 @record
 class Measurement(Record):
-    """The measurement of one config, times in µs; ``outcome`` is ``None`` if its artifact is damaged.
+    """The measurement of one config.
 
-    It is ``None``, too, if a CPU config uses more ``cores`` than the request grants. ``phase`` is the one that it
-    failed in, ``samples`` some of the ``count`` timings in ascending order; ``low_us`` and ``high_us`` are the median's
-    95 % interval (with fewer than six timings their range); ``beaten`` says that sampling ended early, because the
-    config could not win. ``contention`` says why it is unknown whether others used the device; ``overwritten`` names
-    the inputs that the launch wrote to without a declaration; ``metrics`` are the kernel file's own (``metrics_fault``
-    says why they failed), with the ``energy`` and its product with the latency where that was measured; ``energy_low``
-    and ``energy_high`` are the ends of the energy's interval, in J. ``cost`` is what it costs by the opened objective,
-    with its interval, if that is not the latency. ``seconds`` is the time that it took in the worker, ``phase_s`` by
-    phase. One that differs
-    from the default's outputs, and has no other fault, is timed, too: it would have the outcome ``undisputed`` if the
-    default were not to be trusted. A config that wrote outside its tensors ``is_guilty``; the worker ``is_unsound`` if
-    more than its guards may have been hit. ``leftover`` says what of the config stays in the worker, or which of its
-    files has changed on the disk: the next one needs a fresh worker. ``compared`` counts the launches, of those that
-    were timed or made like them, whose outputs were compared. ``bits`` are digests of the outputs by input, where
-    they were asked for: of one that was given up on the first input alone. ``row_bits`` are those of the rows that the
-    smaller problems of a batch-invariant group have, by problem. ``same_bits`` says whether they are the
-    anchor's, ``nondeterministic`` that launches have left different outputs from the same inputs.
+    Attributes:
+        outcome: None if its artifact is damaged, or a CPU config uses more ``cores`` than the request grants.
+        phase: the phase in which it failed.
+        low_us: lower end of the median's 95 % interval; with fewer than six timings, of their range.
+        high_us: its upper end.
+        beaten: sampling ended early, because the config could not win.
+        count: number of timings.
+        samples: some of them, in ascending order.
+        contention: why it is unknown whether others used the device.
+        is_guilty: the config wrote outside its tensors.
+        is_unsound: more than guards may have been hit in this worker.
+        overwritten: inputs that the launch wrote without a declaration.
+        metrics: the kernel file's own, with the energy and its product with the latency if that was measured.
+        metrics_fault: why the kernel file's own failed.
+        undisputed: a config whose only fault is that it differs from the default's outputs is timed, too. It has this
+            outcome if the default turns out to be wrong.
+        energy_low: lower end of the energy's 95 % interval, in J.
+        energy_high: its upper end.
+        cost: by the opened objective, if that is not the latency; with its interval.
+        seconds: time that it took in the worker.
+        phase_s: that time by phase.
+        leftover: what of the config stays in the worker, or which of its files changed on the disk: the next config
+            needs a fresh worker.
+        compared: number of launches, timed or made alike, whose outputs were compared.
+        bits: digests of the outputs by input, if requested; of a config that was given up, for the first input alone.
+        row_bits: digests of the rows of each smaller problem of a batch-invariant group, by problem.
+        same_bits: whether the bits are the anchor's.
+        nondeterministic: launches have left different outputs from the same inputs.
     """
 
     outcome: Outcome | None
@@ -306,9 +327,9 @@ class Measurement(Record):
 
 @record
 class Failure(Record):
-    """The failure of a request: code, one line, hint, traceback; ``path`` and ``line`` of a kernel file's error.
+    """The failure of a request: code, one line, hint and traceback; an error of a kernel file has its place.
 
-    ``observed`` is what was found changed, where that is the failure.
+    ``observed`` is what was found to have changed, if that is the failure.
     """
 
     code: str
@@ -323,7 +344,7 @@ class Failure(Record):
 
 @record
 class PhaseBegun(Record):
-    """The operation enters a phase, whose deadline runs from now on."""
+    """The operation enters a phase, whose deadline begins now."""
 
     phase: Phase
 
@@ -337,7 +358,7 @@ class Item(Record):
 
 @record
 class Computed(Record):
-    """The end of computing: what is left of the request waits for the disk."""
+    """Computing has ended: the rest of the request only waits for the disk."""
 
 
 @record

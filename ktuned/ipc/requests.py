@@ -1,8 +1,8 @@
-"""Requests of the daemon to a worker: one dataclass for each operation.
+"""Requests of the daemon to a worker: one class for each operation.
 
-A request holds nothing that depends on the machine: it names files by project, relative path and digest, artifacts by
-key and tensors by digest; :class:`~ktuned.ipc.places.Places` resolves them. Each request class states its operation's
-name, the phase that it begins in, and, as type arguments, its reply and the items that precede it.
+A request holds nothing that depends on the machine. It names files by project, relative path and digest, artifacts by
+key and tensors by digest; :class:`~ktuned.ipc.places.Places` finds them. Each class states its operation's name, the
+phase in which it begins and, as type arguments, its reply and the items that precede the reply.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
 
 from ktuned.ipc import frames, replies
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_message
-from ktuned.ipc.places import relative
+from ktuned.ipc.places import make_relative
 from ktuned.model import (
     LATENCY,
     Config,
@@ -37,13 +37,13 @@ R = TypeVar("R")
 I = TypeVar("I")  # noqa: E741 - an item
 
 NO_DEVICE = Device(DeviceName(""), DeviceModel(""), Target(""))
-"""Stands for a device of which nothing is known."""
+"""Stands for an unknown device."""
 
 _OPERATION = "op"
 
 
 class Request(Record, Generic[R, I]):
-    """One operation's request; ``R`` is its reply, ``I`` what it sends before (``Never`` if nothing)."""
+    """One operation's request; ``R`` is its reply, ``I`` its items (``Never`` if it has none)."""
 
     operation: ClassVar[str]
     first_phase: ClassVar[Phase]
@@ -51,12 +51,13 @@ class Request(Record, Generic[R, I]):
 
 @record
 class KernelRef(Record):
-    """A kernel and the files that it was inspected in.
+    """A kernel and the files with which it was inspected; all paths are relative to the project's directory.
 
-    ``file`` and ``sources`` are relative to the project's directory, as are the keys of ``digests``: each file that
-    had a part in the inspection, with its SHA-256, or ``""`` for one that was absent. ``compiled`` are those of them
-    that artifacts are known to depend on, ``variables`` the environment variables, with digests of their values.
-    ``version`` identifies the code that was inspected.
+    Attributes:
+        digests: the SHA-256 of each file that took part in the inspection; empty for an absent one.
+        compiled: those of these files on which artifacts are known to depend.
+        version: identifies the code that was inspected.
+        variables: the environment variables on which artifacts depend, with digests of their values.
     """
 
     project: str
@@ -70,16 +71,16 @@ class KernelRef(Record):
     variables: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, kernel: KernelInfo, project: str, root: str) -> KernelRef:
-        """Name a kernel by its project, whose directory is ``root`` on this machine."""
+    def from_kernel(cls, kernel: KernelInfo, project: str, root: str) -> KernelRef:
+        """Refer to a kernel by its project, whose directory on this machine is ``root``."""
         return cls(
             project=project,
-            file=relative(kernel.file, root),
+            file=make_relative(kernel.file, root),
             kernel=kernel.kernel,
             backend=kernel.backend,
-            sources=tuple(relative(source, root) for source in kernel.sources),
-            digests={relative(path, root): digest for path, digest in kernel.stamps.items()},
-            compiled=tuple(relative(path, root) for path in kernel.compiled),
+            sources=tuple(make_relative(source, root) for source in kernel.sources),
+            digests={make_relative(path, root): digest for path, digest in kernel.stamps.items()},
+            compiled=tuple(make_relative(path, root) for path in kernel.compiled_files),
             version=kernel.version,
             variables=kernel.compiled_variables,
         )
@@ -89,7 +90,7 @@ class KernelRef(Record):
 class UnitRef(Record):
     """One config's Build as plain data, and the key of its artifact.
 
-    ``lowered`` is what a backend made of its function.
+    ``lowered`` is the Build's function as its front end has translated it, for backends that have one.
     """
 
     key: str
@@ -98,11 +99,11 @@ class UnitRef(Record):
 
 
 @record
-class Tried(Record):
-    """The outcome of a proposed config, for the strategy; what it ``cost`` if it was measured.
+class TriedConfig(Record):
+    """The outcome of a proposed config, for the strategy.
 
-    The cost is the latency in µs where that is the objective. ``doubt`` is half of its 95 % interval as a share of it,
-    where that is known.
+    ``cost`` is None unless it was measured; it is the latency in µs if that is the objective. ``doubt`` is half of the
+    cost's 95 % interval, as a share of the cost, if that is known.
     """
 
     config: Config
@@ -113,10 +114,10 @@ class Tried(Record):
 
 @record
 class Prepare(Request[replies.Empty, Never]):
-    """Import backends, with what they compile and load with, and modules that later requests will need.
+    """Import backends with their compilers, and modules that later requests will need.
 
-    ``holds_context`` says that the worker will measure: where its backends are for GPUs, and there is one, it makes its
-    context there meanwhile.
+    ``holds_context`` says that the worker will measure. If its backends are for GPUs, and there is one, it makes its
+    context there now.
     """
 
     operation: ClassVar = "prepare"
@@ -131,7 +132,7 @@ class Prepare(Request[replies.Empty, Never]):
 class Probe(Request[replies.ProbeReport, Never]):
     """Report the interpreter's backends, their toolchains and their devices.
 
-    ``variables`` names the environment variables that the project itself sets.
+    ``variables`` are the names of environment variables that the project itself sets.
     """
 
     operation: ClassVar = "probe"
@@ -142,7 +143,7 @@ class Probe(Request[replies.ProbeReport, Never]):
 
 @record
 class GpuUsers(Request[replies.GpuUsers, Never]):
-    """Count the processes besides ``ours`` that had work on each GPU lately."""
+    """Count the processes, except ``ours``, that had work on each GPU lately."""
 
     operation: ClassVar = "gpu_users"
     first_phase: ClassVar = Phase.INSPECT
@@ -154,8 +155,8 @@ class GpuUsers(Request[replies.GpuUsers, Never]):
 class Inspect(Request[replies.Empty, replies.InspectedFile]):
     """Import kernel files (paths relative to the project) and send an item for each.
 
-    ``learned`` are names that kernels were observed to read; they are looked at, and become part of their digests.
-    ``name`` is the project that the kernels belong to, where that shares its directory with others.
+    ``learned`` are names that each kernel is known to read; the worker looks at them, and adds them to its digests.
+    ``name`` is the kernels' project, if it shares its directory with others.
     """
 
     operation: ClassVar = "inspect"
@@ -169,10 +170,13 @@ class Inspect(Request[replies.Empty, replies.InspectedFile]):
 
 @record
 class Explore(Request[replies.Explored, Never]):
-    """Open the space of a kernel's problem: configs to propose ``first``, and those to leave for ``last``.
+    """Open the space of a kernel's problem, to search it.
 
-    ``device`` is what a prior may look at; of one that is only compiled for, only the target is known. ``earlier`` are
-    similar searches, the most similar first.
+    Attributes:
+        first: configs to propose before all others.
+        last: configs to propose after all others.
+        device: what a prior may look at; for a compile-only job, only its target is known.
+        earlier: similar searches, the most similar first.
     """
 
     operation: ClassVar = "explore"
@@ -191,14 +195,14 @@ class Explore(Request[replies.Explored, Never]):
 class Ask(Request[replies.Proposals, Never]):
     """Report outcomes to the strategy of the opened space, and ask it for up to ``n`` configs.
 
-    With ``anywhere`` they are drawn from the whole space instead, whatever the strategy would choose.
+    With ``anywhere``, they are drawn from the whole space, and not chosen by the strategy.
     """
 
     operation: ClassVar = "ask"
     first_phase: ClassVar = Phase.INSPECT
 
     n: int
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[TriedConfig, ...] = ()
     anywhere: bool = False
 
 
@@ -216,7 +220,7 @@ class Admits(Request[replies.Admitted, Never]):
 
 @record
 class Represent(Request[replies.Represented, Never]):
-    """Ask which problem stands for a problem's bucket, by the kernel file's own function."""
+    """Ask which problem stands for a problem's bucket, according to the kernel file's own function."""
 
     operation: ClassVar = "represent"
     first_phase: ClassVar = Phase.INSPECT
@@ -227,7 +231,7 @@ class Represent(Request[replies.Represented, Never]):
 
 @record
 class FitPortfolio(Request[replies.FittedPortfolio, Never]):
-    """Fit a portfolio of at most so many configs to a matrix (``ktuned.portfolio.Matrix`` as plain data)."""
+    """Fit a portfolio of at most ``max_configs`` to a matrix (``ktuned.portfolio.Matrix`` as plain data)."""
 
     operation: ClassVar = "fit_portfolio"
     first_phase: ClassVar = Phase.INSPECT
@@ -239,9 +243,9 @@ class FitPortfolio(Request[replies.FittedPortfolio, Never]):
 
 @record
 class OpenFrontEnd(Request[replies.Empty, Never]):
-    """Import what :class:`Lower` needs: the backend's compiler, and a kernel file or a ``library`` that Builds name.
+    """Import what :class:`Lower` needs: the backend's compiler, and a kernel file or the ``library`` that Builds name.
 
-    With a ``build`` also the module that its function is in.
+    With a ``build``, import the module of its function as well.
     """
 
     operation: ClassVar = "open_front_end"
@@ -255,7 +259,7 @@ class OpenFrontEnd(Request[replies.Empty, Never]):
 
 @record
 class Lower(Request[replies.Lowered, Never]):
-    """Translate a unit's function into what compile workers take in its place."""
+    """Translate a unit's function into code that compile workers take in its place, without importing anything."""
 
     operation: ClassVar = "lower"
     first_phase: ClassVar = Phase.LOAD
@@ -268,11 +272,13 @@ class Lower(Request[replies.Lowered, Never]):
 
 @record
 class Compile(Request[replies.Empty, replies.CompiledUnit]):
-    """Compile units for a target in the directory ``staging``, seal their artifacts and send an item for each.
+    """Compile units for a target, seal their artifacts and send an item for each.
 
-    ``toolchain`` holds the sights of the files by which the toolchain in the units' keys was known. Units whose backend
-    gains nothing from a group are compiled one after the other; items may be held back for ``hold_s``, to be sent
-    together. Where it is ``announced``, :class:`~ktuned.ipc.replies.Computed` is sent when the last one is compiled.
+    Attributes:
+        staging: name of the directory in which they are compiled.
+        toolchain: sights of the files by which the toolchain in the units' keys was known.
+        hold_s: how long items may be held back, to be sent together.
+        announced: send :class:`~ktuned.ipc.replies.Computed` when the last unit is compiled.
     """
 
     operation: ClassVar = "compile"
@@ -291,12 +297,15 @@ class Compile(Request[replies.Empty, replies.CompiledUnit]):
 class Open(Request[replies.Opened, Never]):
     """Make a problem's data on a device, for the trials that follow.
 
-    ``captured`` is the digest of the inputs that an application captured, empty without; ``expected`` the key that the
-    reference's results are kept under; ``seed`` chooses among inputs that are all alike but for their random numbers.
-    Tensors that are not ``guarded`` are ordinary ones, whose bounds a sanitizer knows. On a device that ``is_shared``
-    with an application, the problem is only made where there is room for it. ``objective`` is what configs are judged
-    by; with ``needs_energy`` their energy is measured, too. ``reference`` is the config whose outputs are expected,
-    where the kernel file says that the default's are.
+    Attributes:
+        captured: digest of the inputs that an application captured; empty if there are none.
+        expected: key by which the reference's results are kept.
+        seed: chooses among inputs that differ in their random numbers alone.
+        guarded: put guards around tensors; without, they are ordinary ones, whose bounds a sanitizer knows.
+        is_shared: an application uses the device, too: make the problem only if there is room for it.
+        objective: what configs are judged by.
+        needs_energy: measure their energy, too.
+        reference: the config whose outputs are expected, if the kernel file says that the default's are.
     """
 
     operation: ClassVar = "open"
@@ -318,7 +327,7 @@ class Open(Request[replies.Opened, Never]):
 
 @record
 class Close(Request[replies.Empty, Never]):
-    """Give up the opened problem's data, and the memory that it took."""
+    """Free the opened problem's data and its memory."""
 
     operation: ClassVar = "close"
     first_phase: ClassVar = Phase.LOAD
@@ -328,7 +337,7 @@ class Close(Request[replies.Empty, Never]):
 class Canary(Request[replies.Empty, Never]):
     """Run something tiny on a device, to learn whether it works.
 
-    A worker that ``warms_up`` also has the device's libraries loaded, as far as every trial needs them.
+    A worker that ``warms_up`` also loads those libraries of the device that every trial needs.
     """
 
     operation: ClassVar = "canary"
@@ -350,10 +359,12 @@ class MeasurePeaks(Request[replies.MeasuredPeaks, Never]):
 
 @record
 class SameBits(Record):
-    """What is asked of a config's bits: digests on so many ``inputs``, and how they compare with the ``anchor``'s.
+    """How to compare a config's bits with the anchor's.
 
-    The anchor's own are not known yet where they are empty. Unless those ``on_all_inputs`` are asked for, the first one
-    is enough where the others take their time.
+    Attributes:
+        inputs: number of inputs on which to digest outputs.
+        anchor: the anchor's digests; empty while they are unknown.
+        on_all_inputs: use all inputs even if that takes long; otherwise the first one is enough then.
     """
 
     inputs: int
@@ -363,21 +374,19 @@ class SameBits(Record):
 
 @record
 class Incumbent(Record):
-    """The cost of the config to beat by the job's objective (its latency in µs, where that is the objective), with the
-    95 % interval, as measured in this job.
-    """
+    """The cost of the config to beat, as measured in this job, with its 95 % interval; in µs if that is the latency."""
 
     cost: float
     low: float
     high: float
 
     @staticmethod
-    def after(
+    def choose_lower(
         incumbent: Incumbent | None, measured: replies.Measurement, wanted: SameBits | None = None
     ) -> Incumbent | None:
-        """Return the cost to beat after a measurement: the incumbent's, unless that of a fully sampled one is lower.
+        """Return the cost to beat after a measurement: the incumbent's, unless the measured one is lower.
 
-        Where bits are ``wanted`` only a config beats others that has the anchor's, for all that is known of them.
+        Only a fully sampled config beats others. If bits are ``wanted``, it must have the anchor's, as far as is known.
         """
         if measured.outcome is not Outcome.MEASURED or measured.beaten:
             return incumbent
@@ -395,13 +404,18 @@ class Incumbent(Record):
 class Trial(Request[replies.Measurement, replies.Measurement]):
     """Load, check and time configs of the opened problem, one after the other.
 
-    All measurements but the last are sent as items, the last one is the reply. A config that raises ends the batch:
-    it may have left the process in any state. A config that is slower than ``stop_above_us`` is not measured; one that
-    cannot beat the ``incumbent``, or one before it in the batch, is measured no better than that takes. A CPU config
-    whose first launch uses more than ``cores`` is not timed, and ends the batch. The load of ``tolerated`` processes,
-    the applications that the tuning is for, counts only where it changes a median. ``known_us`` are the latencies of
-    the units, where that is known and only the energy or the bits are wanted. Items may be held back for ``hold_s``, to
-    be sent together. ``same_bits`` asks for the configs' bits.
+    All measurements but the last are sent as items; the last one is the reply. A config that raises ends the batch,
+    because it may have left the process in any state.
+
+    Attributes:
+        judge_contention: whether load by other programs makes a measurement ``contended``.
+        stop_above_us: a config that is slower is not measured.
+        incumbent: a config that cannot beat it, or an earlier one of the batch, is measured no longer than that takes.
+        cores: a CPU config whose first launch uses more is not timed, and ends the batch.
+        tolerated: processes whose load counts only if it changes a median: the applications that the tuning is for.
+        known_us: latencies of the units that are known, if only the energy or the bits are wanted.
+        hold_s: how long items may be held back, to be sent together.
+        same_bits: whether, and how, to compare bits.
     """
 
     operation: ClassVar = "trial"
@@ -421,7 +435,7 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
 
 @record
 class Time(Request[replies.Measurement, Never]):
-    """Time a finalist of the opened problem again, or, where its latency is ``known_us``, measure its energy again."""
+    """Time a finalist of the opened problem again or, if its latency is ``known_us``, measure its energy again."""
 
     operation: ClassVar = "time"
     first_phase: ClassVar = Phase.LOAD
@@ -434,7 +448,7 @@ class Time(Request[replies.Measurement, Never]):
 
 @record
 class Check(Request[replies.Measurement, Never]):
-    """Launch a config of the opened problem once and check it; the measurement of a right one has no latency."""
+    """Launch a config of the opened problem once and check it; a correct one's measurement has no latency."""
 
     operation: ClassVar = "check"
     first_phase: ClassVar = Phase.LOAD
@@ -487,11 +501,11 @@ def encode(request: Request[Any, Any]) -> bytes:
     Raises:
         FrameError: it is too large.
     """
-    return frames.encode(plain(request))
+    return frames.encode(to_map(request))
 
 
-def plain(request: Request[Any, Any]) -> dict[str, Any]:
-    """Return a request as the map that its frame holds, and :func:`decode` reads."""
+def to_map(request: Request[Any, Any]) -> dict[str, Any]:
+    """Return a request as the map that a frame holds and :func:`decode` reads."""
     return {_OPERATION: request.operation, **to_message(request)}
 
 
@@ -507,7 +521,7 @@ def decode(data: Mapping[str, Any]) -> Request[Any, Any]:
     return from_plain(REQUESTS[name], data)
 
 
-def answer_types(request: type[Request[Any, Any]]) -> tuple[type[Any], type[Any] | None]:
+def find_answer_types(request: type[Request[Any, Any]]) -> tuple[type[Any], type[Any] | None]:
     """Return the types of an operation's reply and of its items."""
     reply, item = get_args(request.__orig_bases__[0])  # type: ignore[attr-defined]
     return reply, None if item is Never else item

@@ -1,7 +1,19 @@
-"""Stamps of files: their paths with the SHA-256 of their bytes, behind every link.
+"""Stamps of files: what tells whether a path still holds what was read there.
 
-A file that is reached through a link is stamped under each path on the way: that of the link, whose target may be
-changed, and that of the file itself, which may be edited where it lies.
+================  ==============================================================
+path              stamp
+================  ==============================================================
+a file            SHA-256 of its bytes
+an absent one     empty; likewise for a pipe or a device, which cannot be read
+a directory       ``dir``, if only its being there counts
+a listed one      ``dir:`` and a digest of the names in it
+================  ==============================================================
+
+A file that is reached through links is stamped under each path on the way: that of a link, whose target may be changed,
+and that of the file itself, which may be edited where it lies. A link to a directory says where it leads
+(``dir>TARGET``).
+
+A *sight* is weaker and cheaper: how ``stat`` shows a file. Equal sights mean equal contents.
 """
 
 from __future__ import annotations
@@ -16,13 +28,13 @@ from time import time_ns
 from types import MappingProxyType
 
 MAX_LINKS = 40
-"""Links that are followed for one file, as many as Linux follows; more are a circle."""
+"""Most links that are followed for one file, as by Linux; more are a circle."""
 
 ABSENT = ""
 """The stamp of a file that is not there."""
 
 
-def lexical(path: Path) -> Path:
+def normalize_path(path: Path) -> Path:
     """Return an absolute path without ``.`` and ``..`` that keeps its links, where these do not forbid it."""
     plain = Path(os.path.abspath(path))
     # Behind a linked directory, `..` is its target's parent.
@@ -30,13 +42,13 @@ def lexical(path: Path) -> Path:
 
 
 DIRECTORY = "dir"
-"""The stamp of a directory that was asked for, and not for the names in it."""
+"""The stamp of a directory of which only its being there counts."""
 
 LISTING = f"{DIRECTORY}:"
-"""Prefix of the stamp of a directory: a digest of the names in it. Where it is a link, its target follows ``>``."""
+"""Prefix of the stamp of a directory's names. If the directory is a link, its target follows after ``>``."""
 
 LARGE_BYTES = 4 << 20
-"""A file of this size takes some 10 ms to digest: its digest is kept, for as long as the file looks the same."""
+"""A file of this size takes some 10 ms to digest, so that its digest is kept while the file looks the same."""
 
 MAX_KEPT = 256
 SETTLED_NS = 2_000_000_000
@@ -46,18 +58,18 @@ _kept: dict[tuple[int, ...], str] = {}
 
 
 def stamp(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, or :data:`ABSENT` when there is none that can be read.
+    """Return the stamp of a file or of a directory's names; :data:`ABSENT` if nothing there can be read.
 
-    A directory has one of its names, but for hidden ones and editors' copies. What is neither has none: a pipe would be
-    waited at, and a device has no end.
+    Hidden names and editors' copies in a directory do not count. Pipes and devices are not read, because a pipe would
+    make the reader wait, and a device has no end.
     """
-    with looking_apart():
-        return _stamp(path)
+    with pause_recording():
+        return _digest_file(path)
 
 
-def _stamp(path: Path) -> str:
+def _digest_file(path: Path) -> str:
     try:
-        with open(path, "rb", opener=_at_once) as stream:
+        with open(path, "rb", opener=_open_without_waiting) as stream:
             found = os.fstat(stream.fileno())
             if not stat.S_ISREG(found.st_mode):
                 return ABSENT
@@ -74,32 +86,32 @@ def _stamp(path: Path) -> str:
                 _kept[looks] = digest
             return _kept[looks]
     except IsADirectoryError:
-        listing = _listing(path)
-        return listing and f"{listing}{_leads_to(path)}"
+        listing = _digest_listing(path)
+        return listing and f"{listing}{_describe_target(path)}"
     except OSError:
         return ABSENT
 
 
 def stamp_directory(path: Path) -> str:
-    """Return the stamp of a directory whatever names are in it: where it is a link, it says where that leads.
+    """Return the stamp of a directory, whatever names are in it; for a link, with its target.
 
-    Code that resolves a link goes on with its target's name, and nothing that it opens then shows that the link was
-    swapped.
+    The target counts because code that resolves a link goes on with the target's name. Nothing that it opens then would
+    show that the link was changed.
     """
-    with looking_apart():
-        return f"{DIRECTORY}{_leads_to(path)}" if path.is_dir() else ABSENT
+    with pause_recording():
+        return f"{DIRECTORY}{_describe_target(path)}" if path.is_dir() else ABSENT
 
 
-def _leads_to(path: Path) -> str:
-    """Return where a link leads in the end: each link of a chain says the same."""
+def _describe_target(path: Path) -> str:
+    """Return where a link leads in the end, which is the same for each link of a chain."""
     return f">{os.path.realpath(path)}" if path.is_symlink() else ""
 
 
-looking_apart: Callable[[], AbstractContextManager[None]] = nullcontext
-"""How a process reads for a stamp: in an observed one that is none of what it observes."""
+pause_recording: Callable[[], AbstractContextManager[None]] = nullcontext
+"""Entered to read for a stamp; in an observed process, such reads are not among those of the kernel."""
 
 
-def _listing(path: Path) -> str:
+def _digest_listing(path: Path) -> str:
     try:
         found = os.listdir(path)
         names = sorted(name for name in found if not name.startswith((".", "__pycache__", "4913")))
@@ -109,13 +121,13 @@ def _listing(path: Path) -> str:
     return LISTING + hashlib.sha256(b"\0".join(kept)).hexdigest()
 
 
-def is_way(digest: str) -> bool:
-    """Return whether a stamp is that of a directory, whatever names are in it."""
+def is_directory_stamp(digest: str) -> bool:
+    """Return whether a stamp is that of a directory without the names in it."""
     return digest.partition(">")[0] == DIRECTORY
 
 
-def agrees(held: str, now: str) -> bool:
-    """Return whether what a path holds now is what was recorded of it; names count where both stamps have them."""
+def stamps_agree(held: str, now: str) -> bool:
+    """Return whether two stamps of a path mean the same; a directory's names count if both have them."""
     if held == now:
         return True
     (one, _, leads), (other, _, leads_now) = held.partition(">"), now.partition(">")
@@ -123,43 +135,45 @@ def agrees(held: str, now: str) -> bool:
     return are_directories and DIRECTORY in (one, other) and leads == leads_now
 
 
-def sight(path: str) -> str:
-    """Return how ``stat`` shows a file, as text, or :data:`ABSENT`; equal sights mean equal contents."""
+def take_sight(path: str) -> str:
+    """Return how ``stat`` shows a file, as text, or :data:`ABSENT`."""
     try:
-        with looking_apart():
+        with pause_recording():
             found = os.stat(path)
     except (OSError, ValueError):
         return ABSENT
     return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
 
 
-def first_changed(sights: Mapping[str, str]) -> str:
-    """Return the first file that is not as it was seen; nothing if all are."""
-    return next((path for path, held in sights.items() if sight(path) != held), "")
+def find_changed_file(sights: Mapping[str, str]) -> str:
+    """Return the first file whose sight has changed; empty if none has."""
+    return next((path for path, held in sights.items() if take_sight(path) != held), "")
 
 
-def stamps(paths: Iterable[Path], known: Mapping[Path, str] = MappingProxyType({})) -> dict[str, str]:
-    """Stamp files by their paths, and by those that links lead to.
+def stamp_files(paths: Iterable[Path], known: Mapping[Path, str] = MappingProxyType({})) -> dict[str, str]:
+    """Return the stamps of files, by their paths and by those that links lead over.
 
-    A file whose bytes were read before has the digest that is ``known`` of them: it may hold others by now.
+    Args:
+        paths: the files.
+        known: digests of files whose bytes were read before; these are not read again, as they may have changed since.
     """
     found: dict[str, str] = {}
-    with looking_apart():
+    with pause_recording():
         for path in paths:
             held = known[path] if path in known else stamp(path)
-            # What links lead to says nothing of them: of a directory only links have this stamp.
-            places = filter(Path.is_symlink, trail(path)) if held.startswith(DIRECTORY) else trail(path)
+            # A directory's stamp with its target belongs to links; the target itself has another one.
+            places = filter(Path.is_symlink, follow_links(path)) if held.startswith(DIRECTORY) else follow_links(path)
             found |= {str(path): held, **{str(place): held for place in places}}
     return found
 
 
-def trail(path: Path) -> Iterator[Path]:
-    """Yield a path, and every other that its links lead over to the file."""
+def follow_links(path: Path) -> Iterator[Path]:
+    """Yield a path, and every other path on the way over its links to the file."""
     yield path
     place = path
     for _ in range(MAX_LINKS):
         try:
-            place = lexical(place.parent / os.readlink(place))
+            place = normalize_path(place.parent / os.readlink(place))
         except OSError:
             break
         yield place
@@ -168,5 +182,5 @@ def trail(path: Path) -> Iterator[Path]:
         yield real
 
 
-def _at_once(path: str, flags: int) -> int:
+def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)

@@ -1,8 +1,8 @@
-"""Trust in code: it may run only where this user and root alone can write (docs/security.md).
+"""Trust in code: it may run only if nobody but this user and root can write it (docs/security.md).
 
-A kernel file and the modules that it imports are run, its sources and headers compiled and run: a user who can write
-one, its directory, or a link in its path can run code as this user. Every step of the path is checked, as sshd checks a
-key's file.
+A kernel file and the modules that it imports are run, its sources and headers are compiled and run. Another user who
+can write one of these files, its directory, or a link in its path could run code as this user. So every step of the
+path is checked, as sshd checks the file of a key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from ktuned.model import KtunedError
 
 MAX_LINKS: Final = 40
-"""Links that Linux follows in one path (path_resolution(7))."""
+"""Most links that Linux follows in one path (path_resolution(7))."""
 
 
 class Untrusted(KtunedError):
@@ -26,14 +26,14 @@ class Untrusted(KtunedError):
 
 
 class Trust:
-    """Judges paths; ``exceptions`` are directories that are trusted with everything below them."""
+    """Judges paths; ``exceptions`` are directories that are trusted without a check, with everything below them."""
 
     def __init__(self, exceptions: Iterable[str] = ()) -> None:
         self.exceptions: frozenset[str] = frozenset()
-        self.allow(exceptions)
+        self.set_exceptions(exceptions)
 
-    def allow(self, exceptions: Iterable[str]) -> bool:
-        """Trust these directories, and no others, without a check; return whether they are others than before."""
+    def set_exceptions(self, exceptions: Iterable[str]) -> bool:
+        """Replace the directories that are trusted without a check; return whether that changes them."""
         before, self.exceptions = self.exceptions, frozenset(map(os.path.realpath, exceptions))
         return before != self.exceptions
 
@@ -43,7 +43,7 @@ class Trust:
         Raises:
             Untrusted: another user can write it, or replace it.
         """
-        self._check(path, {os.path.realpath(path)})
+        self._check_steps(path, {os.path.realpath(path)})
 
     def check_file(self, path: str) -> None:
         """Check a file that is to be run, and its directory, from which it may import.
@@ -52,10 +52,10 @@ class Trust:
             Untrusted: another user can write it, put modules beside it, or replace it.
         """
         real = os.path.realpath(path)
-        self._check(path, {real, os.path.dirname(real), os.path.dirname(os.path.abspath(path))})
+        self._check_steps(path, {real, os.path.dirname(real), os.path.dirname(os.path.abspath(path))})
 
     def check_files(self, paths: Iterable[str]) -> None:
-        """Check files as :meth:`check_file` does, each directory once; those that are not there are left out.
+        """Check files as :meth:`check_file` does, but each directory once; absent files are left out.
 
         Raises:
             Untrusted: another user can write one of them.
@@ -67,18 +67,18 @@ class Trust:
             except OSError:
                 continue
             directory = os.path.dirname(path)
-            if directory in checked and stat.S_ISREG(found.st_mode) and _fault(found, may_be_sticky=False) is None:
+            if directory in checked and stat.S_ISREG(found.st_mode) and _find_fault(found, may_be_sticky=False) is None:
                 continue
             self.check_file(path)
             checked.add(directory)
 
-    def _check(self, path: str, closed: set[str]) -> None:
-        """Check every step of ``path``; not even sticky directories may be open among ``closed``."""
+    def _check_steps(self, path: str, closed: set[str]) -> None:
+        """Check every step of ``path``; those in ``closed`` must not be writable by others even if they are sticky."""
         real = os.path.realpath(path)
         if any(str(place) in self.exceptions for place in (Path(real), *Path(real).parents)):
             return
-        for place, found in _way(path):
-            fault = _fault(found, may_be_sticky=place not in closed)
+        for place, found in _walk_path(path):
+            fault = _find_fault(found, may_be_sticky=place not in closed)
             if fault:
                 what, mend = fault
                 on_the_way = "" if place == path else f" on the way to {path}"
@@ -88,24 +88,23 @@ class Trust:
                 )
 
 
-def _fault(found: os.stat_result, *, may_be_sticky: bool) -> tuple[str, str] | None:
+def _find_fault(found: os.stat_result, *, may_be_sticky: bool) -> tuple[str, str] | None:
     """Return the fault of one step, and how to fix it."""
     us = os.geteuid()
     if found.st_uid not in (us, 0):
         return f"belongs to uid {found.st_uid}, neither to us ({us}) nor to root", "chown it"
-    if stat.S_ISLNK(found.st_mode):
-        return None  # a link's own mode means nothing
-    if may_be_sticky and found.st_mode & stat.S_ISVTX:
-        return None  # only its owner can replace what is in there
-    # A group with the user's own number has no other members: distributions with a umask of 002 set them up.
+    # A link's own mode means nothing. In a sticky directory only the owner can replace a file.
+    if stat.S_ISLNK(found.st_mode) or (may_be_sticky and found.st_mode & stat.S_ISVTX):
+        return None
+    # A group with the user's own number has no other members: distributions with a umask of 002 create them.
     is_private_group = found.st_gid == 0 or found.st_gid == os.getegid() == us
     if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not is_private_group):
         return f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o})", "chmod go-w {place}"
     return None
 
 
-def _way(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield each directory, link and file that resolving a path goes through; where one is missing, that is the end."""
+def _walk_path(path: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield each directory, link and file on the way to a path, up to the first that is missing."""
     rest = [part for part in os.path.abspath(path).split("/") if part]
     place, links = "/", 0
     yield place, os.lstat(place)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ktuned.lookup.shortcuts import Shortcuts
 from ktuned.lookup.winner_table import WinnerTable
-from ktuned.model import Observation, Winner, combine
+from ktuned.model import Observation, Winner, extend_digest
 
 
 class AnswerCaches:
@@ -40,7 +40,7 @@ class AnswerCaches:
     def rename_contexts(self, kernel: str, winners: list[Winner], names: Sequence[Observation]) -> None:
         """Keep answers while a kernel's contexts are renamed in the store, because it has learned names."""
         self.winners[kernel] = [
-            replace(winner, context=replace(winner.context, digest=combine(winner.context.digest, names)))
+            replace(winner, context=replace(winner.context, digest=extend_digest(winner.context.digest, names)))
             for winner in winners
         ]
         self.shortcuts.forget_responses()

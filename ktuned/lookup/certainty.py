@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
-from ktuned.ipc import agrees, stamp
-from ktuned.model import ENVIRONMENT, Device, KernelInfo, value_digest
+from ktuned.ipc import stamp, stamps_agree
+from ktuned.model import ENVIRONMENT, Device, KernelInfo, digest_variable
 
 MAX_FILES: Final = 100
 MAX_BYTES: Final = 2**20
@@ -87,7 +87,7 @@ def _changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> str:
     read = {
         name.removeprefix(ENVIRONMENT): entry for name, entry in kernel.learned.items() if name.startswith(ENVIRONMENT)
     }
-    changed = (name for name, entry in read.items() if value_digest(variables.get(name)) != entry.digest)
+    changed = (name for name, entry in read.items() if digest_variable(variables.get(name)) != entry.digest)
     return next((f"the environment variable {name} changed" for name in changed), "")
 
 
@@ -95,7 +95,7 @@ def _first_difference(stamps: Mapping[str, str]) -> str:
     """Return the first file that no longer holds what was inspected, or why that is not looked at here."""
     if len(stamps) > MAX_FILES or sum(map(_file_size, stamps)) > MAX_BYTES:
         return "its files are many"
-    return next((f"{path} changed" for path, held in stamps.items() if not agrees(held, stamp(Path(path)))), "")
+    return next((f"{path} changed" for path, held in stamps.items() if not stamps_agree(held, stamp(Path(path)))), "")
 
 
 def _file_size(path: str) -> int:

@@ -22,8 +22,8 @@ from ktuned.model import (
     Status,
     Winner,
     canonical,
+    find_stand_ins,
     is_exact,
-    stand_ins,
 )
 from ktuned.portfolio import Portfolio
 
@@ -87,7 +87,7 @@ def decide_answer(
     and what was measured in this context is not tuned again. A ``portfolio`` takes the place of near problems. Where
     numerics are exact, nothing is served but configs whose bits were compared here, and the default.
     """
-    key = kernel.winner_key(problem, device or "", objective)
+    key = kernel.make_winner_key(problem, device or "", objective)
     undecided: dict[str, Config] = {}
 
     def may_serve(config: Config) -> bool:
@@ -112,14 +112,14 @@ def decide_answer(
             return Decision(status, winner, config, is_certain=is_certain, is_unobserved=is_unobserved)
     if is_exact(objective):
         portfolio = None
-    leaf = None if portfolio is None else portfolio.find_leaf(kernel.specialized(problem))
+    leaf = None if portfolio is None else portfolio.find_leaf(kernel.select_key_values(problem))
     if portfolio is not None and leaf is not None:
         for text in (leaf.config, *portfolio.configs):
             config = complete_config(kernel, json.loads(text))
             if may_serve(config) and not has_failed(config):
                 loss = leaf.expected_loss if text == leaf.config else leaf.worst_loss
                 return Decision(Status.NEAR, None, config, tuple(undecided.values()), is_certain, expected_loss=loss)
-    for winner in () if portfolio is not None else stand_ins(key, kernel.specialized(problem), known):
+    for winner in () if portfolio is not None else find_stand_ins(key, kernel.select_key_values(problem), known):
         config = complete_config(kernel, winner.config)
         if may_serve(config) and not has_failed(config):
             return Decision(Status.NEAR, winner, config, tuple(undecided.values()), is_certain)

@@ -173,7 +173,7 @@ class Publication:
         if not is_whole and not declared_admission(kernel, config):
             return False
         measured = answer.measured or (None if is_whole else problem)
-        key = _pack_value(dict(sorted(kernel.specialized(problem).items())))
+        key = _pack_value(dict(sorted(kernel.select_key_values(problem).items())))
         prefix = winner_prefix(kernel.name, answer.device, answer.objective)
         return self._write_entry(kernel.name, prefix + key, _encode_answer(config, answer, measured))
 

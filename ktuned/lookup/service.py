@@ -52,13 +52,13 @@ from ktuned.model import (
     Verdict,
     Winner,
     canonical,
-    figure_objective,
+    describe_noise,
+    describe_price,
+    explain_unmeasurable,
     is_exact,
     is_latency,
     is_noisy,
-    noise_words,
-    price_of,
-    unmeasurable,
+    strip_numerics,
 )
 from ktuned.scheduling import Jobs, Portfolios
 from ktuned.store import Artifacts, Store
@@ -300,7 +300,9 @@ class Lookups:
             doubt = doubt or NO_BUCKET
         # The ladder decides.
         if is_exact(by) and model is not None:
-            kernel = kernel.anchored(self._store.anchors.find_anchor(kernel.winner_key(key_problem, model, by)), by)
+            kernel = kernel.with_anchor(
+                self._store.anchors.find_anchor(kernel.make_winner_key(key_problem, model, by)), by
+            )
         kept = self._portfolios.kept.find_portfolio(kernel, model, by)
         winners = self.served.list_winners(kernel, environment)
         verdict = self.served.find_verdict(kernel, environment, key_problem, model, by)
@@ -323,9 +325,9 @@ class Lookups:
         failed = "" if context is None else self._jobs.last_failure(context, by, kernel.plan_digest)
         failure = f"its tuning failed: {failed}" if failed else fault
         if verdict is not None and verdict.broken_by and not failure:
-            failure = verdict.words()
+            failure = verdict.describe()
         if not failure and measured_on is not None and measured_on.no_energy and kernel.needs_energy(by):
-            failure = unmeasurable(by, measured_on)
+            failure = explain_unmeasurable(by, measured_on)
         if verdict is not None and verdict.waiting and measured_on is not None and not failure:
             failure = self._find_failure(kernel, environment, measured_on, by, verdict)
         if tune and found.wants_tuning and context is not None and measured_on is not None and not failure:
@@ -347,13 +349,13 @@ class Lookups:
             message = "" if incumbent is None else incumbent.note
         is_noisy_one = incumbent is not None and is_latency(by) and is_noisy(incumbent.latency_us, incumbent.spread_us)
         if is_noisy_one and incumbent is not None and not message:
-            message = noise_words(incumbent.latency_us, incumbent.spread_us or 0.0)
+            message = describe_noise(incumbent.latency_us, incumbent.spread_us or 0.0)
         if is_exact(by) and found.is_current and incumbent is not None and context is not None and not message:
-            fastest = self._store.best_trials(context, 1, objective=figure_objective(by))
+            fastest = self._store.best_trials(context, 1, objective=strip_numerics(by))
             if is_latency(by) and fastest:
-                message = price_of(incumbent.latency_us, fastest[0].latency_us)
+                message = describe_price(incumbent.latency_us, fastest[0].latency_us)
         if verdict is not None and not message and (found.is_current or verdict.waiting):
-            message = verdict.words()
+            message = verdict.describe()
         if found.is_unobserved:
             message = not_observed(kernel)
         if found.status is Status.DEFAULT and found.config is None and kernel.default is not None:
@@ -366,7 +368,7 @@ class Lookups:
             model,
             found.status,
             self.table.generation(kernel.name),
-            None if found.config is None else kernel.config_in_order(found.config),
+            None if found.config is None else kernel.order_config(found.config),
             latency_us=None if incumbent is None else incumbent.latency_us,
             # Only an artifact of this very problem and source can be launched for it as it is.
             artifact=self._artifact_of(incumbent) if incumbent is not None and found.is_current else None,
@@ -390,7 +392,7 @@ class Lookups:
         for problem in verdict.waiting:
             context = self._machine.build_context(kernel, environment, json.loads(problem), device)
             if failed := self._jobs.last_failure(context, by, kernel.plan_digest):
-                return f"{verdict.words()}: the tuning of {problem} failed: {failed}"
+                return f"{verdict.describe()}: the tuning of {problem} failed: {failed}"
         return ""
 
     async def settle_answer(self, answer: Answer, look_up: Callable[[], Answer], ends_at: float) -> Answer:
@@ -417,7 +419,7 @@ class Lookups:
             trial = self._store.get_trial(incumbent.trial)
             job = None if trial is None else self._store.get_job(trial.job)
             measured = incumbent.problem if job is None else job.problem
-        return None if canonical(measured) == canonical(problem) else kernel.problem_in_order(measured)
+        return None if canonical(measured) == canonical(problem) else kernel.order_problem(measured)
 
     def _artifact_of(self, incumbent: Winner) -> str | None:
         path = None if incumbent.artifact is None else self._artifacts.find_artifact(incumbent.artifact)

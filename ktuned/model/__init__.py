@@ -3,10 +3,10 @@
 Plain and frozen, with only the standard library, because workers import them under the project's interpreter.
 """
 
-from ktuned.model.batch_invariance import Candidate, Member, Verdict, batch_fault, choose_class, find_groups
+from ktuned.model.batch_invariance import Candidate, Member, Verdict, choose_class, find_batch_fault, find_groups
 from ktuned.model.buckets import FUNCTION as BUCKET_FUNCTION
-from ktuned.model.buckets import bucketed, rule_fault
-from ktuned.model.device import NO_COUNTER, Device, kind_of, unmeasurable
+from ktuned.model.buckets import apply_bucket_rules, find_rule_fault
+from ktuned.model.device import NO_COUNTER, Device, explain_unmeasurable, read_device_kind
 from ktuned.model.errors import (
     AmbiguousName,
     BackendError,
@@ -21,10 +21,10 @@ from ktuned.model.errors import (
     UsageError,
     WorkerError,
     listed,
-    suggested,
+    suggest_name,
 )
-from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, as_notice, notices
-from ktuned.model.kernel import Asked, KernelInfo, Root
+from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, find_notices, format_notice
+from ktuned.model.kernel import KernelInfo, Root, RootSettings
 from ktuned.model.keys import (
     DeviceModel,
     DeviceName,
@@ -35,14 +35,14 @@ from ktuned.model.keys import (
     Role,
     Target,
     WinnerKey,
-    full_name,
-    key_problem,
-    key_values,
+    make_full_name,
+    make_key_problem,
+    parse_key_problem,
     project_of,
 )
-from ktuned.model.near import most_similar, nearest_winners, stand_ins
-from ktuned.model.noise import IMPLAUSIBLE_RATIO, NOISY_SPREAD, is_noisy, noise_words
-from ktuned.model.numerics import BitClass, BitClasses, Bits, have_same_bits, is_nondeterministic, price_of
+from ktuned.model.near import find_nearest_winners, find_stand_ins, sort_by_similarity
+from ktuned.model.noise import IMPLAUSIBLE_RATIO, NOISY_SPREAD, describe_noise, is_noisy
+from ktuned.model.numerics import BitClass, BitClasses, Bits, describe_price, have_same_bits, is_nondeterministic
 from ktuned.model.objective import (
     BUILT_IN,
     EDP,
@@ -52,11 +52,10 @@ from ktuned.model.objective import (
     NUMERICS,
     TOLERANCE,
     Objective,
+    compute_energy_figures,
+    compute_gain,
     cost_of,
-    energy_figures,
-    figure_objective,
     figure_of,
-    gain,
     is_exact,
     is_latency,
     is_maximized,
@@ -64,23 +63,33 @@ from ktuned.model.objective import (
     metric_of,
     minimize,
     read_objective,
+    strip_numerics,
     unit_of,
     with_numerics,
 )
-from ktuned.model.peaks import BANDWIDTH_METRIC, FLOAT32, MEMORY, PRECISIONS, Peaks, Share, arithmetic_metric, shares
+from ktuned.model.peaks import (
+    BANDWIDTH_METRIC,
+    FLOAT32,
+    MEMORY,
+    PRECISIONS,
+    Peaks,
+    Share,
+    compute_shares,
+    name_arithmetic_metric,
+)
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
 from ktuned.model.record import Record, record
-from ktuned.model.staleness import CAPTURED, SPACE, Change, sentence, since
+from ktuned.model.staleness import CAPTURED, SPACE, Change, compare_contexts, describe_change
 from ktuned.model.trace import (
     DISTRIBUTION,
     ENVIRONMENT,
     UNOBSERVED,
     Observation,
-    added,
-    combine,
-    value_digest,
-    with_captured,
-    without,
+    add_captured,
+    add_digests,
+    digest_variable,
+    extend_digest,
+    reduce_digest,
 )
 from ktuned.model.trial import Context, EarlierSearch, KnownConfig, Trial, TrialResult, Winner
 from ktuned.model.values import (
@@ -127,7 +136,6 @@ __all__ = [
     "UNOBSERVED",
     "UNTIL",
     "AmbiguousName",
-    "Asked",
     "BackendError",
     "BitClass",
     "BitClasses",
@@ -165,6 +173,7 @@ __all__ = [
     "Record",
     "Role",
     "Root",
+    "RootSettings",
     "Scalar",
     "SettingsError",
     "Share",
@@ -180,21 +189,30 @@ __all__ = [
     "Winner",
     "WinnerKey",
     "WorkerError",
-    "added",
-    "arithmetic_metric",
-    "as_notice",
-    "batch_fault",
-    "bucketed",
+    "add_captured",
+    "add_digests",
+    "apply_bucket_rules",
     "canonical",
     "choose_class",
-    "combine",
+    "compare_contexts",
+    "compute_energy_figures",
+    "compute_gain",
+    "compute_shares",
     "cost_of",
-    "energy_figures",
-    "figure_objective",
+    "describe_change",
+    "describe_noise",
+    "describe_price",
+    "digest_variable",
+    "explain_unmeasurable",
+    "extend_digest",
     "figure_of",
+    "find_batch_fault",
     "find_groups",
-    "full_name",
-    "gain",
+    "find_nearest_winners",
+    "find_notices",
+    "find_rule_fault",
+    "find_stand_ins",
+    "format_notice",
     "have_same_bits",
     "is_among",
     "is_exact",
@@ -202,35 +220,26 @@ __all__ = [
     "is_maximized",
     "is_noisy",
     "is_nondeterministic",
-    "key_problem",
-    "key_values",
-    "kind_of",
     "listed",
+    "make_full_name",
+    "make_key_problem",
     "maximize",
     "median",
     "metric_of",
     "minimize",
-    "most_similar",
-    "nearest_winners",
-    "noise_words",
-    "notices",
-    "price_of",
+    "name_arithmetic_metric",
+    "parse_key_problem",
     "project_of",
+    "read_device_kind",
     "read_objective",
     "record",
-    "rule_fault",
-    "sentence",
-    "shares",
+    "reduce_digest",
     "show_controls",
     "show_controls_in_json",
     "show_controls_in_place",
-    "since",
-    "stand_ins",
-    "suggested",
+    "sort_by_similarity",
+    "strip_numerics",
+    "suggest_name",
     "unit_of",
-    "unmeasurable",
-    "value_digest",
-    "with_captured",
     "with_numerics",
-    "without",
 ]

@@ -1,15 +1,15 @@
 """Batch invariance: rows that have equal bits, whatever the size of the batch that they were computed in. No IO.
 
-A kernel that is batch-invariant over ``M`` has *groups* of declared problems: those that differ in ``M`` alone. The
-inputs of a group are made once, at its largest problem, and narrowed to the sizes of each other one, so that row 3 is
-the same row under every ``M``. A config's digests of its outputs under a smaller problem are then comparable with the
-digests of the same rows under the largest one, which is launched in full anyway: a pair of problems needs no comparison
-of its own, since bits that equal those of the largest problem equal each other.
+A kernel that is batch-invariant over ``M`` has *groups* of declared problems, each of which differ in ``M`` alone. The
+inputs of a group are made once, for its largest problem, and narrowed to the sizes of each other one: row 3 is the same
+row under every ``M``. So the digest of a config's outputs under a smaller problem can be compared with the digest of
+the same rows under the largest one, which is launched in full anyway. No two problems need a comparison of their own,
+because bits that equal those of the largest problem equal each other.
 
-So a class of the group is what a config leaves under the largest problem. It *spans* the group if every other problem
-has a config that leaves its rows; configs may differ from problem to problem. Of the classes that span it the one with
-the least total cost wins, weighted as the problems are. Where none does, the problem that breaks the best attempt is
-named: the class that the most problems have.
+A *class* of the group is given by the outputs that a config leaves under the largest problem. It *spans* the group if
+every other problem has a config that leaves the same rows; these may be different configs. Of the classes that span the
+group, the one with the least weighted total cost wins. If none does, the verdict names the problem that breaks the best
+attempt, which is the class that most problems have.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from ktuned.model.record import Record, record
 from ktuned.model.values import Problem, canonical
 
 MOST_PROBLEMS = 64
-"""Problems of a batch-invariant kernel: each lookup after a change reads the trials of all."""
+"""Most problems of a batch-invariant kernel: each lookup after a change reads the trials of all of them."""
 
 MOST_NAMED = 12
-"""Values of a field that a sentence lists."""
+"""Most values of a field that a sentence lists."""
 
 
 @record
 class Candidate(Record):
-    """A measured config: its cost, the bits of its outputs by input and, under the largest problem, those of the rows
-    that each smaller problem has, by problem.
+    """A measured config: its cost, and the bits of its outputs by input.
+
+    Under the largest problem, ``rows`` has the bits of the rows that each smaller problem has, by problem.
     """
 
     config: str
@@ -44,7 +45,7 @@ class Candidate(Record):
 
 @record
 class Member(Record):
-    """A problem of a group, as canonical text, with its weight and what was measured for it."""
+    """A problem of a group, as canonical text, with its weight and the configs that were measured for it."""
 
     problem: str
     weight: float
@@ -53,11 +54,17 @@ class Member(Record):
 
 @record
 class Verdict(Record):
-    """What is known of a group over the ``fields``; its problems are canonical texts, the largest one last.
+    """What is known of a group: the configs to serve, or why there are none.
 
-    ``configs`` are those of the class that was chosen, by problem, ``total`` is their weighted cost and ``fastest``
-    that of the best config of each problem. Else ``broken_by`` is the problem that no class reaches from the others, or
-    ``waiting`` are those that are to be tuned first.
+    Attributes:
+        fields: the problem keys in which the group's problems differ.
+        problems: its problems as canonical texts, the largest one last.
+        configs: the configs of the chosen class, by problem; empty if none was chosen.
+        total: their weighted cost.
+        fastest: the weighted cost of the best config of each problem.
+        broken_by: the problem that no class has together with the others.
+        agreeing: how many problems the best attempt spans.
+        waiting: problems that have to be tuned first.
     """
 
     fields: tuple[str, ...]
@@ -69,28 +76,29 @@ class Verdict(Record):
     agreeing: int = 0
     waiting: tuple[str, ...] = ()
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return the verdict as a sentence."""
-        group = f"{', '.join(self.fields)} = {_listed([self._shown(problem) for problem in self.problems])}"
+        group = f"{', '.join(self.fields)} = {_list_values([self._show_fields(problem) for problem in self.problems])}"
         if self.waiting:
-            waiting = _listed([self._shown(problem) for problem in self.waiting])
+            waiting = _list_values([self._show_fields(problem) for problem in self.waiting])
             return f"rows are compared under {group} once all are tuned; {waiting} not yet"
         if self.broken_by:
             others = f"{self.agreeing} of {len(self.problems)} problems" if self.agreeing else "no two problems"
+            breaking = f"{', '.join(self.fields)} = {self._show_fields(self.broken_by)}"
             return (
-                f"not batch-invariant under {group}: {', '.join(self.fields)} = {self._shown(self.broken_by)} breaks "
-                f"it, where no measured config has the bits that {others} can agree on"
+                f"not batch-invariant under {group}: {breaking} breaks it, where no measured config has the bits that "
+                f"{others} can agree on"
             )
         price = f"{100 * (self.total / self.fastest - 1):.2g} % more than" if self.total > self.fastest else "what"
         return f"batch-invariant under {group}; that costs {price} the best config of each does"
 
-    def _shown(self, problem: str) -> str:
+    def _show_fields(self, problem: str) -> str:
         values = json.loads(problem)
         return "×".join(str(values[name]) for name in self.fields)
 
 
-def batch_fault(problems: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> str:
-    """Return the error in a declaration of batch invariance over the fields of some problems, in one line."""
+def find_batch_fault(problems: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> str:
+    """Return the error in a declaration of batch invariance over some fields, in one line; empty if there is none."""
     if not 0 < len(problems) <= MOST_PROBLEMS:
         return f"batch_invariant takes 1 to {MOST_PROBLEMS} problems, and there are {len(problems)}"
     for place, problem in enumerate(problems):
@@ -108,31 +116,31 @@ def batch_fault(problems: Sequence[Mapping[str, Any]], fields: Sequence[str]) ->
 
 
 def find_groups(problems: Iterable[Problem], fields: Sequence[str]) -> list[list[Problem]]:
-    """Return problems in groups that differ in the fields alone, each from the smallest to the largest."""
+    """Return problems in groups that differ in the fields alone, each sorted from the smallest to the largest."""
     groups: dict[str, list[Problem]] = {}
     for problem in problems:
         rest = {name: value for name, value in problem.items() if name not in fields}
         groups.setdefault(canonical(rest), []).append(problem)
-    return [sorted(group, key=lambda problem: _size(problem, fields)) for group in groups.values()]
+    return [sorted(group, key=lambda problem: _measure_size(problem, fields)) for group in groups.values()]
 
 
-def _size(problem: Problem, fields: Sequence[str]) -> tuple[int, ...]:
+def _measure_size(problem: Problem, fields: Sequence[str]) -> tuple[int, ...]:
     sizes = [int(problem[name]) for name in fields]
     return sum(sizes), *sizes
 
 
 def choose_class(fields: Sequence[str], members: Sequence[Member]) -> Verdict:
-    """Return the class of equal rows that is best for a group, or the problem that breaks it.
+    """Choose the class of equal rows that is best for a group, or find the problem that breaks it.
 
     Args:
-        fields: what the problems of the group differ in.
-        members: its problems, the largest one last.
+        fields: the problem keys in which the problems differ.
+        members: the problems, the largest one last.
     """
     *smaller, largest = members
     found = Verdict(tuple(fields), tuple(member.problem for member in members))
     best_total: float | None = None
     most_agree, broken_by = 0, largest.problem
-    # The first of a class is its fastest. Equal costs, as of twins: always the same one.
+    # Each class's fastest config under the largest problem; among equal costs always the same one.
     by_rows: dict[tuple[Bits | None, ...], Candidate] = {}
     for one in sorted(largest.candidates, key=lambda one: (one.cost, one.config)):
         by_rows.setdefault(tuple(one.rows.get(member.problem) for member in smaller), one)
@@ -160,14 +168,11 @@ def choose_class(fields: Sequence[str], members: Sequence[Member]) -> Verdict:
 
 
 def are_same_rows(bits: Bits, others: Bits) -> bool:
-    """Return whether rows have equal bits on all inputs that both were launched on.
-
-    One of a thorough tuning was launched on more of them.
-    """
+    """Return whether rows have equal bits on all inputs on which both were launched: thorough tunings use more."""
     common = min(len(bits), len(others))
     return common > 0 and bits[:common] == others[:common]
 
 
-def _listed(values: Sequence[str]) -> str:
+def _list_values(values: Sequence[str]) -> str:
     more = f", … ({len(values)})" if len(values) > MOST_NAMED else ""
     return ", ".join(values[:MOST_NAMED]) + more

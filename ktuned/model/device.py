@@ -1,7 +1,4 @@
-"""A device as a backend found it.
-
-A module of its own: workers, plugins and the daemon share it, and nothing else of the model needs it.
-"""
+"""A device as a backend found it."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from ktuned.model.record import Record, record
 NO_COUNTER = "it has no energy counter"
 
 
-def kind_of(name: str) -> str:
-    """Return the kind of the device of a name: ``cpu`` or ``cuda``."""
+def read_device_kind(name: str) -> str:
+    """Return the kind of a device, ``cpu`` or ``cuda``, from its name."""
     return name.rpartition("/")[2].partition(":")[0]
 
 
@@ -25,9 +22,12 @@ def kind_of(name: str) -> str:
 class Device(Record):
     """A CPU or GPU that kernels can run on, as a backend found it.
 
-    ``name`` is its place on this machine (``cpu:0``), or on another host (``rack7/cuda:0``); ``model`` is the key of
-    winners, ``target`` the architecture for compilers, ``fingerprint`` the driver and everything else that can change a
-    kernel's speed. ``no_energy`` says why its energy cannot be measured, empty if it can; a probe finds that out.
+    Attributes:
+        name: its place on this machine (``cpu:0``), or on another host (``rack7/cuda:0``).
+        model: winners are kept by it.
+        target: the architecture for compilers.
+        fingerprint: the driver, and everything else that can change a kernel's speed.
+        no_energy: why its energy cannot be measured; empty if it can. A probe finds that out.
     """
 
     name: DeviceName
@@ -39,11 +39,11 @@ class Device(Record):
     @property
     def kind(self) -> str:
         """``cpu`` or ``cuda``."""
-        return kind_of(self.name)
+        return read_device_kind(self.name)
 
     @property
     def host(self) -> str:
-        """The host that it is on; empty for this machine."""
+        """The host that it belongs to; empty for this machine."""
         return self.name.rpartition("/")[0]
 
     @property
@@ -61,6 +61,6 @@ class Device(Record):
         return cls(data["name"], data["model"], data["target"], dict(data["fingerprint"]))
 
 
-def unmeasurable(objective: Objective, device: Device) -> str:
-    """Return the sentence that a device cannot measure what an objective needs."""
+def explain_unmeasurable(objective: Objective, device: Device) -> str:
+    """Return the error that a device cannot measure the energy that an objective needs."""
     return f"unsupported: the objective {objective!r} on {device.name} ({device.model}): {device.no_energy}"

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class KtunedError(Exception):
-    """Base of all errors: one sentence for a person, a code for a program, a hint that mends it."""
+    """Base of all errors: one sentence for a person, a code for a program, and a hint with the remedy."""
 
     code = "error"
 
@@ -19,7 +19,7 @@ class KtunedError(Exception):
         self.message = message
         self.hint = hint
         if hint:
-            # Tracebacks show notes: a program that calls ktuned.tune does not print hints itself.
+            # Tracebacks show notes, and programs that call ktuned.tune print no hints themselves.
             self.add_note(hint)
 
     def to_wire(self) -> dict[str, str]:
@@ -54,8 +54,8 @@ class SettingsError(KtunedError):
 class KernelFileError(KtunedError):
     """A kernel file has an error; the message starts with ``file:line``.
 
-    ``path`` and ``line`` (1-based, 0 if unknown) are its place. ``excerpt`` is of a syntax error: the line of source,
-    and below it a caret.
+    ``path`` and ``line`` (from 1, or 0 if unknown) are its place. A syntax error has an ``excerpt``: the line of source
+    with a caret below it.
     """
 
     code = "kernel_file"
@@ -96,21 +96,21 @@ class WorkerError(KtunedError):
 
 
 class IllegalMove(KtunedError):
-    """An event is illegal in the state of a trial or a job; it is unchanged."""
+    """An event is illegal in the state of a trial or a job, which stays in that state."""
 
     code = "illegal_move"
 
 
 def listed(known: Iterable[str], *, near: str = "") -> str:
-    """Return ``(there are: …)``, behind the known name that is closest to ``near``: a long list may be cut."""
+    """Return ``(there are: …)``, after the known name that is closest to ``near``, because a long list may be cut."""
     names = list(known)
     text = f"there are: {', '.join(names) or 'none'}"
-    meant = suggested(near, names)
+    meant = suggest_name(near, names)
     return f"({meant} {text})" if meant else f"({text})"
 
 
-def suggested(name: str, known: Iterable[str]) -> str:
-    """Return ``did you mean …?`` with the known name that is closest to ``name``; nothing if none is close."""
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """Return ``did you mean …?`` with the known name that is closest to ``name``; empty if none is close."""
     import difflib
 
     close = difflib.get_close_matches(name, list(known), n=1)

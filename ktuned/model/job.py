@@ -8,7 +8,7 @@ from dataclasses import field
 from enum import IntEnum, StrEnum
 from typing import Any
 
-from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey, key_problem
+from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey, make_key_problem
 from ktuned.model.objective import Objective
 from ktuned.model.plan import Plan
 from ktuned.model.record import Record, record
@@ -16,7 +16,7 @@ from ktuned.model.values import Problem
 
 
 class JobState(StrEnum):
-    """State of a job; the next daemon continues ``queued`` and ``running`` ones, and keeps ``paused`` ones waiting."""
+    """State of a job. The next daemon continues ``queued`` and ``running`` ones; ``paused`` ones stay so."""
 
     QUEUED = "queued"
     PAUSED = "paused"
@@ -27,10 +27,10 @@ class JobState(StrEnum):
 
 
 class Priority(IntEnum):
-    """Levels of jobs, lowest first; the gaps leave room for finer steps.
+    """Levels of jobs, lowest first, with room for finer steps between them.
 
-    Measuring again after a change of driver or toolchain; sweeps; lookups; saves; tunings requested by name; tunings
-    that a client waits for.
+    From the lowest: measuring again after a change of driver or toolchain; sweeps; lookups; saves of a file; tunings
+    requested by name; tunings that a client waits for.
     """
 
     VERIFY = 50
@@ -42,19 +42,19 @@ class Priority(IntEnum):
 
 
 MAX_PRIORITY = 999
-"""Highest priority of a request: levels are bounded, so that a job that has waited long enough passes them."""
+"""The highest priority that a request may have: bounded, so that a job that has waited long enough passes it."""
 
 
 _NOTICE = "notice: "
 
 
-def as_notice(sentence: str) -> str:
-    """Return a sentence as a line of a job's message that :func:`notices` finds."""
+def format_notice(sentence: str) -> str:
+    """Return a sentence as a line of a job's message that :func:`find_notices` finds."""
     return f"{_NOTICE}{sentence}"
 
 
-def notices(message: str) -> list[str]:
-    """Return the notices in a job's message: what its author should know though the job ended well."""
+def find_notices(message: str) -> list[str]:
+    """Return the notices in a job's message: what the kernel's author should know although the job ended well."""
     return [line.removeprefix(_NOTICE) for line in message.splitlines() if line.startswith(_NOTICE)]
 
 
@@ -62,11 +62,18 @@ def notices(message: str) -> list[str]:
 class Job(Record):
     """The tuning of one kernel and one problem on one device model, or only its compiling for one target.
 
-    ``done`` counts configs with an outcome, ``total`` all configs (``None`` if the space cannot be counted),
-    ``outcomes`` them by outcome. ``default_us`` and ``reference_us`` are the latencies of the declared default and the
-    reference; the spreads are those of the final round, where it has been. ``best_figure`` and ``default_figure`` are
-    the figures of the best config and of the default by another objective than latency. Times are Unix seconds.
-    ``key_problem`` is ``None`` in jobs of older stores, which kept only the whole problem.
+    Times are Unix seconds.
+
+    Attributes:
+        done: number of configs with an outcome.
+        total: number of all configs; None if the space cannot be counted.
+        outcomes: number of configs by outcome.
+        best_us: latency of the best config; the spreads are those of the final round, if there was one.
+        default_us: latency of the declared default.
+        reference_us: latency of the reference.
+        best_figure: the best config's figure, by another objective than latency.
+        default_figure: the default's.
+        key_problem: None in jobs of older stores, which kept only the whole problem.
     """
 
     id: int
@@ -97,8 +104,8 @@ class Job(Record):
 
     @property
     def key(self) -> WinnerKey:
-        """The key of the winner that the job looks for; jobs with equal keys do the same work."""
-        problem = key_problem(self.problem) if self.key_problem is None else self.key_problem
+        """The key of the winner that the job searches for; jobs with equal keys do the same work."""
+        problem = make_key_problem(self.problem) if self.key_problem is None else self.key_problem
         return WinnerKey(self.kernel, problem, self.device, self.objective)
 
     @property

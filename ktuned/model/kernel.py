@@ -1,4 +1,4 @@
-"""Kernels as the daemon knows them, and the roots that contain them."""
+"""Kernels as the daemon knows them, without their code, and the roots that contain them."""
 
 from __future__ import annotations
 
@@ -9,31 +9,47 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ktuned.model.batch_invariance import find_groups
-from ktuned.model.buckets import FUNCTION, bucketed
+from ktuned.model.buckets import FUNCTION, apply_bucket_rules
 from ktuned.model.errors import UsageError, listed
-from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName, WinnerKey, full_name, key_problem
+from ktuned.model.keys import (
+    DeviceModel,
+    KernelName,
+    KeyProblem,
+    ProjectName,
+    WinnerKey,
+    make_full_name,
+    make_key_problem,
+)
 from ktuned.model.objective import (
     BUILT_IN,
     LATENCY,
     Objective,
-    figure_objective,
     is_exact,
     is_latency,
     metric_of,
     read_objective,
+    strip_numerics,
 )
 from ktuned.model.plan import Plan, PlanDefaults
 from ktuned.model.record import Record, record
-from ktuned.model.trace import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, combine, unknown, without
+from ktuned.model.trace import (
+    DISTRIBUTION,
+    ENVIRONMENT,
+    UNOBSERVED,
+    Observation,
+    extend_digest,
+    find_news,
+    reduce_digest,
+)
 from ktuned.model.values import Config, Problem, Scalar, canonical, sha256
 
 _DIRECTORY = "dir"
-"""The stamp of a directory, and the beginning of that of the names in it."""
+"""The stamp of a directory, with which the stamp of its listing begins (:mod:`ktuned.ipc.stamps`)."""
 
 
 @record
-class Asked(Record):
-    """Explicit settings of a root, by ``config.toml`` or a request; they come before all others."""
+class RootSettings(Record):
+    """Settings of a root that ``config.toml`` or a request gives explicitly; they precede all others."""
 
     name: str = ""
     python: str = ""
@@ -42,12 +58,18 @@ class Asked(Record):
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A watched directory: its project's name, its interpreter, its workers' environment variables, its watching.
+    """A watched directory with kernel files.
 
-    ``polling`` is for file systems that do not report changes made elsewhere (network file systems). ``asked`` is what
-    was asked for, ``project_digest`` the SHA-256 of the ``ktuned.toml`` that the root was made with, and ``defaults``
-    what that file says of kernel files that set no budgets. ``workers`` is the directory above it that it shares its
-    workers with, empty if it has its own.
+    Attributes:
+        path: the directory.
+        name: its project's name.
+        python: the interpreter of its workers.
+        env: their environment variables.
+        polling: for file systems that do not report changes made elsewhere, such as network file systems.
+        asked: the settings that were given explicitly.
+        project_digest: SHA-256 of the ``ktuned.toml`` from which the root was made.
+        defaults: that file's budgets, for kernel files that set none.
+        workers: a directory above it with which it shares its workers; empty if it has its own.
     """
 
     path: str
@@ -55,7 +77,7 @@ class Root:
     python: str
     env: Mapping[str, str] = field(default_factory=dict)
     polling: bool = False
-    asked: Asked = field(default=Asked(), compare=False)
+    asked: RootSettings = field(default=RootSettings(), compare=False)
     project_digest: str = field(default="", compare=False)
     defaults: PlanDefaults = field(default_factory=PlanDefaults)
     workers: str = ""
@@ -75,11 +97,15 @@ class Root:
 class KernelInfo(Record):
     """A kernel's declaration without its code.
 
-    ``digest`` changes when old measurements no longer hold; ``source_digest`` when old artifacts do not;
-    ``plan_digest`` when there may be more to explore. ``stamps`` maps each file that it depends on (absolute
-    path) to the SHA-256 of its bytes, or to ``""`` for a missing one. ``learned`` are the names that only compiling or
-    measuring has shown, as they are now; they are part of the digests. ``bucket`` has the rules of buckets by key, and
-    ``problems`` are representatives.
+    Attributes:
+        digest: changes when old measurements no longer hold.
+        source_digest: changes when old artifacts no longer do.
+        plan_digest: changes when there may be more to explore.
+        stamps: the SHA-256 of each file that it depends on, by absolute path; empty for an absent one.
+        problems: the declared problems, as representatives of their buckets.
+        bucket: the rules of buckets by problem key.
+        extra: further facts; see :func:`ktuned.spec.digest.describe_kernel`.
+        learned: names that only compiling or measuring has shown, as they are now; the digests include them.
     """
 
     project: ProjectName
@@ -104,21 +130,21 @@ class KernelInfo(Record):
     @property
     def name(self) -> KernelName:
         """The full name, ``project:kernel``."""
-        return full_name(self.project, self.kernel)
+        return make_full_name(self.project, self.kernel)
 
     @property
     def data_digest(self) -> str:
-        """Digest of what decides a figure besides machine code, arguments and the bits of inputs and expected outputs.
+        """Digest of what decides a figure besides machine code, arguments, and the bits of inputs and expected outputs.
 
-        These are the tolerances, say, and libraries that were imported. Python counts where it judges: a ``check``.
+        Tolerances and imported libraries do, for example. Python does only where it judges, as a ``check`` does.
         """
         return str(self.extra.get("data_digest", self.digest))
 
     @property
     def data_read(self) -> dict[str, str]:
-        """The names that were read to make a problem's data, or in launches, with short digests of what decides there.
+        """The names that were read to make a problem's data, or in launches, with short digests of what they mean.
 
-        Python that does not judge is none of them: a lane tells the bits of what it makes.
+        Python that does not judge is left out, because lanes digest the bits of what it makes.
         """
         judges = self.extra.get("judges")
         entries = [one for one in self.learned.values() if one.is_data and (judges or not one.meaning)]
@@ -131,7 +157,7 @@ class KernelInfo(Record):
 
     @property
     def is_data(self) -> bool:
-        """True if its kernel file executes nothing of the user's, so that workers serve it like any other such file."""
+        """True if its kernel file runs no code of the user's, so that one worker serves many such files."""
         return bool(self.extra.get("is_data", False))
 
     @property
@@ -141,8 +167,8 @@ class KernelInfo(Record):
 
     @property
     def parts(self) -> dict[str, str]:
-        """Parts of ``digest``: short digests by labels that begin with ``source:`` or ``argument:``."""
-        learned = {self.label(entry): entry.decisive[:16] for entry in self.learned.values()}
+        """The parts of ``digest``: short digests by labels, most of which begin with ``source:`` or ``argument:``."""
+        learned = {self.label_part(entry): entry.decisive[:16] for entry in self.learned.values()}
         return self._inspected_parts | learned
 
     @property
@@ -153,12 +179,12 @@ class KernelInfo(Record):
 
     @property
     def version(self) -> str:
-        """Identifies the code that was inspected, whatever was learned of it."""
+        """Identifies the code that was inspected, independent of what was learned since."""
         return str(self.extra.get("version", ""))
 
     @property
     def unobserved(self) -> str:
-        """The reason why not all that decides this kernel's results is known; empty if it is."""
+        """The reason why the kernel is not fully observed; empty if it is."""
         if self.extra.get("declares"):
             return ""
         prefix = f"{UNOBSERVED}{self.version}:"
@@ -166,10 +192,10 @@ class KernelInfo(Record):
         return str(self.extra.get("unobserved", "")) or next(learned, "")
 
     @property
-    def compiled(self) -> list[str]:
-        """The files in ``stamps`` that artifacts are known to depend on, or would if they appeared.
+    def compiled_files(self) -> list[str]:
+        """The files in ``stamps`` on which artifacts depend, or would if they appeared.
 
-        Of a kernel without sources all are: its own code is what compilers get.
+        These are all files of a kernel without sources, because compilers get its own code.
         """
         read = self._read_by_compilers()
         return [path for path, digest in self.stamps.items() if not (self.sources and digest) or path in read]
@@ -182,8 +208,9 @@ class KernelInfo(Record):
 
     @property
     def code_digest(self) -> str:
-        """Digest of all files but those that only compilers read: if it is equal, importing the kernel file does the
-        same to its process.
+        """Digest of all files except those that only compilers read.
+
+        While it is equal, importing the kernel file does the same to a process.
         """
         compiled = self._read_by_compilers()
         read = {path: digest for path, digest in self.stamps.items() if path.endswith(".py") or path not in compiled}
@@ -194,8 +221,8 @@ class KernelInfo(Record):
         read = {os.path.normpath(os.path.join(home, label)) for label in self.extra.get("files", ())}
         return read | {place for entry in self.learned.values() if entry.is_source for place in entry.places}
 
-    def label(self, entry: Observation) -> str:
-        """Return the label of a learned name among ``parts``; a file is named as sources are.
+    def label_part(self, entry: Observation) -> str:
+        """Return the label of a learned name among ``parts``; files are labelled like sources.
 
         A module that counts by its syntax tree may be read as text, too, when it is compiled or launched: these are two
         parts of the digest, and need two labels.
@@ -207,17 +234,17 @@ class KernelInfo(Record):
         label = f"source:{name}"
         return f"{label} (its text)" if label in self._inspected_parts else label
 
-    def observed(self, found: Iterable[Observation]) -> KernelInfo:
-        """Return the kernel with names that were observed and that it does not have yet; itself if there are none."""
-        news = unknown(self.learned, found)
+    def with_observed(self, found: Iterable[Observation]) -> KernelInfo:
+        """Return the kernel with those observed names that it does not have yet; itself if it has all of them."""
+        news = find_news(self.learned, found)
         if not news:
             return self
         fresh = [entry for entry in news if entry.name not in self.learned]
-        sources = [entry for entry in news if entry.is_source and not self._had(entry.name).is_source]
+        sources = [entry for entry in news if entry.is_source and not self._find_learned(entry.name).is_source]
         return dataclasses.replace(
             self,
-            digest=combine(self.digest, fresh),
-            source_digest=combine(self.source_digest, sources),
+            digest=extend_digest(self.digest, fresh),
+            source_digest=extend_digest(self.source_digest, sources),
             stamps={**{place: entry.digest for entry in fresh for place in entry.places}, **self.stamps},
             learned={**self.learned, **{entry.name: entry for entry in news}},
         )
@@ -229,42 +256,40 @@ class KernelInfo(Record):
         gone = [self.learned[name] for name in names]
         return dataclasses.replace(
             self,
-            digest=without(self.digest, gone),
-            source_digest=without(self.source_digest, [entry for entry in gone if entry.is_source]),
+            digest=reduce_digest(self.digest, gone),
+            source_digest=reduce_digest(self.source_digest, [entry for entry in gone if entry.is_source]),
             learned={name: entry for name, entry in self.learned.items() if name not in names},
         )
 
-    def contradicted(self, found: Iterable[Observation]) -> Observation | None:
-        """Return an observation of something else than what this kernel is known by; a file has changed then."""
+    def find_contradiction(self, found: Iterable[Observation]) -> Observation | None:
+        """Return an observation that differs from what this kernel knows: a file has changed since; or None."""
         for entry in found:
             known = {self.learned[entry.name].digest} if entry.name in self.learned else set()
             if not entry.name.endswith("/"):
                 known |= {self.stamps[place] for place in entry.places if place in self.stamps}
             if entry.digest.startswith(_DIRECTORY):
-                # That it is there was known; now the names in it count, too.
+                # It was known to be there; that now the names in it count, too, is no contradiction.
                 known.discard(_DIRECTORY)
             if known - {entry.digest}:
                 return entry
         return None
 
-    def _had(self, name: str) -> Observation:
+    def _find_learned(self, name: str) -> Observation:
         return self.learned.get(name, Observation(name, ""))
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """The weights of the problems, if one config is to be served for all of them; else nothing."""
+        """The weights of the problems if one config is served for all of them; else empty."""
         return tuple(self.extra.get("weights", ()))
 
     @property
     def batch_invariant(self) -> tuple[str, ...]:
-        """The fields in which problems may differ whose rows are to have equal bits; see :mod:`.batch_invariance`."""
+        """The problem keys on which the bits of rows must not depend; see :mod:`.batch_invariance`."""
         fields, _ = self.extra.get("batch_invariant", ((), ()))
         return tuple(fields)
 
     def find_batch_groups(self) -> list[list[tuple[Problem, float]]]:
-        """Return the groups of declared problems whose rows are to have equal bits, with their weights, the largest
-        problem of each last.
-        """
+        """Return the groups of declared problems whose rows must have equal bits, with weights; the largest is last."""
         fields, weights = self.extra.get("batch_invariant", ((), ()))
         weight_of = dict(zip(map(canonical, self.problems), weights, strict=False))
         groups = find_groups(self.problems, fields) if fields else []
@@ -275,37 +300,37 @@ class KernelInfo(Record):
         """True if code of the kernel file chooses the buckets of problems."""
         return FUNCTION in self.bucket.values()
 
-    def representative(self, problem: Problem) -> dict[str, Scalar]:
-        """Return the problem that stands for a problem's bucket, as far as rules that are data say."""
-        return bucketed(self.bucket, problem) if self.bucket else dict(problem)
+    def represent(self, problem: Problem) -> dict[str, Scalar]:
+        """Return the problem that stands for a problem's bucket, by the rules that are data."""
+        return apply_bucket_rules(self.bucket, problem) if self.bucket else dict(problem)
 
-    def specialized(self, problem: Problem) -> dict[str, Scalar]:
+    def select_key_values(self, problem: Problem) -> dict[str, Scalar]:
         """Return the part of a problem, or of its bucket's representative, that enters the key."""
-        problem = self.representative(problem)
+        problem = self.represent(problem)
         return problem if self.specialize is None else {key: problem[key] for key in self.specialize}
 
-    def key_problem(self, problem: Problem) -> KeyProblem:
+    def make_key_problem(self, problem: Problem) -> KeyProblem:
         """Return the key of a problem."""
-        return key_problem(self.specialized(problem))
+        return make_key_problem(self.select_key_values(problem))
 
-    def winner_key(self, problem: Problem, device: str, objective: Objective = LATENCY) -> WinnerKey:
+    def make_winner_key(self, problem: Problem, device: str, objective: Objective = LATENCY) -> WinnerKey:
         """Return the key of a problem's winner on a device model."""
-        return WinnerKey(self.name, self.key_problem(problem), DeviceModel(device), objective)
+        return WinnerKey(self.name, self.make_key_problem(problem), DeviceModel(device), objective)
 
     @property
     def metrics(self) -> Mapping[str, bool]:
-        """The file's own metrics, and whether each is made of the energy, too."""
+        """The file's own metrics by name: whether each is computed from the energy."""
         found: Mapping[str, bool] = self.extra.get("metrics", {})
         return found
 
     def objective(self, asked: str | None) -> Objective:
-        """Return the objective that a request means: the declared one if it names none.
+        """Return the objective of a request: the one that it names, or the declared one.
 
         Raises:
-            UsageError: there is none of this name, or it is a metric that the kernel does not have.
+            UsageError: there is no such objective, or it is a metric that the kernel does not have.
         """
         objective = read_objective(self.plan.objective if asked is None else asked)
-        if figure_objective(objective) not in BUILT_IN and metric_of(objective) not in self.metrics:
+        if strip_numerics(objective) not in BUILT_IN and metric_of(objective) not in self.metrics:
             raise UsageError(
                 f"{self.name} has no metric {metric_of(objective)!r} {listed(self.metrics, near=metric_of(objective))}",
                 hint="an objective is latency, energy, edp, or max:NAME or min:NAME of one of its metrics=",
@@ -313,37 +338,37 @@ class KernelInfo(Record):
         return objective
 
     def needs_energy(self, objective: Objective) -> bool:
-        """Return whether the figure of an objective is made of the energy that a launch takes."""
-        plain = figure_objective(objective)
+        """Return whether an objective's figure is computed from the energy of a launch."""
+        plain = strip_numerics(objective)
         return not is_latency(plain) and (plain in BUILT_IN or self.metrics.get(metric_of(plain), False))
 
-    def anchored(self, anchor: Config | None, objective: Objective) -> KernelInfo:
-        """Return the kernel with an anchor in its default's place, as it is where numerics are exact.
+    def with_anchor(self, anchor: Config | None, objective: Objective) -> KernelInfo:
+        """Return the kernel with the anchor as its default, if the objective's numerics are exact.
 
-        So the anchor is what is served before there is a winner, is measured in full, and is the base of speed-ups.
+        So the anchor is served before there is a winner, is measured in full, and is the base of speed-ups.
         """
         is_other = anchor is not None and is_exact(objective) and anchor != self.default
         return dataclasses.replace(self, default=anchor) if is_other else self
 
-    def config_in_order(self, config: Config) -> dict[str, Scalar]:
-        """Return a config with its knobs in the order in which the space declares them; the store sorts them."""
+    def order_config(self, config: Config) -> dict[str, Scalar]:
+        """Return a config with its knobs in the order of the declared space; the store sorts them by name."""
         listed = self.space.get("configs") or [self.default or {}]
-        return _in_order(config, self.space.get("axes") or listed[0])
+        return _order_values(config, self.space.get("axes") or listed[0])
 
-    def problem_in_order(self, problem: Problem) -> dict[str, Scalar]:
-        """Return a problem with its keys in the order of the first declared problem; the store sorts them."""
-        return _in_order(problem, self.problems[0] if self.problems else ())
+    def order_problem(self, problem: Problem) -> dict[str, Scalar]:
+        """Return a problem with its keys in the order of the first declared one; the store sorts them by name."""
+        return _order_values(problem, self.problems[0] if self.problems else ())
 
-    def planned(self, defaults: PlanDefaults) -> KernelInfo:
-        """Return the kernel with its project's defaults where its file sets no budgets, and the plan's digest."""
-        plan = defaults.applied(self.plan, self.extra.get("given", ()))
+    def with_plan_defaults(self, defaults: PlanDefaults) -> KernelInfo:
+        """Return the kernel with its project's defaults for budgets that its file does not set."""
+        plan = defaults.apply_to(self.plan, self.extra.get("given", ()))
         if plan == self.plan:
             return self
         digest = sha256(f"{self.plan_digest} {canonical(plan.to_wire())}")
         return dataclasses.replace(self, plan=plan, plan_digest=digest)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return plain data that :meth:`from_wire` reads; nested values are shared with the kernel."""
+        """Return plain data that :meth:`from_wire` reads; it shares the kernel's nested values."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         learned = {name: dataclasses.asdict(entry) for name, entry in self.learned.items()}
         return values | {"plan": self.plan.to_wire(), "learned": learned}
@@ -364,5 +389,5 @@ class KernelInfo(Record):
         return cls(**values)
 
 
-def _in_order(values: Mapping[str, Scalar], names: Iterable[str]) -> dict[str, Scalar]:
+def _order_values(values: Mapping[str, Scalar], names: Iterable[str]) -> dict[str, Scalar]:
     return {**{name: values[name] for name in names if name in values}, **values}

@@ -1,7 +1,7 @@
-"""Identities: names and keys of kernels, problems, devices and winners, as distinct types for a type checker.
+"""Identities: names and keys of kernels, problems, devices and winners, each a type of its own for the type checker.
 
-A name is a string at run time, so that it costs nothing to carry, to compare and to send. It gets its type once, at
-the edge: from a request, a row, a kernel file or a backend's report.
+At run time a name is a string, so that it costs nothing to carry, compare and send. It gets its type once, where it
+comes in: from a request, a row of the store, a kernel file or a backend's report.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from ktuned.model.objective import LATENCY, Objective
 from ktuned.model.values import Scalar, canonical
 
 ProjectName = NewType("ProjectName", str)
-"""Name of a root's project; unique among the roots."""
+"""The name of a root's project; unique among the roots."""
 
 KernelName = NewType("KernelName", str)
-"""The full name of a kernel, ``project:kernel``; a short one exists only until a request has been resolved."""
+"""The full name of a kernel, ``project:kernel``; requests may have short ones, which are resolved at once."""
 
 KeyProblem = NewType("KeyProblem", str)
-"""The part of a problem that enters the key (``specialize=``), as canonical text; see :func:`key_problem`."""
+"""The part of a problem that enters the key (``specialize=``), as canonical text; see :func:`make_key_problem`."""
 
 DeviceName = NewType("DeviceName", str)
 """A device's place on a machine: ``cpu:0``, ``cuda:1``."""
 
 DeviceModel = NewType("DeviceModel", str)
-"""The model of a device, which winners are kept for: ``NVIDIA H100 80GB HBM3``."""
+"""The model of a device, by which winners are kept: ``NVIDIA H100 80GB HBM3``."""
 
 Target = NewType("Target", str)
-"""The architecture that compilers aim at: ``sm_90a``."""
+"""The architecture that compilers compile for: ``sm_90a``."""
 
 
 class Role(StrEnum):
-    """Purpose of a worker process; the fleet keeps the workers of each role separate."""
+    """What a worker process is for; the fleet keeps the workers of each role separate."""
 
     INSPECT = "inspect"
     EXPLORE = "explore"
@@ -43,11 +43,11 @@ class Role(StrEnum):
 
 
 class Phase(StrEnum):
-    """Phase of a worker's work; each has its deadline, and a failed trial names the phase of its failure.
+    """Phase of a worker's work. Each has its deadline, and a failed trial names the phase in which it failed.
 
-    ``build`` calls the kernel function for a config, ``prior`` the kernel file's prior, and ``strategy`` is where a
-    search begins; they run within ``inspect``'s deadline. ``load_next`` loads the config that follows while a GPU works
-    on one, within ``load``'s.
+    ``build`` calls the kernel function for a config, ``prior`` the kernel file's prior, and ``strategy`` begins a
+    search; these have the deadline of ``inspect``. ``load_next`` loads the next config while a GPU works on this one;
+    it has the deadline of ``load``.
     """
 
     SPAWN = "spawn"
@@ -67,8 +67,8 @@ class Phase(StrEnum):
 class WinnerKey(NamedTuple):
     """Key of a winner. Jobs, winners, lookups and pins for the same work have equal keys.
 
-    A compile-only job has its target in place of the device model. It is a tuple because lookups hash keys by the
-    thousand, and tuples do that in C.
+    A compile-only job has its target in place of the device model. The key is a tuple, because lookups hash thousands
+    of keys, and tuples do that in C.
     """
 
     kernel: KernelName
@@ -77,22 +77,22 @@ class WinnerKey(NamedTuple):
     objective: Objective = LATENCY
 
 
-def full_name(project: str, kernel: str) -> KernelName:
+def make_full_name(project: str, kernel: str) -> KernelName:
     """Return the full name of a project's kernel."""
     return KernelName(f"{project}:{kernel}")
 
 
 def project_of(kernel: KernelName) -> ProjectName:
-    """Return the project of a full name; a kernel's short name has no colon, a project's may have some."""
+    """Return the project of a full name. A project's name may have colons, a kernel's short name has none."""
     return ProjectName(kernel.rpartition(":")[0])
 
 
-def key_problem(values: Mapping[str, Scalar]) -> KeyProblem:
-    """Return the key of the values that enter it."""
+def make_key_problem(values: Mapping[str, Scalar]) -> KeyProblem:
+    """Return the key of a problem from the values that enter it."""
     return KeyProblem(canonical(values))
 
 
-def key_values(problem: KeyProblem) -> dict[str, Scalar]:
-    """Return the values that a key problem was made of."""
+def parse_key_problem(problem: KeyProblem) -> dict[str, Scalar]:
+    """Return the values of which a problem's key was made."""
     values: dict[str, Scalar] = json.loads(problem)
     return values

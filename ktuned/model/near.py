@@ -1,8 +1,9 @@
 """Near problems: how far two problems are apart, and the winners of the nearest ones. No IO.
 
-To a lookup, which serves a winner as it is, the nearest problem is the one with the same strings and bools and the
-least log distance over its numbers: the sum of abs(ln(a / b)) over all numeric keys, so that 1024 is as far from 512
-as from 2048. A job, which only begins with near configs, takes those of any other key, the most similar ones first.
+A lookup serves another problem's winner unchanged. So it accepts only problems with the same strings and bools, and
+takes the one with the smallest log distance over the numbers: the sum of abs(ln(a / b)), by which 1024 is as far from
+512 as from 2048. A job only begins its search with near configs. So it takes those of any other key, the most similar
+ones first.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from ktuned.model.trial import Winner
 from ktuned.model.values import Problem, Scalar
 
 NEAR_CANDIDATES = 4
-"""Number of nearest winners that are considered: the validity of each may have to be asked of a worker."""
+"""Number of nearest winners that are considered: a worker may have to check each one's validity."""
 
 
-def nearest_winners(problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
+def find_nearest_winners(problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
     """Return the winners of the nearest problems that can be compared with one, the nearest first."""
-    measured = ((distance(problem, winner.problem), winner) for winner in winners)
+    measured = ((measure_distance(problem, winner.problem), winner) for winner in winners)
     reachable = sorted(
         ((far, winner) for far, winner in measured if far is not None),
         key=lambda pair: (pair[0], pair[1].context.problem),
@@ -30,11 +31,11 @@ def nearest_winners(problem: Mapping[str, Scalar], winners: Iterable[Winner]) ->
     return [winner for _, winner in reachable[:NEAR_CANDIDATES]]
 
 
-def stand_ins(key: WinnerKey, problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
-    """Return the winners of other keys that may stand in for one's, the best first.
+def find_stand_ins(key: WinnerKey, problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
+    """Return the winners of other keys that may stand in for a missing one, the best first.
 
-    By another objective than latency the fastest config of the problem is the first: it is right, and no bad one.
-    Where numerics are exact there are none: nobody has compared their bits with the anchor's.
+    For another objective than latency, the problem's fastest config comes first: it is valid, and seldom bad. For exact
+    numerics there are none, because nobody has compared their bits with the anchor's.
     """
     if is_exact(key.objective):
         return []
@@ -43,10 +44,10 @@ def stand_ins(key: WinnerKey, problem: Mapping[str, Scalar], winners: Iterable[W
     others = (
         winner for winner in on_device if winner.objective == key.objective and winner.context.problem != key.problem
     )
-    return fastest + nearest_winners(problem, others)
+    return fastest + find_nearest_winners(problem, others)
 
 
-def distance(left: Problem, right: Problem) -> float | None:
+def measure_distance(left: Problem, right: Problem) -> float | None:
     """Return the distance of two problems, or ``None`` when they cannot be compared."""
     if set(left) != set(right):
         return None
@@ -61,17 +62,17 @@ def distance(left: Problem, right: Problem) -> float | None:
     return total
 
 
-def most_similar(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner]:
-    """Return the winners for other problems, devices and objectives, those of the most similar ones first.
+def sort_by_similarity(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner]:
+    """Return the winners of all other keys, those of the most similar ones first.
 
-    The distance of two sizes is the logarithm of their ratio. Any other difference counts as a factor of 16, another
-    device as one of 2: how sizes change a kernel's best config is mostly alike on all of them. So are another
-    objective's.
+    The distance of two sizes is the logarithm of their ratio. Any other difference in a problem counts as a factor of
+    16. Another device or objective counts as a factor of 2, because the best config depends on sizes in much the same
+    way.
     """
     wanted = json.loads(key.problem)
     found = [
         (
-            _difference(wanted, winner.problem)
+            _measure_difference(wanted, winner.problem)
             + (0.0 if winner.context.device == key.device else 1.0)
             + (0.0 if winner.objective == key.objective else 1.0),
             winner,
@@ -83,7 +84,7 @@ def most_similar(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner]:
     return [winner for _, winner in found]
 
 
-def _difference(one: Problem, other: Problem) -> float:
+def _measure_difference(one: Problem, other: Problem) -> float:
     total = 0.0
     for name in one.keys() | other.keys():
         value, another = one.get(name), other.get(name)

@@ -1,14 +1,13 @@
-"""Same bits: which configs leave equal outputs, and what it costs to keep to those of one of them. No IO.
+"""Same bits: which configs leave equal outputs, and what it costs to allow only those of one config. No IO.
 
-A config's *bits* are a row of digests of its outputs, one for each input that it was launched on, always in the same
-order: the inputs of its measurement first, then hard ones, which are made to show differences, then other random
-numbers. An input that a kernel does not have leaves an empty digest. Configs with equal rows are one *class*. The
-*anchor* is the config whose class may win where numerics are exact: the declared default, or one that was chosen in its
-place.
+A config's *bits* are the digests of its outputs, one for each input that it was launched on, always in the same order:
+the inputs of its measurement, then hard ones, which are made to show differences, then other random numbers. An input
+that a kernel does not have leaves an empty digest. Configs with equal bits form a *class*. With exact numerics, only
+the class of the *anchor* may win: that is the declared default, or a config that was chosen in its place.
 
-Digests say what was seen and prove nothing. A config that was given up early was launched on the first input alone: it
-may differ from a class, but belongs to none. One whose outputs differ between launches is *nondeterministic*, and has
-no class at all.
+Digests say what was seen, and prove nothing. A config that was given up early was launched on the first input alone: it
+may be known to differ from a class, but belongs to none. A config whose outputs differ between launches is
+*nondeterministic*, and has no class.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ MOST_LETTERS = 26
 
 
 def have_same_bits(bits: Sequence[str], anchor: Sequence[str]) -> bool | None:
-    """Return whether a config's outputs are the anchor's on all inputs; ``None`` if too few are known."""
+    """Return whether a config's outputs equal the anchor's on all inputs; None if not all are known."""
     common = min(len(bits), len(anchor))
     if tuple(bits[:common]) != tuple(anchor[:common]):
         return False
@@ -36,13 +35,13 @@ def have_same_bits(bits: Sequence[str], anchor: Sequence[str]) -> bool | None:
 
 
 def is_nondeterministic(detail: Mapping[str, Any]) -> bool:
-    """Return whether launches of a trial's config were seen to leave different outputs from the same inputs."""
+    """Return whether launches of a trial's config have left different outputs from the same inputs."""
     return bool(detail.get("nondeterministic"))
 
 
 @record
 class BitClass(Record):
-    """Configs that left equal bits: how many were measured, and the fastest of them, with its latency in µs."""
+    """A class of configs: their equal bits, how many were measured, and the fastest one with its latency in µs."""
 
     letter: str
     bits: Bits
@@ -54,11 +53,14 @@ class BitClass(Record):
 
 @record
 class BitClasses(Record):
-    """The classes of one context, the anchor's first and then the fastest first.
+    """The classes of one context: the anchor's, then the others from the fastest to the slowest.
 
-    ``inputs`` is the number of inputs that outputs are compared on, ``nondeterministic`` counts the configs without a
-    class. ``splitting`` are the knobs that change bits, ``keeping`` those that were seen to change none. ``fastest_us``
-    is the latency of the fastest config, of whatever bits.
+    Attributes:
+        inputs: number of inputs on which outputs are compared.
+        nondeterministic: number of configs without a class.
+        splitting: knobs that change bits.
+        keeping: knobs that were seen to change none.
+        fastest_us: latency of the fastest config of all.
     """
 
     classes: tuple[BitClass, ...] = ()
@@ -69,34 +71,34 @@ class BitClasses(Record):
     fastest_us: float | None = None
 
     @classmethod
-    def of(cls, trials: Iterable[Trial]) -> BitClasses:
-        """Return the classes of a context's trials."""
+    def from_trials(cls, trials: Iterable[Trial]) -> BitClasses:
+        """Sort a context's trials into classes."""
         measured = [one for one in trials if one.outcome is Outcome.MEASURED and one.latency_us is not None]
         found = [one for one in measured if one.detail.get("bits") and not is_nondeterministic(one.detail)]
         most = max((len(one.detail["bits"]) for one in found), default=0)
         groups: defaultdict[Bits, list[Trial]] = defaultdict(list)
         for one in sorted(found, key=lambda one: -len(one.detail["bits"])):
             bits = tuple(one.detail["bits"])
-            # What agrees so far with a class may be of it; what agrees with none is known well enough.
+            # With fewer inputs, a config that agrees with a class may belong to it; one that differs from all does not.
             if len(bits) == most or not any(len(full) > len(bits) and full[: len(bits)] == bits for full in groups):
                 groups[bits].append(one)
         members = [
-            (bits, group, any(one.detail.get("same_bits") for one in group), min(group, key=_latency_us))
+            (bits, group, any(one.detail.get("same_bits") for one in group), min(group, key=_read_latency_us))
             for bits, group in groups.items()
         ]
-        members.sort(key=lambda member: (not member[2], _latency_us(member[3])))
+        members.sort(key=lambda member: (not member[2], _read_latency_us(member[3])))
         classes = tuple(
-            BitClass(_letter(place), bits, len(group), best.config, _latency_us(best), is_anchor)
+            BitClass(_choose_letter(place), bits, len(group), best.config, _read_latency_us(best), is_anchor)
             for place, (bits, group, is_anchor, best) in enumerate(members)
         )
         splitting, keeping = _sort_knobs([(one.config, bits) for bits, group in groups.items() for one in group])
         inputs = max((sum(map(bool, one.bits)) for one in classes), default=0)
         nondeterministic = sum(is_nondeterministic(one.detail) for one in measured)
-        fastest_us = min(map(_latency_us, measured), default=None)
+        fastest_us = min(map(_read_latency_us, measured), default=None)
         return cls(classes, inputs, nondeterministic, splitting, keeping, fastest_us)
 
-    def letter(self, detail: Mapping[str, Any]) -> str:
-        """Return what a trial is shown as: its class's letter, with a question mark where it may be of that class."""
+    def name_class(self, detail: Mapping[str, Any]) -> str:
+        """Return the letter of a trial's class; ``A/B?`` if too little is known to tell, empty if nothing is."""
         if is_nondeterministic(detail):
             return "nondeterministic"
         bits = tuple(detail.get("bits") or ())
@@ -108,13 +110,13 @@ class BitClasses(Record):
 
     @property
     def price(self) -> str:
-        """What it costs to keep to the anchor's bits, in words; nothing where that is not known."""
+        """What it costs to allow only the anchor's bits, in words; empty if that is not known."""
         if not self.classes or not self.classes[0].is_anchor:
             return ""
-        return price_of(self.classes[0].best_us, self.fastest_us)
+        return describe_price(self.classes[0].best_us, self.fastest_us)
 
-    def lines(self) -> list[str]:
-        """Return what is to be said of the classes, a sentence each."""
+    def describe_classes(self) -> list[str]:
+        """Return a line for each thing that is known of the classes."""
         if not self.classes and not self.nondeterministic:
             return []
         shown = [
@@ -130,27 +132,29 @@ class BitClasses(Record):
         return [line for line in (*said, self.price, ", ".join(knobs)) if line]
 
 
-def price_of(exact_us: float, fastest_us: float | None) -> str:
-    """Return what it costs to keep to the anchor's bits, in words, by the fastest config with them and that of all."""
+def describe_price(exact_us: float, fastest_us: float | None) -> str:
+    """Return what it costs to allow only the anchor's bits, in words.
+
+    Args:
+        exact_us: latency of the fastest config with these bits.
+        fastest_us: latency of the fastest config of all.
+    """
     if fastest_us is None or exact_us <= fastest_us:
         return f"exact costs nothing: the fastest config, {exact_us:.4g} µs, has the anchor's bits"
     return f"exact costs {100 * (exact_us / fastest_us - 1):.2g} %: {exact_us:.4g} against {fastest_us:.4g} µs"
 
 
-def _latency_us(trial: Trial) -> float:
+def _read_latency_us(trial: Trial) -> float:
     assert trial.latency_us is not None
     return trial.latency_us
 
 
-def _letter(place: int) -> str:
+def _choose_letter(place: int) -> str:
     return chr(ord("A") + place) if place < MOST_LETTERS else f"#{place + 1}"
 
 
 def _sort_knobs(known: Sequence[tuple[Config, Bits]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the knobs that change bits, and those that were seen to change none.
-
-    Configs are compared that differ in one knob alone.
-    """
+    """Return the knobs that change bits, and those that do not, by comparing configs that differ in one knob alone."""
     splitting, keeping = [], []
     for knob in sorted({name for config, _ in known for name in config}):
         groups: defaultdict[tuple[tuple[str, Scalar], ...], list[Bits]] = defaultdict(list)

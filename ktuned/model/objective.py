@@ -1,12 +1,13 @@
-"""Objectives: the figure by which a tuning judges configs, and what it costs in one. No IO.
+"""Objectives: the figure by which a tuning judges configs. No IO.
 
 An objective is a text: ``latency``, ``energy`` (of a launch), ``edp`` (energy times latency), or one of the kernel
-file's metrics with its direction, ``max:tflops`` or ``min:bytes``. Energy (J) and their product (J·s) stand among a
-config's metrics, so that each figure but the latency is found there by its name.
+file's metrics with its direction, ``max:tflops`` or ``min:bytes``. A config's energy (J) and edp (J·s) are kept among
+its metrics, so that each figure but the latency is found there by its name. A figure's *cost* is what is compared: less
+is better.
 
-*Numerics* are a part of it: ``exact:latency`` is the latency of configs that leave the same bits as the anchor does,
-and no other config has a figure by it (docs/numerics.md). So jobs, winners, lookups and pins of exact numerics are
-apart from those that go by a tolerance, wherever objectives are told apart.
+*Numerics* are a part of an objective: ``exact:latency`` is the latency of configs that leave the same bits as the
+anchor, and no other config has a figure by it (docs/numerics.md). So jobs, winners, lookups and pins with exact
+numerics are kept apart from those that go by a tolerance.
 """
 
 from __future__ import annotations
@@ -24,21 +25,22 @@ ENERGY: Final = Objective("energy")
 EDP: Final = Objective("edp")
 
 BUILT_IN: Final = (LATENCY, ENERGY, EDP)
-"""Objectives of every kernel, of which less is better. No metric of a kernel file has such a name."""
+"""The objectives that every kernel has; less is better. No metric of a kernel file may have such a name."""
 
 TOLERANCE: Final = "tolerance"
 EXACT: Final = "exact"
 
 NUMERICS: Final = (TOLERANCE, EXACT)
-"""How the outputs of configs are compared: with a reference within a tolerance, and besides that bit by bit with those
-of the anchor."""
+"""How outputs are compared: with the reference's within a tolerance, and for ``exact`` also with the bits of the
+anchor's.
+"""
 
 _MOST, _LEAST = "max:", "min:"
 _SAME_BITS = f"{EXACT}:"
 
 
 def with_numerics(objective: str, numerics: str | None) -> Objective:
-    """Return an objective with other numerics; as it is where ``numerics`` is ``None``.
+    """Return an objective with other numerics; unchanged if ``numerics`` is None.
 
     Raises:
         UsageError: there are no such numerics.
@@ -47,32 +49,32 @@ def with_numerics(objective: str, numerics: str | None) -> Objective:
         return Objective(objective)
     if numerics not in NUMERICS:
         raise UsageError(f"there are no numerics {numerics!r}", hint=f"there are {' and '.join(NUMERICS)}")
-    plain = figure_objective(objective)
+    plain = strip_numerics(objective)
     return Objective(f"{_SAME_BITS}{plain}") if numerics == EXACT else plain
 
 
 def is_exact(objective: str) -> bool:
-    """Return whether only configs with the anchor's bits have a figure by an objective."""
+    """Return whether an objective admits only configs with the anchor's bits."""
     return objective.startswith(_SAME_BITS)
 
 
-def figure_objective(objective: str) -> Objective:
-    """Return the objective that has the same figure by any numerics."""
+def strip_numerics(objective: str) -> Objective:
+    """Return an objective without its numerics: the same figure, of any config."""
     return Objective(objective.removeprefix(_SAME_BITS))
 
 
 def is_latency(objective: str) -> bool:
-    """Return whether an objective's figure is the latency, by whatever numerics."""
-    return figure_objective(objective) == LATENCY
+    """Return whether an objective's figure is the latency, with any numerics."""
+    return strip_numerics(objective) == LATENCY
 
 
 def maximize(metric: str) -> Objective:
-    """Return the objective that wants as much as possible of a metric of the kernel file."""
+    """Return the objective to make a metric of the kernel file as large as possible."""
     return Objective(f"{_MOST}{metric}")
 
 
 def minimize(metric: str) -> Objective:
-    """Return the objective that wants as little as possible of a metric of the kernel file."""
+    """Return the objective to make a metric of the kernel file as small as possible."""
     return Objective(metric if metric in BUILT_IN else f"{_LEAST}{metric}")
 
 
@@ -82,7 +84,7 @@ def read_objective(text: str) -> Objective:
     Raises:
         UsageError: it names none.
     """
-    plain = figure_objective(text)
+    plain = strip_numerics(text)
     if plain in BUILT_IN or (plain.startswith((_MOST, _LEAST)) and metric_of(plain).isidentifier()):
         return Objective(text)
     hint = "give latency, energy, edp, or a metric of the kernel file with its direction, max:NAME or min:NAME"
@@ -91,18 +93,18 @@ def read_objective(text: str) -> Objective:
 
 def is_maximized(objective: Objective) -> bool:
     """Return whether more of the figure is better."""
-    return figure_objective(objective).startswith(_MOST)
+    return strip_numerics(objective).startswith(_MOST)
 
 
 def metric_of(objective: Objective) -> str:
-    """Return the name of an objective's figure: ``latency``, or that of a metric."""
-    plain = figure_objective(objective)
+    """Return the name of an objective's figure: ``latency``, or a metric's name."""
+    plain = strip_numerics(objective)
     return plain.partition(":")[2] or plain
 
 
 def unit_of(objective: Objective) -> str:
-    """Return the unit of an objective's figures; the name of a kernel file's metric stands for its own."""
-    return {LATENCY: "µs", ENERGY: "J", EDP: "J·s"}.get(figure_objective(objective), metric_of(objective))
+    """Return the unit of an objective's figures; for a kernel file's metric, its name."""
+    return {LATENCY: "µs", ENERGY: "J", EDP: "J·s"}.get(strip_numerics(objective), metric_of(objective))
 
 
 def figure_of(objective: Objective, latency_us: float | None, metrics: Mapping[str, float]) -> float | None:
@@ -110,22 +112,22 @@ def figure_of(objective: Objective, latency_us: float | None, metrics: Mapping[s
     return latency_us if is_latency(objective) else metrics.get(metric_of(objective))
 
 
-def energy_figures(energy_j: float, latency_us: float) -> dict[str, float]:
+def compute_energy_figures(energy_j: float, latency_us: float) -> dict[str, float]:
     """Return the figures of the objectives ``energy`` and ``edp``, from the energy and the latency of a launch."""
     return {ENERGY: energy_j, EDP: energy_j * latency_us / 1e6}
 
 
 def cost_of(objective: Objective, figure: float | None) -> float | None:
-    """Return what a figure costs: less is better, and ratios of costs are ratios of figures.
+    """Return a figure's cost: less is better, and ratios of costs are ratios of figures.
 
-    ``None`` for no figure, and for one that is not positive: configs are compared by ratios.
+    It is None for no figure, and for one that is not positive, because configs are compared by ratios.
     """
     if figure is None or figure <= 0:
         return None
     return 1 / figure if is_maximized(objective) else figure
 
 
-def gain(objective: Objective, before: float | None, now: float | None) -> float | None:
-    """Return how many times better one figure is than another; ``None`` if either is unknown."""
+def compute_gain(objective: Objective, before: float | None, now: float | None) -> float | None:
+    """Return how many times better ``now`` is than ``before``; None if either is unknown."""
     old, new = cost_of(objective, before), cost_of(objective, now)
     return old / new if old and new else None

@@ -1,7 +1,7 @@
-"""Limits of a device, and the share of them that a kernel reaches. No IO.
+"""The limits of a device, and the share of each that a kernel reaches. No IO.
 
-A kernel file's ``flops`` and ``bytes`` become metrics: ``gbps``, and ``tflops`` or, for arithmetic of another precision
-than float32, ``tflops_PRECISION``.
+A kernel file's ``bytes`` become the metric ``gbps``; its ``flops`` become ``tflops``, or ``tflops_PRECISION`` for
+arithmetic of another precision than float32.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PRECISIONS: Mapping[str, str] = {
     "float8": "float8 tensor cores",
     "int8": "int8 tensor cores",
 }
-"""Precisions of arithmetic, and the units that limit them; of a CPU only the first two are measured."""
+"""Precisions of arithmetic, and the units that limit them; on a CPU only the first two are measured."""
 
 MEMORY = "memory bandwidth"
 BANDWIDTH_METRIC = "gbps"
@@ -33,9 +33,9 @@ _ARITHMETIC_METRIC = "tflops"
 
 @record
 class Peaks(Record):
-    """Measured limits of a device model: GB/s of its memory, TFLOP/s by precision; ``measured`` is Unix time in s.
+    """Measured limits of a device model: GB/s of its memory, and TFLOP/s by precision.
 
-    ``absent`` says for each figure that could not be measured why.
+    ``absent`` says why a figure could not be measured, by its name. ``measured`` is a Unix time in s.
     """
 
     device: DeviceModel
@@ -57,21 +57,25 @@ class Share:
         return f"{self.share:.0%} of {self.of}".replace("%", " %")
 
 
-def arithmetic_metric(precision: str) -> str:
+def name_arithmetic_metric(precision: str) -> str:
     """Return the name of the metric for a precision's TFLOP/s."""
     return _ARITHMETIC_METRIC if precision == FLOAT32 else f"{_ARITHMETIC_METRIC}_{precision}"
 
 
-def shares(metrics: Mapping[str, float], peaks: Mapping[str, Any]) -> list[Share]:
-    """Return the shares of all limits that metrics have a figure for, the greatest first.
+def compute_shares(metrics: Mapping[str, float], peaks: Mapping[str, Any]) -> list[Share]:
+    """Return a kernel's share of each limit for which there is a metric, the largest first.
 
-    ``peaks`` is the protocol's map of :class:`Peaks`. The greatest is the limit that holds the kernel back, if one
-    does; more than all of it means that the data stayed in a cache, or that the limit was measured on a slower day.
+    The largest is of the limit that holds the kernel back, if any does. A share above 100 % means that the data stayed
+    in a cache, or that the limit was measured under worse conditions.
+
+    Args:
+        metrics: a config's figures by name.
+        peaks: the protocol's map of :class:`Peaks`.
     """
     limits = {BANDWIDTH_METRIC: (MEMORY, peaks.get("gbps"))}
     tflops: Mapping[str, float] = peaks.get("tflops") or {}
     for precision, unit in PRECISIONS.items():
-        limits[arithmetic_metric(precision)] = (unit, tflops.get(precision))
+        limits[name_arithmetic_metric(precision)] = (unit, tflops.get(precision))
     found = [
         Share(name, metrics[metric] / limit, metric)
         for metric, (name, limit) in limits.items()

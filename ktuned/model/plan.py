@@ -1,4 +1,4 @@
-"""Plans of jobs: strategy, seed, preset, budgets."""
+"""Plans of jobs: what to search by, how thoroughly to measure, and when to end."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from ktuned.model.values import Config
 
 @record
 class Preset(Record):
-    """Thoroughness of measurements.
+    """How thorough measurements are.
 
-    ``warmup`` untimed runs; then batches until the 95 % confidence interval of the median is within 1 %, at least
-    ``repetitions`` runs and at most ``timing_s`` seconds; the best ``finalists`` are measured again in
-    ``finalist_rounds`` interleaved rounds, and in up to ``most_rounds`` where these contradict each other. When nothing
-    but a compile is left, it may take ``straggler_times`` as long as the longest other one. Where numerics are exact,
-    outputs are compared on so many ``inputs``: the problem's own, six hard ones, and other random numbers.
+    Attributes:
+        warmup: untimed launches before the timed ones.
+        repetitions: least number of timed launches; they go on until the 95 % confidence interval of the median is
+            within 1 %.
+        timing_s: longest time for that.
+        finalists: best configs that are measured again, in interleaved rounds.
+        finalist_rounds: rounds of these.
+        most_rounds: most rounds, if earlier ones contradict each other.
+        straggler_times: how many times as long as the longest other compile the last one may take, when the job waits
+            for nothing else.
+        inputs: with exact numerics, the inputs on which outputs are compared: the problem's own, six hard ones, and
+            other random numbers.
     """
 
     name: str
@@ -44,21 +51,26 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 DEFAULT_TRIALS = 1000
-"""Default limit of a job's trials: enough for most spaces, and an end for endless ones."""
+"""Default limit of a job's trials: enough for most spaces, and it ends the search of endless ones."""
 
 
 UNTIL = ("budget", "converged")
-"""Ends of a job: its budget, or the point before at which more than 1 % of improvement is unlikely."""
+"""What ends a job: its budget, or already the point where an improvement of more than 1 % is unlikely."""
 
 
 @record
 class Plan(Record):
-    """Plan of a job for a space: objective, strategy, seed, preset, budgets; or only compiling.
+    """The plan of a job for one space.
 
-    ``until`` is in :data:`UNTIL`, ``objective`` a text of :mod:`ktuned.model.objective`. ``configs`` are tried in place
-    of the space that they are part of; with ``again``, known measurements are repeated; with ``no_share`` nothing that
-    others share is used, and nothing of it is shared. With ``keep_going`` a job whose configs all fail alike goes on.
-    ``anchor`` is the config to whose bits exact numerics are to keep, once its own are known.
+    Attributes:
+        until: one of :data:`UNTIL`.
+        compile_only: compile and measure nothing.
+        configs: tried instead of the whole space, of which they are a part.
+        again: repeat measurements that are known.
+        objective: a text of :mod:`ktuned.model.objective`.
+        no_share: ignore the team store, and share nothing with it.
+        keep_going: go on even if all configs fail in the same way.
+        anchor: with exact numerics, the config whose bits all others must have; None until it is chosen.
     """
 
     strategy: str = "auto"
@@ -78,9 +90,10 @@ class Plan(Record):
     anchor: Config | None = None
 
     def to_wire(self) -> dict[str, Any]:
-        """Return plain data; :meth:`from_wire` rebuilds it. What kernel files need not have is left out if unset.
+        """Return plain data, from which :meth:`from_wire` rebuilds the plan.
 
-        Digests of kernels are made of it: they stay what they were before there were such fields.
+        Digests of kernels are made from it. So fields that were added later are left out while they have their
+        defaults: a new field must not change the digest of every kernel.
         """
         plain = dataclasses.asdict(self)
         plain["configs"] = [dict(config) for config in self.configs]
@@ -91,21 +104,21 @@ class Plan(Record):
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> Plan:
-        """Rebuild a plan from :meth:`to_wire`'s data."""
+        """Rebuild a plan from the data of :meth:`to_wire`."""
         return cls(**{**data, "configs": tuple(data.get("configs", ()))})
 
 
 @record
 class PlanDefaults(Record):
-    """A project's budgets for kernel files that set none of their own; ``None`` leaves ktuned's."""
+    """A project's budgets for kernel files that set none of their own; None leaves ktuned's default."""
 
     preset: str | None = None
     trials: int | None = None
     seconds: float | None = None
     numerics: str | None = None
 
-    def applied(self, plan: Plan, given: Collection[str]) -> Plan:
-        """Return a plan with these defaults, except where the kernel file gave a value (``given``, by name)."""
+    def apply_to(self, plan: Plan, given: Collection[str]) -> Plan:
+        """Return a plan with these defaults, except those that the kernel file has ``given`` itself, by name."""
         wanted = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         wanted = {name: value for name, value in wanted.items() if name not in given}
         objective = with_numerics(plan.objective, wanted.pop("numerics", None))

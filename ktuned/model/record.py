@@ -1,7 +1,7 @@
-"""Frozen dataclasses that take little time to define: a worker defines some sixty of them at each start.
+"""Records: frozen dataclasses that are quick to define, because a worker defines some sixty of them at each start.
 
-The standard decorator compiles six methods for each class, half a millisecond; records share those of one base class.
-Making one takes 1 µs longer, so that what is made at each lookup is a standard dataclass.
+The standard decorator compiles six methods for each class, which takes half a millisecond. Records share the methods of
+one base class. Making one takes 1 µs longer; what is made at each lookup is therefore a standard dataclass.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Record:
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     __match_args__: ClassVar[tuple[str, ...]]
     _blank: ClassVar[dict[str, Any]]
-    """Every field's default, in the fields' order; the field itself where a value must be given or made."""
+    """Every field's default, in the fields' order; the field itself if a value must be given or made by a factory."""
     _made: ClassVar[dict[str, dataclasses.Field[Any]]]
     """The fields without a plain default."""
 
@@ -36,10 +36,10 @@ class Record:
         if len(named) < len(blank):
             for name, field in cls._made.items():
                 if values[name] is field:
-                    values[name] = self._make(field)
+                    values[name] = self._make_value(field)
         vars(self).update(values)
 
-    def _make(self, field: dataclasses.Field[Any]) -> Any:
+    def _make_value(self, field: dataclasses.Field[Any]) -> Any:
         if field.default_factory is not dataclasses.MISSING:
             return field.default_factory()
         raise TypeError(f"{type(self).__name__} needs the field {field.name}")

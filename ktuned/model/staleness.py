@@ -1,4 +1,4 @@
-"""Changes since a winner was measured: files, arguments, versions. No IO."""
+"""Why a winner is stale: the files, arguments and versions that changed since it was measured. No IO."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ktuned.model.trace import ENVIRONMENT
 from ktuned.model.trial import Context
 
 SOURCE = "source"
-"""Group of a kernel's parts that are files, or distributions; the others are ``@kernel``'s arguments."""
+"""Group of those parts of a kernel that are files or distributions; the others are ``@kernel``'s arguments."""
 
 SPACE = "space"
 """The kind of a change of the space alone; its ``name`` is a sentence about the config."""
@@ -26,10 +26,13 @@ _MISSING = " includes "
 class Change(Record):
     """One difference between two contexts.
 
-    ``kind`` is ``source``, ``argument`` (of ``@kernel``), ``inputs`` (captured ones),
-    ``environment`` (a variable), ``toolchain``, ``driver``, ``measuring`` or ``unknown``; ``where`` a file relative to
-    the kernel file's directory, or a tool; ``name`` the part of it. ``before`` and ``after`` are versions,
-    values or short digests; empty if absent.
+    Attributes:
+        kind: ``source``, ``argument`` (of ``@kernel``), ``inputs`` (captured ones), ``environment`` (a variable),
+            ``toolchain``, ``driver``, ``measuring`` or ``unknown``.
+        where: a file, relative to the kernel file's directory, or a tool.
+        name: the part of it that changed.
+        before: a version, a value or a short digest; empty if absent.
+        after: likewise, now.
     """
 
     kind: str
@@ -43,7 +46,7 @@ class Change(Record):
         return asdict(self)
 
 
-def since(
+def compare_contexts(
     then: Context,
     now: Context,
     parts: tuple[Mapping[str, str] | None, Mapping[str, str] | None],
@@ -51,19 +54,28 @@ def since(
     drivers: tuple[Mapping[str, str] | None, Mapping[str, str] | None],
     kernel_file: str,
 ) -> list[Change]:
-    """Return the differences between the contexts ``then`` and ``now``; each pair holds the parts of both digests.
+    """Return the differences between the contexts ``then`` and ``now``.
 
-    ``None`` stands for parts that were not kept: the change is then returned without them.
+    Args:
+        then: the context of a measurement.
+        now: the present one.
+        parts: the parts of both kernel digests by label; None for parts that were not kept. The change is then reported
+            without its parts.
+        toolchains: likewise, the parts of both toolchains.
+        drivers: likewise, the parts of both device fingerprints.
+        kernel_file: stands for changes that belong to no other file.
     """
     found: list[Change] = []
     if then.digest != now.digest:
-        found += _parts(*parts, kernel_file) or [Change("unknown", kernel_file, "", then.digest[:16], now.digest[:16])]
+        found += _compare_parts(*parts, kernel_file) or [
+            Change("unknown", kernel_file, "", then.digest[:16], now.digest[:16])
+        ]
     for kind, pair, old, new in (
         ("toolchain", toolchains, then.toolchain, now.toolchain),
         ("driver", drivers, then.device_fingerprint, now.device_fingerprint),
     ):
         if old != new:
-            found += _versions(kind, *pair, kernel_file) or [Change(kind, kind, "", old, new)]
+            found += _compare_versions(kind, *pair, kernel_file) or [Change(kind, kind, "", old, new)]
     if then.measuring_version != now.measuring_version:
         found.append(
             Change("measuring", "ktuned", "way of measuring", str(then.measuring_version), str(now.measuring_version))
@@ -72,14 +84,14 @@ def since(
     return list(dict.fromkeys(found))
 
 
-def _parts(then: Mapping[str, str] | None, now: Mapping[str, str] | None, kernel_file: str) -> list[Change]:
+def _compare_parts(then: Mapping[str, str] | None, now: Mapping[str, str] | None, kernel_file: str) -> list[Change]:
     if then is None or now is None:
         return []
     labels = sorted(label for label in {*then, *now} if then.get(label, "") != now.get(label, ""))
-    return [_part(label, then.get(label, ""), now.get(label, ""), kernel_file) for label in labels]
+    return [_describe_part(label, then.get(label, ""), now.get(label, ""), kernel_file) for label in labels]
 
 
-def _part(label: str, before: str, after: str, kernel_file: str) -> Change:
+def _describe_part(label: str, before: str, after: str, kernel_file: str) -> Change:
     if label == CAPTURED:
         return Change("inputs", kernel_file, "captured", before, after)
     group, _, rest = label.partition(":")
@@ -93,7 +105,7 @@ def _part(label: str, before: str, after: str, kernel_file: str) -> Change:
     return Change("argument", kernel_file, rest, before, after)
 
 
-def _versions(
+def _compare_versions(
     kind: str, then: Mapping[str, str] | None, now: Mapping[str, str] | None, kernel_file: str
 ) -> list[Change]:
     if then is None or now is None:
@@ -107,8 +119,8 @@ def _versions(
     ]
 
 
-def sentence(change: Mapping[str, Any]) -> str:
-    """Return one change in words."""
+def describe_change(change: Mapping[str, Any]) -> str:
+    """Return a change (:meth:`Change.to_wire`) as a sentence."""
     kind, where, name, before, after = (change[key] for key in ("kind", "where", "name", "before", "after"))
     if kind in ("toolchain", "driver", "measuring"):
         what = f"{where} {name}".rstrip()

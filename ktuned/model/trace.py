@@ -1,8 +1,11 @@
-"""A kernel's trace: names of what was read for it, with digests of what was found there, and how these make a digest.
+"""A kernel's trace: the names that were read for it, with digests of what was found there. No IO.
 
-Inspection finds most of it. The rest is *learned*: compiling, loading and measuring show which other names were read.
-A learned name belongs to its kernel from then on. Its part is added to the digest, so that names can be learned in any
-order, and earlier digests of the kernel can be given that name, too. No IO.
+Inspection finds most of them. The rest is *learned*: compiling, loading and measuring show which other names are read.
+A learned name belongs to its kernel from then on, and to its digest.
+
+Digests that grow by names must not depend on the order in which these are learned, and an earlier digest, under which
+results are stored already, must be able to get a name later. So a digest is a number modulo 2^256, and each name adds
+the hash of its entry (:func:`extend_digest`); what was added can be subtracted again (:func:`reduce_digest`).
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ ENVIRONMENT = "env:"
 """Prefix of a name that is an environment variable."""
 
 DISTRIBUTION = "dist:"
-"""Prefix of a name that is an installed distribution with all its files: ``dist:NAME``."""
+"""Prefix of a name that stands for all files of an installed distribution: ``dist:NAME``."""
 
 UNOBSERVED = "unobserved:"
-"""Prefix of a name that is no file: the reason why not all was observed of one version of the code
-(``unobserved:VERSION:REASON``)."""
+"""Prefix of a name that is no file but a reason why one version of the code was not fully observed:
+``unobserved:VERSION:REASON``.
+"""
 
 _BITS = 256
 
@@ -31,12 +35,14 @@ _BITS = 256
 class Observation(Record):
     """One entry of a trace: a name, and what was read there.
 
-    ``name`` is a file's path relative to its project's directory, or begins with :data:`DISTRIBUTION` or
-    :data:`ENVIRONMENT`. ``digest`` is the SHA-256 of the bytes, empty if there were none; ``meaning`` that of what
-    decides results (the syntax of executed Python), empty if the bytes do. ``places`` are the paths that show a change:
-    the file's, and those that its links lead over; in messages they are relative to the project, in the catalog
-    absolute. ``is_source`` if it was read to make an artifact, ``is_data`` if it was read to make a problem's data,
-    or to check.
+    Attributes:
+        name: a file's path relative to its project's directory, or a text with one of the prefixes above.
+        digest: SHA-256 of the bytes; empty if nothing was there.
+        meaning: SHA-256 of what decides results instead: the syntax tree of executed Python. Empty if the bytes do.
+        places: the paths whose change is a change of the file: its own, and those of the links on the way. They are
+            absolute in the catalog, and relative to the project in messages.
+        is_source: it was read to make an artifact.
+        is_data: it was read to make a problem's data, or to check outputs.
     """
 
     name: str
@@ -52,40 +58,40 @@ class Observation(Record):
         return self.meaning or self.digest
 
 
-def value_digest(value: str | None) -> str:
-    """Return the digest of an environment variable's value, absent for one that is not set."""
-    # As in sha256(): not every command digests something.
+def digest_variable(value: str | None) -> str:
+    """Return the digest of an environment variable's value; empty if it is not set."""
+    # Like sha256(): commands that digest nothing should not wait for OpenSSL.
     import hashlib
 
     return "" if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
 
 
-def combine(digest: str, entries: Iterable[Observation]) -> str:
-    """Return a digest with the parts of further entries, in whatever order and in however many steps they come."""
-    total = _number(digest)
+def extend_digest(digest: str, entries: Iterable[Observation]) -> str:
+    """Return a digest with further entries added: the same in any order, and in any number of steps."""
+    total = _to_number(digest)
     for entry in entries:
         total += int(sha256(f"{entry.name}\0{entry.decisive}"), 16)
     return f"{total % (1 << _BITS):064x}"
 
 
-def without(digest: str, entries: Iterable[Observation]) -> str:
-    """Return the digest that :func:`combine` has added entries to."""
-    total = _number(digest) - _number(combine("0", entries))
+def reduce_digest(digest: str, entries: Iterable[Observation]) -> str:
+    """Return the digest to which :func:`extend_digest` has added these entries."""
+    total = _to_number(digest) - _to_number(extend_digest("0", entries))
     return f"{total % (1 << _BITS):064x}"
 
 
-def added(one: str, other: str) -> str:
-    """Return one digest of two; :func:`combine` may come before it, on either, or after it."""
-    return f"{(_number(one) + _number(other)) % (1 << _BITS):064x}"
+def add_digests(one: str, other: str) -> str:
+    """Return the sum of two digests; whether entries are added to either of them, or to the sum, is the same."""
+    return f"{(_to_number(one) + _to_number(other)) % (1 << _BITS):064x}"
 
 
-def with_captured(digest: str, captured: str) -> str:
-    """Return the digest of a kernel's problem, for which inputs with the digest ``captured`` were captured, if any."""
-    return added(digest, sha256(f"captured\0{captured}")) if captured else digest
+def add_captured(digest: str, captured: str) -> str:
+    """Return the digest of a kernel's problem, whose captured inputs have the digest ``captured`` (empty for none)."""
+    return add_digests(digest, sha256(f"captured\0{captured}")) if captured else digest
 
 
-def unknown(known: Mapping[str, Observation], found: Iterable[Observation]) -> list[Observation]:
-    """Return what is to be learned of observations: names that are new, or were not known to be read for that end."""
+def find_news(known: Mapping[str, Observation], found: Iterable[Observation]) -> list[Observation]:
+    """Return the observations to learn: of new names, and of names that were not known to be read for that purpose."""
     news: dict[str, Observation] = {}
     for entry in found:
         before = news.get(entry.name) or known.get(entry.name)
@@ -97,7 +103,7 @@ def unknown(known: Mapping[str, Observation], found: Iterable[Observation]) -> l
     return list(news.values())
 
 
-def _number(digest: str) -> int:
+def _to_number(digest: str) -> int:
     try:
         return int(digest, 16)
     except ValueError:

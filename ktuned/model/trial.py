@@ -13,12 +13,12 @@ from ktuned.model.record import Record, record
 from ktuned.model.values import Config, Outcome, Problem
 
 MEASURING_VERSION = 3
-"""Raised whenever the way of measuring changes, so that latencies of two ways are never compared."""
+"""Raised whenever measuring changes, so that latencies that were measured in two ways are never compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Everything besides the config that a measurement depends on."""
+    """Everything that a measurement depends on, except the config."""
 
     kernel: KernelName
     problem: KeyProblem
@@ -30,20 +30,20 @@ class Context:
 
     @property
     def key(self) -> WinnerKey:
-        """The key of the fastest config that a measurement in this context competes for."""
+        """The key of the winner by latency, for which a measurement in this context competes."""
         return self.key_for(LATENCY)
 
     def key_for(self, objective: Objective) -> WinnerKey:
-        """Return the key of the winner by an objective that a measurement in this context competes for."""
+        """Return the key of the winner by an objective, for which a measurement in this context competes."""
         return WinnerKey(self.kernel, self.problem, self.device, objective)
 
 
 @record
 class TrialResult(Record):
-    """Result of one config; times in the unit at the end of their name.
+    """Result of one config; the end of a name is the unit of its time.
 
-    ``detail`` holds further facts of an outcome: ``phase``, ``signal``, ``stderr``, ``stdout``,
-    ``max_error``, ``mismatched_ratio``, ``samples``, ``content`` (SHA-256 of the artifact's files).
+    ``detail`` holds further facts of an outcome: ``phase``, ``signal``, ``stderr``, ``stdout``, ``max_error``,
+    ``mismatched_ratio``, ``samples``, ``content`` (SHA-256 of the artifact's files).
     """
 
     outcome: Outcome
@@ -71,7 +71,8 @@ class TrialResult(Record):
 class Trial(Record):
     """One config tried on one problem on one device model, as the store keeps it.
 
-    ``outcome`` is ``None`` while it is running; ``problem`` is the specialised one. ``updated`` is Unix time in s.
+    ``outcome`` is None while it runs. ``problem`` has only the values that enter the key. ``updated`` is a Unix time in
+    s.
     """
 
     id: int
@@ -103,15 +104,15 @@ class Trial(Record):
         return figure_of(objective, self.latency_us, self.metrics)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the protocol's trial map; its values are shared with the trial, as copies of samples take time."""
+        """Return the protocol's trial map; it shares the trial's values, because copying samples takes time."""
         return {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
 
 
 @record
 class KnownConfig(Record):
-    """A config and what a trial has found of it, without the trial's details: those take ten times as long to read.
+    """A config and what a trial has found, without the details, which would take ten times as long to read.
 
-    ``text`` is the config as canonical text, ``figure`` that of the objective that was asked for.
+    ``text`` is the config as canonical text; ``figure`` is by the objective that the reader asked for.
     """
 
     text: str
@@ -125,7 +126,8 @@ class KnownConfig(Record):
 class Winner(Record):
     """The best valid trial of a (kernel, problem, device model) by an objective, with the context of its measurement.
 
-    ``is_final`` once a final round has decided it; ``note`` says why it is worse than what was served before.
+    It ``is_final`` once a final round has decided it. ``note`` says why it is worse than the config that was served
+    before.
     """
 
     context: Context
@@ -143,7 +145,7 @@ class Winner(Record):
 
     @property
     def key(self) -> WinnerKey:
-        """The key that it is the winner of."""
+        """The key of which it is the winner."""
         return self.context.key_for(self.objective)
 
     @property
@@ -154,9 +156,9 @@ class Winner(Record):
 
 @record
 class EarlierSearch(Record):
-    """Results of a search of the same kernel elsewhere: for another problem, or on another device.
+    """Results of a search of the same kernel for another problem, or on another device.
 
-    The costs are by one objective; less is better.
+    All costs are by one objective; less is better.
     """
 
     configs: tuple[Config, ...]

@@ -1,7 +1,7 @@
 """Plain values: scalars, problems, configs, outcomes, statuses.
 
-All are frozen and hold only values that MessagePack and JSON can carry, so that the same fields appear in the
-protocol, in ``--json`` and in exports. This module imports only the standard library, because workers import it.
+All hold only what MessagePack and JSON can carry, so that the same fields appear in the protocol, in ``--json`` and in
+exports.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Problem = Mapping[str, Scalar]
 """All values that a caller asked for, by name.
 
 An alias, because people write problems as plain dicts: in kernel files, in calls and on the wire. A type of its own
-would be put around each of them without a check. Keys are where a mistake costs, and there it is the type
-:data:`~ktuned.model.keys.KeyProblem` that cannot be confused with another text.
+would wrap each of them without checking anything. Mistakes cost in keys, and these have a type that cannot be confused
+with another text: :data:`~ktuned.model.keys.KeyProblem`.
 """
 
 Config = Mapping[str, Scalar]
@@ -34,23 +34,25 @@ def canonical(values: Mapping[str, Any]) -> str:
 
 def sha256(text: str) -> str:
     """Digest of a text, in hexadecimal digits."""
-    # OpenSSL takes 3 ms to load, and a command that digests nothing is not to wait for it.
+    # OpenSSL takes 3 ms to load, for which a command that digests nothing should not wait.
     import hashlib
 
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def is_among(value: object, values: Sequence[Scalar]) -> bool:
-    """Membership that distinguishes 1, 1.0 and True, as keys do."""
+    """Return whether a value is in a sequence; like keys, this tells 1, 1.0 and True apart."""
     if isinstance(values, range):
         return type(value) is int and value in values
-    # Found at C's speed: an axis may have thousands of values, and each trial asks.
+    # ``index`` runs at C's speed: an axis may have thousands of values, and each trial asks.
     place = values.index(value) if value in values else len(values)
     return any(type(value) is type(other) and value == other for other in islice(values, place, None))
 
 
 def median(values: Iterable[float]) -> float:
-    """Return the median, the mean of two in the middle; ``statistics`` brings ``fractions`` and ``decimal``, 0.7 MiB.
+    """Return the median of values; of an even number of them, the mean of the two in the middle.
+
+    The standard library's ``statistics`` would import ``fractions`` and ``decimal``, 0.7 MiB.
 
     Raises:
         ValueError: there is no value.
@@ -63,7 +65,7 @@ def median(values: Iterable[float]) -> float:
 
 
 class Outcome(StrEnum):
-    """End of a trial; each trial has exactly one."""
+    """How a trial ended; each has exactly one outcome."""
 
     MEASURED = "measured"
     SLOWER = "slower"
@@ -106,7 +108,7 @@ TRIED_AGAIN: dict[Outcome, str] = {
     Outcome.CANCELLED: _NEXT_JOB,
     Outcome.INTERRUPTED: _NEXT_JOB,
 }
-"""Time of the next try of a config with this outcome, as the end of a sentence."""
+"""When a config with this outcome is tried again, as the end of a sentence."""
 
 
 class Status(StrEnum):

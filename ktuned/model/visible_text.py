@@ -1,9 +1,9 @@
-"""Text of files and programs as it may be shown: what would steer a terminal, or reorder a line, as an escape.
+"""Text of files and programs, made safe to show: what would control a terminal, or reorder a line, becomes an escape.
 
-A kernel's name, a config's value, a path and a compiler's message are another person's text. Printed as they are, they
-could clear the screen, set its title, or turn a line round, so that it reads as another one. So each character that
-Unicode does not count as printable (controls, marks of direction, characters without a width, lone surrogates) is shown
-as Python writes it, all but tabs, line ends and spaces of any width.
+A kernel's name, a config's value, a path and a compiler's message are other people's text. Printed unchanged, it could
+clear the screen, set its title, or reverse a line, so that it reads as another one. So each character that Unicode does
+not count as printable (controls, marks of direction, characters without a width, lone surrogates) is shown as Python's
+escape; only tabs, line ends and spaces of any width remain.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ _KEPT = frozenset("\n\t")
 
 
 def show_controls(text: str) -> str:
-    r"""Return a text with such characters as escapes: ``\x1b``, ``\u202e``."""
-    return text if text.isprintable() else "".join(map(_escape, text))
+    r"""Return a text with escapes for such characters: ``\x1b``, ``\u202e``."""
+    return text if text.isprintable() else "".join(map(_escape_letter, text))
 
 
 def show_controls_in_place(text: str) -> str:
-    """Return a text of the same length, with a picture for each such character: where places in it are known."""
+    """Return a text of the same length, with a picture for each such character: for texts with known positions."""
     if text.isprintable():
         return text
-    return "".join(letter if _is_shown(letter) else _picture(letter) for letter in text)
+    return "".join(letter if _is_shown(letter) else _choose_picture(letter) for letter in text)
 
 
 def show_controls_in_json(text: str) -> str:
-    """Return JSON of the same value, in which such characters are JSON's own escapes."""
+    """Return JSON of the same value, with JSON's own escapes for such characters."""
     if text.isprintable():
         return text
     return "".join(letter if _is_shown(letter) else _escape_for_json(letter) for letter in text)
@@ -36,14 +36,14 @@ def _is_shown(letter: str) -> bool:
     return letter.isprintable() or letter in _KEPT or unicodedata.category(letter) == "Zs"
 
 
-def _escape(letter: str) -> str:
+def _escape_letter(letter: str) -> str:
     if _is_shown(letter):
         return letter
     code = ord(letter)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _picture(letter: str) -> str:
+def _choose_picture(letter: str) -> str:
     # Unicode's pictures of the C0 controls.
     return chr(0x2400 + ord(letter)) if ord(letter) < 0x20 else "\ufffd"
 

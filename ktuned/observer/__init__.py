@@ -1,6 +1,24 @@
-"""The observer below every worker: what it and its children open, test, list, execute, map and read of variables."""
+"""The observer below every worker: which names it and its children open, test, list, execute and map, and which
+variables they read.
+"""
 
-from ktuned.observer.library import OFF, Unavailable, library, prepare, settings
-from ktuned.observer.log import VARIABLE, Kind, Log, Note
+from ktuned.observer.library import (
+    OFF_VARIABLE,
+    LibraryUnavailable,
+    build_library,
+    make_worker_variables,
+    prepare_library,
+)
+from ktuned.observer.log import LOG_VARIABLE, Kind, Log, Note
 
-__all__ = ["OFF", "VARIABLE", "Kind", "Log", "Note", "Unavailable", "library", "prepare", "settings"]
+__all__ = [
+    "LOG_VARIABLE",
+    "OFF_VARIABLE",
+    "Kind",
+    "LibraryUnavailable",
+    "Log",
+    "Note",
+    "build_library",
+    "make_worker_variables",
+    "prepare_library",
+]

@@ -1,7 +1,7 @@
 """The observer's library: compiled once by the system's C compiler, and kept in the user's cache.
 
-A wheel with the binary would be one for each C library and processor; a compiler is there wherever kernels are
-compiled. Where it is not, answers say ``not fully observed``, and ``ktuned doctor`` has the remedy.
+Wheels with the binary would be needed for each C library and processor, but a C compiler is there wherever kernels are
+compiled. Without one, answers say ``not fully observed``, and ``ktuned doctor`` names the remedy.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from contextlib import suppress
 from pathlib import Path
 
 from ktuned.ipc import Trust, Untrusted
-from ktuned.observer.log import VARIABLE, Log
+from ktuned.observer.log import LOG_VARIABLE, Log
 
-OFF = "KTUNED_UNOBSERVED"
-"""The variable that switches the observer off: for a program that no library may be preloaded into."""
+OFF_VARIABLE = "KTUNED_UNOBSERVED"
+"""The variable that switches the observer off, for programs that bear no preloaded library."""
 
-TRUSTED = "KTUNED_TRUSTED"
+TRUSTED_VARIABLE = "KTUNED_TRUSTED"
 SOURCE = Path(__file__).with_name("observer.c")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-g0", "-shared", "-fPIC", "-fvisibility=hidden", "-Wno-nonnull-compare")
 COMPILE_S = 60
-"""A compile takes a second; one that takes a minute has gone wrong."""
+"""A compile takes a second; after a minute something is wrong with it."""
 
 
-class Unavailable(Exception):
-    """There is no library; the message says why."""
+class LibraryUnavailable(Exception):
+    """The library could not be built; the message says why."""
 
 
 @functools.cache
-def library() -> Path:
-    """Return the library, and compile it where it is not there yet.
+def build_library() -> Path:
+    """Return the library's path; compile it if it is not in the cache yet.
 
     Raises:
-        Unavailable: it cannot be had.
+        LibraryUnavailable: there is no compiler, it failed, or another user could have written the library.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "ktuned")
     text = SOURCE.read_bytes()
@@ -48,19 +48,19 @@ def library() -> Path:
     place = cache / f"libktuned_observer-{made_of[:16]}.so"
     try:
         if not place.exists():
-            _compile(place)
+            _compile_library(place)
         Trust().check_file(str(place))
     except Untrusted as error:
-        raise Unavailable(error.message) from error
+        raise LibraryUnavailable(error.message) from error
     except OSError as error:
-        raise Unavailable(f"{place}: {error.strerror}") from error
+        raise LibraryUnavailable(f"{place}: {error.strerror}") from error
     return place
 
 
-def _compile(place: Path) -> None:
+def _compile_library(place: Path) -> None:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
-        raise Unavailable(f"there is no C compiler ({', '.join(COMPILERS)}) on the PATH")
+        raise LibraryUnavailable(f"there is no C compiler ({', '.join(COMPILERS)}) on the PATH")
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
         made = Path(scratch, "observer.so")
@@ -68,33 +68,36 @@ def _compile(place: Path) -> None:
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILE_S)
         except subprocess.TimeoutExpired as error:
-            raise Unavailable(f"{compiler} did not compile it in {COMPILE_S} s") from error
+            raise LibraryUnavailable(f"{compiler} did not compile it in {COMPILE_S} s") from error
         if done.returncode:
-            raise Unavailable(f"{compiler}: {(done.stderr.strip().splitlines() or ['no message'])[0]}")
+            raise LibraryUnavailable(f"{compiler}: {(done.stderr.strip().splitlines() or ['no message'])[0]}")
         made.replace(place)
 
 
-def prepare() -> None:
-    """Have the library made, if it can be."""
-    with suppress(Unavailable):
-        library()
+def prepare_library() -> None:
+    """Build the library, if possible: the first worker then need not wait for it."""
+    with suppress(LibraryUnavailable):
+        build_library()
 
 
-def settings(scratch: Path, environment: Mapping[str, str], trusted: Sequence[str]) -> dict[str, str]:
-    """Return the variables of a worker that is observed, with its log in ``scratch``; none if it cannot be.
+def make_worker_variables(scratch: Path, environment: Mapping[str, str], trusted: Sequence[str]) -> dict[str, str]:
+    """Make an empty log, and return the variables that have a worker observed; none if it cannot be.
 
-    What ``environment`` preloads or audits comes after the observer.
+    Args:
+        scratch: the directory for the log.
+        environment: the worker's other variables; libraries that these preload or audit come after the observer.
+        trusted: directories whose programs may run whoever can write them.
     """
-    if environment.get(OFF):
+    if environment.get(OFF_VARIABLE):
         return {}
     try:
-        here = str(library())
+        here = str(build_library())
         scratch.mkdir(parents=True, exist_ok=True)
         place = scratch / "observed"
         Log.create(place)
-    except (Unavailable, OSError):
+    except (LibraryUnavailable, OSError):
         return {}
-    found = {VARIABLE: str(place), TRUSTED: ":".join(map(os.path.realpath, trusted))}
+    found = {LOG_VARIABLE: str(place), TRUSTED_VARIABLE: ":".join(map(os.path.realpath, trusted))}
     for name in ("LD_PRELOAD", "LD_AUDIT"):
         found[name] = ":".join(filter(None, (here, environment.get(name, ""))))
     return found

@@ -1,7 +1,8 @@
-"""The log that a worker and its descendants share: a file that each maps, written by ``observer.c`` (same layout).
+"""The log that a worker and its descendants share: a file of fixed size that each of them maps.
 
-It is bounded, and holds each name once for an epoch, in the order of first sight. The worker begins an epoch where it
-wants to know what is read from then on.
+``observer.c`` writes it, with the same layout. The log holds each name once in an epoch, in the order of first sight.
+The worker begins an epoch when it needs to know what is read from then on. A full log says so, and nothing else: the
+observed programs must go on.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-VARIABLE = "KTUNED_OBSERVER"
+LOG_VARIABLE = "KTUNED_OBSERVER"
 """The variable that names the log; children inherit it."""
 
 _MAGIC = 0x6B6F6231
@@ -24,7 +25,7 @@ _INDEX_AT = 64
 _SLOTS_AT = _INDEX_AT + 4 * _ENTRIES
 _ARENA_AT = _SLOTS_AT + 4 * _SLOTS
 SIZE = _ARENA_AT + _ARENA
-"""4.5 MiB: a large compile enters some thousand names of 100 bytes."""
+"""4.5 MiB. A large compile enters some thousand names of 100 bytes."""
 
 _ENTRY = struct.Struct("<IIIBBH")
 _EPOCH_AT, _SILENT_AT = 4, 8
@@ -48,7 +49,7 @@ class Kind(StrEnum):
 
 
 class Note(NamedTuple):
-    """One entry; ``is_found`` if the name was there, ``pid`` is the process that met it first."""
+    """One entry of the log; ``is_found`` if the name existed, ``pid`` is the process that noted it first."""
 
     kind: Kind
     is_found: bool
@@ -58,7 +59,7 @@ class Note(NamedTuple):
 
 
 class Log:
-    """The reader's view of a log."""
+    """The worker's view of a log: it reads notes, and controls what is noted."""
 
     def __init__(self, place: str) -> None:
         with open(place, "r+b") as stream:
@@ -66,11 +67,11 @@ class Log:
         self._read = 0
 
     @classmethod
-    def here(cls, environment: Mapping[str, str] = os.environ) -> Log | None:
-        """Return the log of this process; ``None`` if it is not observed."""
-        place = environment.get(VARIABLE)
-        # The variable alone says nothing: an interpreter may not take the library, or it writes to another log.
-        if not place or not _is_written_here(place):
+    def open_own(cls, environment: Mapping[str, str] = os.environ) -> Log | None:
+        """Return the log of this process; None if it is not observed."""
+        place = environment.get(LOG_VARIABLE)
+        # The variable alone proves nothing: an interpreter may not load the library, or may write to another log.
+        if not place or not _is_mapped_here(place):
             return None
         try:
             return cls(place)
@@ -85,23 +86,23 @@ class Log:
             OSError: it cannot be made.
         """
         with open(place, "wb") as stream:
-            # All of it now: where a disk is full, a write to a mapped file kills whoever writes.
+            # Allocate all of it now: once a disk is full, a write to a mapped file kills the writer.
             os.posix_fallocate(stream.fileno(), 0, SIZE)
             stream.write(_HEADER.pack(_MAGIC, 1, 0, 0, 0, 0))
 
     @property
     def epoch(self) -> int:
-        """The number of the present epoch."""
+        """The number of the current epoch."""
         return int(struct.unpack_from("<I", self._map, _EPOCH_AT)[0])
 
     def begin_epoch(self) -> int:
-        """Begin an epoch, in which each name is noted again; return its number."""
+        """Begin an epoch, in which each name is noted anew; return its number."""
         epoch = self.epoch + 1
         struct.pack_into("<I", self._map, _EPOCH_AT, epoch)
         return epoch
 
-    def silence(self, is_silent: bool) -> None:
-        """Note nothing from now on, in any process, or go on."""
+    def set_silent(self, is_silent: bool) -> None:
+        """Stop noting in all processes, or start it again."""
         struct.pack_into("<I", self._map, _SILENT_AT, is_silent)
 
     @property
@@ -111,10 +112,10 @@ class Log:
 
     @property
     def is_full(self) -> bool:
-        """True if a name was not noted for want of room."""
+        """True if there was no room for a name."""
         return int(_HEADER.unpack_from(self._map)[5]) != 0
 
-    def read(self) -> Iterator[Note]:
+    def read_notes(self) -> Iterator[Note]:
         """Yield what was noted since the last call."""
         count = min(_HEADER.unpack_from(self._map)[3], _ENTRIES)
         while self._read < count:
@@ -128,8 +129,8 @@ class Log:
             name = self._map[at + _ENTRY.size : at + _ENTRY.size + length]
             yield Note(Kind(chr(kind)), bool(found), os.fsdecode(name), pid, epoch)
 
-    def make_room(self) -> None:
-        """Empty a log that is half full; a child that writes meanwhile may lose what it notes."""
+    def empty_if_half_full(self) -> None:
+        """Empty the log if it is half full; a child that writes meanwhile may lose its note."""
         *_, count, used, is_full = _HEADER.unpack_from(self._map)
         if not is_full and count < _ENTRIES // 2 and used < _ARENA // 2:
             return
@@ -138,7 +139,7 @@ class Log:
         self._read = 0
 
 
-def _is_written_here(place: str) -> bool:
+def _is_mapped_here(place: str) -> bool:
     """Return whether the library has mapped a log into this process."""
     real = os.path.realpath(place)
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as stream:

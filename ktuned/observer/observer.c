@@ -1,15 +1,16 @@
 /* The observer of a worker and of all that it starts: a library that the dynamic loader puts before libc.
  *
- * It notes the names that a process opens, tests, lists, executes and maps, be they there or not, and the variables
- * that it reads, in a log that the worker and its descendants share (layout: log.py). It decides nothing, with one
- * exception: what another user could have written is neither executed nor mapped.
+ * It notes which names a process opens, tests, lists, executes and maps, whether they exist or not, and which variables
+ * it reads. The notes go into a log that the worker and its descendants share (log.py has the same layout). The observer
+ * decides nothing, with one exception: what another user could have written is neither executed nor mapped.
  *
- * The same file is loaded twice: as LD_PRELOAD, where its functions take the place of libc's, and as LD_AUDIT, in a name
- * space of its own, where the loader tells it what it searches and maps. It binds no symbols there (la_symbind is
- * absent), so that calls between libraries stay as direct as they are.
+ * The loader loads this file twice. As LD_PRELOAD, its functions replace libc's. As LD_AUDIT, in a name space of its
+ * own, it is told what the loader itself searches and maps; it binds no symbols there (la_symbind is absent), so that
+ * calls between libraries stay as direct as before.
  *
- * What runs here may run in a signal handler, after vfork, before any constructor: no memory is allocated, no lock is
- * taken, errno is kept, and a note that is made while one is being made is dropped.
+ * This code may run in a signal handler, after vfork, or before any constructor. So it allocates no memory, takes no
+ * lock and preserves errno. A note that is made while another one is being made is dropped: the observer's own calls
+ * must not be noted.
  */
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE
@@ -34,6 +35,12 @@
 
 enum { ENTRIES = 1 << 15, SLOTS = 1 << 16, ARENA = 4 << 20, LONGEST = 4096 };
 
+/* What was done with a name (log.py: Kind). */
+enum {
+    OPENED = 'o', WRITTEN = 'w', TESTED = 't', LISTED = 'l', FOLLOWED = 'k', EXECUTED = 'x', SEARCHED = 's', MAPPED = 'm',
+    VARIABLE = 'v', CONNECTED = 'c', HIDDEN = 'h', REFUSED = 'u'
+};
+
 struct entry { uint32_t hash, epoch, pid; uint8_t kind, found; uint16_t length; char name[]; };
 
 struct log {
@@ -56,7 +63,7 @@ static char log_setting[LONGEST], preload_setting[LONGEST], audit_setting[LONGES
 static const char *trusted = "";
 static __thread int busy __attribute__((tls_model("initial-exec")));
 
-/* What libc does, found once. */
+/* libc's own function, looked up once. */
 #define REAL(result, name, ...)                                                    \
     static result (*real_##name)(__VA_ARGS__);                                     \
     static inline __typeof__(real_##name) libc_##name(void) {                      \
@@ -66,34 +73,34 @@ static __thread int busy __attribute__((tls_model("initial-exec")));
 #define VISIBLE __attribute__((visibility("default")))
 
 REAL(long, syscall, long, ...)
-/* A call of this library's own, which is not noted. */
+/* A system call of this library's own, which is not noted. */
 #define quietly libc_syscall()
 
-static const char *variable(char **environment, const char *name) {
+static const char *find_variable(char **environment, const char *name) {
     size_t length = strlen(name);
     for (char **one = environment; one && *one; ++one)
         if (!strncmp(*one, name, length) && (*one)[length] == '=') return *one + length + 1;
     return NULL;
 }
 
-static void keep(char *into, const char *name, const char *value) {
+static void keep_setting(char *into, const char *name, const char *value) {
     if (!value || strlen(name) + strlen(value) + 2 > LONGEST) return;
     memcpy(into, name, strlen(name));
     into[strlen(name)] = '=';
     memcpy(into + strlen(name) + 1, value, strlen(value) + 1);
 }
 
-/* Code that observes must not observe itself; what the loader starts before this has run is seen as soon as it has. */
-__attribute__((constructor(101))) static void begin(int argc, char **argv, char **environment) {
+/* Map the log that the environment names, and keep the settings that children need; without a log nothing is noted. */
+__attribute__((constructor(101))) static void open_log(int argc, char **argv, char **environment) {
     (void)argc, (void)argv;
     if (shared) return;
-    const char *place = variable(environment ? environment : environ, LOG_VARIABLE);
+    const char *place = find_variable(environment ? environment : environ, LOG_VARIABLE);
     if (!place) return;
     ++busy;
-    keep(log_setting, LOG_VARIABLE, place);
-    keep(preload_setting, "LD_PRELOAD", variable(environment ? environment : environ, "LD_PRELOAD"));
-    keep(audit_setting, "LD_AUDIT", variable(environment ? environment : environ, "LD_AUDIT"));
-    keep(trust_setting, TRUST_VARIABLE, variable(environment ? environment : environ, TRUST_VARIABLE));
+    keep_setting(log_setting, LOG_VARIABLE, place);
+    keep_setting(preload_setting, "LD_PRELOAD", find_variable(environment ? environment : environ, "LD_PRELOAD"));
+    keep_setting(audit_setting, "LD_AUDIT", find_variable(environment ? environment : environ, "LD_AUDIT"));
+    keep_setting(trust_setting, TRUST_VARIABLE, find_variable(environment ? environment : environ, TRUST_VARIABLE));
     if (*trust_setting) trusted = trust_setting + sizeof(TRUST_VARIABLE);
     long file = quietly(SYS_openat, AT_FDCWD, place, O_RDWR | O_CLOEXEC, 0);
     if (file >= 0) {
@@ -107,8 +114,9 @@ __attribute__((constructor(101))) static void begin(int argc, char **argv, char 
     --busy;
 }
 
-/* Enter a name once for each epoch. A process that is killed in here leaves a hole in the index, and no lock. */
-static void enter(uint8_t kind, uint8_t found, const char *name, size_t length) {
+/* Enter a name into the log, once for each epoch. A process that is killed in here leaves a hole in the index, but no
+ * lock: an entry is complete before a slot points to it, and the slot is taken before the index counts it. */
+static void enter_name(uint8_t kind, uint8_t found, const char *name, size_t length) {
     struct log *log = shared;
     if (length > LONGEST) { atomic_store(&log->full, 1); return; }
     uint32_t hash = 2166136261u ^ log->epoch;
@@ -141,9 +149,9 @@ static void enter(uint8_t kind, uint8_t found, const char *name, size_t length) 
     atomic_store(&log->full, 1);
 }
 
-/* Places of the system's own, that cannot decide a result besides what a toolchain and a device count by: what the
- * kernel makes (/proc, /sys, devices), what the system's package manager has installed. Programs are noted all the same. */
-static int is_systems(const char *name) {
+/* Return whether a path is the system's own: made by Linux (/proc, /sys, devices) or installed by its package manager.
+ * The device and the toolchain stand for these. Programs and libraries are noted all the same. */
+static int is_of_system(const char *name) {
     static const char *const places[] = {"/proc/", "/sys/", "/dev/", "/usr/", "/lib/", "/lib64/", "/lib32/", "/bin/", "/sbin/", 0};
     for (const char *const *place = places; *place; ++place)
         if (!strncmp(name, *place, strlen(*place)))
@@ -152,7 +160,8 @@ static int is_systems(const char *name) {
     return 0;
 }
 
-static size_t absolute(char *into, int directory, const char *name) {
+/* Make a name absolute, without a look at the disk; return its length, or 0 if it is too long or its directory unknown. */
+static size_t make_absolute(char *into, int directory, const char *name) {
     size_t length = strlen(name), before = 0;
     if (name[0] != '/') {
         long got;
@@ -173,13 +182,13 @@ static size_t absolute(char *into, int directory, const char *name) {
     return before + length;
 }
 
-static void note(char kind, int found, int directory, const char *name) {
+static void note_path(char kind, int found, int directory, const char *name) {
     if (!shared || shared->silent || busy || !name) return;
     int saved = errno;
     ++busy;
     char path[LONGEST + 1];
-    size_t length = absolute(path, directory, name);
-    if (length && (kind == 'x' || kind == 'm' || !is_systems(path))) enter((uint8_t)kind, (uint8_t)found, path, length);
+    size_t length = make_absolute(path, directory, name);
+    if (length && (kind == EXECUTED || kind == MAPPED || !is_of_system(path))) enter_name((uint8_t)kind, (uint8_t)found, path, length);
     --busy;
     errno = saved;
 }
@@ -188,15 +197,15 @@ static void note_text(char kind, int found, const char *text) {
     if (!shared || shared->silent || busy || !text) return;
     int saved = errno;
     ++busy;
-    enter((uint8_t)kind, (uint8_t)found, text, strnlen(text, LONGEST));
+    enter_name((uint8_t)kind, (uint8_t)found, text, strnlen(text, LONGEST));
     --busy;
     errno = saved;
 }
 
-static int is_there(int succeeded) { return succeeded || (errno != ENOENT && errno != ENOTDIR && errno != ELOOP); }
+static int was_there(int succeeded) { return succeeded || (errno != ENOENT && errno != ENOTDIR && errno != ELOOP); }
 
-/* Return whether an open would make a file: called before it. */
-static int would_make(int directory, const char *name, int flags) {
+/* Return whether an open would create a file; must be called before it. */
+static int would_create(int directory, const char *name, int flags) {
     if (!(flags & O_CREAT) || !shared || shared->silent || busy || !name) return 0;
     int saved = errno, is_absent = quietly(SYS_faccessat, directory, name, F_OK, 0) != 0;
     errno = saved;
@@ -205,13 +214,14 @@ static int would_make(int directory, const char *name, int flags) {
 
 static void note_open(int directory, const char *name, int flags, int makes, int result) {
     int writes = (flags & O_ACCMODE) == O_WRONLY || flags & O_TRUNC || makes;
-    note(flags & (O_DIRECTORY | O_PATH) ? 't' : writes && result >= 0 ? 'w' : 'o', is_there(result >= 0), directory, name);
+    note_path(flags & (O_DIRECTORY | O_PATH) ? TESTED : writes && result >= 0 ? WRITTEN : OPENED, was_there(result >= 0), directory, name);
 }
 
-/* Return whether only this user and root can write a path's file and all that leads there (ipc/trust.py). */
+/* Return whether only this user and root can write a file and each step of the path to it (as ipc/trust.py does). The
+ * path is checked as it was given, and then once more with its links resolved. */
 static int is_trusted(const char *name) {
     char path[LONGEST + 1], step[LONGEST + 1], real[LONGEST + 1];
-    if (!shared || !absolute(path, AT_FDCWD, name)) return 1;
+    if (!shared || !make_absolute(path, AT_FDCWD, name)) return 1;
     for (int way = 0; way < 2; ++way) {
         if (way) {
             if (!__builtin_strchr(path, '/')) return 1;
@@ -249,7 +259,7 @@ static int is_trusted(const char *name) {
     REAL(int, name, const char *, int, ...)                                        \
     VISIBLE int name(const char *path, int flags, ...) {                           \
         va_list rest; va_start(rest, flags); mode_t mode = va_arg(rest, mode_t); va_end(rest); \
-        int makes = would_make(AT_FDCWD, path, flags);                             \
+        int makes = would_create(AT_FDCWD, path, flags);                           \
         int result = libc_##name()(path, flags, mode);                             \
         note_open(AT_FDCWD, path, flags, makes, result);                           \
         return result;                                                             \
@@ -260,7 +270,7 @@ OPENS(open) OPENS(open64)
     REAL(int, name, int, const char *, int, ...)                                   \
     VISIBLE int name(int directory, const char *path, int flags, ...) {            \
         va_list rest; va_start(rest, flags); mode_t mode = va_arg(rest, mode_t); va_end(rest); \
-        int makes = would_make(directory, path, flags);                            \
+        int makes = would_create(directory, path, flags);                          \
         int result = libc_##name()(directory, path, flags, mode);                  \
         note_open(directory, path, flags, makes, result);                          \
         return result;                                                             \
@@ -271,7 +281,7 @@ OPENS_AT(openat) OPENS_AT(openat64)
     REAL(int, name, const char *, int)                                             \
     VISIBLE int name(const char *path, int flags) {                                \
         int result = libc_##name()(path, flags);                                   \
-        note_open(AT_FDCWD, path, flags, 0, result);                                  \
+        note_open(AT_FDCWD, path, flags, 0, result);                               \
         return result;                                                             \
     }
 OPENS_CHECKED(__open_2) OPENS_CHECKED(__open64_2)
@@ -280,7 +290,7 @@ OPENS_CHECKED(__open_2) OPENS_CHECKED(__open64_2)
     REAL(int, name, int, const char *, int)                                        \
     VISIBLE int name(int directory, const char *path, int flags) {                 \
         int result = libc_##name()(directory, path, flags);                        \
-        note_open(directory, path, flags, 0, result);                                 \
+        note_open(directory, path, flags, 0, result);                              \
         return result;                                                             \
     }
 OPENS_AT_CHECKED(__openat_2) OPENS_AT_CHECKED(__openat64_2)
@@ -289,7 +299,7 @@ OPENS_AT_CHECKED(__openat_2) OPENS_AT_CHECKED(__openat64_2)
     REAL(int, name, const char *, mode_t)                                          \
     VISIBLE int name(const char *path, mode_t mode) {                              \
         int result = libc_##name()(path, mode);                                    \
-        note_open(AT_FDCWD, path, O_WRONLY | O_TRUNC, 0, result);                     \
+        note_open(AT_FDCWD, path, O_WRONLY | O_TRUNC, 0, result);                  \
         return result;                                                             \
     }
 CREATES(creat) CREATES(creat64)
@@ -297,7 +307,7 @@ CREATES(creat) CREATES(creat64)
 #define OPENS_STREAM(name)                                                         \
     REAL(FILE *, name, const char *, const char *)                                 \
     VISIBLE FILE *name(const char *path, const char *mode) {                       \
-        int makes = would_make(AT_FDCWD, path, *mode == 'a' ? O_CREAT : 0);        \
+        int makes = would_create(AT_FDCWD, path, *mode == 'a' ? O_CREAT : 0);      \
         FILE *result = libc_##name()(path, mode);                                  \
         note_open(AT_FDCWD, path, *mode == 'w' ? O_WRONLY | O_TRUNC : 0, makes, result ? 0 : -1); \
         return result;                                                             \
@@ -307,7 +317,7 @@ OPENS_STREAM(fopen) OPENS_STREAM(fopen64)
 #define REOPENS_STREAM(name)                                                       \
     REAL(FILE *, name, const char *, const char *, FILE *)                         \
     VISIBLE FILE *name(const char *path, const char *mode, FILE *stream) {         \
-        int makes = would_make(AT_FDCWD, path, *mode == 'a' ? O_CREAT : 0);        \
+        int makes = would_create(AT_FDCWD, path, *mode == 'a' ? O_CREAT : 0);      \
         FILE *result = libc_##name()(path, mode, stream);                          \
         note_open(AT_FDCWD, path, *mode == 'w' ? O_WRONLY | O_TRUNC : 0, makes, result ? 0 : -1); \
         return result;                                                             \
@@ -318,19 +328,19 @@ REOPENS_STREAM(freopen) REOPENS_STREAM(freopen64)
 REAL(DIR *, opendir, const char *)
 VISIBLE DIR *opendir(const char *path) {
     DIR *result = libc_opendir()(path);
-    note('l', is_there(result != NULL), AT_FDCWD, path);
+    note_path(LISTED, was_there(result != NULL), AT_FDCWD, path);
     return result;
 }
 REAL(DIR *, fdopendir, int)
 VISIBLE DIR *fdopendir(int file) {
     DIR *result = libc_fdopendir()(file);
-    note('l', 1, file, "");
+    note_path(LISTED, 1, file, "");
     return result;
 }
-/* These read directories and files by calls inside libc. */
+/* These read directories and files by calls inside libc, which do not pass here. */
 #define WALKS(result, name, parameters, arguments, ...)                            \
     REAL(result, name, __VA_ARGS__)                                                \
-    VISIBLE result name parameters { note_text('h', 1, #name "() walks over directories"); return libc_##name() arguments; }
+    VISIBLE result name parameters { note_text(HIDDEN, 1, #name "() walks over directories"); return libc_##name() arguments; }
 WALKS(int, nftw, (const char *a, void *b, int c, int d), (a, b, c, d), const char *, void *, int, int)
 WALKS(int, nftw64, (const char *a, void *b, int c, int d), (a, b, c, d), const char *, void *, int, int)
 WALKS(int, ftw, (const char *a, void *b, int c), (a, b, c), const char *, void *, int)
@@ -343,7 +353,7 @@ WALKS(int, open_by_handle_at, (int a, struct file_handle *b, int c), (a, b, c), 
     VISIBLE int name(const char *path, struct entry ***names, int (*filter)(const struct entry *), \
                      int (*compare)(const struct entry **, const struct entry **)) { \
         int result = libc_##name()(path, names, filter, compare);                  \
-        note('l', is_there(result >= 0), AT_FDCWD, path);                          \
+        note_path(LISTED, was_there(result >= 0), AT_FDCWD, path);                 \
         return result;                                                             \
     }
 SCANS(scandir, dirent) SCANS(scandir64, dirent64)
@@ -353,7 +363,7 @@ SCANS(scandir, dirent) SCANS(scandir64, dirent64)
     REAL(result, name, __VA_ARGS__)                                                \
     VISIBLE result name parameters {                                               \
         result got = libc_##name() arguments;                                      \
-        if (path && *path) note('t', is_there(succeeded), directory, path);        \
+        if (path && *path) note_path(TESTED, was_there(succeeded), directory, path); \
         return got;                                                                \
     }
 TESTS(int, stat, (const char *path, struct stat *b), (path, b), AT_FDCWD, !got, const char *, struct stat *)
@@ -377,23 +387,23 @@ TESTS(char *, realpath, (const char *path, char *b), (path, b), AT_FDCWD, got !=
 TESTS(char *, __realpath_chk, (const char *path, char *b, size_t c), (path, b, c), AT_FDCWD, got != NULL, const char *, char *, size_t)
 TESTS(char *, canonicalize_file_name, (const char *path), (path), AT_FDCWD, got != NULL, const char *)
 
-/* The text of a link: it counts, be its target there or not. */
+/* The text of a link, which counts whether its target exists or not. */
 #define FOLLOWS(name, parameters, arguments, directory, ...)                       \
     REAL(ssize_t, name, __VA_ARGS__)                                               \
     VISIBLE ssize_t name parameters {                                              \
         ssize_t got = libc_##name() arguments;                                     \
-        note(got >= 0 ? 'k' : 't', is_there(got >= 0), directory, path);           \
+        note_path(got >= 0 ? FOLLOWED : TESTED, was_there(got >= 0), directory, path); \
         return got;                                                                \
     }
 FOLLOWS(readlink, (const char *path, char *b, size_t c), (path, b, c), AT_FDCWD, const char *, char *, size_t)
 FOLLOWS(readlinkat, (int a, const char *path, char *b, size_t c), (a, path, b, c), a, int, const char *, char *, size_t)
 
-/* What is made: it is no input of who made it. */
+/* What a run makes is no input of that run. */
 #define MAKES(name, parameters, arguments, directory, made, ...)                   \
     REAL(int, name, __VA_ARGS__)                                                   \
     VISIBLE int name parameters {                                                  \
         int got = libc_##name() arguments;                                         \
-        if (!got) note('w', 1, directory, made);                                   \
+        if (!got) note_path(WRITTEN, 1, directory, made);                          \
         return got;                                                                \
     }
 MAKES(rename, (const char *a, const char *b), (a, b), AT_FDCWD, b, const char *, const char *)
@@ -409,7 +419,7 @@ MAKES(mkdirat, (int a, const char *b, mode_t c), (a, b, c), a, b, int, const cha
     REAL(result, name, __VA_ARGS__)                                                \
     VISIBLE result name parameters {                                               \
         result got = libc_##name() arguments;                                      \
-        if (got != failed) note('w', 1, AT_FDCWD, a);                              \
+        if (got != failed) note_path(WRITTEN, 1, AT_FDCWD, a);                     \
         return got;                                                                \
     }
 MAKES_TEMPORARY(int, -1, mkstemp, (char *a), (a), char *)
@@ -422,15 +432,15 @@ MAKES_TEMPORARY(char *, NULL, mkdtemp, (char *a), (a), char *)
 /* Variables, and other programs. */
 REAL(char *, getenv, const char *)
 VISIBLE char *getenv(const char *name) {
-    if (!shared && !real_getenv) return (char *)variable(environ, name);
+    if (!shared && !real_getenv) return (char *)find_variable(environ, name);
     char *value = libc_getenv()(name);
-    note_text('v', value != NULL, name);
+    note_text(VARIABLE, value != NULL, name);
     return value;
 }
 REAL(char *, secure_getenv, const char *)
 VISIBLE char *secure_getenv(const char *name) {
     char *value = libc_secure_getenv()(name);
-    note_text('v', value != NULL, name);
+    note_text(VARIABLE, value != NULL, name);
     return value;
 }
 REAL(int, connect, int, const struct sockaddr *, socklen_t)
@@ -438,35 +448,35 @@ VISIBLE int connect(int file, const struct sockaddr *address, socklen_t length) 
     int result = libc_connect()(file, address, length), saved = errno;
     if (address && address->sa_family == AF_UNIX && length > sizeof(sa_family_t)) {
         const char *path = ((const struct sockaddr_un *)address)->sun_path;
-        int is_absent = result && !is_there(0);
-        if (*path == '/') note(is_absent ? 't' : 'c', !is_absent, AT_FDCWD, path);
-        else note_text('h', 1, "a connection to another program");
+        int is_absent = result && !was_there(0);
+        if (*path == '/') note_path(is_absent ? TESTED : CONNECTED, !is_absent, AT_FDCWD, path);
+        else note_text(HIDDEN, 1, "a connection to another program");
     } else if (address && (address->sa_family == AF_INET || address->sa_family == AF_INET6)) {
-        note_text('h', 1, "a connection to another program");
+        note_text(HIDDEN, 1, "a connection to another program");
     }
     errno = saved;
     return result;
 }
 
-/* Programs. A child gets what it needs to be observed, whatever environment it is given. */
+/* Programs. A child gets the settings that it needs to be observed, whatever environment it is given. */
 static int may_run(const char *path) {
     int saved = errno, is_safe;
     ++busy;
     is_safe = is_trusted(path);
     --busy;
     if (is_safe) { errno = saved; return 1; }
-    note('u', 1, AT_FDCWD, path);
+    note_path(REFUSED, 1, AT_FDCWD, path);
     errno = EACCES;
     return 0;
 }
 
-static size_t length_of(char *const *list) {
+static size_t count_entries(char *const *list) {
     size_t length = 0;
     while (list && list[length]) ++length;
     return length;
 }
 
-static void complete(char **into, char *const *given) {
+static void complete_environment(char **into, char *const *given) {
     char *const settings[] = {log_setting, preload_setting, audit_setting, trust_setting};
     size_t at = 0;
     for (; given && given[at]; ++at) into[at] = given[at];
@@ -474,28 +484,28 @@ static void complete(char **into, char *const *given) {
         size_t name = strcspn(settings[one], "=") + 1, place = 0;
         if (!*settings[one]) continue;
         while (place < at && strncmp(into[place], settings[one], name)) ++place;
-        /* Another library that is preloaded may be meant: such a child is not entered, and that is said. */
-        if (place < at && one && strcmp(into[place], settings[one])) note_text('h', 1, "a program with a preloaded library of its own");
+        /* Its parent may want another library preloaded: leave that, and note that the child is not observed. */
+        if (place < at && one && strcmp(into[place], settings[one])) note_text(HIDDEN, 1, "a program with a preloaded library of its own");
         if (place == at) into[at++] = settings[one];
     }
     into[at] = NULL;
 }
 
-static void note_program(const char *path) { note('x', is_there(!quietly(SYS_faccessat, AT_FDCWD, path, X_OK, 0)), AT_FDCWD, path); }
+static void note_program(const char *path) { note_path(EXECUTED, was_there(!quietly(SYS_faccessat, AT_FDCWD, path, X_OK, 0)), AT_FDCWD, path); }
 
 REAL(int, execve, const char *, char *const *, char *const *)
 VISIBLE int execve(const char *path, char *const *arguments, char *const *environment) {
     note_program(path);
     if (!may_run(path)) return -1;
-    char *whole[length_of(environment) + 5];
-    complete(whole, environment);
+    char *whole[count_entries(environment) + 5];
+    complete_environment(whole, environment);
     return libc_execve()(path, arguments, whole);
 }
 
-/* Find a program as execvp does, with a note of each place; return where the last attempt was made. */
-static const char *sought(const char *name, char *into) {
+/* Find a program as execvp does, and note each place that is tried; return the place of the last attempt. */
+static const char *find_program(const char *name, char *into) {
     if (strchr(name, '/')) return name;
-    const char *places = variable(environ, "PATH");
+    const char *places = find_variable(environ, "PATH");
     for (const char *place = places ? places : "/bin:/usr/bin";; ++place) {
         size_t length = strcspn(place, ":");
         if (length + strlen(name) + 2 < LONGEST) {
@@ -511,11 +521,11 @@ static const char *sought(const char *name, char *into) {
 REAL(int, execvpe, const char *, char *const *, char *const *)
 VISIBLE int execvpe(const char *name, char *const *arguments, char *const *environment) {
     char path[LONGEST];
-    const char *found = sought(name, path);
+    const char *found = find_program(name, path);
     note_program(found);
     if (strchr(found, '/') && !may_run(found)) return -1;
-    char *whole[length_of(environment) + 5];
-    complete(whole, environment);
+    char *whole[count_entries(environment) + 5];
+    complete_environment(whole, environment);
     return libc_execvpe()(name, arguments, whole);
 }
 VISIBLE int execv(const char *path, char *const *arguments) { return execve(path, arguments, environ); }
@@ -537,20 +547,20 @@ VISIBLE int execle(const char *path, const char *first, ...) { COLLECT; return e
         const char *found = path_of;                                               \
         note_program(found);                                                       \
         if (strchr(found, '/') && !may_run(found)) return EACCES;                  \
-        char *whole[length_of(environment) + 5];                                   \
-        complete(whole, environment);                                              \
+        char *whole[count_entries(environment) + 5];                               \
+        complete_environment(whole, environment);                                  \
         return libc_##name()(pid, file, actions, attributes, arguments, whole);    \
     }
-SPAWNS(posix_spawn, file) SPAWNS(posix_spawnp, sought(file, path))
+SPAWNS(posix_spawn, file) SPAWNS(posix_spawnp, find_program(file, path))
 
 REAL(int, fexecve, int, char *const *, char *const *)
 VISIBLE int fexecve(int file, char *const *arguments, char *const *environment) {
-    note('x', 1, file, "");
-    char *whole[length_of(environment) + 5];
-    complete(whole, environment);
+    note_path(EXECUTED, 1, file, "");
+    char *whole[count_entries(environment) + 5];
+    complete_environment(whole, environment);
     return libc_fexecve()(file, arguments, whole);
 }
-/* What a process calls past libc's functions. */
+/* System calls that a process makes past libc's other functions. */
 VISIBLE long syscall(long number, ...) {
     va_list rest;
     va_start(rest, number);
@@ -562,23 +572,23 @@ VISIBLE long syscall(long number, ...) {
     switch (number) {
 #ifdef SYS_open
     case SYS_open: note_open(AT_FDCWD, (const char *)a, (int)b, 0, failed); break;
-    case SYS_stat: case SYS_lstat: case SYS_access: note('t', is_there(!failed), AT_FDCWD, (const char *)a); break;
-    case SYS_readlink: note('k', is_there(!failed), AT_FDCWD, (const char *)a); break;
+    case SYS_stat: case SYS_lstat: case SYS_access: note_path(TESTED, was_there(!failed), AT_FDCWD, (const char *)a); break;
+    case SYS_readlink: note_path(FOLLOWED, was_there(!failed), AT_FDCWD, (const char *)a); break;
 #endif
     case SYS_openat: note_open((int)a, (const char *)b, (int)c, 0, failed); break;
     case SYS_statx: case SYS_newfstatat: case SYS_faccessat:
-        if (b && *(const char *)b) note('t', is_there(!failed), (int)a, (const char *)b);
+        if (b && *(const char *)b) note_path(TESTED, was_there(!failed), (int)a, (const char *)b);
         break;
-    case SYS_readlinkat: note('k', is_there(!failed), (int)a, (const char *)b); break;
+    case SYS_readlinkat: note_path(FOLLOWED, was_there(!failed), (int)a, (const char *)b); break;
     case 437 /* openat2 */: case 425 /* io_uring_setup */: case SYS_execve: case SYS_execveat: case SYS_open_by_handle_at:
-        note_text('h', 1, "a system call past libc");
+        note_text(HIDDEN, 1, "a system call past libc");
     }
     return result;
 }
 
 /* The loader's own searches and mappings, in its audit name space. */
 VISIBLE unsigned int la_version(unsigned int version) {
-    begin(0, NULL, environ);
+    open_log(0, NULL, environ);
     return shared && version < LAV_CURRENT ? version : shared ? LAV_CURRENT : 0;
 }
 VISIBLE char *la_objsearch(const char *name, uintptr_t *cookie, unsigned int flag) {
@@ -586,11 +596,11 @@ VISIBLE char *la_objsearch(const char *name, uintptr_t *cookie, unsigned int fla
     if (!strchr(name, '/')) return (char *)name;
     int found = !quietly(SYS_faccessat, AT_FDCWD, name, R_OK, 0);
     (void)flag;
-    note('s', found, AT_FDCWD, name);
+    note_path(SEARCHED, found, AT_FDCWD, name);
     return found && !may_run(name) ? NULL : (char *)name;
 }
 VISIBLE unsigned int la_objopen(struct link_map *map, Lmid_t space, uintptr_t *cookie) {
     (void)space, (void)cookie;
-    if (map->l_name && *map->l_name) note('m', 1, AT_FDCWD, map->l_name);
+    if (map->l_name && *map->l_name) note_path(MAPPED, 1, AT_FDCWD, map->l_name);
     return 0;
 }

@@ -104,7 +104,7 @@ def _find_only_problem(kernel: Kernel | str, client: Client) -> Problem:
         UsageError: It declares none, or several.
     """
     if isinstance(kernel, Kernel):
-        name, problems = kernel.name, list[Problem](kernel.problem_list())
+        name, problems = kernel.name, list[Problem](kernel.list_problems())
     else:
         (known,) = client.call("kernels", kernel=kernel)["kernels"]
         name, problems = known["name"], known["problems"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from ktuned.model import LATENCY, Problem, canonical, key_values
+from ktuned.model import LATENCY, Problem, canonical, parse_key_problem
 from ktuned.portfolio import Branch, Matrix, Portfolio, Tree, describe_condition
 from ktuned.report.document import PortfolioRow, ShownPortfolio
 from ktuned.store import ContextSums, Overview, StoredPortfolio
@@ -39,7 +39,7 @@ def survey_portfolio(overview: Overview, stored: StoredPortfolio, contexts: Sequ
         if set(fitted.configs) <= figures.keys():
             best = min(figures.values())
             losses = {config: figures[config] / best - 1 for config in fitted.configs}
-            rows.append(_portfolio_row(fitted, key_values(sums.context.problem), losses, is_new=True))
+            rows.append(_portfolio_row(fitted, parse_key_problem(sums.context.problem), losses, is_new=True))
     return ShownPortfolio(
         stored.kernel,
         stored.device,

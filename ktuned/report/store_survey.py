@@ -23,15 +23,15 @@ from ktuned.model import (
     Peaks,
     Winner,
     WinnerKey,
-    arithmetic_metric,
     canonical,
+    compare_contexts,
+    compute_gain,
+    compute_shares,
+    describe_change,
     figure_of,
-    gain,
     is_latency,
-    key_values,
-    sentence,
-    shares,
-    since,
+    name_arithmetic_metric,
+    parse_key_problem,
     unit_of,
 )
 from ktuned.report.columns import COARSE, PackedColumns, Packer
@@ -171,14 +171,14 @@ def _build_section(
     fact_names = list(dict.fromkeys(name for found in facts for name in found))
     metric_names = list(dict.fromkeys(name for found in metrics for name in found))
     axes: Mapping[str, Sequence[Any]] = (kernel.space.get("axes") or {}) if kernel is not None else {}
-    problem = key_values(key.problem)
+    problem = parse_key_problem(key.problem)
     return Section(
         kernel=key.kernel,
-        problem=problem if kernel is None else kernel.problem_in_order(problem),
+        problem=problem if kernel is None else kernel.order_problem(problem),
         device=key.device,
         standing=standing,
         winner=None if winner is None else _describe_winner(winner, kept, knobs, peaks),
-        default=None if kernel is None or kernel.default is None else kernel.config_in_order(kernel.default),
+        default=None if kernel is None or kernel.default is None else kernel.order_config(kernel.default),
         bars=_compare_with_default(winner, jobs),
         knobs=knobs,
         facts=fact_names,
@@ -190,7 +190,7 @@ def _build_section(
         jobs=[_job_figures(job) for job in jobs],
         roof=None if peaks is None else _to_device_peaks(peaks),
         others=[other for won in others if (other := _describe_difference(won, winner, knobs)) is not None],
-        numerics=overview.load_bit_classes(shown.id).lines(),
+        numerics=overview.load_bit_classes(shown.id).describe_classes(),
     )
 
 
@@ -215,7 +215,7 @@ def _list_knobs(kernel: KernelInfo | None, configs: Sequence[Config]) -> list[st
     found = list(dict.fromkeys(knob for config in configs for knob in config))
     if kernel is None:
         return found
-    return list(kernel.config_in_order(dict.fromkeys(found, 0)))
+    return list(kernel.order_config(dict.fromkeys(found, 0)))
 
 
 def _in_order(config: Config, knobs: Sequence[str]) -> dict[str, Any]:
@@ -326,7 +326,7 @@ def _describe_difference(won: Winner, fastest: Winner | None, knobs: Sequence[st
         figure,
         unit_of(won.objective),
         beside,
-        gain(won.objective, beside, figure),
+        compute_gain(won.objective, beside, figure),
         won.latency_us,
         _in_order(won.config, knobs) or won.config,
         won.trial,
@@ -334,11 +334,11 @@ def _describe_difference(won: Winner, fastest: Winner | None, knobs: Sequence[st
 
 
 def _to_device_peaks(peaks: Peaks) -> DevicePeaks:
-    return DevicePeaks(peaks.gbps, {arithmetic_metric(kind): figure for kind, figure in peaks.tflops.items()})
+    return DevicePeaks(peaks.gbps, {name_arithmetic_metric(kind): figure for kind, figure in peaks.tflops.items()})
 
 
 def _share_of_peaks(metrics: Mapping[str, float], peaks: Peaks) -> PeakShare | None:
-    found = shares(metrics, asdict(peaks))
+    found = compute_shares(metrics, asdict(peaks))
     if not found:
         return None
     figure = f"{metrics[found[0].metric]:.4g} {'GB/s' if found[0].metric == BANDWIDTH_METRIC else 'TFLOP/s'}"
@@ -398,7 +398,7 @@ def _describe_history(
 
 def _describe_changes(overview: Overview, then: Context, now: Context, kernel: KernelInfo | None) -> list[str]:
     file = "the kernel file" if kernel is None else kernel.file.rpartition("/")[2]
-    found = since(
+    found = compare_contexts(
         then,
         now,
         (overview.load_digest_parts(then.kernel, then.digest), overview.load_digest_parts(now.kernel, now.digest)),
@@ -409,7 +409,7 @@ def _describe_changes(overview: Overview, then: Context, now: Context, kernel: K
         ),
         file,
     )
-    return [sentence(change.to_wire()) for change in found]
+    return [describe_change(change.to_wire()) for change in found]
 
 
 def _job_figures(job: Job) -> JobFigures:

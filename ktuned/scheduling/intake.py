@@ -30,7 +30,7 @@ from ktuned.catalog import (
     read_project,
 )
 from ktuned.devices import Machine
-from ktuned.ipc import agrees, stamp
+from ktuned.ipc import stamp, stamps_agree
 from ktuned.model import Job, KernelInfo, KtunedError, NotFound, Plan, Root, UsageError
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.renewal import Renewal
@@ -233,7 +233,7 @@ class Intake:
 
 def _file_differs(stamps: Mapping[str, str]) -> bool:
     """Return whether a file no longer holds what its stamp says."""
-    return any(not agrees(held, stamp(Path(path))) for path, held in stamps.items())
+    return any(not stamps_agree(held, stamp(Path(path))) for path, held in stamps.items())
 
 
 def _find_undecorated_kernel(path: str) -> str:

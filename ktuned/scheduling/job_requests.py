@@ -173,12 +173,12 @@ class JobRequests:
             try:
                 device = self._target_model(kernel, request)
             except BackendError as error:
-                key = kernel.winner_key(problem, "", objective)
+                key = kernel.make_winner_key(problem, "", objective)
                 job = await self._jobs.record_failed_job(
                     key, problem, reason=request.reason, plan=plan, priority=request.priority, error=error
                 )
             else:
-                key = kernel.winner_key(problem, device, objective)
+                key = kernel.make_winner_key(problem, device, objective)
                 if request.anchor_pin is not None:
                     asked = self._pinned_config(request.anchor_pin, key)
                 anchor = await self._check_anchor(kernel, problem, asked)

@@ -73,7 +73,7 @@ class KeptPortfolios:
         kept = self.find_portfolio(kernel, device, objective)
         if kept is None:
             return []
-        chosen = kept.portfolio.find_leaf(kernel.specialized(problem)).config
+        chosen = kept.portfolio.find_leaf(kernel.select_key_values(problem)).config
         return [json.loads(text) for text in (chosen, *(other for other in kept.portfolio.configs if other != chosen))]
 
     async def keep_portfolio(self, stored: StoredPortfolio) -> None:

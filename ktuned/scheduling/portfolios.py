@@ -108,7 +108,7 @@ class PortfolioSpec(msgspec.Struct, frozen=True):
         over = given.get("over") or [[problem, 1.0] for problem in kernel.problems]
         for problem, _ in over:
             check_problem(kernel, problem)
-        unique = {canonical(kernel.specialized(problem)): (problem, float(weight)) for problem, weight in over}
+        unique = {canonical(kernel.select_key_values(problem)): (problem, float(weight)) for problem, weight in over}
         wanted = cls(
             tuple(problem for problem, _ in unique.values()),
             tuple(weight for _, weight in unique.values()),
@@ -316,7 +316,7 @@ class Portfolios:
         selection = Selection(min(wanted.max_tunings, len(wanted.problems)), wanted.loss / 2)
         originals: dict[str, Problem] = {}
         for problem, weight in zip(wanted.problems, wanted.weights, strict=True):
-            key = kernel.specialized(problem)
+            key = kernel.select_key_values(problem)
             originals[canonical(key)] = problem
             selection.add_problem(key, weight)
             if self._is_tuned(kernel, build, problem):
@@ -440,7 +440,7 @@ class Portfolios:
         for problem, _ in rows.values():
             known = self._costs_of_problem(kernel, build, problem)
             costs.append(known if kept is None else {config: known.get(config, FAILED) for config in kept})
-        keys = tuple(kernel.specialized(problem) for problem, _ in rows.values())
+        keys = tuple(kernel.select_key_values(problem) for problem, _ in rows.values())
         return Matrix(keys, tuple(weight for _, weight in rows.values()), tuple(costs))
 
     # When nothing else is to do.
@@ -465,7 +465,7 @@ class Portfolios:
         waiting = [key for key in kept.noted if key not in kept.measured]
         if not waiting or len(kept.measured) >= MAX_MEASURED:
             return False
-        leaves = {key: kept.portfolio.find_leaf(kernel.specialized(json.loads(key))) for key in waiting}
+        leaves = {key: kept.portfolio.find_leaf(kernel.select_key_values(json.loads(key))) for key in waiting}
         chosen = max(waiting, key=lambda key: (kept.noted[key] * (leaves[key].expected_loss + 0.001), key))
         kept.measured.add(chosen)
         problem: Problem = json.loads(chosen)

@@ -24,8 +24,8 @@ from ktuned.model import (
     UsageError,
     Winner,
     WinnerKey,
+    explain_unmeasurable,
     is_exact,
-    unmeasurable,
 )
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
 from ktuned.tuning import Compiler, JobBrief, SharedConfigs, merge_deadlines
@@ -103,10 +103,10 @@ class Preparation:
         if kernel.needs_energy(objective):
             for device in aim.devices:
                 if device.no_energy:
-                    raise Unsupported(unmeasurable(objective, device))
+                    raise Unsupported(explain_unmeasurable(objective, device))
         context = self._machine.build_context(kernel, environment, job.problem, aim.model)
         declared_default = kernel.default
-        kernel = kernel.anchored(job.plan.anchor or self._anchor(context.key_for(objective)), objective)
+        kernel = kernel.with_anchor(job.plan.anchor or self._anchor(context.key_for(objective)), objective)
         if is_exact(objective) and kernel.default is None:
             raise UsageError(
                 f"{kernel.name} declares no default whose bits the winner could have",

@@ -178,7 +178,9 @@ class Renewal:
         except BackendError:
             return frozenset()
         won = self._store.list_winners(kernel.name)
-        problems = {kernel.key_problem(problem) for problem in kernel.problems} | {one.context.problem for one in won}
+        problems = {kernel.make_key_problem(problem) for problem in kernel.problems} | {
+            one.context.problem for one in won
+        }
         objectives = _objectives_to_tune(kernel, [one.objective for one in won])
         return frozenset(
             WinnerKey(kernel.name, problem, device, objective) for problem in problems for objective in objectives
@@ -230,13 +232,13 @@ class Renewal:
             return
         known: dict[str, Problem] = {}
         for problem in kernel.problems:
-            known.setdefault(canonical(kernel.specialized(problem)), problem)
+            known.setdefault(canonical(kernel.select_key_values(problem)), problem)
         # A winner keeps only what enters its key; the whole problem is to be had from the job that tuned it.
         for job in self._store.list_jobs(kernel=kernel.name):
             with suppress(UsageError):
                 check_problem(kernel, job.problem)
                 problem = await self._representative_problem(kernel, job.problem)
-                key = canonical(kernel.specialized(problem))
+                key = canonical(kernel.select_key_values(problem))
                 if key in tuned:
                     known.setdefault(key, problem)
         request = TuningRequest(
@@ -276,7 +278,7 @@ def _goes_on(kernel: KernelInfo, replaced: Container[WinnerKey], job: Job) -> bo
     """Return whether a kernel's job of an older state has work to do in the new one that no other job does."""
     try:
         check_problem(kernel, job.problem)
-        key = kernel.winner_key(job.problem, job.device, kernel.objective(job.objective))
+        key = kernel.make_winner_key(job.problem, job.device, kernel.objective(job.objective))
     except UsageError:
         return False
     return key == job.key and (job.plan.compile_only or key not in replaced)

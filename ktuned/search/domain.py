@@ -23,10 +23,11 @@ from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from ktuned.dependencies import ACCESSES
 from ktuned.model import Config, Record, Scalar, record
 from ktuned.search.chain import MAX_CELLS, Chain, Code, CountTooLarge, walk_valid_codes
 from ktuned.search.conjuncts import Conjunct, split_constraint
-from ktuned.spec import ACCESSES, BoundSpace
+from ktuned.spec import BoundSpace
 
 if TYPE_CHECKING:
     from ktuned.search.sieve import Sieve
@@ -176,7 +177,7 @@ class ProductDomain(Domain):
         self._chain_conjuncts(conjuncts, is_split=is_split)
         is_agreed = self._check_split()
         if self._chain.count == 0 and is_agreed:
-            raise space.nothing_valid()
+            raise space.make_empty_error()
         if not is_agreed:
             # The code did not mean what its syntax says: the declared constraints are asked about everything.
             self._chain_conjuncts([], is_split=False)
@@ -290,7 +291,7 @@ class ListedDomain(Domain):
         walked = islice(space.walk(), None if space.indexable else MAX_WALKED)
         configs = [config for config in walked if config is not None]
         if not configs:
-            raise space.nothing_valid()
+            raise space.make_empty_error()
         self.knobs = tuple(configs[0])
         seen: list[dict[tuple[type, Scalar], Scalar]] = [
             {(type(config[knob]), config[knob]): config[knob] for config in configs} for knob in self.knobs
@@ -327,7 +328,7 @@ def has_numpy() -> bool:
     """Return whether this interpreter has a NumPy that works: one that is installed may still fail to be imported."""
     try:
         # For ktuned's own arithmetic: what a kernel depends on is what its own code imports.
-        with ACCESSES.apart():
+        with ACCESSES.pause_recording():
             import numpy  # noqa: F401
     except Exception:
         return False

@@ -197,7 +197,7 @@ class Guided(PointStrategy):
 
     @property
     def _is_own_turn(self) -> bool:
-        """True if this choice continues from what such turns have found, as if nothing else had been suggested.
+        """True if this choice continues from what such turns have found, as if nothing else had been suggest_name.
 
         The best configs of another search lie in a valley that may not be the deepest one here, and all that improves
         on them lies there, too.

@@ -111,7 +111,7 @@ class Walk(Strategy):
             except StopIteration:
                 self._finished = True
                 if not self._found_any:
-                    raise self.space.nothing_valid() from None
+                    raise self.space.make_empty_error() from None
                 break
             if candidate is not None:
                 self._found_any = True

@@ -54,12 +54,12 @@ class Captures:
         """Say where to write a problem's tensors, or take those that were written."""
         kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
         check_problem(kernel, wanted.problem)
-        if (representative := kernel.representative(wanted.problem)) != dict(wanted.problem):
+        if (representative := kernel.represent(wanted.problem)) != dict(wanted.problem):
             raise UsageError(
                 f"{kernel.name} measures {canonical(representative)} for {canonical(wanted.problem)}",
                 hint="capture the tensors of the problem that stands for the bucket",
             )
-        problem = canonical(kernel.specialized(wanted.problem))
+        problem = canonical(kernel.select_key_values(wanted.problem))
         directory = self._inputs.directory
         if wanted.remove:
             await self._inputs.drop_capture(kernel.name, problem)

@@ -50,7 +50,7 @@ class Checks:
             NotFound: there is no such kernel, or no winner.
         """
         kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
-        chosen = None if wanted.problem is None else dict(kernel.specialized(wanted.problem))
+        chosen = None if wanted.problem is None else dict(kernel.select_key_values(wanted.problem))
         winners = [one for one in self._store.list_winners(kernel.name) if chosen in (None, dict(one.problem))]
         if not winners:
             raise NotFound(f"{kernel.name} has no winner to check", hint="`ktuned tune` finds one")

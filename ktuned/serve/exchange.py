@@ -140,8 +140,8 @@ class WinnerExchange:
         for objective, winner in offered:
             verdict, offer = await self._judge_winner(kernel, exported, document["device"], winner, objective)
             place = {
-                "problem": kernel.problem_in_order(winner["problem"]),
-                "config": kernel.config_in_order(winner["config"]),
+                "problem": kernel.order_problem(winner["problem"]),
+                "config": kernel.order_config(winner["config"]),
             }
             entries.append({**place, "objective": objective, **verdict})
             if offer is not None:

@@ -21,8 +21,8 @@ from ktuned.model import (
     Problem,
     Winner,
     canonical,
-    notices,
-    since,
+    compare_contexts,
+    find_notices,
 )
 from ktuned.store import Store
 
@@ -111,7 +111,7 @@ class Explainer:
     def _whole_problem(self, kernel: KernelInfo, winner: Winner) -> Problem:
         """Return a whole problem that a winner is for: constraints see all of it."""
         wanted = winner.context.problem
-        declared = (problem for problem in kernel.problems if kernel.key_problem(problem) == wanted)
+        declared = (problem for problem in kernel.problems if kernel.make_key_problem(problem) == wanted)
         return next(declared, winner.problem)
 
     def _context_now(self, kernel: KernelInfo, winner: Winner) -> Context:
@@ -123,7 +123,7 @@ class Explainer:
         versions = self._store.load_fingerprint_versions
         # A winner of the declared inputs, where others were captured since: they are the one part that is new.
         captured = {CAPTURED: now.digest[:16]} if then.digest == kernel.digest != now.digest else {}
-        return since(
+        return compare_contexts(
             then,
             now,
             (self._store.load_digest_parts(kernel.name, then.digest), kernel.parts | captured),
@@ -136,7 +136,7 @@ class Explainer:
         return next((job.message for job in self._find_jobs(winner)), "")
 
     def _collect_notices(self, winner: Winner) -> list[str]:
-        return next((notices(job.message) for job in self._find_jobs(winner) if job.state is JobState.DONE), [])
+        return next((find_notices(job.message) for job in self._find_jobs(winner) if job.state is JobState.DONE), [])
 
     def _find_jobs(self, winner: Winner) -> Iterator[Job]:
         """Return the newest jobs that a winner may be of."""

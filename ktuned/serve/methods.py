@@ -308,7 +308,7 @@ class Methods:
         """Return a job's map, with its problem in the declared order while its kernel is known."""
         public = self._jobs.describe_job(job)
         with suppress(NotFound):
-            public["problem"] = self._catalog.resolve_kernel(job.kernel).problem_in_order(job.problem)
+            public["problem"] = self._catalog.resolve_kernel(job.kernel).order_problem(job.problem)
         return public
 
     def handle_kernels(self, wanted: KernelsParams, connection: Connection) -> dict[str, Any]:
@@ -338,8 +338,8 @@ class Methods:
             public = _trial_to_wire(trial, won)
             with suppress(NotFound):
                 known = self._catalog.resolve_kernel(trial.kernel)
-                public["config"] = known.config_in_order(trial.config)
-                public["problem"] = known.problem_in_order(trial.problem)
+                public["config"] = known.order_config(trial.config)
+                public["problem"] = known.order_problem(trial.problem)
             return {"trials": [public]}
         if wanted.kernel is None:
             raise UsageError("results needs a kernel or a trial")
@@ -352,7 +352,7 @@ class Methods:
         if wanted.problem is not None:
             check_problem(kernel, wanted.problem)
             bucket = self._lookups.buckets.known_representative(kernel, wanted.problem)
-            problem = canonical(kernel.specialized(wanted.problem if bucket is None else bucket.problem))
+            problem = canonical(kernel.select_key_values(wanted.problem if bucket is None else bucket.problem))
         device = None if wanted.device is None else self._resolve_model(kernel, wanted.device)
         tried = self._store.list_problems(kernel.name) if wanted.current else []
         digests = {self._machine.digest_kernel(kernel, found) for found in tried} if wanted.current else None
@@ -380,21 +380,21 @@ class Methods:
             won_by.setdefault(winner.trial, []).append(winner.objective)
         listed = [_trial_to_wire(trial, won_by.get(trial.id, [])) for trial in trials[:limit]]
         for entry in listed:
-            entry["config"] = kernel.config_in_order(entry["config"])
-            entry["problem"] = kernel.problem_in_order(entry["problem"])
+            entry["config"] = kernel.order_config(entry["config"])
+            entry["problem"] = kernel.order_problem(entry["problem"])
             entry["facts"] = _numeric_facts(entry["detail"].get("facts"))
             if not wanted.details:
                 del entry["detail"]
         classes = self._load_bit_classes(trials[:limit])
         for trial, entry in zip(trials, listed, strict=False):
             found = classes.get(_context_of(trial))
-            entry["class"] = "" if found is None else found.letter(trial.detail)
+            entry["class"] = "" if found is None else found.name_class(trial.detail)
         numerics = [
-            {"problem": dict(json.loads(problem)), "device": device, "lines": found.lines()}
+            {"problem": dict(json.loads(problem)), "device": device, "lines": found.describe_classes()}
             for (problem, device, _), found in classes.items()
         ]
         numerics += [
-            {"problem": {}, "device": model, "lines": [verdict.words()]}
+            {"problem": {}, "device": model, "lines": [verdict.describe()]}
             for (model, _), verdicts in self._lookups.served.find_verdicts(kernel, environment).items()
             for verdict in verdicts
         ]
@@ -410,7 +410,7 @@ class Methods:
         found = {}
         for (problem, device, digest), kernel in compared.items():
             known = partial(self._store.list_trials, kernel=kernel, problem=problem, device=device, digests=[digest])
-            found[problem, device, digest] = BitClasses.of(known(limit=MAX_ROWS, order="fastest"))
+            found[problem, device, digest] = BitClasses.from_trials(known(limit=MAX_ROWS, order="fastest"))
         return found
 
     def _resolve_model(self, kernel: KernelInfo, device: str) -> str:

@@ -44,7 +44,7 @@ from ktuned.model import (
     figure_of,
     read_objective,
     record,
-    without,
+    reduce_digest,
 )
 from ktuned.sharing.settings import ShareSettings, hide_secrets
 
@@ -221,7 +221,7 @@ def address_of(context: Context, learned: Iterable[Observation], objective: Obje
         "kernel": context.kernel,
         "problem": context.problem,
         "device": context.device,
-        "digest": without(context.digest, learned),
+        "digest": reduce_digest(context.digest, learned),
         "toolchain": context.toolchain,
         "device_fingerprint": context.device_fingerprint,
         "measuring_version": context.measuring_version,

@@ -1,4 +1,4 @@
-"""Arrays of torch and of NumPy for :mod:`ktuned.spec.draws`; either is imported when it is used."""
+"""The arrays of torch and of NumPy that :mod:`ktuned.spec.draws` works on; each library is imported when it is used."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     import torch
 
 _CACHED_WORDS = 1 << 15
-"""A chunk and its temporaries take 1 MiB: they stay in a core's cache."""
+"""A chunk and its temporaries take 1 MiB, so that they stay in a core's cache."""
 
 _GPU_WORDS = 1 << 22
-"""Some 100 MiB with temporaries, and enough work for any GPU."""
+"""A chunk and its temporaries take some 100 MiB, and are enough work for any GPU."""
 
 
 class TorchArrays:
@@ -26,31 +26,31 @@ class TorchArrays:
         self._device = torch.device(device)
         self.chunk = _CACHED_WORDS if self._device.type == "cpu" else _GPU_WORDS
 
-    def counters(self, first: int, count: int) -> Any:
+    def make_counters(self, first: int, count: int) -> Any:
         """Return an array of whole numbers from ``first``, on the device."""
         return self._torch.arange(first, first + count, dtype=self._torch.int64, device=self._device)
 
-    def split(self, words: Any, bits: int) -> Any:
+    def split_words(self, words: Any, bits: int) -> Any:
         """Return words as smaller signed integers."""
         return words.view(getattr(self._torch, f"int{bits}"))
 
-    def cast(self, array: Any, dtype: str) -> Any:
+    def convert(self, array: Any, dtype: str) -> Any:
         """Return a converted copy."""
         return array.to(getattr(self._torch, dtype), copy=True)
 
-    def table(self, entries: Sequence[int]) -> Any:
+    def make_table(self, entries: Sequence[int]) -> Any:
         """Return numbers as float32."""
         return self._torch.tensor(entries, dtype=self._torch.float32, device=self._device)
 
-    def take(self, table: Any, places: Any) -> Any:
+    def take_entries(self, table: Any, places: Any) -> Any:
         """Return a table's entries."""
         return table.index_select(0, places)
 
-    def empty(self, count: int, dtype: str) -> torch.Tensor:
+    def make_empty(self, count: int, dtype: str) -> torch.Tensor:
         """Return a new tensor with any content."""
         return self._torch.empty(count, dtype=getattr(self._torch, dtype), device=self._device)
 
-    def store(self, target: torch.Tensor, place: int, values: Any) -> None:
+    def store_values(self, target: torch.Tensor, place: int, values: Any) -> None:
         """Round values to a tensor's dtype, into the elements from ``place``."""
         target[place : place + values.numel()] = values
 
@@ -65,43 +65,43 @@ class NumPyArrays:
 
         self._numpy = numpy
 
-    def counters(self, first: int, count: int) -> Any:
+    def make_counters(self, first: int, count: int) -> Any:
         """Return an array of whole numbers from ``first``, on the device."""
         return self._numpy.arange(first, first + count, dtype=self._numpy.int64)
 
-    def split(self, words: Any, bits: int) -> Any:
+    def split_words(self, words: Any, bits: int) -> Any:
         """Return words as smaller signed integers."""
         return words.view(f"<i{bits // 8}")
 
-    def cast(self, array: Any, dtype: str) -> Any:
+    def convert(self, array: Any, dtype: str) -> Any:
         """Return a converted copy."""
         return array.astype(dtype)
 
-    def table(self, entries: Sequence[int]) -> Any:
+    def make_table(self, entries: Sequence[int]) -> Any:
         """Return numbers as float32."""
         return self._numpy.array(entries, self._numpy.float32)
 
-    def take(self, table: Any, places: Any) -> Any:
+    def take_entries(self, table: Any, places: Any) -> Any:
         """Return a table's entries."""
         return table[places]
 
-    def empty(self, count: int, dtype: str) -> Any:
+    def make_empty(self, count: int, dtype: str) -> Any:
         """Return a new array with any content."""
-        return self._numpy.empty(count, self.held_as(dtype))
+        return self._numpy.empty(count, self.find_holding_dtype(dtype))
 
-    def held_as(self, dtype: str) -> str:
+    def find_holding_dtype(self, dtype: str) -> str:
         """Return the NumPy dtype that holds one of torch's."""
-        if dtype in _NARROW:
+        if dtype in _NARROW_FORMATS:
             return "uint16" if dtype == "bfloat16" else "uint8"
         return dtype
 
-    def store(self, target: Any, place: int, values: Any, dtype: str = "") -> None:
+    def store_values(self, target: Any, place: int, values: Any, dtype: str = "") -> None:
         """Round values to a dtype, into the elements from ``place``."""
-        if dtype in _NARROW:
-            values = self._narrow(values.astype("float32"), _NARROW[dtype])
+        if dtype in _NARROW_FORMATS:
+            values = self._round_to_format(values.astype("float32"), _NARROW_FORMATS[dtype])
         target[place : place + values.size] = values
 
-    def _narrow(self, x: Any, kind: _Format) -> Any:
+    def _round_to_format(self, x: Any, kind: _NarrowFormat) -> Any:
         """Return the bits of float32 in a narrower format that holds them, rounded to nearest even."""
         np = self._numpy
         magnitude = np.abs(x).astype("float64")
@@ -115,7 +115,7 @@ class NumPyArrays:
 
 
 @dataclass(frozen=True, slots=True)
-class _Format:
+class _NarrowFormat:
     """A floating-point format that NumPy lacks."""
 
     sign_bit: int
@@ -124,10 +124,10 @@ class _Format:
     has_negative_zero: bool = True
 
 
-_NARROW = {
-    "bfloat16": _Format(15, 7, 127),
-    "float8_e4m3fn": _Format(7, 3, 7),
-    "float8_e4m3fnuz": _Format(7, 3, 8, has_negative_zero=False),
-    "float8_e5m2": _Format(7, 2, 15),
-    "float8_e5m2fnuz": _Format(7, 2, 16, has_negative_zero=False),
+_NARROW_FORMATS = {
+    "bfloat16": _NarrowFormat(15, 7, 127),
+    "float8_e4m3fn": _NarrowFormat(7, 3, 7),
+    "float8_e4m3fnuz": _NarrowFormat(7, 3, 8, has_negative_zero=False),
+    "float8_e5m2": _NarrowFormat(7, 2, 15),
+    "float8_e5m2fnuz": _NarrowFormat(7, 2, 16, has_negative_zero=False),
 }

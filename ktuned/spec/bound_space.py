@@ -1,4 +1,4 @@
-"""A space for one problem: configs by index or in order, decoded when they are asked for, never materialised."""
+"""A space for one problem: its configs by index or in order, each decoded when it is asked for."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from functools import cached_property
 from typing import Any
 
 from ktuned.model import Config, KernelFileError, Problem, Record, Scalar, canonical, is_among, record
-from ktuned.spec.user_values import Site, Values, mapping_fault
+from ktuned.spec.user_values import Site, Values, find_mapping_fault
 
 MEMBERSHIP_BOUND = 100_000
-"""Configs of a callable that a membership test reads: some 0.5 s of work for a simple generator."""
+"""Most configs of a callable that a membership test reads: 0.5 s for a simple generator."""
 
 DUPLICATES_WATCHED = 100_000
-"""Configs of a callable that are checked for duplicates: about 10 MiB, as much as a space may take."""
+"""Most configs of a callable that are checked for duplicates: their texts take 10 MiB."""
 
 Where = Callable[[Any, Any], object]
 """A constraint ``(p, c)``: truthy for configs that may be tried."""
@@ -61,10 +61,10 @@ class BoundSpace(ABC):
         """The constraints, as they were declared."""
         return self._where
 
-    @property
+    @cached_property
     def problem_view(self) -> Values:
         """The problem as constraints see it."""
-        return self._p
+        return Values(self.problem, "problem key")
 
     @property
     def indexable(self) -> bool:
@@ -93,22 +93,18 @@ class BoundSpace(ABC):
                 empty = False
                 yield config
         if empty:
-            raise self.nothing_valid()
+            raise self.make_empty_error()
 
-    def nothing_valid(self) -> KernelFileError:
+    def make_empty_error(self) -> KernelFileError:
         """Return the error for a space that turned out to hold no valid config for its problem."""
-        return self._site.error(f"the space has no valid config for the problem {self._p!r}")
-
-    @cached_property
-    def _p(self) -> Values:
-        return Values(self.problem, "problem key")
+        return self._site.make_error(f"the space has no valid config for the problem {self.problem_view!r}")
 
     def view(self, config: Config) -> Values:
         """Return a config as constraints see it."""
         return Values(config, "knob")
 
     def accepts(self, config: Config) -> bool:
-        """Return whether ``where`` admits a config that the space holds.
+        """Return whether ``where`` admits one of the space's configs.
 
         Raises:
             KernelFileError: ``where`` raised, or a condition of ``when``.
@@ -119,18 +115,20 @@ class BoundSpace(ABC):
         asked = self._where[0]
         try:
             for asked in self._where:
-                if not asked(self._p, view):
+                if not asked(self.problem_view, view):
                     return False
         except Exception as error:
             name = f"when[{asked.knob!r}]" if isinstance(asked, Conditional) else "where"
-            raise self._site.failure(f"{name}(p, c) with c = {view!r}", error) from error
+            raise self._site.make_failure(f"{name}(p, c) with c = {view!r}", error) from error
         return True
 
 
-class Indexed(BoundSpace):
+class IndexedSpace(BoundSpace):
     """A bound space whose candidates can be computed from their index."""
 
-    def __init__(self, candidates: Product | Listing, problem: Problem, where: tuple[Where, ...], site: Site) -> None:
+    def __init__(
+        self, candidates: AxisProduct | ConfigList, problem: Problem, where: tuple[Where, ...], site: Site
+    ) -> None:
         super().__init__(problem, where, site)
         self._candidates = candidates
 
@@ -142,7 +140,7 @@ class Indexed(BoundSpace):
     @property
     def axes(self) -> Mapping[str, Sequence[Scalar]] | None:
         """The axes of a product."""
-        return self._candidates.axes if isinstance(self._candidates, Product) else None
+        return self._candidates.axes if isinstance(self._candidates, AxisProduct) else None
 
     def at(self, index: int) -> dict[str, Scalar] | None:
         """Decode the candidate at ``index`` and ask ``where``."""
@@ -159,7 +157,7 @@ class Indexed(BoundSpace):
         return isinstance(config, Mapping) and self._candidates.holds(config) and self.accepts(config)
 
 
-class Generated(BoundSpace):
+class GeneratedSpace(BoundSpace):
     """A bound space that a callable yields; each walk calls it afresh."""
 
     def __init__(
@@ -181,37 +179,39 @@ class Generated(BoundSpace):
         """Yield the configs that the space's callable yields for the bound problem, each checked."""
         seen: dict[str, int] = {}
         knobs: tuple[str, ...] = ()
-        for position, config in enumerate(self._yielded()):
+        for position, config in enumerate(self._call_function()):
             what = f"config {position} of the space's callable"
-            if fault := mapping_fault(config, what):
-                raise self._site.error(fault)
+            if fault := find_mapping_fault(config, what):
+                raise self._site.make_error(fault)
             knobs = knobs or tuple(config)
             if set(config) != set(knobs):
-                raise self._site.error(f"{what} has the knobs {', '.join(config)}; the first had {', '.join(knobs)}")
+                raise self._site.make_error(
+                    f"{what} has the knobs {', '.join(config)}; the first had {', '.join(knobs)}"
+                )
             plain = {knob: config[knob] for knob in knobs}
             text = canonical(plain)
             if text in seen:
-                raise self._site.error(f"{what} repeats config {seen[text]}: {text}")
+                raise self._site.make_error(f"{what} repeats config {seen[text]}: {text}")
             if len(seen) < DUPLICATES_WATCHED:
                 seen[text] = position
             yield plain if self.accepts(plain) else None
 
     def __contains__(self, config: object) -> bool:
-        if not isinstance(config, Mapping) or mapping_fault(config, "config"):
+        if not isinstance(config, Mapping) or find_mapping_fault(config, "config"):
             return False
         wanted = canonical(config)
         walked = zip(range(MEMBERSHIP_BOUND), self.walk(), strict=False)
         return any(found is not None and canonical(found) == wanted for _, found in walked)
 
-    def _yielded(self) -> Iterator[Config]:
-        """Yield what the space's callable yields for the bound problem."""
+    def _call_function(self) -> Iterator[Config]:
+        """Yield what the space's callable yields for the bound problem, with its errors at the kernel's place."""
         try:
-            yield from self._function(self._p)
+            yield from self._function(self.problem_view)
         except Exception as error:
-            raise self._site.failure("the space's callable", error) from error
+            raise self._site.make_failure("the space's callable", error) from error
 
 
-class Product:
+class AxisProduct:
     """The product of axes, decoded from an index by mixed radix."""
 
     def __init__(self, axes: Mapping[str, Sequence[Scalar]]) -> None:
@@ -233,7 +233,7 @@ class Product:
         )
 
 
-class Listing:
+class ConfigList:
     """A fixed list of configs."""
 
     def __init__(self, configs: tuple[Config, ...]) -> None:
@@ -246,7 +246,7 @@ class Listing:
 
     def holds(self, config: Mapping[Any, Any]) -> bool:
         """Return whether a config is in the list."""
-        return not mapping_fault(config, "config") and canonical(config) in self._texts
+        return not find_mapping_fault(config, "config") and canonical(config) in self._texts
 
     @cached_property
     def _texts(self) -> frozenset[str]:

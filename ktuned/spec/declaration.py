@@ -1,4 +1,12 @@
-"""``@kernel``: the declaration of a kernel in its file."""
+"""``@kernel``: the declaration of a kernel in its file.
+
+While a worker imports a kernel file, a collector takes the file's kernels and errors in, so that one wrong declaration
+leaves the others. In any other process a wrong declaration raises its error at once.
+
+A declaration belongs to the file whose module level is running, wherever the decorator is called: a factory in a module
+may declare kernels for the files that import it. Declarations of other files, such as a kernel file that is imported as
+a module, are not collected.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal, cast
 
+from ktuned.dependencies import is_ours
 from ktuned.model import (
     LATENCY,
     Config,
@@ -20,32 +29,37 @@ from ktuned.model import (
     Problem,
     with_numerics,
 )
-from ktuned.spec.declaration_faults import UNSET, check_fault, fault_of, numerics_fault, unknown_fault
+from ktuned.spec.declaration_faults import (
+    UNSET,
+    find_check_fault,
+    find_kernel_fault,
+    find_numerics_fault,
+    find_unknown_argument,
+)
 from ktuned.spec.declared_kernel import Inputs, Kernel, KernelFunction, Metric, Weighted, no_tensors
-from ktuned.spec.origin import is_ours
 from ktuned.spec.spaces import Space
 from ktuned.spec.user_values import Site
-from ktuned.spec.work import Declared
+from ktuned.spec.work import DeclaredWork
 
 DEFAULT_RTOL = 1e-4
 DEFAULT_ATOL = 1e-4
-"""Wide enough for float32 sums in another order; half-precision kernels state their own."""
+"""Wide enough for float32 sums in another order; kernels of half precision declare their own."""
 
 
 @dataclass
-class Collector:
-    """Declarations collected while one kernel file is imported; ``path`` is that file."""
+class DeclarationCollector:
+    """The declarations of the kernel file at ``path``, collected while it is imported."""
 
     path: Path
     kernels: list[Kernel] = field(default_factory=list)
     errors: list[KernelFileError] = field(default_factory=list)
 
-    def add(self, kernel: Kernel) -> None:
-        """Keep a kernel, or the error that its name is taken."""
+    def add_kernel(self, kernel: Kernel) -> None:
+        """Add a kernel, or the error that another kernel of the file has its name."""
         for first in self.kernels:
             if first.name == kernel.name:
                 self.errors.append(
-                    kernel.site.error(
+                    kernel.site.make_error(
                         f"the name {kernel.name!r} is taken by the kernel in line {first.site.line}",
                         hint="give one of them a name=…",
                     )
@@ -55,22 +69,22 @@ class Collector:
 
 
 class EndOfDeclarations(BaseException):
-    """The end of a kernel file's import, at its first call of ``ktuned.tune``: what follows is for its program alone.
+    """Ends the import of a kernel file at its first call of ``ktuned.tune``: what follows is for its program alone.
 
-    It is no ``Exception``, which the program's own code may catch.
+    It is no ``Exception``, because the program's own code may catch those.
     """
 
 
-_collector: ContextVar[Collector | None] = ContextVar("ktuned_collector", default=None)
+_collector: ContextVar[DeclarationCollector | None] = ContextVar("ktuned_collector", default=None)
 
-_imports: Final[list[Collector]] = []
-"""The imports that are under way, for threads that a kernel file starts: they have no context of its own."""
+_imports: Final[list[DeclarationCollector]] = []
+"""The imports under way, for threads that a kernel file starts: a thread does not inherit the context variable."""
 
 
 @contextmanager
-def collecting(path: Path) -> Iterator[Collector]:
-    """Collect the kernels, and the errors, of the kernel file at ``path`` while it is imported."""
-    collector = Collector(path)
+def collect_declarations(path: Path) -> Iterator[DeclarationCollector]:
+    """Collect the kernels and errors that the kernel file at ``path`` declares within the block."""
+    collector = DeclarationCollector(path)
     token = _collector.set(collector)
     _imports.append(collector)
     try:
@@ -110,8 +124,8 @@ def kernel(
     metrics: Mapping[str, Metric] | None = None,
     objective: Objective | str = LATENCY,
     numerics: str = UNSET,
-    flops: Declared = None,
-    bytes: Declared = None,  # noqa: A002 - the field's own word
+    flops: DeclaredWork = None,
+    bytes: DeclaredWork = None,  # noqa: A002 - the field's own word
     depends: str | Sequence[str] = (),
     bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
     best_for: str = "each",
@@ -122,56 +136,78 @@ def kernel(
 ) -> Callable[[KernelFunction], Kernel]:
     """Declare the decorated function ``(p, c) -> Build`` to be a kernel.
 
-    ``backend``, ``space`` and one of ``reference``, ``check`` or ``check=None`` are required, and ``inputs`` unless the
-    kernel takes no tensors. ``reference="default"`` compares all configs with the default one. ``sources`` are
-    relative to the file; ``problems`` are one, a list or a callable; ``specialize`` names the problem keys that enter
-    the key (all, if it is not given). ``trials`` and ``seconds`` end a job, ``early_stop`` gives up on configs
-    that take that many times the best; a project's ``ktuned.toml`` has defaults of ``preset``, ``trials`` and
-    ``seconds``; ``deadlines`` are seconds by phase (:data:`~ktuned.spec.declaration_faults.DEADLINES`).
-    ``depends`` names files by patterns relative to the kernel file, for what cannot be observed: data that native code
-    or a child process reads.
-    ``rtol`` and ``atol`` are the tolerances of outputs, 1e-4 by default; outputs of integers and bools are exact unless
-    the file gives one of them.
-    ``timing`` is how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
-    ``cores``, a number or ``(p, c) -> number``, is how many cores a CPU config uses, where its first launch does not
-    show it.
-    ``bucket`` maps problems to those that stand for them: ``dict(M="pow2")``, or a function ``p -> dict``.
-    ``metrics`` are shown beside latencies: ``dict(tflops=lambda p, t: 2e-12 * p.M * p.N * p.K / t)``, ``t`` in seconds;
-    one of ``(p, t, e)`` also takes the energy of a launch in joules.
-    ``objective`` is what a tuning improves: ``"latency"``, ``"energy"``, ``"edp"`` (their product), or a metric, as
-    ``maximize("tflops")`` or ``minimize(…)``.
-    ``numerics="exact"`` lets only configs win whose outputs are bit-equal to the default's, on every input that is
-    tried; with ``"tolerance"`` outputs are compared with the reference alone.
-    ``flops`` and ``bytes`` are the work of a launch, numbers or ``p -> number``; operations of another precision than
-    float32 as ``dict(float16=…)``. They give the metrics ``tflops`` and ``gbps``, and the share of the device's limit.
-    ``best_for="all"`` serves one config for all declared problems, the best for the sum of their times; a problem may
-    carry its weight there: ``(dict(M=16), 3.0)``.
-    ``batch_invariant=("M",)`` serves configs under which rows have equal bits whatever ``M`` is: to problems that
-    differ in ``M`` alone those of one class of equal bits, the one with the least weighted sum of times.
-    ``is_data`` is for kernel files that programs write: it promises that the file runs no code but ktuned's and its
-    plugins', so that workers go from one such file to the next without being replaced.
-    ``portfolio=dict(over=[dict(M=16, …), …], configs=4, loss=0.02)`` has few configs made for many problems, and a
-    decision tree that chooses among them for all others; ``over`` is a list as ``problems`` is, or a callable.
+    Required are ``backend``, ``space``, one of ``reference``, ``check`` or ``check=None``, and ``inputs`` unless the
+    kernel takes no tensors. ``p`` is a problem and ``c`` a config; ``p.M`` and ``p["M"]`` are the same.
+
+    Args:
+        *bare: refused; all arguments are given by name.
+        backend: name of the backend that compiles and launches the Builds.
+        space: the configs, as :func:`~ktuned.spec.spaces.space` makes them.
+        inputs: ``p -> dict`` of tensors by name.
+        sources: source files, relative to the kernel file.
+        problems: one problem, a list, or a callable that returns one; ``(problem, weight)`` gives one a weight.
+        reference: called with the inputs by name; returns the expected outputs by name. ``"default"``: the outputs of
+            the default config are the expected ones.
+        check: ``(inputs, outputs)``; raises, or returns a bool. None turns checking off.
+        rtol: relative tolerance of outputs, 1e-4 by default.
+        atol: absolute tolerance, 1e-4 by default. Unless the file gives one of the two, integers and bools must be
+            equal.
+        max_mismatched_ratio: share of elements that may differ by more, from 0 to 1.
+        default: the config that is served before there is a winner, and the base of speed-ups.
+        specialize: the problem keys that enter the key of winners; all by default.
+        setup: names of tensors to restore before each launch, or a callable that is given the inputs.
+        name: the kernel's name, if it is not the function's.
+        strategy: how the space is searched.
+        seed: of the search's random numbers.
+        preset: how thorough measurements are: ``fast``, ``default`` or ``thorough``.
+        trials: ends a job after so many trials.
+        seconds: ends a job after that time. ``ktuned.toml`` has a project's defaults of these three.
+        early_stop: gives up on configs that take that many times as long as the best.
+        deadlines: seconds by phase (:data:`~ktuned.spec.declaration_faults.DEADLINES`).
+        until: ``"converged"`` ends a job before its budget when a better config is unlikely.
+        prior: ``(p, c) -> score`` or ``p -> configs``: what the author expects to be good is tried first.
+        timing: how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
+        cores: cores that a CPU config uses, or ``(p, c) -> cores``, if its first launch does not show it.
+        metrics: figures shown beside latencies, such as ``dict(tflops=lambda p, t: 2e-12 * p.M * p.N * p.K / t)``;
+            ``t`` is in seconds, and a function of ``(p, t, e)`` also gets the energy of a launch in joules.
+        objective: what a tuning improves: ``"latency"``, ``"energy"``, ``"edp"`` (their product), or a metric:
+            ``maximize("tflops")``, ``minimize(…)``.
+        numerics: ``"exact"`` lets only configs win whose outputs have the bits of the default's, on every input that is
+            tried; ``"tolerance"`` compares outputs with the reference alone.
+        flops: operations of a launch, a number or ``p -> number``; ``dict(float16=…)`` for another precision than
+            float32. It gives the metric ``tflops``, and the share of the device's limit.
+        bytes: bytes that a launch must move, a number or ``p -> number``; they give the metric ``gbps``.
+        depends: patterns of files, relative to the kernel file, whose reads cannot be observed.
+        bucket: maps a problem to the one that stands for it: ``dict(M="pow2")``, or a function ``p -> dict``.
+        best_for: ``"all"`` serves one config for all declared problems, the best for the weighted sum of their times.
+        batch_invariant: problem keys, such as ``("M",)``, on which the bits of a row must not depend: problems that
+            differ in these alone are served configs of one class of equal bits, the one with the least weighted sum of
+            times.
+        is_data: for kernel files that programs write: promises that the file runs no code but ktuned's and its
+            plugins', so that workers go from one such file to the next without being replaced.
+        portfolio: ``dict(over=[dict(M=16, …), …], configs=4, loss=0.02)`` chooses few configs for many problems, and a
+            decision tree among them for all others; ``over`` is a list like ``problems``, or a callable.
+        **unknown: refused, with the name that was probably meant.
 
     Raises:
-        KernelFileError: the declaration has an error. While a kernel file is loaded the error is kept
-            for its report instead, so that the file's other kernels go on.
+        KernelFileError: the declaration has an error. While a kernel file is loaded, the error is collected instead, so
+            that the file's other kernels go on.
     """
     if bare:
         raise TypeError("@kernel takes arguments by name alone: @kernel(backend=…, space=…, …)")
 
-    def declare(function: KernelFunction) -> Kernel:
-        collector, (file, called_at) = _collector.get(), _declaring_file(function)
+    def declare_kernel(function: KernelFunction) -> Kernel:
+        # The place: the function's own line, or that of the declaring file for a function that a plugin made.
+        collector, (file, called_at) = _collector.get(), _find_declaring_file(function)
         kernel_name = getattr(function, "__name__", "kernel") if name is None else name
         place = str(file), called_at
-        # A plugin declares for the user's file: its own line mends nothing.
         if hasattr(function, "__code__") and not is_ours(str(function.__module__)):
             place = function.__code__.co_filename, function.__code__.co_firstlineno
         site = Site(*place, str(kernel_name))
         # A project's defaults (``ktuned.toml``) stand in for the budgets that the file does not give.
         all_budgets = {"preset": preset, "trials": trials, "seconds": seconds}
         budgets: dict[str, Any] = {key: value for key, value in all_budgets.items() if value is not UNSET}
-        wrong_numerics = numerics_fault(numerics, default, is_data=is_data)
+        wrong_numerics = find_numerics_fault(numerics, default, is_data=is_data)
         declared = Kernel(
             name=kernel_name,
             function=function,
@@ -214,32 +250,33 @@ def kernel(
             is_data=is_data,
             portfolio=portfolio,
         )
+        # A correct kernel is collected if its file is the one that is being loaded. An error is raised, or collected.
         fault = (
-            unknown_fault(unknown, kernel.__kwdefaults__ or ())
-            or check_fault(reference, check)
+            find_unknown_argument(unknown, kernel.__kwdefaults__ or ())
+            or find_check_fault(reference, check)
             or wrong_numerics
-            or fault_of(declared)
+            or find_kernel_fault(declared)
         )
         is_collected = collector is not None and collector.path == file
         if not fault:
             if collector is not None and is_collected:
-                collector.add(declared)
+                collector.add_kernel(declared)
             return declared
         if collector is None:
-            raise site.error(fault)
+            raise site.make_error(fault)
         if collector.path == file:
-            collector.errors.append(site.error(fault))
+            collector.errors.append(site.make_error(fault))
         return cast(Kernel, function)
 
-    return declare
+    return declare_kernel
 
 
 def end_declarations() -> None:
-    """End the import of a kernel file by a worker, if one is under way: the caller is for programs alone.
+    """End a worker's import of a kernel file, if one is under way; ``ktuned.tune`` calls it, which is for programs.
 
     Raises:
-        EndOfDeclarations: the kernel file itself is the caller, directly, through a function or in a thread.
-        KernelFileError: a module is, which the kernel file imports.
+        EndOfDeclarations: the kernel file itself calls ``tune``, directly, through a function or in a thread.
+        KernelFileError: a module that the kernel file imports calls it.
     """
     collector = _collector.get()
     if collector is None and _imports:
@@ -261,8 +298,8 @@ def end_declarations() -> None:
     )
 
 
-def _declaring_file(function: Callable[..., Any]) -> tuple[Path, int]:
-    """Return the file whose module level is running, and its line: a factory elsewhere may declare a kernel for it."""
+def _find_declaring_file(function: Callable[..., Any]) -> tuple[Path, int]:
+    """Return the file whose module level is running, and its current line; the function's own file if none is."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_name != "<module>":
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Checks of the arguments of ``@kernel``; each returns one line, or ``""`` if nothing is wrong. No IO."""
+"""Checks of the arguments of ``@kernel``. Each function returns the error in one line, or ``""``. No IO."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ktuned.model import (
     PRESETS,
     UNTIL,
     UsageError,
-    batch_fault,
     canonical,
-    figure_objective,
+    find_batch_fault,
+    find_rule_fault,
     is_among,
     listed,
     metric_of,
     read_objective,
-    rule_fault,
+    strip_numerics,
 )
 from ktuned.spec.spaces import CartesianSpace, ListSpace, Space
-from ktuned.spec.user_values import mapping_fault
-from ktuned.spec.work import given_metrics, work_fault
+from ktuned.spec.user_values import find_mapping_fault
+from ktuned.spec.work import find_work_fault, list_given_metrics
 
 DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing", "floor")
-"""Phases that a deadline may be declared for."""
+"""Phases for which a kernel file may declare a deadline."""
 
 TIMINGS = ("events", "graph")
 """Ways to time a kernel on a GPU; on the CPU the host's clock is the only one."""
@@ -37,11 +37,11 @@ UNSET: Any = object()
 """Marks an argument that was not given, where ``None`` has a meaning."""
 
 MAX_METRICS = 16
-"""Metrics of a kernel: a table has no room for more columns."""
+"""Most metrics of a kernel: a table has no room for more columns."""
 
 MAX_PROBLEMS = 1000
 MAX_SET = 64
-"""Problems of a set with one config for all: each lookup after a change reads the trials of all."""
+"""Most problems that share one config: each lookup after a change reads the trials of all of them."""
 
 MAX_NAME_CHARS = 200
 """A kernel's name is a column of every table, and a file's name where winners are exported."""
@@ -49,16 +49,16 @@ MAX_NAME_CHARS = 200
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 
 
-def unknown_fault(unknown: Mapping[str, object], known: Iterable[str]) -> str:
-    """Return the error for an argument that ``kernel`` does not have."""
+def find_unknown_argument(unknown: Mapping[str, object], known: Iterable[str]) -> str:
+    """Return the error of an argument that ``kernel`` does not have."""
     if not unknown:
         return ""
     name = next(iter(unknown))
     return f"kernel() has no argument {name!r} {listed(known, near=name)}"
 
 
-def check_fault(reference: object, check: object) -> str:
-    """Return the error if results can be checked by nothing, or by too much."""
+def find_check_fault(reference: object, check: object) -> str:
+    """Return the error in how results are checked: by nothing, or by contradictory arguments."""
     if reference is None and check is UNSET:
         return "no check is declared: give reference= or check=, or check=None to measure without checking"
     if reference is not None and check is None:
@@ -70,8 +70,8 @@ def check_fault(reference: object, check: object) -> str:
     return ""
 
 
-def fault_of(declared: Any) -> str:
-    """Return the error in a ``Kernel``, any of whose values may be of a wrong type."""
+def find_kernel_fault(declared: Any) -> str:
+    """Return the first error in a ``Kernel``, any of whose values may have a wrong type."""
     if not isinstance(declared.name, str) or not _NAME.fullmatch(declared.name):
         return f"the name {declared.name!r} is not letters, digits, '_', '.' and '-'"
     if len(declared.name) > MAX_NAME_CHARS:
@@ -92,39 +92,39 @@ def fault_of(declared: Any) -> str:
         return f"prior is of type {type(declared.prior).__name__}, not a callable (p, c) -> score or p -> configs"
     if not (callable(declared.cores) or declared.cores is None or _is_count(declared.cores)):
         return f"cores={declared.cores!r} is neither an int >= 1 nor a callable (p, c) -> int"
-    fault = _metrics_fault(declared.metrics) or work_fault(declared.flops, declared.bytes, declared.metrics)
-    named = {*declared.metrics, *given_metrics(declared.flops, declared.bytes)} if not fault else ()
-    fault = fault or _objective_fault(declared.plan.objective, named)
-    if fault := fault or _bucket_fault(declared.bucket):
+    fault = _find_metrics_fault(declared.metrics) or find_work_fault(declared.flops, declared.bytes, declared.metrics)
+    named = {*declared.metrics, *list_given_metrics(declared.flops, declared.bytes)} if not fault else ()
+    fault = fault or _find_objective_fault(declared.plan.objective, named)
+    if fault := fault or _find_bucket_fault(declared.bucket):
         return fault
     if isinstance(declared.setup, tuple) and any(not isinstance(item, str) for item in declared.setup):
         return f"setup must name tensors or be a callable, not {declared.setup!r}"
     return (
         declared.space.fault
-        or _default_fault(declared.default, declared.space)
+        or _find_default_fault(declared.default, declared.space)
         or (
             ""
             if callable(declared.problems)
-            else problems_fault(declared.problems, declared.specialize, declared.bucketed_keys)
+            else find_problems_fault(declared.problems, declared.specialize, declared.bucketed_keys)
         )
-        or _number_fault(declared)
-        or _plan_fault(declared.plan)
+        or _find_number_fault(declared)
+        or _find_plan_fault(declared.plan)
     )
 
 
-def numerics_fault(numerics: object, default: object, *, is_data: bool) -> str:
-    """Return the error if outputs cannot be compared as is declared."""
+def find_numerics_fault(numerics: object, default: object, *, is_data: bool) -> str:
+    """Return the error if outputs cannot be compared as ``numerics`` says."""
     if numerics is UNSET:
         return ""
     if not isinstance(numerics, str) or numerics not in NUMERICS:
         return f"numerics={numerics!r} is neither {' nor '.join(map(repr, NUMERICS))}"
-    # A program that writes kernel files chooses the anchors, too.
+    # Programs that write kernel files choose the anchors themselves.
     if numerics == EXACT and default is None and not is_data:
         return "numerics='exact' needs a default=, whose bits the others must have"
     return ""
 
 
-def _metrics_fault(metrics: Any) -> str:
+def _find_metrics_fault(metrics: Any) -> str:
     if not isinstance(metrics, Mapping):
         return f"metrics is of type {type(metrics).__name__}, not a dict of functions (p, t) -> number"
     if len(metrics) > MAX_METRICS:
@@ -137,7 +137,7 @@ def _metrics_fault(metrics: Any) -> str:
     return ""
 
 
-def _bucket_fault(bucket: Any) -> str:
+def _find_bucket_fault(bucket: Any) -> str:
     if bucket is None or callable(bucket):
         return ""
     if not isinstance(bucket, Mapping):
@@ -145,27 +145,27 @@ def _bucket_fault(bucket: Any) -> str:
     for name, rule in bucket.items():
         if not isinstance(name, str):
             return f"bucket: {name!r} is no problem key"
-        if fault := rule_fault(name, rule):
+        if fault := find_rule_fault(name, rule):
             return fault
     return ""
 
 
-def _objective_fault(objective: Any, metrics: Collection[str]) -> str:
+def _find_objective_fault(objective: Any, metrics: Collection[str]) -> str:
     if not isinstance(objective, str):
         return f"objective is of type {type(objective).__name__}, not a name such as 'energy', or maximize('a metric')"
     try:
         wanted = read_objective(objective)
     except UsageError as error:
         return f"{error.message}: give 'latency', 'energy', 'edp', maximize('a metric') or minimize('a metric')"
-    if figure_objective(wanted) in BUILT_IN or metric_of(wanted) in metrics:
+    if strip_numerics(wanted) in BUILT_IN or metric_of(wanted) in metrics:
         return ""
     return f"objective names the metric {metric_of(wanted)!r}, which metrics= lacks {listed(metrics)}"
 
 
-def _default_fault(default: Any, space: Space) -> str:
+def _find_default_fault(default: Any, space: Space) -> str:
     if default is None:
         return ""
-    if fault := mapping_fault(default, "default"):
+    if fault := find_mapping_fault(default, "default"):
         return fault
     knobs = space.knobs
     for knob in () if knobs is None else default:
@@ -174,11 +174,11 @@ def _default_fault(default: Any, space: Space) -> str:
     missing = [knob for knob in knobs or () if knob not in default]
     if missing:
         return f"default must be a full config; it lacks {', '.join(missing)}"
-    return "" if space.fault else _outside_fault(default, space)
+    return "" if space.fault else _find_outside_fault(default, space)
 
 
-def _outside_fault(default: Mapping[str, Any], space: Space) -> str:
-    """Return why a declared space does not hold a default; a callable's configs are for the worker to walk."""
+def _find_outside_fault(default: Mapping[str, Any], space: Space) -> str:
+    """Return why a declared space does not hold a default; a callable's configs are left for the worker to walk."""
     if isinstance(space, CartesianSpace):
         for knob, values in space.axes.items():
             if not is_among(default[knob], values):
@@ -190,15 +190,17 @@ def _outside_fault(default: Mapping[str, Any], space: Space) -> str:
     return ""
 
 
-def problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | None, bucketed: Iterable[str] = ()) -> str:
+def find_problems_fault(
+    problems: tuple[Any, ...], specialize: tuple[str, ...] | None, bucketed: Iterable[str] = ()
+) -> str:
     """Return the error in a list of problems."""
     if len(problems) > MAX_PROBLEMS:
         return f"problems names more than {MAX_PROBLEMS}; each is a job of its own, and lookups ask for others"
     seen: dict[str, int] = {}
-    for position, (problem, weight) in enumerate(map(weighted, problems)):
+    for position, (problem, weight) in enumerate(map(split_weight, problems)):
         if not _is_number(weight) or weight <= 0:
             return f"problem {position} has the weight {weight!r}, which is not a number > 0"
-        if fault := mapping_fault(problem, f"problem {position}"):
+        if fault := find_mapping_fault(problem, f"problem {position}"):
             return fault
         text = canonical(problem)
         if text in seen:
@@ -212,21 +214,21 @@ def problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | None
     return ""
 
 
-def weighted(problem: Any) -> tuple[Any, Any]:
+def split_weight(problem: Any) -> tuple[Any, Any]:
     """Return a declared problem with its weight, 1 if it carries none."""
     if isinstance(problem, tuple | list) and len(problem) == 2:
         return problem[0], problem[1]
     return problem, 1.0
 
 
-def _number_fault(declared: Any) -> str:
+def _find_number_fault(declared: Any) -> str:
     if declared.best_for not in ("each", "all"):
         return f"best_for={declared.best_for!r} is neither 'each' nor 'all'"
     if declared.best_for == "all" and not callable(declared.problems) and not 0 < len(declared.problems) <= MAX_SET:
         return f"best_for='all' takes 1 to {MAX_SET} problems, and there are {len(declared.problems)}"
-    if fault := _batch_fault(declared):
+    if fault := _find_batch_fault(declared):
         return fault
-    if fault := _portfolio_fault(declared.portfolio):
+    if fault := _find_portfolio_fault(declared.portfolio):
         return fault
     if declared.timing not in TIMINGS:
         return f"there is no timing {declared.timing!r} {listed(TIMINGS, near=str(declared.timing))}"
@@ -237,7 +239,7 @@ def _number_fault(declared: Any) -> str:
     return "" if _is_number(ratio) and 0 <= ratio <= 1 else f"max_mismatched_ratio={ratio!r} is not between 0 and 1"
 
 
-def _batch_fault(declared: Any) -> str:
+def _find_batch_fault(declared: Any) -> str:
     fields = declared.batch_invariant
     if any(not isinstance(name, str) for name in fields):
         return f"batch_invariant must name problem keys, not {fields!r}"
@@ -251,14 +253,14 @@ def _batch_fault(declared: Any) -> str:
             return f"batch_invariant names {name!r}, which specialize leaves out of the key"
     if callable(declared.problems):
         return ""
-    return batch_fault([weighted(problem)[0] for problem in declared.problems], fields)
+    return find_batch_fault([split_weight(problem)[0] for problem in declared.problems], fields)
 
 
 PORTFOLIO_RANGES: Final = {"configs": (1, 16), "loss": (0.0, 10.0), "tunings": (1, 1000)}
-"""Settings of ``portfolio=`` beside ``over``, with their least and largest values."""
+"""The settings of ``portfolio=`` except ``over``, with their smallest and largest values."""
 
 
-def _portfolio_fault(portfolio: Any) -> str:
+def _find_portfolio_fault(portfolio: Any) -> str:
     if portfolio is None:
         return ""
     if not isinstance(portfolio, Mapping):
@@ -277,7 +279,7 @@ def _portfolio_fault(portfolio: Any) -> str:
     return ""
 
 
-def _plan_fault(plan: Any) -> str:
+def _find_plan_fault(plan: Any) -> str:
     if plan.until not in UNTIL:
         return f"until={plan.until!r} is none of {', '.join(map(repr, UNTIL))}"
     if not isinstance(plan.strategy, str):
@@ -305,5 +307,5 @@ def _is_count(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    # An infinite deadline or tolerance is none, and JSON cannot carry it.
+    # An infinite deadline or tolerance would be none, and JSON cannot carry it.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf

@@ -1,4 +1,8 @@
-"""A declared kernel: what its file says of it, and the answers of the file's functions for a problem or a config."""
+"""A declared kernel: what its file says, and the answers of the file's functions for a problem or a config.
+
+Each call of user code is checked here: an error names the kernel, the argument of ``@kernel``, and the line of the
+kernel file (:meth:`~ktuned.spec.user_values.Site.make_failure`); a result of a wrong type is an error, too.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +15,30 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ktuned.ipc import lexical
+from ktuned.ipc import normalize_path
 from ktuned.model import (
     Config,
     Plan,
     Problem,
     Scalar,
     Unsupported,
-    batch_fault,
-    bucketed,
+    apply_bucket_rules,
     canonical,
+    find_batch_fault,
     find_groups,
     listed,
 )
-from ktuned.spec.declaration_faults import MAX_PROBLEMS, problems_fault, weighted
+from ktuned.spec.declaration_faults import MAX_PROBLEMS, find_problems_fault, split_weight
 from ktuned.spec.spaces import BoundSpace, Space
-from ktuned.spec.tensors import TensorSpec, layout
-from ktuned.spec.user_values import Site, UnknownKey, Values, mapping_fault
-from ktuned.spec.work import Declared, throughput
+from ktuned.spec.tensors import TensorSpec, find_layout
+from ktuned.spec.user_values import Site, UnknownKey, Values, find_mapping_fault
+from ktuned.spec.work import DeclaredWork, compute_throughput
 
 if TYPE_CHECKING:
     from ktuned.backends import Build, Layout
 
 DEFAULT_OUTPUTS: Final = "default"
-"""As ``reference``: the outputs of the default config are the expected ones."""
+"""Given as ``reference``: the outputs of the default config are the expected ones."""
 
 KernelFunction = Callable[[Any, Any], "Build"]
 Inputs = Callable[[Any], Mapping[str, Any]]
@@ -42,12 +46,14 @@ Weighted = tuple[Problem, float]
 """A problem with its weight in a set."""
 
 Metric = Callable[[Any, float], float] | Callable[[Any, float, float], float]
-"""A figure of a measured config, from the problem, the time of a launch in seconds and, if it wants that, its energy in
-joules."""
+"""A figure of a measured config: a function of the problem, the time of a launch in s and, if it takes that, its energy
+in J.
+"""
 
 
 def no_tensors(p: Any) -> Mapping[str, Any]:
     """Return the inputs of a kernel that takes no tensors."""
+    # This function's name is a part of such kernels' digests.
     return {}
 
 
@@ -55,15 +61,16 @@ def no_tensors(p: Any) -> Mapping[str, Any]:
 class Kernel:
     """A declared kernel. Calling it calls its function.
 
-    ``file`` is the kernel file that declares it, ``sources`` stand as written (see :attr:`source_paths`).
-    ``reference`` is called with the input tensors by name and returns the outputs by name, or is ``"default"``: the
-    outputs of the default config, or of the space's first one, are expected; ``check`` is called as ``check(inputs,
-    outputs)`` and raises or returns a bool; where both are given both must pass, and where neither is, nothing is
-    checked. ``setup`` names the tensors to restore before each run, or is called with the inputs. ``cores`` is how
-    many a config uses on a CPU. ``metrics`` are further figures by their names, ``flops`` and ``bytes`` the work of a
-    launch. ``given`` names the budgets that the file sets itself. ``depends`` are patterns of files that are read
-    where it cannot be observed. ``has_exact_integers`` is false if the file gives a tolerance, which is theirs then. A
-    kernel that ``is_data`` comes of a file that runs nothing of the user's.
+    The fields are the arguments of :func:`~ktuned.spec.declaration.kernel`, and:
+
+    Attributes:
+        file: the kernel file that declares it.
+        site: the place that errors name.
+        reference, check: if both are given, both must pass; if neither is, nothing is checked. Without a declared
+            default, ``"default"`` means the space's first config that runs.
+        plan: strategy, seed, budgets and objective.
+        given: names of the budgets that the file sets itself.
+        has_exact_integers: false if the file gives a tolerance, which then holds for integers, too.
     """
 
     name: str
@@ -88,8 +95,8 @@ class Kernel:
     prior: Callable[..., Any] | None = None
     cores: int | Callable[[Any, Any], int] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    flops: Declared = None
-    bytes: Declared = None
+    flops: DeclaredWork = None
+    bytes: DeclaredWork = None
     given: tuple[str, ...] = ()
     depends: tuple[str, ...] = ()
     bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None
@@ -106,11 +113,11 @@ class Kernel:
     @cached_property
     def source_paths(self) -> tuple[Path, ...]:
         """The sources' absolute paths; they are written relative to the kernel file."""
-        return tuple(lexical(self.file.parent / source) for source in self.sources)
+        return tuple(normalize_path(self.file.parent / source) for source in self.sources)
 
     @property
     def is_judged(self) -> bool:
-        """False if nothing decides whether outputs are right: ``check=None``, and no reference."""
+        """False if nothing decides whether outputs are right: there is ``check=None`` and no reference."""
         return self.reference is not None or self.check is not None
 
     @property
@@ -123,28 +130,28 @@ class Kernel:
         """False if the file gives no ``inputs``: the kernel takes no tensors."""
         return self.inputs is not no_tensors
 
-    def problem_list(self) -> tuple[dict[str, Scalar], ...]:
+    def list_problems(self) -> tuple[dict[str, Scalar], ...]:
         """Return the declared problems, calling ``problems`` if it is a callable.
 
         Raises:
-            KernelFileError: the callable raised, a problem is malformed or there twice, or lacks a specialised key.
+            KernelFileError: the callable raised; or a problem is malformed, repeated, or lacks a key that is named.
         """
         return tuple(dict(problem) for problem, _ in self._weighted_problems)
 
     @cached_property
     def _weighted_problems(self) -> tuple[tuple[Problem, float], ...]:
         if not callable(self.problems):
-            return tuple(map(weighted, self.problems))
+            return tuple(map(split_weight, self.problems))
         try:
             found = tuple(islice(self.problems(), MAX_PROBLEMS + 1))
         except Exception as error:
-            raise self.site.failure("problems()", error) from error
-        if fault := problems_fault(found, self.specialize, self.bucketed_keys):
-            raise self.site.error(fault)
-        return tuple(map(weighted, found))
+            raise self.site.make_failure("problems()", error) from error
+        if fault := find_problems_fault(found, self.specialize, self.bucketed_keys):
+            raise self.site.make_error(fault)
+        return tuple(map(split_weight, found))
 
-    def weights_of(self, problems: Iterable[Problem]) -> tuple[float, ...]:
-        """Return the weights of representatives: the sum of what their declared problems carry."""
+    def sum_weights(self, problems: Iterable[Problem]) -> tuple[float, ...]:
+        """Return the weight of each representative: the sum of the weights of the declared problems in its bucket."""
         total: dict[str, float] = {}
         for problem, weight in self._weighted_problems:
             text = canonical(self.represent(problem))
@@ -152,40 +159,42 @@ class Kernel:
         return tuple(total[canonical(problem)] for problem in problems)
 
     def find_batch_group(self, problem: Problem) -> list[Problem]:
-        """Return the declared problems whose rows are to have the bits of this one's, itself among them, from the
-        smallest to the largest; none where that is not asked for, or the problem is not declared.
+        """Return the declared problems whose rows must have the bits of this one's, from the smallest to the largest.
+
+        The problem itself is among them. The list is empty if ``batch_invariant`` is not declared, or the problem is
+        not.
 
         Raises:
-            KernelFileError: as :meth:`represented_problems`; or ``batch_invariant`` does not fit the problems.
+            KernelFileError: as :meth:`list_represented_problems`; or ``batch_invariant`` does not fit the problems.
         """
         if not self.batch_invariant:
             return []
-        problems = self.represented_problems()
-        if fault := batch_fault(problems, self.batch_invariant):
-            raise self.site.error(fault)
+        problems = self.list_represented_problems()
+        if fault := find_batch_fault(problems, self.batch_invariant):
+            raise self.site.make_error(fault)
         text = canonical(problem)
         groups = find_groups(problems, self.batch_invariant)
         return next((group for group in groups if text in map(canonical, group)), [])
 
-    def portfolio_wanted(self) -> dict[str, Any]:
+    def evaluate_portfolio(self) -> dict[str, Any]:
         """Return the declared portfolio with its problems and their weights, calling ``over`` if it is a callable.
 
         Raises:
-            KernelFileError: the callable raised, or a problem is malformed or there twice.
+            KernelFileError: the callable raised; or a problem is malformed or repeated.
         """
         wanted = dict(self.portfolio or {})
         over = wanted.get("over", ())
         try:
             found = tuple(islice(over() if callable(over) else over, MAX_PROBLEMS + 1))
         except Exception as error:
-            raise self.site.failure("the portfolio's over()", error) from error
-        if fault := problems_fault(found, self.specialize, self.bucketed_keys):
-            raise self.site.error(f"portfolio: {fault}")
-        return {**wanted, "over": [[dict(problem), float(weight)] for problem, weight in map(weighted, found)]}
+            raise self.site.make_failure("the portfolio's over()", error) from error
+        if fault := find_problems_fault(found, self.specialize, self.bucketed_keys):
+            raise self.site.make_error(f"portfolio: {fault}")
+        return {**wanted, "over": [[dict(problem), float(weight)] for problem, weight in map(split_weight, found)]}
 
     @property
     def bucket_rules(self) -> Mapping[str, Any]:
-        """The rules of shape buckets by key; a function of the whole problem stands alone, by ``*``."""
+        """The rules of shape buckets by problem key; a function of the whole problem is the only rule, of ``*``."""
         if callable(self.bucket):
             return {"*": self.bucket}
         rules = self.bucket or {}
@@ -202,60 +211,63 @@ class Kernel:
         Raises:
             KernelFileError: a function raised, returned no problem, or gives its own results another bucket.
         """
-        once = self._represented(problem)
-        again = self._represented(once)
+        once = self._apply_bucket_rules(problem)
+        again = self._apply_bucket_rules(once)
         if once != again:
-            raise self.site.error(
+            raise self.site.make_error(
                 f"bucket maps {canonical(problem)} to {canonical(once)}, and that to {canonical(again)}",
                 hint="a problem that stands for a bucket must stand for itself",
             )
         return once
 
-    def _represented(self, problem: Problem) -> dict[str, Scalar]:
+    def _apply_bucket_rules(self, problem: Problem) -> dict[str, Scalar]:
         rules = self.bucket_rules
         plain = {name: rule for name, rule in rules.items() if not callable(rule)}
-        found: dict[str, Any] = bucketed(plain, problem)
+        found: dict[str, Any] = apply_bucket_rules(plain, problem)
         for name, rule in rules.items():
             if not callable(rule):
                 continue
             try:
                 changed = dict(rule(Values(problem, "problem key"))) if name == "*" else {name: rule(problem[name])}
             except Exception as error:
-                raise self.site.failure("bucket", error) from error
+                raise self.site.make_failure("bucket", error) from error
             found |= changed
         strange = [key for key in found if key not in problem]
-        if strange or mapping_fault(found, "bucket"):
-            raise self.site.error(f"bucket gives {found!r}, which is no problem with the keys {', '.join(problem)}")
+        if strange or find_mapping_fault(found, "bucket"):
+            raise self.site.make_error(
+                f"bucket gives {found!r}, which is no problem with the keys {', '.join(problem)}"
+            )
         return found
 
-    def represented_problems(self) -> tuple[dict[str, Scalar], ...]:
+    def list_represented_problems(self) -> tuple[dict[str, Scalar], ...]:
         """Return the declared problems' representatives, each once.
 
         Raises:
-            KernelFileError: as :meth:`problem_list` and :meth:`represent`.
+            KernelFileError: as :meth:`list_problems` and :meth:`represent`.
         """
-        problems = self.problem_list()
+        problems = self.list_problems()
         if not self.bucket_rules:
             return problems
         found = {canonical(chosen): chosen for chosen in map(self.represent, problems)}
         return tuple(found.values())
 
-    def bound_space(self, problem: Problem) -> BoundSpace:
+    def bind_space(self, problem: Problem) -> BoundSpace:
         """Return the space for one problem; its errors name this kernel and its file."""
         return self.space.bind(problem, self.site)
 
-    def default_configs(self, problem: Problem) -> Iterator[Config]:
-        """Yield the default config of a problem; where none is declared for it, its space's, of which the first that
-        runs takes its place.
+    def iterate_default_configs(self, problem: Problem) -> Iterator[Config]:
+        """Yield candidates for the default config of a problem: the first that runs is it.
+
+        That is the declared one alone, or else each config of the space.
 
         Raises:
             KernelFileError: the space holds no config for the problem.
         """
-        bound = self.bound_space(problem)
+        bound = self.bind_space(problem)
         yield from [self.default] if self.default is not None and self.default in bound else bound
 
-    def input_specs(self, problem: Problem) -> dict[str, Any]:
-        """Call ``inputs`` and return its tensors by name: :class:`TensorSpec`, or tensors that the function made.
+    def evaluate_inputs(self, problem: Problem) -> dict[str, Any]:
+        """Call ``inputs`` and return its tensors by name: each a :class:`TensorSpec`, or a tensor that it made itself.
 
         Raises:
             KernelFileError: the function raised, returned no tensors, or lacks one that ``setup`` names.
@@ -263,22 +275,22 @@ class Kernel:
         try:
             tensors: Any = self.inputs(Values(problem, "problem key"))
         except Exception as error:
-            raise self.site.failure("inputs(p)", error) from error
+            raise self.site.make_failure("inputs(p)", error) from error
         if isinstance(tensors, Mapping) and not tensors and self.has_tensors:
-            raise self.site.error("inputs(p) returned an empty dict; it must name at least one tensor")
+            raise self.site.make_error("inputs(p) returned an empty dict; it must name at least one tensor")
         if not isinstance(tensors, Mapping):
-            raise self.site.error(
+            raise self.site.make_error(
                 f"inputs(p) returned a value of type {type(tensors).__name__}, not a dict of tensors by name"
             )
         for name, value in tensors.items():
             if not isinstance(value, TensorSpec) and not (hasattr(value, "shape") and hasattr(value, "dtype")):
-                raise self.site.error(
+                raise self.site.make_error(
                     f"inputs(p): {name} is of type {type(value).__name__}, "
                     "not a tensor(...), a torch.Tensor or a numpy.ndarray"
                 )
         for name in self.setup if isinstance(self.setup, tuple) else ():
             if name not in tensors:
-                raise self.site.error(
+                raise self.site.make_error(
                     f"setup names the tensor {name!r}, which inputs(p) does not make {listed(tensors)}"
                 )
         return dict(tensors)
@@ -287,10 +299,10 @@ class Kernel:
         """Call the kernel function for one problem and config.
 
         Raises:
-            Unsupported: the function said so.
-            KernelFileError: the function raised anything else, or returned something else than its backend's Build.
+            Unsupported: the function raised it: this config cannot run here.
+            KernelFileError: the function raised anything else, or returned no Build of the kernel's backend.
         """
-        # With it comes importlib.metadata, a quarter of this module's import, which the command line need not pay.
+        # It imports importlib.metadata, a quarter of this module's import, for which the command line need not wait.
         from ktuned.backends import Build
 
         try:
@@ -298,26 +310,26 @@ class Kernel:
         except Unsupported:
             raise
         except Exception as error:
-            raise self.site.failure(f"{self.name}(p, c)", error) from error
+            raise self.site.make_failure(f"{self.name}(p, c)", error) from error
         if build is None:
-            raise self.site.error("the kernel function returned nothing; end it with `return Build(…)`")
+            raise self.site.make_error("the kernel function returned nothing; end it with `return Build(…)`")
         if not isinstance(build, Build):
-            raise self.site.error(
+            raise self.site.make_error(
                 f"the kernel function returned a value of type {type(build).__name__}, "
                 f"not a Build of the backend {self.backend!r}"
             )
         if build.backend != self.backend:
-            raise self.site.error(
+            raise self.site.make_error(
                 f"the kernel function returned a Build of the backend {build.backend!r}, but backend={self.backend!r}"
             )
         if not self.has_tensors:
             return build.without_tensors()
-        return build.given(lambda: self._layouts(problem))
+        return build.given(lambda: self._describe_tensors(problem))
 
     def check_function(self, problem: Problem, config: Config) -> None:
-        """Call the kernel function once, so that a misspelt name is an error of the declaration and not of each config.
+        """Call the kernel function once, to report a misspelt name once and not for each config.
 
-        What depends on the config, such as a value that it refuses, is left to the trial.
+        Errors that depend on the config, such as a value that it refuses, are left to the trials.
 
         Raises:
             KernelFileError: the function asks for a knob, a problem key, a name or an argument that does not exist.
@@ -329,10 +341,10 @@ class Kernel:
                 isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
             )
             if is_misspelt:
-                raise self.site.failure(f"{self.name}(p, c)", error) from error
+                raise self.site.make_failure(f"{self.name}(p, c)", error) from error
 
-    def cores_of(self, problem: Problem, config: Config) -> int | None:
-        """Return how many cores a config uses on a CPU, if the file says so.
+    def evaluate_cores(self, problem: Problem, config: Config) -> int | None:
+        """Return how many cores a config uses on a CPU, or None if the file does not say.
 
         Raises:
             KernelFileError: ``cores`` raised, or gave something else than a positive int.
@@ -342,31 +354,31 @@ class Kernel:
             try:
                 cores = cores(Values(problem, "problem key"), Values(config, "knob"))
             except Exception as error:
-                raise self.site.failure("cores(p, c)", error) from error
+                raise self.site.make_failure("cores(p, c)", error) from error
             if type(cores) is not int or cores < 1:
-                raise self.site.error(f"cores(p, c) returned {cores!r}, not a positive int")
+                raise self.site.make_error(f"cores(p, c) returned {cores!r}, not a positive int")
         return cores
 
     @property
     def judges(self) -> bool:
-        """True if its own code decides figures besides making inputs and expected outputs."""
+        """True if code of the kernel file takes part in measuring, beyond making inputs and expected outputs."""
         return bool(self.check or callable(self.setup) or self.metrics)
 
     @cached_property
     def energy_metrics(self) -> frozenset[str]:
-        """Names of the metrics that are made of the energy, too."""
+        """Names of the metrics that also take the energy of a launch."""
         return frozenset(name for name, metric in self.metrics.items() if _takes_energy(metric))
 
-    def measured_metrics(self, problem: Problem, latency_us: float, energy_j: float | None = None) -> dict[str, float]:
-        """Return the metrics that the kernel file declares, of a measured config.
+    def evaluate_metrics(self, problem: Problem, latency_us: float, energy_j: float | None = None) -> dict[str, float]:
+        """Return the metrics of a measured config, by name.
 
-        A metric that takes the energy is left out where that is unknown, as is a value that is not finite.
+        A metric that takes the energy is left out if that is unknown, and so is a value that is not finite.
 
         Raises:
             KernelFileError: a metric raised, or returned something else than a number.
         """
         latency_s = latency_us / 1e6
-        found = self._throughput(problem, latency_us)
+        found = self._evaluate_throughput(problem, latency_us)
         for name, metric in self.metrics.items():
             is_of_energy = name in self.energy_metrics
             if is_of_energy and energy_j is None:
@@ -375,33 +387,35 @@ class Kernel:
             try:
                 value = float(metric(Values(problem, "problem key"), *given))
             except Exception as error:
-                raise self.site.failure(f"the metric {name}(p, t{', e' if is_of_energy else ''})", error) from error
+                raise self.site.make_failure(
+                    f"the metric {name}(p, t{', e' if is_of_energy else ''})", error
+                ) from error
             if math.isfinite(value):
                 found[name] = value
         return found
 
     def evaluate_work(self, problem: Problem) -> tuple[Any, ...]:
-        """Return the operations and bytes that a launch is declared to do, as the functions of them say."""
+        """Return the declared ``flops`` and ``bytes`` of a launch, each a number, a dict by precision, or None."""
         values = Values(problem, "problem key")
         return tuple(work(values) if callable(work) else work for work in (self.flops, self.bytes))
 
-    def _throughput(self, problem: Problem, latency_us: float) -> dict[str, float]:
+    def _evaluate_throughput(self, problem: Problem, latency_us: float) -> dict[str, float]:
         try:
             flops, moved = self.evaluate_work(problem)
-            return throughput(flops, moved, latency_us)
+            return compute_throughput(flops, moved, latency_us)
         except Exception as error:
-            raise self.site.failure("flops(p) or bytes(p)", error) from error
+            raise self.site.make_failure("flops(p) or bytes(p)", error) from error
 
-    def _layouts(self, problem: Problem) -> dict[str, Layout]:
+    def _describe_tensors(self, problem: Problem) -> dict[str, Layout]:
         text = canonical(problem)
         if text not in self._known_layouts:
-            specs = self.input_specs(problem)
-            self._known_layouts[text] = {name: layout(value) for name, value in specs.items()}
+            specs = self.evaluate_inputs(problem)
+            self._known_layouts[text] = {name: find_layout(value) for name, value in specs.items()}
         return self._known_layouts[text]
 
     @cached_property
     def _known_layouts(self) -> dict[str, dict[str, Layout]]:
-        # By problem: a function that makes tensors itself is not called for each config again.
+        # By problem, so that a function that makes tensors itself is not called again for each config.
         return {}
 
 
@@ -409,5 +423,5 @@ def _takes_energy(metric: Callable[..., Any]) -> bool:
     try:
         return len(inspect.signature(metric).parameters) > 2
     except (TypeError, ValueError):
-        # Some built-in functions have no signature to be read.
+        # Some built-in functions have no signature.
         return False

@@ -1,9 +1,9 @@
-"""Random contents of tensors: a counter-based generator of integer operations, with equal bytes wherever it runs.
+"""Random contents of tensors, with equal bytes wherever they are made: a counter-based generator of integer operations.
 
-Word ``i`` of a stream is ``mix(key + (i + 1) · gamma)`` in 64 bits, as in SplitMix64 (Steele, Lea and Flood, "Fast
-splittable pseudorandom number generators", OOPSLA 2014): no word depends on another, so that a device makes its own.
-Elements take the words' bits in order, the low ones first. Beyond that there are only conversions, one multiplication
-and one addition, each rounded once as IEEE 754 demands, which torch on the CPU, torch on CUDA and NumPy do alike.
+Word ``i`` of a stream is ``mix_bits(key + (i + 1) · gamma)`` in 64 bits, as in SplitMix64 (Steele, Lea and Flood, "Fast
+splittable pseudorandom number generators", OOPSLA 2014). No word depends on another, so that a device makes its own.
+Elements take the words' bits in order, the low ones first. To floats lead only conversions, one multiplication and one
+addition, each rounded once as IEEE 754 demands: torch on the CPU, torch on CUDA and NumPy do these alike.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MIXERS = ((30, 0xBF58_476D_1CE4_E5B9), (27, 0x94D0_49BB_1331_11EB), (31, 1))
 
 _TABLE_BITS = 12
 _TABLE_ONE = 1 << 20
-"""The table's unit: integers, so that the sum of two entries is exact."""
+"""The table's unit. Its entries are integers, so that the sum of two is exact."""
 
 _DISTINCT_FLOATS = 1 << 24
-"""Up to here every whole number is a float32."""
+"""Up to here float32 has every whole number."""
 
 _LOW_32 = (1 << 32) - 1
 
@@ -32,58 +32,58 @@ class Arrays(Protocol):
     chunk: int
     """Words that are drawn at once: few enough for a core's cache, or many enough for a GPU."""
 
-    def counters(self, first: int, count: int) -> Any:
+    def make_counters(self, first: int, count: int) -> Any:
         """Return ``first``, ``first + 1``, … as ``count`` int64."""
 
-    def split(self, words: Any, bits: int) -> Any:
+    def split_words(self, words: Any, bits: int) -> Any:
         """Return int64 words as signed integers of 16, 32 or 64 bits, the low part of each word first."""
 
-    def cast(self, array: Any, dtype: str) -> Any:
+    def convert(self, array: Any, dtype: str) -> Any:
         """Return an array as int64, float32 or float64, rounded to nearest even; a new one, that may be changed."""
 
-    def table(self, entries: Sequence[int]) -> Any:
+    def make_table(self, entries: Sequence[int]) -> Any:
         """Return numbers as an array of float32."""
 
-    def take(self, table: Any, places: Any) -> Any:
+    def take_entries(self, table: Any, places: Any) -> Any:
         """Return a table's entries at some places; a new array, that may be changed."""
 
 
-def key_of(text: str) -> int:
-    """Return the key of the stream that a text stands for."""
+def derive_key(text: str) -> int:
+    """Return the key of a text's own stream."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def words(arrays: Arrays, key: int, first: int, count: int) -> Any:
-    """Return ``count`` words of a stream, from the word ``first``."""
-    z = arrays.counters(first + 1, count)
+def generate_words(arrays: Arrays, key: int, first: int, count: int) -> Any:
+    """Return ``count`` random words (int64) of a stream, from number ``first``."""
+    z = arrays.make_counters(first + 1, count)
     z *= to_signed(_GAMMA)
     z += to_signed(key)
-    return mix(z)
+    return mix_bits(z)
 
 
-def mix(z: Any) -> Any:
-    """Mix the bits of int64 words in place, each for itself; different words stay different."""
+def mix_bits(z: Any) -> Any:
+    """Mix the bits of each int64 word in place; different words stay different."""
     for shift, factor in _MIXERS:
-        z ^= _logical(z, shift)
+        z ^= _shift_right(z, shift)
         if factor != 1:
             z *= to_signed(factor)
     return z
 
 
-def uniform_bits(dtype: str) -> int:
+def count_uniform_bits(dtype: str) -> int:
     """Return how many bits a uniform element of a dtype takes: more than its significand holds."""
     if dtype in ("float64", "complex128"):
         return 64
     return 32 if dtype in ("float32", "complex64") else 16
 
 
-def uniform(arrays: Arrays, drawn: Any, bits: int, low: float, high: float) -> Any:
+def make_uniform(arrays: Arrays, drawn: Any, bits: int, low: float, high: float) -> Any:
     """Return signed integers of ``bits`` bits as floats of ``[low, high)``: float64 from 64 bits, else float32.
 
     The numbers lie on a grid of 2^53, 2^24 or 2^16 points, and are exact where ``low`` and ``high`` are powers of two.
     """
     kept = {64: 53, 32: 24, 16: 16}[bits]
-    x = arrays.cast(drawn >> (bits - kept) if kept < bits else drawn, "float64" if bits == 64 else "float32")
+    x = arrays.convert(drawn >> (bits - kept) if kept < bits else drawn, "float64" if bits == 64 else "float32")
     half = 1 << (kept - 1)
     if low == -high:
         x *= high / half
@@ -94,55 +94,55 @@ def uniform(arrays: Arrays, drawn: Any, bits: int, low: float, high: float) -> A
     return x
 
 
-def integers(arrays: Arrays, drawn: Any, bits: int, low: int, high: int) -> Any:
+def make_integers(arrays: Arrays, drawn: Any, bits: int, low: int, high: int) -> Any:
     """Return signed integers of ``bits`` bits as int64 of ``[low, high)``: the upper bits of a product.
 
     Their chances differ by the share ``(high - low) / 2^bits`` at most.
     """
     count = high - low
-    z = arrays.cast(drawn, "int64")
+    z = arrays.convert(drawn, "int64")
     if bits == 32:
         z &= _LOW_32
         z *= count
         z >>= 32
     else:
-        z = _upper_product(z, count)
+        z = _multiply_high(z, count)
     z += low
     return z
 
 
-def integer_bits(low: int, high: int) -> int:
+def count_integer_bits(low: int, high: int) -> int:
     """Return how many bits an integer element takes."""
     return 32 if high - low <= 1 << 16 else 64
 
 
-def is_exact(low: int, high: int) -> bool:
-    """Return whether each whole number of a range is a float32, so that it is rounded but once."""
+def are_exact_floats(low: int, high: int) -> bool:
+    """Return whether float32 has each whole number of a range, so that narrower formats round it only once."""
     return max(abs(low), abs(high)) <= _DISTINCT_FLOATS
 
 
-def normal(arrays: Arrays, table: Any, drawn: Any, dtype: str) -> Any:
+def make_normal(arrays: Arrays, table: Any, drawn: Any, dtype: str) -> Any:
     """Return signed integers of 32 bits as floats of mean 0 and deviation 1.
 
-    Each is the sum of two entries of the ``table`` of :func:`quantiles`, scaled. The mean is exactly 0, the
+    Each is the sum of two entries of the ``table`` of :func:`compute_quantiles`, scaled. The mean is exactly 0, the
     deviation 1 within 1e-6, the kurtosis 2.99; no number is beyond ±5.2.
     """
     mask = (1 << _TABLE_BITS) - 1
-    x = arrays.take(table, drawn & mask)
-    x += arrays.take(table, (drawn >> _TABLE_BITS) & mask)
+    x = arrays.take_entries(table, drawn & mask)
+    x += arrays.take_entries(table, (drawn >> _TABLE_BITS) & mask)
     if dtype != "float32":
-        x = arrays.cast(x, dtype)
+        x = arrays.convert(x, dtype)
     x *= 1 / _TABLE_ONE
     return x
 
 
 @cache
-def quantiles() -> tuple[int, ...]:
+def compute_quantiles() -> tuple[int, ...]:
     """Return the normal distribution's quantiles at the middles of 4,096 equal parts, with a deviation of √½.
 
     Rounded to 2^-20 they are the same on every machine: libraries' logarithms differ by a billionth of that.
     """
-    # With fractions and decimals, 5 ms of each worker's start; only those that draw need it.
+    # It imports fractions and decimal: 5 ms, for which only workers that draw should wait.
     from statistics import NormalDist
 
     count = 1 << _TABLE_BITS
@@ -153,17 +153,17 @@ def quantiles() -> tuple[int, ...]:
     return (*(-value for value in reversed(rounded)), *rounded)
 
 
-def _upper_product(z: Any, count: int) -> Any:
+def _multiply_high(z: Any, count: int) -> Any:
     """Return the upper 64 bits of the product of unsigned 64-bit words and a number, by its 32-bit parts."""
-    high, low = _logical(z, 32), z & _LOW_32
+    high, low = _shift_right(z, 32), z & _LOW_32
     count_high, count_low = count >> 32, count & _LOW_32
     cross, other = high * to_signed(count_low), low * to_signed(count_high)
-    carry = _logical(low * to_signed(count_low), 32) + (cross & _LOW_32) + (other & _LOW_32)
-    return high * to_signed(count_high) + _logical(cross, 32) + _logical(other, 32) + _logical(carry, 32)
+    carry = _shift_right(low * to_signed(count_low), 32) + (cross & _LOW_32) + (other & _LOW_32)
+    return high * to_signed(count_high) + _shift_right(cross, 32) + _shift_right(other, 32) + _shift_right(carry, 32)
 
 
-def _logical(z: Any, shift: int) -> Any:
-    """Shift to the right without the sign, which an int64's shift repeats."""
+def _shift_right(z: Any, shift: int) -> Any:
+    """Shift to the right and fill with zeros: an int64's own shift repeats the sign."""
     return (z >> shift) & ((1 << (64 - shift)) - 1)
 
 

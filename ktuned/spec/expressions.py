@@ -1,8 +1,8 @@
 """Constraints as text, such as ``"block_size_x * block_size_y <= 1024"``.
 
-The text is a Python expression over knobs and problem keys. It is parsed, and only arithmetic, comparisons, ``and``,
-``or``, ``not``, ``in``, ``… if … else …`` and a few functions are allowed; nothing of it reaches ``eval``, because such
-texts come in files from others, too.
+The text is a Python expression over knobs and problem keys. Its syntax tree is compiled to closures, one for each node.
+Allowed are arithmetic, comparisons, ``and``, ``or``, ``not``, ``in``, ``… if … else …`` and a few functions. Nothing
+reaches ``eval``, because such texts also come in files from other people.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 from ktuned.model import Record, Scalar, UsageError, listed, record
 
 MAX_CHARS = 4_000
-"""Length of one constraint; the longest in public tuning spaces have some 300 characters."""
+"""Longest text of a constraint; the longest in public tuning spaces have some 300 characters."""
 
 MAX_NODES = 1_000
-"""Syntax nodes of one constraint: more would nest deeper than Python's stack."""
+"""Most syntax nodes of a constraint: more could nest deeper than Python's stack."""
 
 MAX_BITS = 4_096
-"""Size of an integer in between, in bits: ``9**9**9`` would take the memory of the machine."""
+"""Most bits of an intermediate integer: ``9**9**9`` would take the machine's memory."""
 
-_Value = Callable[[Mapping[str, Any]], Any]
+_Evaluator = Callable[[Mapping[str, Any]], Any]
 
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -59,8 +59,8 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }
 
 
-def _is_many(arguments: tuple[Any, ...]) -> bool:
-    """Return whether the one argument is a list; the largest of one number is that number."""
+def _is_collection(arguments: tuple[Any, ...]) -> bool:
+    """Return whether the first argument is a list. Unlike Python's, ``max(3)`` is 3 here."""
     return bool(arguments) and isinstance(arguments[0], tuple | list)
 
 
@@ -72,8 +72,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "floor": math.floor,
     "int": int,
     "log2": math.log2,
-    "max": lambda *several: max(*several) if len(several) > 1 or _is_many(several) else several[0],
-    "min": lambda *several: min(*several) if len(several) > 1 or _is_many(several) else several[0],
+    "max": lambda *several: max(*several) if len(several) > 1 or _is_collection(several) else several[0],
+    "min": lambda *several: min(*several) if len(several) > 1 or _is_collection(several) else several[0],
     "round": round,
     "sqrt": math.sqrt,
 }
@@ -84,14 +84,14 @@ class Formula:
     """A value that is computed from named values, parsed from text.
 
     Raises:
-        UsageError: the text is no such expression; names the part that is not allowed.
+        UsageError: the text is no such expression; the message names the part that is not allowed.
     """
 
     text: str
 
     def __post_init__(self) -> None:
-        # No field: equal texts mean the same.
-        object.__setattr__(self, "_term", _term(self.text, _parsed(self.text)))
+        # This is no field, so that formulas compare by their texts.
+        object.__setattr__(self, "_term", _compile_term(self.text, _parse_expression(self.text)))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,13 +116,13 @@ class Expression:
     """A constraint ``(p, c)`` that was parsed from text; a name is a knob, or else a problem key.
 
     Raises:
-        UsageError: the text is no such expression; names the part that is not allowed.
+        UsageError: the text is no such expression; the message names the part that is not allowed.
     """
 
     text: str
 
     def __post_init__(self) -> None:
-        terms = tuple(_term(self.text, part) for part in _conjuncts(_parsed(self.text)))
+        terms = tuple(_compile_term(self.text, part) for part in _split_conjuncts(_parse_expression(self.text)))
         object.__setattr__(self, "_conditions", terms)
 
     def __call__(self, p: Mapping[str, Scalar], c: Mapping[str, Scalar]) -> bool:
@@ -139,13 +139,13 @@ class Expression:
 
 @record
 class Term(Record):
-    """A part of an expression: the names that it reads, and its value as a function of theirs."""
+    """A part of an expression: the names that it reads, and a function from their values to its own."""
 
     names: tuple[str, ...]
-    value: _Value
+    value: _Evaluator
 
 
-def _parsed(text: str) -> ast.expr:
+def _parse_expression(text: str) -> ast.expr:
     if len(text) > MAX_CHARS:
         raise UsageError(f"the expression has {len(text)} characters, and {MAX_CHARS} are allowed")
     try:
@@ -157,57 +157,59 @@ def _parsed(text: str) -> ast.expr:
     return tree
 
 
-def _term(text: str, tree: ast.expr) -> Term:
-    return Term(tuple(dict.fromkeys(_names(tree))), _closure(text, tree))
+def _compile_term(text: str, tree: ast.expr) -> Term:
+    return Term(tuple(dict.fromkeys(_find_names(tree))), _compile_node(text, tree))
 
 
-def _conjuncts(tree: ast.expr) -> Iterator[ast.expr]:
+def _split_conjuncts(tree: ast.expr) -> Iterator[ast.expr]:
     if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And):
         for part in tree.values:
-            yield from _conjuncts(part)
+            yield from _split_conjuncts(part)
     else:
         yield tree
 
 
-def _names(tree: ast.expr) -> Iterator[str]:
+def _find_names(tree: ast.expr) -> Iterator[str]:
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and id(node) not in called:
             yield node.id
 
 
-def _closure(text: str, node: ast.expr) -> _Value:
-    """Return a function of the names' values that computes a node."""
+def _compile_node(text: str, node: ast.expr) -> _Evaluator:
+    """Return a function from the names' values to a node's value."""
 
-    def of(part: ast.expr) -> _Value:
-        return _closure(text, part)
+    def compile_part(part: ast.expr) -> _Evaluator:
+        return _compile_node(text, part)
 
     match node:
         case ast.Constant(value) if type(value) in (bool, int, float, str):
             return lambda values: value
         case ast.Name(name):
-            return lambda values: _look_up(name, values)
+            return lambda values: _look_up_name(name, values)
         case ast.Tuple(elts) | ast.List(elts) | ast.Set(elts):
-            items = [of(item) for item in elts]
+            items = [compile_part(item) for item in elts]
             return lambda values: tuple(item(values) for item in items)
         case ast.Subscript(several, ast.Constant(int(position))):
-            container = of(several)
+            container = compile_part(several)
             return lambda values: container(values)[position]
         case ast.UnaryOp(op, operand):
-            apply, inner = _UNARY[type(op)], of(operand)
+            apply, inner = _UNARY[type(op)], compile_part(operand)
             return lambda values: apply(inner(values))
         case ast.BinOp(left, op, right) if type(op) in _BINARY:
-            return _arithmetic(op, of(left), of(right))
+            return _compile_arithmetic(op, compile_part(left), compile_part(right))
         case ast.BoolOp(op, operands):
-            parts = [of(operand) for operand in operands]
-            return _all(parts) if isinstance(op, ast.And) else _any(parts)
+            parts = [compile_part(operand) for operand in operands]
+            return _compile_and(parts) if isinstance(op, ast.And) else _compile_or(parts)
         case ast.Compare(left, ops, comparators) if all(type(op) in _COMPARISONS for op in ops):
-            return _chain(of(left), [_COMPARISONS[type(op)] for op in ops], [of(one) for one in comparators])
+            return _compile_comparisons(
+                compile_part(left), [_COMPARISONS[type(op)] for op in ops], [compile_part(one) for one in comparators]
+            )
         case ast.IfExp(test, body, orelse):
-            condition, chosen, other = of(test), of(body), of(orelse)
+            condition, chosen, other = compile_part(test), compile_part(body), compile_part(orelse)
             return lambda values: chosen(values) if condition(values) else other(values)
         case ast.Call(ast.Name(name), arguments, []) if name in _FUNCTIONS:
-            function, given = _FUNCTIONS[name], [of(argument) for argument in arguments]
+            function, given = _FUNCTIONS[name], [compile_part(argument) for argument in arguments]
             return lambda values: function(*(argument(values) for argument in given))
         case ast.Call(ast.Name(name)):
             raise UsageError(f"the expression {text!r} calls {name} {listed(sorted(_FUNCTIONS), near=name)}")
@@ -218,17 +220,17 @@ def _closure(text: str, node: ast.expr) -> _Value:
     )
 
 
-def _look_up(name: str, values: Mapping[str, Any]) -> Any:
+def _look_up_name(name: str, values: Mapping[str, Any]) -> Any:
     try:
         return values[name]
     except KeyError:
         raise UsageError(f"{name!r} is neither a knob nor a problem key {listed(values, near=name)}") from None
 
 
-def _arithmetic(op: ast.operator, left: _Value, right: _Value) -> _Value:
+def _compile_arithmetic(op: ast.operator, left: _Evaluator, right: _Evaluator) -> _Evaluator:
     apply = _BINARY[type(op)]
 
-    def compute(values: Mapping[str, Any]) -> Any:
+    def compute_operation(values: Mapping[str, Any]) -> Any:
         one, other = left(values), right(values)
         if isinstance(one, str | tuple) or isinstance(other, str | tuple):
             raise TypeError("arithmetic takes numbers")
@@ -241,19 +243,19 @@ def _arithmetic(op: ast.operator, left: _Value, right: _Value) -> _Value:
             raise OverflowError(f"an integer of more than {MAX_BITS} bits")
         return result
 
-    return compute
+    return compute_operation
 
 
-def _all(parts: list[_Value]) -> _Value:
+def _compile_and(parts: list[_Evaluator]) -> _Evaluator:
     """Return the first false operand, or the last one, as Python does: ``a % (b or 1)`` is arithmetic."""
-    return lambda values: _first(parts, values, stops_at=False)
+    return lambda values: _evaluate_until(parts, values, stops_at=False)
 
 
-def _any(parts: list[_Value]) -> _Value:
-    return lambda values: _first(parts, values, stops_at=True)
+def _compile_or(parts: list[_Evaluator]) -> _Evaluator:
+    return lambda values: _evaluate_until(parts, values, stops_at=True)
 
 
-def _first(parts: list[_Value], values: Mapping[str, Any], *, stops_at: bool) -> Any:
+def _evaluate_until(parts: list[_Evaluator], values: Mapping[str, Any], *, stops_at: bool) -> Any:
     value: Any = None
     for part in parts:
         value = part(values)
@@ -262,8 +264,10 @@ def _first(parts: list[_Value], values: Mapping[str, Any], *, stops_at: bool) ->
     return value
 
 
-def _chain(first: _Value, tests: list[Callable[[Any, Any], bool]], others: list[_Value]) -> _Value:
-    def compare(values: Mapping[str, Any]) -> bool:
+def _compile_comparisons(
+    first: _Evaluator, tests: list[Callable[[Any, Any], bool]], others: list[_Evaluator]
+) -> _Evaluator:
+    def compare_chain(values: Mapping[str, Any]) -> bool:
         left = first(values)
         for test, other in zip(tests, others, strict=True):
             right = other(values)
@@ -272,4 +276,4 @@ def _chain(first: _Value, tests: list[Callable[[Any, Any], bool]], others: list[
             left = right
         return True
 
-    return compare
+    return compare_chain

@@ -1,4 +1,4 @@
-"""Python functions that a Build holds: the name that travels in their place, and the function that a name finds."""
+"""Names of functions: a Build travels to another process with a function's name, which finds the function there."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from ktuned.spec.loader import is_kernel_module, kernel_module
+from ktuned.spec.loader import get_kernel_module, is_kernel_module
 
 _REMEDY = "def it at the top level of the kernel file, or of a module that this imports"
 _NAME = re.compile(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*:)?[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
-def name_of(function: Callable[..., Any] | str, definition: Callable[..., Any] | None = None) -> str:
-    """Return the name that :func:`find` finds a function by, in any process; a name is returned as it is.
+def name_function(function: Callable[..., Any] | str, definition: Callable[..., Any] | None = None) -> str:
+    """Return the name by which :func:`find_function` finds a function in any process.
 
-    ``f`` or ``Class.f`` is what the kernel file itself defines, ``package.module:f`` what another module does.
-    ``definition`` is the function that was decorated, for a decorator's object that does not have its name.
+    It is ``f`` or ``Class.f`` if the kernel file itself defines the function, else ``package.module:f``.
+
+    Args:
+        function: the function, or already its name, which is returned unchanged.
+        definition: the function that was decorated, if ``function`` is a decorator's object without its name.
 
     Raises:
-        ValueError: no name leads to it, as with a lambda or a function inside another; or it is no name.
+        ValueError: no name leads to it, as with a lambda or a function inside another; or the text is no name.
         TypeError: it is neither callable nor a string.
     """
     if isinstance(function, str):
@@ -32,7 +35,7 @@ def name_of(function: Callable[..., Any] | str, definition: Callable[..., Any] |
             raise ValueError(f"{function!r} is not the name of a function (f, Class.f or module:f)")
         return function
     if not callable(function):
-        raise TypeError(f"a function is wanted, not a value of type {type(function).__name__}")
+        raise TypeError(f"expected a function, not a value of type {type(function).__name__}")
     if isinstance(function, functools.partial):
         raise ValueError(f"a partial has no name that another process could find it by; {_REMEDY}")
     named = function if definition is None else definition
@@ -49,21 +52,21 @@ def name_of(function: Callable[..., Any] | str, definition: Callable[..., Any] |
         found = attrgetter(qualname)(sys.modules[module_name])
     except (KeyError, AttributeError):
         found = None
-    # A method of a class is a new object at each look-up, but equal to the last.
+    # Each look-up of a class's method makes a new object, which is equal to the last one.
     if found is not function and found != function:
         raise ValueError(f"{qualname} in {module_name} is not the function that was given; {_REMEDY}")
     return qualname if is_kernel_module(module_name) or module_name == "__main__" else f"{module_name}:{qualname}"
 
 
-def find(name: str, kernel_file: Path) -> Callable[..., Any]:
-    """Return the function of a name that :func:`name_of` gave, importing the kernel file if it is not loaded yet.
+def find_function(name: str, kernel_file: Path) -> Callable[..., Any]:
+    """Return the function of a name that :func:`name_function` gave; load the kernel file if it is not loaded.
 
     Raises:
         KernelFileError: the kernel file cannot be imported.
         LookupError: there is no such function.
     """
     module_name, _, qualname = name.rpartition(":")
-    module = kernel_module(kernel_file)
+    module = get_kernel_module(kernel_file)
     try:
         if module_name:
             module = importlib.import_module(module_name)

@@ -1,23 +1,23 @@
-"""Inputs on which equal arithmetic shows that it is not the same: random numbers, made bit by bit.
+"""Hard inputs: random numbers, made bit by bit, on which arithmetic that looks equal gives different results.
 
-Two configs that add in another order, contract a product, flush denormals or rewrite ``x + 0`` agree on many numbers.
-Each kind of input here is one on which some of them part:
+Two configs that add in another order, contract a product, flush denormals or rewrite ``x + 0`` agree on most numbers.
+On each kind of input here, some such pair differs:
 
 ================  ==================================================================================================
 fill              the numbers
 ================  ==================================================================================================
 ``magnitudes``    of very different size, so that sums depend on their order
-``cancelling``    pairs of opposite numbers that differ in the last bit: what is left of a sum is rounding alone
-``denormals``     below the smallest normal number, where some arithmetic takes them for zero; runs of them among zeros,
-                  since a CPU takes a hundred times as long for each
+``cancelling``    pairs of opposite numbers that differ in the last bit: only rounding is left of a sum
+``denormals``     below the smallest normal number, where some arithmetic takes them for zero; in runs among zeros,
+                  because a CPU takes a hundred times as long for each
 ``signed_zeros``  0 and -0
 ``infinities``    ordinary, and one in sixteen infinite
 ``nans``          ordinary, and one in sixteen a NaN with a payload of its own
 ================  ==================================================================================================
 
-The first two fill all tensors. The others fill every second one: a product with an ordinary number keeps what is
-special, and one of two special ones often hides it. They are drawn as :mod:`ktuned.spec.draws` does, by integer
-operations alone, so that they have the same bits everywhere.
+The first two fill all tensors. The others fill every second one: a special number's product with an ordinary one is
+special, but that of two special ones often hides it. All are made by integer operations alone, like those of
+:mod:`ktuned.spec.draws`, so that they have the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from ktuned.spec.draws import Arrays
 HARD_FILLS: Final = ("magnitudes", "cancelling", "denormals", "signed_zeros", "infinities", "nans")
 
 EVERYWHERE: Final = frozenset({"magnitudes", "cancelling"})
-"""Fills that all of a kernel's tensors have at once."""
+"""Fills that all tensors of a kernel get at once; the others go to every second one."""
 
 _RARE = 15
-"""Mask of the random bits that must be zero for a number to be an infinity or a NaN: one in sixteen is."""
+"""Mask of random bits; a number is an infinity or a NaN if these are all zero, so that one in sixteen is."""
 
 _RUN = 8
-"""Power of two: elements of a run that is denormal or zero as a whole. So sums stay denormal, and most are zero."""
+"""Binary logarithm of a run's length: a run is denormal or zero as a whole, so that its sum stays denormal."""
 
 _WIDEST = 30
-"""Powers of two, up and down, that magnitudes range over: their products are finite in float32."""
+"""Magnitudes range over 2^±30: their products are finite in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +84,27 @@ _FORMATS: Final = {
 }
 
 
-def draw_hard(arrays: Arrays, chunk: int, fill: str, dtype: str, count: int, key: int) -> Iterator[tuple[int, Any]]:
-    """Yield the places and the bits (int64) of a tensor's elements, ``chunk`` words of random bits at a time."""
+def draw_hard_numbers(
+    arrays: Arrays, chunk: int, fill: str, dtype: str, count: int, key: int
+) -> Iterator[tuple[int, Any]]:
+    """Yield the bits (int64) of a tensor's elements, ``chunk`` at a time, with the place of the first."""
     form = _FORMATS[dtype]
-    # A word of random bits for each element: the bits of one decide more than its number.
+    # Each element takes a whole word: its bits also decide whether the element is special.
     for first in range(0, count, chunk):
         number = min(count - first, chunk)
-        drawn = _fill_bits(arrays, fill, form, draws.words(arrays, key, first, number), is_start=not first)
-        yield first, drawn * _runs(arrays, first, number) if fill == "denormals" else drawn
+        drawn = _make_bits(arrays, fill, form, draws.generate_words(arrays, key, first, number), is_start=not first)
+        yield first, drawn * _mask_runs(arrays, first, number) if fill == "denormals" else drawn
 
 
-def _runs(arrays: Arrays, first: int, count: int) -> Any:
-    """Return 1 for the elements of the runs that are not zero, one in sixteen: the first one is among them."""
-    run = arrays.counters(first, count) >> _RUN
+def _mask_runs(arrays: Arrays, first: int, count: int) -> Any:
+    """Return 1 for elements of runs that are not zero, else 0: one run in sixteen, and always the first."""
+    run = arrays.make_counters(first, count) >> _RUN
     is_first = run == 0
-    return arrays.cast(is_first | ((draws.mix(run) & _RARE) == 0), "int64")
+    return arrays.convert(is_first | ((draws.mix_bits(run) & _RARE) == 0), "int64")
 
 
-def _fill_bits(arrays: Arrays, fill: str, form: _Format, z: Any, *, is_start: bool) -> Any:
-    """Return the bits of numbers of a format, made of random words; ``is_start`` of a tensor's first ones."""
+def _make_bits(arrays: Arrays, fill: str, form: _Format, z: Any, *, is_start: bool) -> Any:
+    """Return the bits of numbers of a format from random words ``z``; ``is_start`` if they are a tensor's first."""
     # The low bits become the significand; the others are independent of them.
     mantissa, chosen = z & form.mantissa_mask, z >> 56
     sign = (z >> 63) & form.sign_mask
@@ -112,26 +114,26 @@ def _fill_bits(arrays: Arrays, fill: str, form: _Format, z: Any, *, is_start: bo
         case "signed_zeros":
             return sign
         case "magnitudes":
-            return sign | mantissa | _exponents(form, z >> 53, min(_WIDEST, 2 * form.bias // 5))
+            return sign | mantissa | _draw_exponents(form, z >> 53, min(_WIDEST, 2 * form.bias // 5))
         case "cancelling":
-            made = sign | mantissa | _exponents(form, z >> 53, 2)
+            made = sign | mantissa | _draw_exponents(form, z >> 53, 2)
             pairs = len(made) // 2
-            # The second of each pair is the first one's opposite, but perhaps for the last bit.
+            # The second of each pair is the opposite of the first, and may differ in the last bit.
             last = made[1 : 2 * pairs : 2] & 1
             made[1 : 2 * pairs : 2] = (made[0 : 2 * pairs : 2] ^ form.sign_mask) ^ last
             return made
-    ordinary = sign | mantissa | _exponents(form, z >> 53, 2)
+    ordinary = sign | mantissa | _draw_exponents(form, z >> 53, 2)
     special = sign | form.infinity
     if fill == "nans":
-        # Never without a payload, which would be an infinity.
+        # A NaN without a payload would be an infinity.
         special = special | mantissa | 1
-    is_special = arrays.cast((chosen & _RARE) == 0, "int64")
+    is_special = arrays.convert((chosen & _RARE) == 0, "int64")
     if is_start:
-        # The smallest tensor has one, too.
+        # Even the smallest tensor gets one.
         is_special[:1] = 1
     return ordinary + is_special * (special - ordinary)
 
 
-def _exponents(form: _Format, random: Any, span: int) -> Any:
-    """Return exponents of magnitudes from 2^-span to 2^span, in their place."""
+def _draw_exponents(form: _Format, random: Any, span: int) -> Any:
+    """Return random exponents for magnitudes from 2^-span to 2^span, shifted to their place in the format."""
     return ((random & 0x3FF) % (2 * span + 1) + (form.bias - span)) << form.mantissa

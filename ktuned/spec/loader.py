@@ -1,4 +1,14 @@
-"""From a kernel file to its kernels, and what is wrong with it. Runs in workers only: it executes user code."""
+"""Loading a kernel file: from its path to the kernels that it declares, and the errors in it.
+
+It executes user code. So it runs in workers, and in the application whose own file it is.
+
+- A file is loaded afresh each time: the modules of the last one are dropped (:mod:`ktuned.dependencies.code_observer`).
+- A kernel that is declared wrongly is one error, and the file's other kernels go on. A file whose import fails has no
+  kernels.
+- An error may be due to what this process loaded before, such as a native module that cannot be dropped. Unless the
+  error would be the same anywhere, a worker that has loaded a file before then begins again as a fresh process.
+- The import ends early at the file's first call of ``ktuned.tune``: what follows is for its program alone.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +22,14 @@ from pathlib import Path
 from types import ModuleType
 
 from ktuned.backends import extra_of, install_hint
-from ktuned.ipc import ABSENT, Untrusted, agrees, lexical
+from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded, ImportEnd, is_ours
+from ktuned.ipc import ABSENT, Untrusted, normalize_path, stamps_agree
 from ktuned.model import KernelFileError, Record, listed, record
-from ktuned.spec.accesses import ACCESSES
-from ktuned.spec.declaration import Collector, EndOfDeclarations, collecting
+from ktuned.spec.declaration import DeclarationCollector, EndOfDeclarations, collect_declarations
 from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.observer import OBSERVER, FreshProcessNeeded, ImportEnd
-from ktuned.spec.origin import is_ours
-from ktuned.spec.user_values import one_line
+from ktuned.spec.user_values import fold_to_line
 
-_DISTRIBUTIONS = {
+_DISTRIBUTION_OF_PACKAGE = {
     "cutlass": "nvidia-cutlass-dsl",
     "numpy": "numpy",
     "tilelang": "tilelang",
@@ -29,23 +37,23 @@ _DISTRIBUTIONS = {
     "triton": "triton",
     "tvm_ffi": "apache-tvm-ffi",
 }
-"""The distributions of what kernel files import most, by their packages."""
+"""The names that pip installs by, of the packages that kernel files import most."""
 
 MAX_EXCERPT_CHARS = 200
-"""Longest line that is shown: a caret below a wrapped line points nowhere."""
+"""The longest line of source that an error shows: below a wrapped line, the caret would point nowhere."""
 
-_CERTAIN = (SyntaxError, ModuleNotFoundError, FileNotFoundError, KernelFileError, Untrusted)
-"""Errors of a load that another process would have, too."""
+_LASTING_ERRORS = (SyntaxError, ModuleNotFoundError, FileNotFoundError, KernelFileError, Untrusted)
+"""Errors that a fresh process would meet, too."""
 
 _KERNEL_MODULE = re.compile(r"_ktuned_[0-9a-f]{8}_")
 
 
 @record
-class Loaded(Record):
+class LoadedFile(Record):
     """The kernels that one kernel file declares, and its errors.
 
-    ``files`` has every file that had a part in it and counts by its content, with the digest of the bytes that were
-    compiled (empty for a module that was missed), also when it failed: a change of one may fix it.
+    ``files`` has every file that took part and counts by its content, with the digest of the bytes that were compiled.
+    A failed load has them, too, because a change to one of them may fix it.
     """
 
     path: Path
@@ -54,95 +62,97 @@ class Loaded(Record):
     files: Mapping[Path, str]
 
 
-_last: Loaded | None = None
+_last_loaded: LoadedFile | None = None
 
 
-def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -> Loaded:
+def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -> LoadedFile:
     """Import a kernel file afresh, with its directory first on ``sys.path`` until the next one is loaded.
 
-    A kernel that is declared wrongly is an error of its own and the file's others go on; a file that cannot be
-    imported has no kernels. Where ``backends`` is given, a kernel for another backend is an error.
+    Args:
+        path: the kernel file.
+        root: its project's directory.
+        backends: if given, a kernel for any other backend is an error.
 
     Raises:
-        FreshProcessNeeded: in a worker, where what this process loaded before may be to blame for an error.
+        FreshProcessNeeded: in a worker, if what this process loaded before may have caused an error.
     """
-    global _last
-    path, root = lexical(path), root.resolve()
+    global _last_loaded
+    path, root = normalize_path(path), root.resolve()
     is_used = OBSERVER.may_restart and OBSERVER.generation > 0
-    if is_used and OBSERVER.is_stuck:
+    if is_used and OBSERVER.has_stale_extensions:
         raise FreshProcessNeeded
-    OBSERVER.begin(path, root)
-    if not ACCESSES.is_kept:
-        ACCESSES.begin()
-    with collecting(path) as collector:
+    OBSERVER.observe_kernel_file(path, root)
+    if not ACCESSES.survives_load:
+        ACCESSES.begin_epoch()
+    with collect_declarations(path) as collector:
         try:
-            _execute(path)
-            ACCESSES.check()
+            _execute_kernel_file(path)
+            ACCESSES.check_trust()
         except BaseException as error:
-            if is_used and not isinstance(error, _CERTAIN):
+            if is_used and not isinstance(error, _LASTING_ERRORS):
                 raise FreshProcessNeeded from error
             collector.kernels.clear()
-            collector.errors.append(_import_error(error, path))
+            collector.errors.append(_make_import_error(error, path))
     if backends is not None:
         _refuse_unknown_backends(collector, backends)
-    _last = Loaded(path, tuple(collector.kernels), tuple(collector.errors), {path: ABSENT, **OBSERVER.files})
-    return _last
+    _last_loaded = LoadedFile(path, tuple(collector.kernels), tuple(collector.errors), {path: ABSENT, **OBSERVER.files})
+    return _last_loaded
 
 
-def load_unless_held(path: Path, root: Path, digests: Mapping[Path, str]) -> Loaded:
-    """Return a kernel file as this process has loaded it, if that was from the bytes of ``digests``; else load it.
+def load_unless_held(path: Path, root: Path, digests: Mapping[Path, str]) -> LoadedFile:
+    """Return a kernel file as this process holds it, if it was loaded from the bytes of ``digests``; else load it.
 
-    Its code may have kept what it read of a data file, too.
+    Data files must agree as well: the file's code may have kept what it read from one.
 
     Raises:
         FreshProcessNeeded: as :func:`load_file`.
     """
-    path = lexical(path)
-    is_read = all(agrees(digest, digests.get(place, digest)) for place, digest in ACCESSES.files.items())
-    if _last is not None and _last.path == path and is_read and OBSERVER.holds(path, digests):
-        return _last
+    path = normalize_path(path)
+    is_read = all(stamps_agree(digest, digests.get(place, digest)) for place, digest in ACCESSES.files.items())
+    if _last_loaded is not None and _last_loaded.path == path and is_read and OBSERVER.has_loaded(path, digests):
+        return _last_loaded
     return load_file(path, root)
 
 
 def forget_modules() -> None:
-    """Drop the modules of the kernel file that was loaded last, and undo what it did to ``sys.path`` and the like."""
-    OBSERVER.end()
-    # Those that this process has as an application's, too.
+    """Drop the modules of the kernel file that was loaded last, and restore ``sys.path`` and ``os.environ``."""
+    OBSERVER.forget_kernel_file()
+    # An application's kernel files were not observed.
     for name in filter(is_kernel_module, list(sys.modules)):
         del sys.modules[name]
 
 
-def kernel_module(path: Path) -> ModuleType:
-    """Return a kernel file's module, as this process loaded it last; load it if it never did.
+def get_kernel_module(path: Path) -> ModuleType:
+    """Return a kernel file's module as this process loaded it last, or load it.
 
-    An application, which is no worker, may run the file itself, or have imported it: then it is that module.
+    In an application, which may itself run the file or have imported it, it is the application's own module.
 
     Raises:
         KernelFileError: it cannot be imported.
     """
-    path = lexical(path)
-    name = _module_name(path)
+    path = normalize_path(path)
+    name = _make_module_name(path)
     if name in sys.modules:
         return sys.modules[name]
     if not OBSERVER.may_restart:
-        return _imported_kernel_file(path, name)
+        return _load_into_application(path, name)
     loaded = load_file(path, path.parent)
     if name not in sys.modules:
         raise loaded.errors[0]
     return sys.modules[name]
 
 
-def _imported_kernel_file(path: Path, name: str) -> ModuleType:
-    """Return the module that an application has of a kernel file; if it has none, load the file as its module."""
+def _load_into_application(path: Path, name: str) -> ModuleType:
+    """Return the module that an application already has of a kernel file, or load the file."""
     for module in list(sys.modules.values()):
-        if module_file(module) == path:
+        if find_module_file(module) == path:
             return module
     sys.path.insert(0, str(path.parent))
     try:
-        with collecting(path):
-            return _run(path, name, path.read_bytes())[0]
+        with collect_declarations(path):
+            return _run_module(path, name, path.read_bytes())[0]
     except Exception as error:
-        raise _import_error(error, path) from error
+        raise _make_import_error(error, path) from error
     finally:
         with suppress(ValueError):
             sys.path.remove(str(path.parent))
@@ -153,32 +163,33 @@ def is_kernel_module(name: str) -> bool:
     return _KERNEL_MODULE.match(name) is not None
 
 
-def module_file(module: ModuleType) -> Path | None:
+def find_module_file(module: ModuleType) -> Path | None:
     """Return the path of a module's source, or ``None`` for one without."""
     file = getattr(module, "__file__", None)
-    return lexical(Path(file)) if isinstance(file, str) else None
+    return normalize_path(Path(file)) if isinstance(file, str) else None
 
 
-def _execute(path: Path) -> None:
+def _execute_kernel_file(path: Path) -> None:
     if path.exists() and not path.is_file():
-        # A pipe would be waited at, and a device has no end.
+        # Reading a pipe would wait for its writer, and a device has no end.
         raise KernelFileError(f"{path} is not a regular file", path=str(path), hint="put a Python file in its place")
-    with OBSERVER.looking_apart():
+    with OBSERVER.pause_recording():
         text = path.read_bytes()
-    _, OBSERVER.import_end = _run(path, _module_name(path), OBSERVER.take(path, text))
+    _, OBSERVER.import_end = _run_module(path, _make_module_name(path), OBSERVER.record_execution(path, text))
 
 
-def _run(path: Path, name: str, text: bytes) -> tuple[ModuleType, ImportEnd | None]:
+def _run_module(path: Path, name: str, text: bytes) -> tuple[ModuleType, ImportEnd | None]:
     """Run a kernel file as the module ``name``; return it, and where its import ended before the file's end."""
     code = compile(text, str(path), "exec", dont_inherit=True)
     end = None
     module = ModuleType(name)
     module.__file__ = str(path)
-    # Dataclasses and compilers look their module up by its name, also long after the import.
+    # Dataclasses and compilers look their module up by its name, even long after the import.
     sys.modules[name] = module
     try:
         exec(code, module.__dict__)
     except EndOfDeclarations as reached:
+        # Which line of the file called `ktuned.tune`, and did it do so itself, or through a function of the file?
         frames = [(frame, line) for frame, line in traceback.walk_tb(reached.__traceback__)]
         called = next(place for place, (frame, _) in enumerate(frames) if frame.f_code is code)
         next_frame, _ = frames[called + 1]
@@ -189,65 +200,68 @@ def _run(path: Path, name: str, text: bytes) -> tuple[ModuleType, ImportEnd | No
     return module, end
 
 
-def _module_name(path: Path) -> str:
-    # Two files of one name in two directories must not become one module.
+def _make_module_name(path: Path) -> str:
+    # Files of one name in two directories must not become one module.
     return f"_ktuned_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
 
 
-def _import_error(error: BaseException, path: Path) -> KernelFileError:
+def _make_import_error(error: BaseException, path: Path) -> KernelFileError:
     if isinstance(error, KernelFileError):
         return error
     if isinstance(error, Untrusted):
         return KernelFileError(error.message, path=str(path), hint=error.hint)
-    place, line, words = path, 0, one_line(error)
+    # The place: where the syntax is wrong, or the innermost line of the project's own code.
+    place, line, words = path, 0, fold_to_line(error)
     if isinstance(error, SyntaxError) and error.filename:
-        place, line, words = Path(error.filename), error.lineno or 0, one_line(error.msg)
+        place, line, words = Path(error.filename), error.lineno or 0, fold_to_line(error.msg)
     else:
         for frame, number in traceback.walk_tb(error.__traceback__):
             file = Path(frame.f_code.co_filename)
-            if file == path or (OBSERVER.counts(str(file)) and not is_ours(frame.f_globals.get("__name__", ""))):
+            if file == path or (
+                OBSERVER.counts_by_content(str(file)) and not is_ours(frame.f_globals.get("__name__", ""))
+            ):
                 place, line = file, number
     said, hint = ": ".join(filter(None, (type(error).__name__, words))), ""
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
-        if distribution := distribution_of(package):
+        if distribution := suggest_distribution(package):
             said, hint = f"{package} is not installed: {words}", f"pip install {distribution} into {sys.executable}"
         else:
-            hint = f"install it into {sys.executable}, or mend the import"
+            hint = f"install it into {sys.executable}, or fix the import"
     if isinstance(error, SystemExit):
         hint = (
-            "workers import the file, without the program's arguments: put what is the program's alone below "
+            "workers import the file, without the program's arguments: put code that is for the program alone below "
             "`if __name__ == '__main__':`"
         )
-    excerpt = _excerpt(error) if isinstance(error, SyntaxError) else ""
+    excerpt = _quote_syntax_error(error) if isinstance(error, SyntaxError) else ""
     return KernelFileError(f"{place}:{line}: {said}", path=str(place), line=line, hint=hint, excerpt=excerpt)
 
 
-def _excerpt(error: SyntaxError) -> str:
-    """Return the line of a syntax error with a caret below; nothing where Python does not give the line."""
+def _quote_syntax_error(error: SyntaxError) -> str:
+    """Return the line of a syntax error with a caret below it; empty if Python does not give the line."""
     line = (error.text or "").rstrip("\n").expandtabs(1)
     source = line.lstrip()
     if not source or len(source) > MAX_EXCERPT_CHARS or not error.offset:
         return ""
-    # Offsets count from 1; one behind the line is where something is missing.
+    # Offsets count from 1; where something is missing at the line's end, they point behind it.
     column = min(max(0, error.offset - 1 - (len(line) - len(source))), len(source))
     return f"{source}\n{' ' * column}^"
 
 
-def distribution_of(package: str) -> str:
-    """Return what pip installs a package of this field by; nothing for others, whose names may differ."""
+def suggest_distribution(package: str) -> str:
+    """Return the name that pip installs a package by; empty for packages of other fields, whose names may differ."""
     if package.startswith("ktuned_"):
         extra = extra_of(package.removeprefix("ktuned_"))
         return f"'{extra}'" if extra else ""
-    return _DISTRIBUTIONS.get(package, "")
+    return _DISTRIBUTION_OF_PACKAGE.get(package, "")
 
 
-def _refuse_unknown_backends(collector: Collector, backends: Collection[str]) -> None:
+def _refuse_unknown_backends(collector: DeclarationCollector, backends: Collection[str]) -> None:
     for kernel in [kernel for kernel in collector.kernels if kernel.backend not in backends]:
         known = listed(sorted(backends), near=kernel.backend)
         collector.kernels.remove(kernel)
         collector.errors.append(
-            kernel.site.error(
+            kernel.site.make_error(
                 f"there is no backend {kernel.backend!r} {known}",
                 hint=install_hint(kernel.backend, sys.executable),
             )

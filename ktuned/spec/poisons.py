@@ -1,9 +1,9 @@
-"""Poison: what an output holds before a launch, so that elements which a kernel does not write are known for it.
+"""Poison: what an output holds before a launch, so that elements that a kernel does not write can be recognized.
 
 Floating and complex outputs hold a NaN with a payload that no arithmetic makes, integers an odd number near the end of
-their range. Types too narrow for either hold a value that a kernel may well write; of those only an output that holds
-nothing else counts as unwritten, and their timed launches begin with two patterns in turn: what is not written differs
-from one launch to the next.
+their range. Types too narrow for either hold a value that a kernel may well write. Such an output counts as unwritten
+only if it holds nothing else; but its timed launches begin with two patterns in turn, so that an element that is not
+written differs from one launch to the next.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DISTINCT: dict[str, int] = {
     "uint32": 0xDEAD_DEAD,
     "uint16": 0xDEAD,
 }
-"""Bits that a kernel writes by no accident, by dtype; the quiet NaNs differ from those that conversions give."""
+"""Bits that no kernel writes by accident, by dtype; these quiet NaNs differ from those that conversions give."""
 
 _ORDINARY: dict[str, int] = {
     "float8_e4m3fnuz": 0x80,
@@ -37,42 +37,42 @@ _ORDINARY: dict[str, int] = {
     "uint8": 0xFF,
     "bool": 0x01,
 }
-"""The only NaN, the largest value, ``True``."""
+"""The only NaN, the largest value, or ``True``."""
 
 _OTHER: dict[str, int] = {"float8_e4m3fnuz": 0x7F, "float8_e5m2fnuz": 0x7F, "int8": 0x80, "uint8": 0x00, "bool": 0x00}
-"""The largest value, the smallest, ``False``."""
+"""Every other launch's poison: the largest value, the smallest, or ``False``."""
 
-_PARTS = {"complex128": "float64", "complex64": "float32"}
+_PART_DTYPES = {"complex128": "float64", "complex64": "float32"}
 
 
-def poison_bits(dtype: str) -> tuple[int, int]:
+def look_up_poison(dtype: str) -> tuple[int, int]:
     """Return the width of a real dtype in bits, and its poison as an unsigned number."""
     digits = re.search(r"\d+", dtype)
     return int(digits[0]) if digits else 8, _DISTINCT.get(dtype, _ORDINARY.get(dtype, 0))
 
 
-def other_poison_bits(dtype: str) -> int:
-    """Return what every other launch begins with: of a type without a distinct poison another value than that."""
-    pattern = poison_bits(_PARTS.get(dtype, dtype))[1]
+def look_up_other_poison(dtype: str) -> int:
+    """Return the poison of every other launch: another value, for a dtype without a distinct poison."""
+    pattern = look_up_poison(_PART_DTYPES.get(dtype, dtype))[1]
     return _OTHER.get(dtype, pattern)
 
 
-def is_distinct(dtype: str) -> bool:
+def has_distinct_poison(dtype: str) -> bool:
     """Return whether no kernel writes a real dtype's poison by accident."""
     return dtype in _DISTINCT
 
 
-def poison(target: torch.Tensor) -> torch.Tensor:
+def fill_with_poison(target: torch.Tensor) -> torch.Tensor:
     """Fill a tensor in place with its dtype's poison; return it."""
-    bits, pattern, _ = _bits(target)
-    # On the tensor's device: a copy from the host would cost more than all else that a trial does there.
+    bits, pattern, _ = _view_with_poison(target)
+    # On the tensor's device: a copy from the host would cost more than everything else that a trial does there.
     bits.fill_(pattern)
     return target
 
 
-def unwritten(target: torch.Tensor) -> torch.Tensor:
-    """Return where a tensor that was poisoned still is, as bools of its shape."""
-    bits, pattern, is_distinct = _bits(target)
+def find_unwritten(target: torch.Tensor) -> torch.Tensor:
+    """Return where a poisoned tensor was not written, as bools of its shape."""
+    bits, pattern, is_distinct = _view_with_poison(target)
     still: torch.Tensor = bits == pattern
     if target.dtype.is_complex:
         still = still.all(-1)
@@ -81,35 +81,35 @@ def unwritten(target: torch.Tensor) -> torch.Tensor:
     return still
 
 
-def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def hold_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors of one dtype and shape hold the same bits, NaNs included."""
     import torch
 
-    return torch.equal(as_bits(one), as_bits(other))
+    return torch.equal(view_as_bits(one), view_as_bits(other))
 
 
-def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+def view_as_bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's memory as signed integers of the elements' size, complex numbers as two."""
     import torch
 
     plain = torch.view_as_real(tensor) if tensor.dtype.is_complex else tensor
-    # torch cannot fill or compare every unsigned dtype, but can view each as the signed one of its size.
+    # torch cannot fill or compare every unsigned dtype, but it can view each as the signed one of its size.
     signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]
     return plain.view(signed)
 
 
-def signed_poisons(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return a tensor's poison and that of every other launch, as numbers of the type of :func:`as_bits`."""
+def look_up_signed_poisons(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return a tensor's poison and that of every other launch, as numbers of the type of :func:`view_as_bits`."""
     name = str(tensor.dtype).removeprefix("torch.")
-    width, pattern = poison_bits(_PARTS.get(name, name))
-    return _signed(pattern, width), _signed(other_poison_bits(name), width)
+    width, pattern = look_up_poison(_PART_DTYPES.get(name, name))
+    return _to_signed(pattern, width), _to_signed(look_up_other_poison(name), width)
 
 
-def _signed(pattern: int, width: int) -> int:
+def _to_signed(pattern: int, width: int) -> int:
     return pattern - (1 << width if pattern >> (width - 1) else 0)
 
 
-def _bits(tensor: Any) -> tuple[torch.Tensor, int, bool]:
+def _view_with_poison(tensor: Any) -> tuple[torch.Tensor, int, bool]:
     name = str(tensor.dtype).removeprefix("torch.")
-    width, pattern = poison_bits(_PARTS.get(name, name))
-    return as_bits(tensor), _signed(pattern, width), is_distinct(_PARTS.get(name, name))
+    width, pattern = look_up_poison(_PART_DTYPES.get(name, name))
+    return view_as_bits(tensor), _to_signed(pattern, width), has_distinct_poison(_PART_DTYPES.get(name, name))

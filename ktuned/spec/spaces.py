@@ -1,7 +1,7 @@
 """The configs of a kernel: axes with constraints, a fixed list, or a callable. Never materialised.
 
-A space is declared once (:func:`space`) and bound to each problem (:meth:`Space.bind`), because constraints
-and callables look at the problem. Bound spaces of axes or lists can be indexed, those of callables only walked.
+A space is declared once (:func:`space`) and bound to each problem (:meth:`Space.bind`), because constraints and
+callables look at the problem. Bound spaces of axes or lists can be indexed; those of callables can only be walked.
 """
 
 from __future__ import annotations
@@ -14,16 +14,24 @@ from itertools import count
 from typing import Any
 
 from ktuned.model import Config, Problem, Scalar, UsageError, canonical, listed
-from ktuned.spec.bound_space import BoundSpace, Conditional, Generated, Indexed, Listing, Product, Where
+from ktuned.spec.bound_space import (
+    AxisProduct,
+    BoundSpace,
+    Conditional,
+    ConfigList,
+    GeneratedSpace,
+    IndexedSpace,
+    Where,
+)
 from ktuned.spec.expressions import Expression
-from ktuned.spec.user_values import Site, key_fault, mapping_fault, scalar_fault
+from ktuned.spec.user_values import Site, find_key_fault, find_mapping_fault, find_scalar_fault
 
 __all__ = ["BoundSpace", "CallableSpace", "CartesianSpace", "ListSpace", "Space", "Where", "space"]
 
 NOWHERE = Site()
 
 MAX_PLAIN_VALUES = 1000
-"""Axis values or configs that :meth:`Space.to_plain` spells out; it is shown to people and sent in messages."""
+"""Most axis values or configs that :meth:`Space.to_plain` spells out, for people and for messages."""
 
 LARGEST_PLAIN_SIZE = 2**63 - 1
 """MessagePack and SQLite carry no larger integer."""
@@ -33,8 +41,8 @@ LARGEST_PLAIN_SIZE = 2**63 - 1
 class Space(ABC):
     """A declared space, not yet bound to a problem.
 
-    ``fault`` is the error in the declaration, or empty: the error is raised by the kernel that takes the
-    space, or by :meth:`bind`, so that it can name the kernel and the file.
+    ``fault`` is the error in the declaration, or empty. It is raised by the kernel that takes the space, or by
+    :meth:`bind`, because these know the kernel and the file that the error must name.
     """
 
     where: tuple[Where, ...]
@@ -51,20 +59,20 @@ class Space(ABC):
         """Number of configs before ``where``; ``None`` for a callable."""
 
     def bind(self, problem: Problem, site: Site = NOWHERE) -> BoundSpace:
-        """Return the space for one problem; ``site`` is what errors name.
+        """Return the space for one problem; errors name ``site``.
 
         Raises:
             KernelFileError: the declaration has a fault.
         """
         if self.fault:
-            raise site.error(self.fault)
+            raise site.make_error(self.fault)
         return self._bind(problem, site)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return what is declared of the space and needs no user code, as plain data.
+        """Return the declaration as plain data, as far as that takes no user code.
 
-        ``kind`` (``cartesian``, ``list``, ``callable``), ``size`` (``None`` beyond 63 bits too), ``constrained``;
-        ``axes`` and ``configs`` are ``None`` unless they are of that kind and small (:data:`MAX_PLAIN_VALUES`).
+        ``kind`` is ``cartesian``, ``list`` or ``callable``. ``size`` is None for a callable, and beyond 63 bits.
+        ``axes`` and ``configs`` are None for the other kinds, and beyond :data:`MAX_PLAIN_VALUES` values.
         """
         size = None if self.size is None or self.size > LARGEST_PLAIN_SIZE else self.size
         plain = {"kind": "", "axes": None, "configs": None, "constrained": bool(self.where), "size": size}
@@ -94,7 +102,7 @@ class CartesianSpace(Space):
         return math.prod(len(values) for values in self.axes.values())
 
     def _bind(self, problem: Problem, site: Site) -> BoundSpace:
-        return Indexed(Product(self.axes), problem, self.where, site)
+        return IndexedSpace(AxisProduct(self.axes), problem, self.where, site)
 
     def _plain(self) -> dict[str, Any]:
         small = sum(len(values) for values in self.axes.values()) <= MAX_PLAIN_VALUES
@@ -119,7 +127,7 @@ class ListSpace(Space):
         return len(self.configs)
 
     def _bind(self, problem: Problem, site: Site) -> BoundSpace:
-        return Indexed(Listing(self.configs), problem, self.where, site)
+        return IndexedSpace(ConfigList(self.configs), problem, self.where, site)
 
     def _plain(self) -> dict[str, Any]:
         small = self.size <= MAX_PLAIN_VALUES
@@ -143,7 +151,7 @@ class CallableSpace(Space):
         return None
 
     def _bind(self, problem: Problem, site: Site) -> BoundSpace:
-        return Generated(self.function, problem, self.where, site)
+        return GeneratedSpace(self.function, problem, self.where, site)
 
     def _plain(self) -> dict[str, Any]:
         return {"kind": "callable"}
@@ -173,16 +181,16 @@ def space(
     constraints: tuple[Any, ...] = tuple(where) if isinstance(where, list | tuple) else (where,)
     conditions: dict[str, Any] = dict(when or {})  # type: ignore[arg-type]
     try:
-        constraints = tuple(map(_parsed, constraints))
-        conditions = {knob: _parsed(holds) for knob, holds in conditions.items()}
+        constraints = tuple(map(_parse_constraint, constraints))
+        conditions = {knob: _parse_constraint(holds) for knob, holds in conditions.items()}
         fault = "" if all(map(callable, constraints)) else "where takes a callable (p, c), a text, or a list of them"
     except UsageError as error:
         fault = f"{error.message}; {error.hint}" if error.hint else error.message
-    fault = fault or _when_fault(conditions, axes)
+    fault = fault or _find_when_fault(conditions, axes)
     if configs is None and not fault:
         constraints += tuple(Conditional(knob, axes[knob][0], holds) for knob, holds in conditions.items())
     if configs is None:
-        return CartesianSpace(constraints, fault or _axes_fault(axes), dict(axes))
+        return CartesianSpace(constraints, fault or _find_axes_fault(axes), dict(axes))
     if axes:
         fault = fault or f"space() takes configs or axes, not both (axes: {', '.join(axes)})"
     if callable(configs):
@@ -190,45 +198,45 @@ def space(
     if not isinstance(configs, list | tuple):
         fault = fault or f"space() takes a list of configs or a callable, not {type(configs).__name__}"
         return ListSpace(constraints, fault, ())
-    fault = fault or _configs_fault(configs)
+    fault = fault or _find_configs_fault(configs)
     return ListSpace(constraints, fault, tuple(configs))
 
 
-def _parsed(constraint: object) -> object:
+def _parse_constraint(constraint: object) -> object:
     return Expression(constraint) if isinstance(constraint, str) else constraint
 
 
-def _when_fault(conditions: Mapping[str, Any], axes: Mapping[str, Sequence[Scalar]]) -> str:
+def _find_when_fault(conditions: Mapping[str, Any], axes: Mapping[str, Sequence[Scalar]]) -> str:
     for knob, holds in conditions.items():
         if knob not in axes:
             return f"when names {knob!r}, which is no axis {listed(axes, near=str(knob))}"
         if not callable(holds):
             return f"when: the condition of {knob} is of type {type(holds).__name__}, not a callable (p, c)"
-        if fault := _axis_fault(axes[knob]):
+        if fault := _find_axis_fault(axes[knob]):
             return f"the axis {knob}: {fault}"
     return ""
 
 
-def _axes_fault(axes: Mapping[str, Sequence[Scalar]]) -> str:
+def _find_axes_fault(axes: Mapping[str, Sequence[Scalar]]) -> str:
     if not axes:
         return "the space is empty: space() needs axes, a list of configs or a callable"
     for knob, values in axes.items():
-        if fault := key_fault(knob) or _axis_fault(values):
+        if fault := find_key_fault(knob) or _find_axis_fault(values):
             return f"the axis {knob}: {fault}"
     return ""
 
 
-def _axis_fault(values: object) -> str:
+def _find_axis_fault(values: object) -> str:
     if not isinstance(values, list | tuple | range):
         return f"its values are of type {type(values).__name__}, not a list (one value is written [value])"
     if not values:
         return "it is empty, so the space is"
     # A range holds distinct ints by construction and may be huge.
     if isinstance(values, range):
-        return scalar_fault(values[0]) or scalar_fault(values[-1])
+        return find_scalar_fault(values[0]) or find_scalar_fault(values[-1])
     seen: set[tuple[type, Scalar]] = set()
     for value in values:
-        if fault := scalar_fault(value):
+        if fault := find_scalar_fault(value):
             return fault
         if (type(value), value) in seen:
             return f"the value {value!r} is there twice"
@@ -236,13 +244,13 @@ def _axis_fault(values: object) -> str:
     return ""
 
 
-def _configs_fault(configs: Sequence[Config]) -> str:
+def _find_configs_fault(configs: Sequence[Config]) -> str:
     if not configs:
         return "the space is empty: its list holds no config"
     seen: dict[str, int] = {}
     for position, config in zip(count(), configs, strict=False):
         what = f"config {position} of the space's list"
-        if fault := mapping_fault(config, what):
+        if fault := find_mapping_fault(config, what):
             return fault
         if config.keys() != configs[0].keys():
             odd = sorted(config.keys() ^ configs[0].keys())

@@ -1,7 +1,7 @@
-"""Tensors that a kernel is measured on: declared by shape, dtype and fill, made identically for every config.
+"""The tensors that a kernel is measured on: declared by shape, dtype and fill, and made identically for every config.
 
-Declaring one needs no torch. :func:`materialise` makes it from a key, on the device itself, with the same bytes on
-every device, so that every config sees the same data.
+Declaring one needs no torch. :func:`materialise` makes its content on the device itself, from a key, with the same
+bytes on every device (:mod:`ktuned.spec.draws`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ktuned.model import UsageError, listed
 from ktuned.spec import draws
-from ktuned.spec.hard_inputs import HARD_FILLS, draw_hard
-from ktuned.spec.poisons import as_bits, poison, poison_bits
+from ktuned.spec.hard_inputs import HARD_FILLS, draw_hard_numbers
+from ktuned.spec.poisons import fill_with_poison, look_up_poison, view_as_bits
 
 if TYPE_CHECKING:
     import numpy
@@ -53,7 +53,7 @@ INTEGER_RANGE = (-3, 4)
 """Small integers (unsigned dtypes: from 0): their products and sums are exact in float32 for any usual length."""
 
 _SEED_STEP = 0x9E37_79B9_7F4A_7C15
-"""Distance of related seeds, 2^64 by the golden ratio: no two small seeds are that far apart."""
+"""Distance between related seeds: 2^64 divided by the golden ratio, which no two small seeds differ by."""
 
 LARGEST_DRAWN = 2**63 - 1
 """Integers are drawn as int64, for uint64 too."""
@@ -65,18 +65,18 @@ _LARGEST = {
     "float8_e5m2": 57344.0,
     "float8_e5m2fnuz": 57344.0,
 }
-"""The largest number of the dtypes whose range is easily left; beyond it a random number becomes that."""
+"""The largest number of each dtype with a small range; random numbers are clipped to it."""
 
-_PARTS = {"complex64": "float32", "complex128": "float64"}
-"""The dtype of which a complex number has two."""
+_PART_DTYPES = {"complex64": "float32", "complex128": "float64"}
+"""The dtype of the two parts of a complex number."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One declared tensor; see :func:`tensor`.
 
-    With ``file`` its content is the tensor of its name in a safetensors file, which never changes: its name has the
-    digest of its content.
+    With a ``file``, its content is the tensor of its name in that safetensors file. Such a file never changes, because
+    it is named by the digest of its content.
     """
 
     shape: tuple[int, ...]
@@ -90,7 +90,7 @@ class TensorSpec:
 
     @property
     def resolved_fill(self) -> str:
-        """The fill, with what ``auto`` means for this tensor spelt out."""
+        """The fill, or what ``auto`` stands for in this tensor."""
         if self.fill != "auto":
             return self.fill
         if self.output:
@@ -99,12 +99,12 @@ class TensorSpec:
 
     @property
     def may_be_hard(self) -> bool:
-        """True if a kernel may get any number there: one whose range is declared gets no other numbers."""
+        """True if any number may stand there: a tensor whose range is declared gets no numbers outside it."""
         is_random = self.resolved_fill in ("uniform", "normal") and not self.file
         return is_random and self.low is None and self.high is None
 
-    def reseeded(self, number: int) -> TensorSpec:
-        """Return a tensor that differs in its random numbers alone, where they come from a seed of its own."""
+    def reseed(self, number: int) -> TensorSpec:
+        """Return the tensor with other random numbers, if it has a seed of its own; others follow the problem's."""
         return self if self.seed is None else replace(self, seed=self.seed + number * _SEED_STEP)
 
     @property
@@ -143,7 +143,7 @@ def tensor(
     Raises:
         UsageError: an argument is not valid.
     """
-    if fault := _shape_fault(shape):
+    if fault := _find_shape_fault(shape):
         raise UsageError(f"tensor: {fault}")
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     for size in sizes:
@@ -160,19 +160,19 @@ def tensor(
         if limit is not None and not math.isfinite(limit):
             raise UsageError(f"tensor: the limit {limit!r} is not finite")
     spec = TensorSpec(sizes, name, fill, bool(output), seed, low, high)
-    if fault := _fill_fault(spec):
+    if fault := _find_fill_fault(spec):
         raise UsageError(f"tensor: {fault}")
     return spec
 
 
-def _shape_fault(shape: object) -> str:
+def _find_shape_fault(shape: object) -> str:
     if isinstance(shape, float):
         return f"the shape {shape!r} is not an int; // divides to one"
     is_one = isinstance(shape, Iterable) and not isinstance(shape, str)
     return "" if is_one or isinstance(shape, int) else f"the shape {shape!r} is neither an int nor a tuple of ints"
 
 
-def layout(entry: Any) -> Layout:
+def find_layout(entry: Any) -> Layout:
     """Return the dtype, shape and strides of an entry of ``inputs``: a :class:`TensorSpec`, a tensor or an array."""
     if isinstance(entry, TensorSpec):
         strides = tuple(math.prod(entry.shape[axis + 1 :]) for axis in range(len(entry.shape)))
@@ -183,10 +183,14 @@ def layout(entry: Any) -> Layout:
 
 
 def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> torch.Tensor:
-    """Make the tensor called ``name`` on ``device`` (``cpu``, ``cuda:0``), there.
+    """Make a tensor on the device itself.
 
-    The key of its random numbers is the spec's seed, or else ``seed_text`` and ``name``: equal texts give equal bytes,
-    in any process, on any device, and in :func:`materialise_numpy`.
+    Args:
+        spec: its declaration.
+        name: its name among the inputs.
+        seed_text: with ``name`` the key of its random numbers, unless the spec has a seed. Equal texts give equal
+            bytes in any process, on any device, and in :func:`materialise_numpy`.
+        device: ``cpu`` or ``cuda:0``.
     """
     import torch
 
@@ -194,65 +198,69 @@ def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> tor
 
     dtype = getattr(torch, spec.dtype)
     if spec.file:
-        found: torch.Tensor = _from_file(spec, name, "pt").to(device)
+        found: torch.Tensor = _read_file(spec, name, "pt").to(device)
         return found
     fill = spec.resolved_fill
     if fill == "empty":
-        return poison(torch.empty(spec.shape, dtype=dtype, device=device))
+        return fill_with_poison(torch.empty(spec.shape, dtype=dtype, device=device))
     if fill in ("zeros", "ones"):
         return torch.full(spec.shape, int(fill == "ones"), dtype=torch.int8, device=device).to(dtype)
-    part = _PARTS.get(spec.dtype, spec.dtype)
+    part = _PART_DTYPES.get(spec.dtype, spec.dtype)
     count = math.prod(spec.shape) * (1 + (part != spec.dtype))
     arrays = TorchArrays(device)
-    made = arrays.empty(count, part)
+    made = arrays.make_empty(count, part)
     if fill in HARD_FILLS:
-        bits = as_bits(made)
-        for place, values in draw_hard(arrays, arrays.chunk, fill, part, count, _key(spec, name, seed_text)):
+        bits = view_as_bits(made)
+        for place, values in draw_hard_numbers(
+            arrays, arrays.chunk, fill, part, count, _derive_key(spec, name, seed_text)
+        ):
             bits[place : place + len(values)] = values
         return (torch.view_as_complex(made.view(-1, 2)) if part != spec.dtype else made).view(spec.shape)
-    for place, values in _drawn(arrays, spec, part, count, _key(spec, name, seed_text)):
-        arrays.store(made, place, values)
+    for place, values in _draw_values(arrays, spec, part, count, _derive_key(spec, name, seed_text)):
+        arrays.store_values(made, place, values)
     return (torch.view_as_complex(made.view(-1, 2)) if part != spec.dtype else made).view(spec.shape)
 
 
 def materialise_numpy(spec: TensorSpec, name: str, seed_text: str) -> numpy.ndarray[Any, Any]:
-    """Make the tensor called ``name`` as an array of NumPy, with the bytes of :func:`materialise`.
+    """Make a tensor as a NumPy array with the same bytes as :func:`materialise`.
 
-    An array of bfloat16 or float8 holds the bits as uint16 or uint8.
+    NumPy has no bfloat16 and no float8: their arrays hold the bits, as uint16 or uint8.
     """
     import numpy
 
     from ktuned.spec.arrays import NumPyArrays
 
     if spec.file:
-        found: numpy.ndarray[Any, Any] = _from_file(spec, name, "np")
+        found: numpy.ndarray[Any, Any] = _read_file(spec, name, "np")
         return found
     arrays = NumPyArrays()
     fill = spec.resolved_fill
-    part = _PARTS.get(spec.dtype, spec.dtype)
+    part = _PART_DTYPES.get(spec.dtype, spec.dtype)
     count = math.prod(spec.shape) * (1 + (part != spec.dtype))
     if fill == "empty":
-        width, pattern = poison_bits(part)
-        made = numpy.full(count, pattern, f"uint{width}").view(arrays.held_as(part))
+        width, pattern = look_up_poison(part)
+        made = numpy.full(count, pattern, f"uint{width}").view(arrays.find_holding_dtype(part))
     else:
-        made = arrays.empty(count, part)
+        made = arrays.make_empty(count, part)
         if fill in HARD_FILLS:
             bits = made.view(f"int{8 * made.itemsize}")
-            for place, values in draw_hard(arrays, arrays.chunk, fill, part, count, _key(spec, name, seed_text)):
+            for place, values in draw_hard_numbers(
+                arrays, arrays.chunk, fill, part, count, _derive_key(spec, name, seed_text)
+            ):
                 bits[place : place + len(values)] = values
         elif fill in ("zeros", "ones"):
-            arrays.store(made, 0, numpy.zeros(count, "float32"), part)
+            arrays.store_values(made, 0, numpy.zeros(count, "float32"), part)
             step = 1 + (part != spec.dtype)
             if fill == "ones":
-                arrays.store(made[::step], 0, numpy.ones(count // step, "float32"), part)
+                arrays.store_values(made[::step], 0, numpy.ones(count // step, "float32"), part)
         else:
-            for place, values in _drawn(arrays, spec, part, count, _key(spec, name, seed_text)):
-                arrays.store(made, place, values, part)
+            for place, values in _draw_values(arrays, spec, part, count, _derive_key(spec, name, seed_text)):
+                arrays.store_values(made, place, values, part)
     return (made.view(spec.dtype) if part != spec.dtype else made).reshape(spec.shape)
 
 
-def _from_file(spec: TensorSpec, name: str, framework: str) -> Any:
-    """Return the tensor of a name in the spec's file, as one of a ``framework`` of safetensors.
+def _read_file(spec: TensorSpec, name: str, framework: str) -> Any:
+    """Read the tensor of a name from the spec's file, for a ``framework`` of safetensors (``pt`` or ``np``).
 
     Raises:
         RuntimeError: the file is not there, or holds no such tensor.
@@ -269,43 +277,43 @@ def _from_file(spec: TensorSpec, name: str, framework: str) -> Any:
     return found
 
 
-def _drawn(arrays: Arrays, spec: TensorSpec, part: str, count: int, key: int) -> Iterator[tuple[int, Any]]:
-    """Yield the places and the values of a random tensor's elements, in chunks."""
+def _draw_values(arrays: Arrays, spec: TensorSpec, part: str, count: int, key: int) -> Iterator[tuple[int, Any]]:
+    """Yield the values of a random tensor's elements in chunks, each with the place of its first element."""
     fill = spec.resolved_fill
     low, high = spec.range
     whole = int(low), int(high)
     bits = 32
     if fill == "integer":
-        bits = draws.integer_bits(*whole)
+        bits = draws.count_integer_bits(*whole)
     elif fill == "uniform":
-        bits = draws.uniform_bits(part)
-    table = arrays.table(draws.quantiles()) if fill == "normal" else None
+        bits = draws.count_uniform_bits(part)
+    table = arrays.make_table(draws.compute_quantiles()) if fill == "normal" else None
     largest = _LARGEST.get(part, math.inf)
     each = 64 // bits
     for first in range(0, -(-count // each), arrays.chunk):
         place = first * each
         number = min(count - place, arrays.chunk * each)
-        drawn = arrays.split(draws.words(arrays, key, first, -(-number // each)), bits)[:number]
+        drawn = arrays.split_words(draws.generate_words(arrays, key, first, -(-number // each)), bits)[:number]
         if fill == "uniform":
-            values = draws.uniform(arrays, drawn, bits, low, high)
+            values = draws.make_uniform(arrays, drawn, bits, low, high)
         elif fill == "normal":
-            values = draws.normal(arrays, table, drawn, "float64" if part == "float64" else "float32")
+            values = draws.make_normal(arrays, table, drawn, "float64" if part == "float64" else "float32")
         else:
-            values = draws.integers(arrays, drawn, bits, *whole)
-            if part in FLOATS and not draws.is_exact(*whole):
-                # From float32 every library rounds to the narrower ones alike.
-                values = arrays.cast(values, "float64" if part == "float64" else "float32")
+            values = draws.make_integers(arrays, drawn, bits, *whole)
+            if part in FLOATS and not draws.are_exact_floats(*whole):
+                # Every library rounds float32 to narrower formats alike; int64 it may not.
+                values = arrays.convert(values, "float64" if part == "float64" else "float32")
         if max(-low, high) > largest:
-            # Libraries differ in what becomes of larger numbers.
+            # Libraries convert larger numbers differently.
             values = values.clip(-largest, largest)
         yield place, values
 
 
-def _key(spec: TensorSpec, name: str, seed_text: str) -> int:
-    return draws.key_of(f"seed {spec.seed}" if spec.seed is not None else f"{seed_text}\0{name}")
+def _derive_key(spec: TensorSpec, name: str, seed_text: str) -> int:
+    return draws.derive_key(f"seed {spec.seed}" if spec.seed is not None else f"{seed_text}\0{name}")
 
 
-def _fill_fault(spec: TensorSpec) -> str:
+def _find_fill_fault(spec: TensorSpec) -> str:
     fill = spec.resolved_fill
     continuous = spec.dtype in FLOATS or spec.dtype in COMPLEX
     if fill in ("uniform", "normal") and not continuous:

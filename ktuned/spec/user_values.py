@@ -10,7 +10,7 @@ from typing import Any
 from ktuned.model import KernelFileError, KtunedError, Record, Scalar, listed, record
 
 MAX_MESSAGE_CHARS = 500
-"""Length at which messages of user code are cut: errors are one line that a terminal can show."""
+"""Length at which messages of user code are cut, so that an error is a line that a terminal can show."""
 
 _INTEGERS = range(-(2**63), 2**64)
 """Values that MessagePack can carry."""
@@ -72,34 +72,34 @@ class Site(Record):
     line: int = 0
     kernel: str = ""
 
-    def error(self, message: str, *, line: int = 0, hint: str = "") -> KernelFileError:
+    def make_error(self, message: str, *, line: int = 0, hint: str = "") -> KernelFileError:
         """Return the error ``path:line: kernel: message`` for the caller to raise."""
         line = line or self.line
-        named = f"{one_line(self.kernel)}: {message}" if self.kernel else message
+        named = f"{fold_to_line(self.kernel)}: {message}" if self.kernel else message
         text = f"{self.path}:{line}: {named}" if self.path else named
         return KernelFileError(text, path=self.path, line=line, hint=hint)
 
-    def failure(self, what: str, error: BaseException) -> KernelFileError:
-        """Return the error for user code that raised: ``what`` raised, and its last line in the kernel file."""
+    def make_failure(self, what: str, error: BaseException) -> KernelFileError:
+        """Return the error that user code (``what``, such as ``inputs(p)``) raised, at its line in the kernel file."""
         lines = [
             line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == self.path
         ]
         is_told_well = isinstance(error, UnknownKey | KtunedError)
-        words = one_line(error) if is_told_well else f"{type(error).__name__}: {one_line(error)}"
-        # A call that never began: the function has other parameters.
+        words = fold_to_line(error) if is_told_well else f"{type(error).__name__}: {fold_to_line(error)}"
+        # The call never began, because the function has other parameters: say which arguments it gets.
         is_of_call = isinstance(error, TypeError) and not lines and "positional argument" in words
         if is_of_call:
             words += f"; it is called with ({what.partition('(')[2].partition(')')[0]})"
-        return self.error(f"{what}: {words}", line=lines[-1] if lines else 0)
+        return self.make_error(f"{what}: {words}", line=lines[-1] if lines else 0)
 
 
-def one_line(error: BaseException | str) -> str:
-    """Return an error's text as Unicode with its white space folded, cut at :data:`MAX_MESSAGE_CHARS`."""
+def fold_to_line(error: BaseException | str) -> str:
+    """Return an error's text in one line of Unicode, cut at :data:`MAX_MESSAGE_CHARS`."""
     text = " ".join(str(error).encode(errors="backslashreplace").decode().split())
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
-def key_fault(key: object) -> str:
+def find_key_fault(key: object) -> str:
     """Return the error in a knob's or problem key's name as user code gave it, or ``""``."""
     if not isinstance(key, str) or not key.isidentifier() or key.startswith("_"):
         return f"{key!r} is not a name (a Python identifier without a leading underscore)"
@@ -108,13 +108,13 @@ def key_fault(key: object) -> str:
     return ""
 
 
-def scalar_fault(value: object) -> str:
+def find_scalar_fault(value: object) -> str:
     """Return the error in a knob's or problem key's value as user code gave it, or ``""``.
 
     Only exact ``bool``, ``int``, ``float`` and ``str`` travel unchanged through JSON and MessagePack.
     """
     if type(value) not in (bool, int, float, str):
-        return f"{one_line(repr(value))} is of type {type(value).__name__}, not a bool, int, float or str"
+        return f"{fold_to_line(repr(value))} is of type {type(value).__name__}, not a bool, int, float or str"
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value!r} is not a finite number"
     if type(value) is int and value not in _INTEGERS:
@@ -122,15 +122,15 @@ def scalar_fault(value: object) -> str:
     return ""
 
 
-def mapping_fault(values: object, what: str) -> str:
+def find_mapping_fault(values: object, what: str) -> str:
     """Return the error in a problem or config as user code gave it, or ``""``."""
     if not isinstance(values, Mapping):
         return f"{what} is of type {type(values).__name__}, not a dict"
     if not values:
         return f"{what} is empty"
     for key, value in values.items():
-        if fault := key_fault(key):
+        if fault := find_key_fault(key):
             return f"{what}: {fault}"
-        if fault := scalar_fault(value):
+        if fault := find_scalar_fault(value):
             return f"{what}: {key}={fault}"
     return ""

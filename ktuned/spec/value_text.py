@@ -1,7 +1,8 @@
-"""Text of the values that a kernel file declares: typed, in their order, in full.
+"""The values that a kernel file declares as text, for its digest: typed, in their order, in full.
 
-The code that made them counts by its file. Values may come of more: of what a closure or a partial holds, of a variable
-that a function reads. So of a function these are in the text, and not its code, unless no file has that.
+Code counts by its file, so that a function's text need not contain its code, unless no file has it. But the same code
+may make another value: a closure or a partial holds other contents, a function reads a variable that was set elsewhere.
+Those are in the text.
 """
 
 from __future__ import annotations
@@ -17,101 +18,104 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from ktuned.ipc import lexical
+from ktuned.dependencies import OBSERVER, is_ours
+from ktuned.ipc import normalize_path
 from ktuned.spec.loader import is_kernel_module
-from ktuned.spec.observer import OBSERVER
-from ktuned.spec.origin import is_ours
 
-_NUMBERS: tuple[type[Any], ...] = int, float, complex, str, bytes
-_PLAIN = bool, int, float, complex, str, bytes, range, type(None), type(...)
+_NUMBER_TYPES: tuple[type[Any], ...] = int, float, complex, str, bytes
+_PLAIN_TYPES = bool, int, float, complex, str, bytes, range, type(None), type(...)
 
 
-def value_text(value: object) -> str:
-    """Return one text for a value, with all that it holds.
+def describe_value(value: object) -> str:
+    """Return a text that two values share only if they hold the same.
 
-    A set has no order, and is sorted. Of an object of an installed package the type counts, with its content if that is
-    an array: the code that made it is in a file.
+    A set is sorted. An object of an installed package counts by its type, and by its content if it is an array.
     """
     return _Describer({}).describe(value)
 
 
 class _Describer:
-    """Describes a value with all that it holds. ``_seen`` are the places of objects, so that circles end."""
+    """Describes one value with all that it holds; ``seen`` numbers the objects on the way, so that circles end."""
 
     def __init__(self, seen: dict[int, tuple[int, object]]) -> None:
         self._seen = seen
 
     def describe(self, value: object) -> str:
         kind = type(value)
-        if kind in _PLAIN:
-            return f"{kind.__name__} {_place(value) if kind is str else value!r}"
+        if kind in _PLAIN_TYPES:
+            return f"{kind.__name__} {_describe_place(value) if kind is str else value!r}"
         if kind is CodeType:
             return self._describe_code(value)  # type: ignore[arg-type]
         if id(value) in self._seen:
             return f"the same as {self._seen[id(value)][0]}"
-        # With the value, so that no identity is used again.
+        # The value is kept, so that no later object gets the same identity.
         self._seen[id(value)] = len(self._seen), value
         match value:
             case type():
-                return f"class {_module_of(value)}.{value.__qualname__}"
+                return f"class {_name_module(value)}.{value.__qualname__}"
             case ModuleType() | os._Environ():
-                # What is read of these is seen.
+                # The observer sees what is read from these.
                 return f"{kind.__name__} {getattr(value, '__name__', '')}"
             case enum.Enum():
                 return f"{kind.__qualname__}.{value.name} {self.describe(value.value)}"
             case FunctionType():
                 return self._describe_function(value)
             case MethodType():
-                return f"method {self._list((value.__func__, value.__self__))}"
+                return f"method {self._describe_items((value.__func__, value.__self__))}"
             case functools.partial():
-                return f"partial {self._list((value.func, value.args, value.keywords))}"
+                return f"partial {self._describe_items((value.func, value.args, value.keywords))}"
         return self._describe_content(value) or self._describe_object(value)
 
-    def _list(self, values: Iterable[object]) -> str:
+    def _describe_items(self, values: Iterable[object]) -> str:
         return "[" + ",".join(map(self.describe, values)) + "]"
 
-    def _pairs(self, values: Mapping[Any, object]) -> str:
+    def _describe_pairs(self, values: Mapping[Any, object]) -> str:
         return "{" + ",".join(f"{self.describe(name)}:{self.describe(item)}" for name, item in values.items()) + "}"
 
     def _describe_content(self, value: object) -> str:
-        """Return the text of a container or an array; nothing for anything else."""
+        """Return the text of a container or an array; empty for anything else."""
         kind = type(value)
         name = kind.__qualname__
         if isinstance(value, dict):
-            return f"{name}{self._pairs(value)}{self._describe_fields(value)}"
+            return f"{name}{self._describe_pairs(value)}{self._describe_fields(value)}"
         if isinstance(value, list | tuple):
-            return f"{name}{self._list(value)}{self._describe_fields(value)}"
+            return f"{name}{self._describe_items(value)}{self._describe_fields(value)}"
         if isinstance(value, set | frozenset):
-            # Each by itself: what was seen before it must not decide its text.
-            return f"{name}{{{','.join(sorted(map(value_text, value)))}}}"
+            # Each element alone: what was seen before it must not change its text.
+            return f"{name}{{{','.join(sorted(map(describe_value, value)))}}}"
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
             return f"{name} {_describe_tensor(value)}"
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
-            content = self._list(value.ravel().tolist()) if value.dtype.hasobject else _digest(value.tobytes())
+            content = (
+                self._describe_items(value.ravel().tolist())
+                if value.dtype.hasobject
+                else _digest_bytes(value.tobytes())
+            )
             return f"{name} {value.dtype.descr} {value.shape} {content}"
         try:
-            return f"{name} {_digest(memoryview(value).tobytes())}"  # type: ignore[arg-type]
+            return f"{name} {_digest_bytes(memoryview(value).tobytes())}"  # type: ignore[arg-type]
         except TypeError:
             return ""
 
     def _describe_object(self, value: object) -> str:
         kind = type(value)
-        number = next((repr(base(value)) for base in _NUMBERS if isinstance(value, base)), "")
+        number = next((repr(base(value)) for base in _NUMBER_TYPES if isinstance(value, base)), "")
         module = sys.modules.get(kind.__module__)
-        is_known = is_ours(kind.__module__) or OBSERVER.counts(str(getattr(module, "__file__", None)))
+        is_known = is_ours(kind.__module__) or OBSERVER.counts_by_content(str(getattr(module, "__file__", None)))
         if is_known or dataclasses.is_dataclass(value):
             return f"{kind.__qualname__} {number}{self._describe_fields(value)}"
         inner = getattr(value, "__wrapped__", None)
         if isinstance(inner, FunctionType):
             return f"{kind.__qualname__} of {self.describe(inner)}"
-        return f"{_module_of(kind)}.{kind.__qualname__} {number}{_place(value) if isinstance(value, Path) else ''}"
+        place = _describe_place(value) if isinstance(value, Path) else ""
+        return f"{_name_module(kind)}.{kind.__qualname__} {number}{place}"
 
     def _describe_fields(self, value: object) -> str:
-        slots = [name for base in type(value).__mro__ for name in _slots_of(base) if hasattr(value, name)]
+        slots = [name for base in type(value).__mro__ for name in _list_slots(base) if hasattr(value, name)]
         fields = {**{name: getattr(value, name) for name in slots}, **getattr(value, "__dict__", {})}
-        return self._pairs(fields) if fields else ""
+        return self._describe_pairs(fields) if fields else ""
 
     def _describe_function(self, function: FunctionType) -> str:
         code = function.__code__
@@ -121,32 +125,32 @@ class _Describer:
                 held[name] = cell.cell_contents
             except ValueError:
                 held[name] = "not yet set"
-        path = lexical(Path(code.co_filename))
-        is_counted = OBSERVER.digest(path) is not None
-        text = f"function {_module_of(function)}.{function.__qualname__}"
+        path = normalize_path(Path(code.co_filename))
+        is_counted = OBSERVER.find_digest(path) is not None
+        text = f"function {_name_module(function)}.{function.__qualname__}"
         if is_ours(function.__module__ or ""):
-            return f"{text} {self._pairs(held)}"
+            return f"{text} {self._describe_pairs(held)}"
         if not is_counted and not Path(code.co_filename).is_absolute():
             text += self._describe_code(code)
         if is_counted:
-            names = {name: function.__globals__[name] for name in _names_of(code) if name in function.__globals__}
+            names = {name: function.__globals__[name] for name in _find_names(code) if name in function.__globals__}
             held |= {f"global {name}": value for name, value in names.items() if not _is_kernel(value)}
-        return f"{text} {self._pairs({name: value for name, value in held.items() if value is not None})}"
+        return f"{text} {self._describe_pairs({name: value for name, value in held.items() if value is not None})}"
 
     def _describe_code(self, code: CodeType) -> str:
-        """Return the instructions of code, less the numbers of its lines."""
+        """Return the instructions of code, without its line numbers."""
         names = code.co_names, code.co_varnames, code.co_freevars
-        return f"code {code.co_code.hex()} {names} {self._list(code.co_consts)}"
+        return f"code {code.co_code.hex()} {names} {self._describe_items(code.co_consts)}"
 
 
-def _module_of(value: object) -> str:
-    """Return the name of the module that a function or a class is defined in; that of a kernel file is of its place."""
+def _name_module(value: object) -> str:
+    """Return the name of the module that defines a function or a class; empty for a kernel file, named by its place."""
     name = str(getattr(value, "__module__", ""))
     return "" if is_kernel_module(name) else name
 
 
-def _place(value: object) -> str:
-    """Return a text or a path, of which the project's directory is no part: the project may lie elsewhere."""
+def _describe_place(value: object) -> str:
+    """Return a text or a path with a placeholder for the project's directory, which may lie elsewhere."""
     text, root = str(value), OBSERVER.root
     if root and f"{text}/" == root:
         return "{project}"
@@ -154,23 +158,23 @@ def _place(value: object) -> str:
 
 
 def _is_kernel(value: object) -> bool:
-    """Return whether a value is a declared kernel: what it declares is for its own description."""
+    """Return whether a value is a declared kernel, which has a description of its own."""
     return type(value).__module__ == "ktuned.spec.declared_kernel"
 
 
-def _names_of(code: CodeType) -> list[str]:
-    """Return the names that a function's code mentions, and that of the functions in it."""
-    inner = [name for item in code.co_consts if isinstance(item, CodeType) for name in _names_of(item)]
+def _find_names(code: CodeType) -> list[str]:
+    """Return the names that a function's code mentions, and that the functions inside it do."""
+    inner = [name for item in code.co_consts if isinstance(item, CodeType) for name in _find_names(item)]
     return list(dict.fromkeys((*code.co_names, *inner)))
 
 
-def _slots_of(kind: type) -> Iterable[str]:
+def _list_slots(kind: type) -> Iterable[str]:
     slots = kind.__dict__.get("__slots__", ())
     return (name for name in ((slots,) if isinstance(slots, str) else slots) if not name.startswith("__"))
 
 
 def _describe_tensor(tensor: Any) -> str:
-    """Return the type, shape and content of a torch tensor, of any dtype and wherever it is."""
+    """Return the type, shape and content of a torch tensor, whatever its dtype, layout and device."""
     about = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout} {tensor.device.type} {tensor.requires_grad}"
     if tensor.is_meta:
         return about
@@ -183,8 +187,8 @@ def _describe_tensor(tensor: Any) -> str:
     if dense.layout is not torch.strided:
         dense = dense.to_dense()
     flat = dense.resolve_conj().resolve_neg().cpu().contiguous().flatten()
-    return f"{about} {_digest(flat.view(torch.uint8).numpy().tobytes())}"
+    return f"{about} {_digest_bytes(flat.view(torch.uint8).numpy().tobytes())}"
 
 
-def _digest(content: bytes) -> str:
+def _digest_bytes(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()

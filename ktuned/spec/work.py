@@ -1,7 +1,7 @@
-"""Work of one launch, as a kernel file declares it: operations by precision, and bytes; they become metrics.
+"""The work of one launch, as a kernel file declares it: operations by precision, and bytes. They become metrics.
 
-Bytes are those that a launch must move at least, each input read once and each output written once: then the share of
-the device's bandwidth says how good a kernel is, and not how much it moves.
+Bytes are those that any launch must move: each input is read once and each output written once. Then the share of the
+device's bandwidth says how good a kernel is, and not how much it moves.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ktuned.model import BANDWIDTH_METRIC, FLOAT32, PRECISIONS, arithmetic_metric, listed
+from ktuned.model import BANDWIDTH_METRIC, FLOAT32, PRECISIONS, listed, name_arithmetic_metric
 
-Work = int | float | Mapping[str, int | float]
+LaunchWork = int | float | Mapping[str, int | float]
 """Operations, of float32 or by precision; or bytes."""
 
-Declared = Work | Callable[[Any], Work] | None
+DeclaredWork = LaunchWork | Callable[[Any], LaunchWork] | None
 
 
-def work_fault(flops: Any, moved: Any, metrics: Mapping[str, Any]) -> str:
+def find_work_fault(flops: Any, moved: Any, metrics: Mapping[str, Any]) -> str:
     """Return the error in the arguments ``flops`` and ``bytes``, or an empty text."""
     for name, value in (("flops", flops), ("bytes", moved)):
-        if value is not None and not callable(value) and (fault := _value_fault(name, value)):
+        if value is not None and not callable(value) and (fault := _find_value_fault(name, value)):
             return fault
-        given = {"flops": arithmetic_metric(FLOAT32), "bytes": BANDWIDTH_METRIC}[name]
+        given = {"flops": name_arithmetic_metric(FLOAT32), "bytes": BANDWIDTH_METRIC}[name]
         if value is not None and given in metrics:
             return f"{name}= gives the metric {given}, which metrics= has, too"
     return ""
 
 
-def throughput(flops: Any, moved: Any, latency_us: float) -> dict[str, float]:
-    """Return the metrics of a launch that takes so long and does this work; both are values, not functions.
+def compute_throughput(flops: Any, moved: Any, latency_us: float) -> dict[str, float]:
+    """Return the metrics of a launch, from its work (values, not functions) and its latency in µs.
 
     Raises:
         ValueError: a value is no work.
@@ -39,31 +39,33 @@ def throughput(flops: Any, moved: Any, latency_us: float) -> dict[str, float]:
     for name, value in (("flops", flops), ("bytes", moved)):
         if value is None:
             continue
-        if fault := _value_fault(name, value):
+        if fault := _find_value_fault(name, value):
             raise ValueError(fault)
         if name == "bytes":
             found[BANDWIDTH_METRIC] = value / latency_us / 1e3
         else:
             by_precision = value if isinstance(value, Mapping) else {FLOAT32: value}
-            found |= {arithmetic_metric(kind): count / latency_us / 1e6 for kind, count in by_precision.items()}
+            found |= {name_arithmetic_metric(kind): count / latency_us / 1e6 for kind, count in by_precision.items()}
     return found
 
 
-def _value_fault(name: str, value: Any) -> str:
+def _find_value_fault(name: str, value: Any) -> str:
     if name == "flops" and isinstance(value, Mapping):
         unknown = next((kind for kind in value if kind not in PRECISIONS), None)
         if unknown is not None:
             return f"flops names the precision {unknown!r} {listed(PRECISIONS, near=str(unknown))}"
-        return next((fault for count in value.values() if (fault := _value_fault("flops of a precision", count))), "")
+        return next(
+            (fault for count in value.values() if (fault := _find_value_fault("flops of a precision", count))), ""
+        )
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         return f"{name} is {value!r}, not a positive number"
     return ""
 
 
-def given_metrics(flops: Any, moved: Any) -> list[str]:
-    """Return the metrics that the arguments may give: a function of the problem can name any precision."""
+def list_given_metrics(flops: Any, moved: Any) -> list[str]:
+    """Return the metrics that the arguments may give; a function of the problem may name any precision."""
     names = [BANDWIDTH_METRIC] if moved is not None else []
     if flops is None:
         return names
     kinds = flops if isinstance(flops, Mapping) else PRECISIONS if callable(flops) else (FLOAT32,)
-    return [*names, *map(arithmetic_metric, kinds)]
+    return [*names, *map(name_arithmetic_metric, kinds)]

@@ -19,7 +19,7 @@ import anyio.to_thread
 import msgspec
 import structlog
 
-from ktuned.ipc import MANIFEST_NAME, DamagedArtifact, Manifest, artifact_place, manifest, staging_place
+from ktuned.ipc import MANIFEST_NAME, DamagedArtifact, Manifest, locate_artifact, locate_staging, manifest
 from ktuned.store.faults import file_fault
 
 _log = structlog.get_logger()
@@ -66,7 +66,7 @@ class Artifacts:
             StoreError: the directory cannot be made or written.
         """
         try:
-            shutil.rmtree(staging_place(self.directory), ignore_errors=True)
+            shutil.rmtree(locate_staging(self.directory), ignore_errors=True)
             self._ensure_staging_directory()
         except OSError as error:
             raise file_fault(error, f"the artifacts' directory {self.directory} cannot be prepared") from error
@@ -77,7 +77,7 @@ class Artifacts:
         Raises:
             StoreError: it cannot be made.
         """
-        path = staging_place(self.directory, worker)
+        path = locate_staging(self.directory, worker)
         try:
             self._ensure_staging_directory()
             shutil.rmtree(path, ignore_errors=True)
@@ -237,7 +237,7 @@ class Artifacts:
 
     def artifact_path(self, key: str) -> Path:
         """Return where the artifact of ``key`` is, or would be."""
-        return artifact_place(self.directory, key)
+        return locate_artifact(self.directory, key)
 
     def count_by_backend(self) -> dict[str, tuple[int, int]]:
         """Return how many artifacts there are of each backend, and their bytes; reads every manifest.
@@ -257,7 +257,7 @@ class Artifacts:
 
     def _ensure_staging_directory(self) -> Path:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = staging_place(self.directory)
+        path = locate_staging(self.directory)
         path.mkdir(mode=0o700, exist_ok=True)
         return path
 

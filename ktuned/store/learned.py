@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from ktuned.model import KernelInfo, KernelName, Observation, combine, with_captured
+from ktuned.model import KernelInfo, KernelName, Observation, add_captured, extend_digest
 from ktuned.store import context_moves, digest_parts
 from ktuned.store.pins import Write
 from ktuned.store.reader import Reader, Row
@@ -58,18 +58,18 @@ def _rename_contexts(connection: sqlite3.Connection, kernel: KernelInfo, fresh: 
         "SELECT digest, parts FROM meanings WHERE kernel = ? AND json_valid(parts)", (kernel.name,)
     ).fetchall():
         parts: dict[str, str] = json.loads(text)
-        lacking = [entry for entry in fresh if kernel.label(entry) not in parts]
+        lacking = [entry for entry in fresh if kernel.label_part(entry) not in parts]
         if not lacking:
             continue
-        named = combine(digest, lacking)
-        parts |= {kernel.label(entry): entry.decisive[:16] for entry in lacking}
+        named = extend_digest(digest, lacking)
+        parts |= {kernel.label_part(entry): entry.decisive[:16] for entry in lacking}
         connection.execute(
             "INSERT OR IGNORE INTO meanings (kernel, digest, parts) VALUES (?, ?, ?)",
             (kernel.name, named, json.dumps(parts)),
         )
         for captured in ("", *(capture for (capture,) in captures)):
             context_moves.rename_contexts(
-                connection, kernel.name, with_captured(digest, captured), with_captured(named, captured)
+                connection, kernel.name, add_captured(digest, captured), add_captured(named, captured)
             )
     digest_parts.drop_unused(connection, kernel.name, kernel.digest)
 

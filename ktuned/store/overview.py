@@ -133,7 +133,7 @@ class Overview:
         """Return the classes of equal bits among a context's trials, as far as bits were compared."""
         compared = "iif(json_valid(detail), json_extract(detail, '$.bits'), NULL) IS NOT NULL"
         select = f"{rows.SELECT_TRIALS} WHERE trials.context_id = ? AND trials.outcome = 'measured' AND {compared}"
-        return BitClasses.of(self._reader.fetch_values(rows.decode_trial, select, context))
+        return BitClasses.from_trials(self._reader.fetch_values(rows.decode_trial, select, context))
 
     def load_peaks(self) -> Mapping[DeviceModel, Peaks]:
         """Return the measured limits of devices."""

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from ktuned.model import Config, Problem, UsageError, WinnerKey, canonical, figure_objective, key_values
+from ktuned.model import Config, Problem, UsageError, WinnerKey, canonical, parse_key_problem, strip_numerics
 from ktuned.store import rows
 from ktuned.store.reader import Reader
 
@@ -36,8 +36,8 @@ class PinnedAnswers:
 
     def find_config(self, pin: str, key: WinnerKey) -> Config | None:
         """Return the config that a pin holds for a kernel's problem on a device, by whatever objective it was asked."""
-        for objective in (None, key.objective, figure_objective(key.objective)):
-            question = pinned_question(key.kernel, key_values(key.problem), key.device, objective)
+        for objective in (None, key.objective, strip_numerics(key.objective)):
+            question = pinned_question(key.kernel, parse_key_problem(key.problem), key.device, objective)
             if (held := self.find_answer(pin, question)) is not None:
                 config: Config | None = json.loads(held).get("config")
                 return config

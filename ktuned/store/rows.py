@@ -9,7 +9,6 @@ from typing import Any
 
 from ktuned.model import (
     LATENCY,
-    Asked,
     Candidate,
     Context,
     Job,
@@ -20,12 +19,13 @@ from ktuned.model import (
     Outcome,
     Plan,
     Root,
+    RootSettings,
     Trial,
     Winner,
-    figure_objective,
     is_exact,
     is_maximized,
     metric_of,
+    strip_numerics,
 )
 from ktuned.store.reader import Row
 
@@ -57,7 +57,7 @@ def figure_sql(objective: Objective, trials: str = "trials") -> str:
     # SQLite refuses the whole SELECT for one text that is no JSON.
     if is_exact(objective):
         same = f"iif(json_valid({trials}.detail), json_extract({trials}.detail, '$.same_bits'), NULL)"
-        return f"iif({same}, {figure_sql(figure_objective(objective), trials)}, NULL)"
+        return f"iif({same}, {figure_sql(strip_numerics(objective), trials)}, NULL)"
     if objective == LATENCY:
         return f"{trials}.latency_us"
     # A metric's name is an identifier.
@@ -148,7 +148,7 @@ def decode_root(row: Row) -> Root:
     if asked is None:
         # Of an older store, which did not keep whether the interpreter was chosen or found.
         asked = "" if python in (f"{path}/.venv/bin/python", sys.executable) else python
-    return Root(path, name, python, json.loads(env), asked=Asked(python=asked))
+    return Root(path, name, python, json.loads(env), asked=RootSettings(python=asked))
 
 
 def decode_kernel(row: Row) -> KernelInfo:

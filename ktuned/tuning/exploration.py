@@ -93,7 +93,7 @@ class Explorer:
         self._deadlines = deadlines
 
     async def ask_for_configs(
-        self, tried: Sequence[requests.Tried], count: int, *, anywhere: bool = False
+        self, tried: Sequence[requests.TriedConfig], count: int, *, anywhere: bool = False
     ) -> replies.Proposals:
         """Report outcomes, and ask for up to ``count`` configs: of the strategy's choice, or from ``anywhere``.
 

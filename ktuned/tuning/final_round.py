@@ -41,10 +41,10 @@ from ktuned.model import (
     TrialResult,
     Winner,
     WorkerError,
-    figure_objective,
     is_latency,
     is_nondeterministic,
     median,
+    strip_numerics,
 )
 from ktuned.store import Store
 from ktuned.tuning.anchor import Anchor
@@ -281,7 +281,7 @@ class FinalRound:
             brief.kernel,
             brief.problem,
             brief.context,
-            figure_objective(brief.objective),
+            strip_numerics(brief.objective),
             brief.preset.finalists * MOST_TIMES,
             anchor.may_equal_anchor,
         )

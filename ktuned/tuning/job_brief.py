@@ -37,13 +37,13 @@ from ktuned.model import (
     TrialResult,
     Winner,
     WinnerKey,
-    added,
+    add_captured,
+    add_digests,
     canonical,
     cost_of,
-    figure_objective,
     is_exact,
     is_nondeterministic,
-    with_captured,
+    strip_numerics,
 )
 from ktuned.tuning.anchor import Anchor
 from ktuned.tuning.shared_lead import SharedConfigs
@@ -118,14 +118,14 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     def kernel_ref(self) -> requests.KernelRef:
         """The kernel as requests name it."""
         if self._named is None:
-            self._named = requests.KernelRef.of(self.kernel, self.environment.project, self.environment.cwd)
+            self._named = requests.KernelRef.from_kernel(self.kernel, self.environment.project, self.environment.cwd)
         return self._named
 
     def follow(self, kernel: KernelInfo) -> None:
         """Take in what has been learned of the kernel."""
-        self.kernel = kernel if self.anchor is None else kernel.anchored(self.anchor.config, self.objective)
+        self.kernel = kernel if self.anchor is None else kernel.with_anchor(self.anchor.config, self.objective)
         self._named = None
-        self.context = replace(self.context, digest=with_captured(kernel.digest, self.captured))
+        self.context = replace(self.context, digest=add_captured(kernel.digest, self.captured))
 
     async def learn_names(self, observed: Sequence[Observation]) -> None:
         """Make the names that a worker has read a part of the kernel.
@@ -140,7 +140,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     @property
     def specialized(self) -> dict[str, Scalar]:
         """The part of the problem that enters the key."""
-        return self.kernel.specialized(self.problem)
+        return self.kernel.select_key_values(self.problem)
 
     @property
     def objective(self) -> Objective:
@@ -187,12 +187,12 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         """Return the cost of a measured trial if its bits turn out to be the anchor's on all inputs."""
         if self.anchor is None or not self.anchor.may_equal_anchor(trial):
             return self.compute_cost(trial)
-        objective = figure_objective(self.objective)
+        objective = strip_numerics(self.objective)
         return cost_of(objective, trial.figure(objective))
 
     def compute_round_cost(self, result: TrialResult) -> float | None:
         """Return the cost of a finalist by one round, in which its bits are not compared again."""
-        objective = figure_objective(self.objective)
+        objective = strip_numerics(self.objective)
         return cost_of(objective, result.figure(objective))
 
     def make_trial_machine(self) -> TrialMachine:
@@ -235,7 +235,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
             "build": build,
         }
         made = hashlib.sha256(canonical(parts).encode()).hexdigest()
-        return requests.UnitRef(added(made, self.kernel.source_digest), build)
+        return requests.UnitRef(add_digests(made, self.kernel.source_digest), build)
 
     def identify_measurement(self, build: Mapping[str, Any], files: str, data: str) -> str:
         """Return the identity of a measurement: SHA-256 over everything that decides its figure.

@@ -259,7 +259,7 @@ class MeasureStage:
 
     def record_measurement(self, measured: replies.Measurement) -> None:
         """Let later configs race against this one, if it is the fastest."""
-        self._incumbent = requests.Incumbent.after(self._incumbent, measured, self.brief.wanted_bits)
+        self._incumbent = requests.Incumbent.choose_lower(self._incumbent, measured, self.brief.wanted_bits)
 
     def _make_trial_request(
         self, lane: Lane, attempts: Sequence[Attempt], best_us: float | None, cores: int | None

@@ -41,11 +41,11 @@ from ktuned.model import (
     Trial,
     TrialResult,
     Winner,
-    as_notice,
     canonical,
-    figure_objective,
+    find_stand_ins,
+    format_notice,
     is_exact,
-    stand_ins,
+    strip_numerics,
 )
 from ktuned.store import Store
 from ktuned.tuning.exploration import SearchSummary
@@ -99,7 +99,7 @@ class Outcomes:
         self._first_unjudged = ""
         self._has_winner = False
         self._compared_with: Bits = ()
-        self._tried: list[requests.Tried] = []
+        self._tried: list[requests.TriedConfig] = []
         self._changed = anyio.Event()
 
     @property
@@ -125,16 +125,16 @@ class Outcomes:
             self._dissent.describe_dissent(),
             *self._findings.describe_findings(),
             self.final_fault,
-            *self._find_classes().lines(),
+            *self._find_classes().describe_classes(),
         )
-        return JobState.DONE, "\n".join(filter(None, (headline, *map(as_notice, filter(None, notices)))))
+        return JobState.DONE, "\n".join(filter(None, (headline, *map(format_notice, filter(None, notices)))))
 
     def _find_classes(self) -> BitClasses:
         """Return the classes of configs with equal bits; empty unless numerics are exact."""
         if self._brief.wanted_bits is None:
             return BitClasses()
-        by = figure_objective(self._brief.objective)
-        return BitClasses.of(self._store.best_trials(self._brief.context, MOST_COMPARED, objective=by))
+        by = strip_numerics(self._brief.objective)
+        return BitClasses.from_trials(self._store.best_trials(self._brief.context, MOST_COMPARED, objective=by))
 
     @property
     def is_default_doubtful(self) -> bool:
@@ -206,7 +206,7 @@ class Outcomes:
         if self.hopelessness.reason:
             self.given_up.set()
 
-    def take_tried(self) -> list[requests.Tried]:
+    def take_tried(self) -> list[requests.TriedConfig]:
         """Return what was tried since the last call."""
         tried, self._tried = self._tried, []
         self._changed = anyio.Event()
@@ -332,7 +332,7 @@ class Outcomes:
         known = read_doubt(trial.detail, trial.latency_us, by_energy=self._brief.needs_energy)
         # A config that was given up early has a latency, but no figure by another objective.
         cost = trial.latency_us if self._brief.objective == LATENCY else self._brief.estimate_cost(trial)
-        self._tried.append(requests.Tried(config, outcome, cost, known))
+        self._tried.append(requests.TriedConfig(config, outcome, cost, known))
         self._changed.set()
         publish_trial(self._publish, self._brief, self.progress, trial)
 
@@ -372,7 +372,7 @@ class Outcomes:
         # The same order as in lookups: a portfolio comes before near problems.
         leaves = () if is_exact(brief.objective) else brief.portfolio()
         near = [complete_config(kernel, config) for config in leaves] or [
-            complete_config(kernel, winner.config) for winner in stand_ins(brief.key, brief.specialized, winners)
+            complete_config(kernel, winner.config) for winner in find_stand_ins(brief.key, brief.specialized, winners)
         ]
         before = None if incumbent is None else complete_config(kernel, incumbent.config)
         asked = [config for config in (before, *near, kernel.default) if config is not None]

@@ -33,7 +33,7 @@ from ktuned.model import (
     canonical,
     cost_of,
     is_latency,
-    most_similar,
+    sort_by_similarity,
 )
 from ktuned.store import Store
 from ktuned.tuning.job_brief import JobBrief
@@ -186,7 +186,7 @@ class PriorResults:
             measured = [known for known in past if known.outcome is Outcome.MEASURED]
             others = [known for known in past if known.outcome is not Outcome.MEASURED]
             past = order_by_compile_time(measured, slots, sum(known.compile_s for known in others)) + others
-        winners = most_similar(self._brief.key, self._store.list_winners(context.kernel))
+        winners = sort_by_similarity(self._brief.key, self._store.list_winners(context.kernel))
         best = self._store.measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
         near = choose_near_configs(winners, [known.config for known in best])
         settled = self._store.failed_configs(context, MAX_PREDICTED)

@@ -185,8 +185,8 @@ def publish_trial(publish: Publish, brief: JobBrief, progress: Progress, trial: 
     """Publish a trial's outcome, without its detail except for metrics, and where its job stands."""
     public = trial.to_wire() | {"metrics": dict(trial.metrics)}
     del public["detail"]
-    public["config"] = brief.kernel.config_in_order(trial.config)
-    public["problem"] = brief.kernel.problem_in_order(trial.problem)
+    public["config"] = brief.kernel.order_config(trial.config)
+    public["problem"] = brief.kernel.order_problem(trial.problem)
     standing = progress.to_wire() | {"left_s": progress.left_s}
     publish("trial_done", kernel=brief.job.kernel, job=brief.job.id, trial=public, **standing)
 
@@ -197,9 +197,9 @@ def publish_winner(publish: Publish, kernel: KernelInfo, winner: Winner, job: in
         "winner",
         kernel=winner.context.kernel,
         job=job,
-        problem=kernel.problem_in_order(winner.problem),
+        problem=kernel.order_problem(winner.problem),
         device=winner.context.device,
-        config=kernel.config_in_order(winner.config),
+        config=kernel.order_config(winner.config),
         latency_us=winner.latency_us,
         trial=winner.trial,
         metrics=dict(winner.metrics),

@@ -28,7 +28,7 @@ from ktuned.catalog import (
     is_looked_into,
     printable_path,
 )
-from ktuned.ipc import trail
+from ktuned.ipc import follow_links
 from ktuned.model import KtunedError, Root
 from ktuned.watch.snapshot import FileSight, Snapshot
 
@@ -219,5 +219,5 @@ def _led_elsewhere(recorded: Mapping[str, set[str]], linked: set[str]) -> set[st
         for file, paths in recorded.items()
         for path in paths
         if not linked.isdisjoint(map(str, (Path(path), *Path(path).parents)))
-        and not paths.issuperset(map(str, trail(Path(path))))
+        and not paths.issuperset(map(str, follow_links(Path(path))))
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import time_ns
 from typing import NamedTuple
 
-from ktuned.ipc import ABSENT, agrees, stamp
+from ktuned.ipc import ABSENT, stamp, stamps_agree
 
 SETTLED_NS = 2_000_000_000
 """The coarsest clock of a common file system (FAT): a file that changed more recently may change again within the same
@@ -64,7 +64,7 @@ class Snapshot:
         return {
             path
             for path, held in entries
-            if not agrees(held, sights[path].digest) and self._accepted.get((path, held)) != sights[path].digest
+            if not stamps_agree(held, sights[path].digest) and self._accepted.get((path, held)) != sights[path].digest
         }
 
     def accept_differences(self, entries: Iterable[tuple[str, str]], sights: Mapping[str, FileSight]) -> None:
@@ -75,7 +75,7 @@ class Snapshot:
         """
         for path, held in entries:
             sight = sights.get(path)
-            if sight is not None and not agrees(held, sight.digest) and stamp_of_path(path) == sight.stamp:
+            if sight is not None and not stamps_agree(held, sight.digest) and stamp_of_path(path) == sight.stamp:
                 self._accepted[path, held] = sight.digest
 
     def prune_entries(self, entries: Iterable[tuple[str, str]]) -> None:

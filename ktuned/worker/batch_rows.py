@@ -31,13 +31,13 @@ class BatchRows:
 
     def __init__(self, kernel: DeclaredKernel, problem: Problem, group: Sequence[Problem]) -> None:
         self.largest = group[-1]
-        self.own = kernel.input_specs(problem)
+        self.own = kernel.evaluate_inputs(problem)
         self.smaller: dict[str, dict[str, Shape]] = {}
         self._kernel = kernel
         self._is_smaller = canonical(problem) != canonical(self.largest)
         if not self._is_smaller:
             for smaller_problem in group[:-1]:
-                declared = kernel.input_specs(smaller_problem)
+                declared = kernel.evaluate_inputs(smaller_problem)
                 self._check_narrowing(declared, self.own)
                 outputs = {name: entry for name, entry in declared.items() if getattr(entry, "output", False)}
                 self.smaller[canonical(smaller_problem)] = {name: _shape_of(entry) for name, entry in outputs.items()}
@@ -60,14 +60,16 @@ class BatchRows:
     def _check_narrowing(self, found: Mapping[str, Any], of_largest: Mapping[str, Any]) -> None:
         for name, entry in of_largest.items():
             if name not in found:
-                raise self._kernel.site.error(f"batch_invariant: inputs(p) makes {name} for the largest problem alone")
+                raise self._kernel.site.make_error(
+                    f"batch_invariant: inputs(p) makes {name} for the largest problem alone"
+                )
             small, large = _shape_of(found[name]), _shape_of(entry)
             if len(small) != len(large) or any(size > most for size, most in zip(small, large, strict=True)):
-                raise self._kernel.site.error(
+                raise self._kernel.site.make_error(
                     f"batch_invariant: {name} of shape {small} does not fit into that of the largest problem, {large}"
                 )
             if getattr(entry, "output", False) and small == large:
-                raise self._kernel.site.error(
+                raise self._kernel.site.make_error(
                     f"batch_invariant: the output {name} of shape {small} has no dimension that grows with "
                     f"{', '.join(self._kernel.batch_invariant)}"
                 )

@@ -35,6 +35,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ktuned.backends import Backend, Kernel, Launch, Registry, energy_counter
+from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests, stamp
 from ktuned.model import (
     BUILT_IN,
@@ -50,13 +51,12 @@ from ktuned.model import (
     Unsupported,
     UsageError,
     canonical,
+    compute_energy_figures,
     cost_of,
-    energy_figures,
-    figure_objective,
     figure_of,
     record,
+    strip_numerics,
 )
-from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.worker.bits import add_bits, is_cheap, launch_inputs
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import make_unit
@@ -115,7 +115,7 @@ class _OpenProblem(Record):
 
     def compute_cost(self, latency_us: float, energy_j: float | None = None) -> float | None:
         """Return what a config costs by the objective; ``None`` if the kernel file's metric fails."""
-        known: dict[str, float] = {} if energy_j is None else energy_figures(energy_j, latency_us)
+        known: dict[str, float] = {} if energy_j is None else compute_energy_figures(energy_j, latency_us)
         if self.objective not in BUILT_IN:
             try:
                 known |= self.metrics(latency_us, energy_j)
@@ -200,7 +200,7 @@ class Bench:
         if request.device.kind == "cuda":
             self._require_room(kernel, request)
         captured = self._find_captured_file(request.captured) if request.captured else None
-        expected = self._places.reference(request.expected)
+        expected = self._places.locate_reference(request.expected)
         default = self._prepare_default_run(kernel, backend, request)
         timer: HostTimer | CudaTimer = HostTimer()
         if request.device.kind == "cuda" and not backend.times_on_host:
@@ -218,7 +218,7 @@ class Bench:
         )
         # The baseline is read here: after the kernel file's Python, which applies to all configs, before its reference.
         self._compared.clear()
-        with ACCESSES.apart():
+        with ACCESSES.pause_recording():
             self._state.take_baseline((self._places.artifacts, self._places.expected))
         if default is not None and not expected.is_file():
             try:
@@ -226,7 +226,7 @@ class Bench:
             except (Unsupported, DamagedArtifact) as error:
                 return replies.Opened(unusable=str(error), is_damaged=isinstance(error, DamagedArtifact))
             except Exception as error:
-                raise kernel.site.failure("reference='default': the default config", error) from error
+                raise kernel.site.make_failure("reference='default': the default config", error) from error
         data.provide_expected_outputs(expected)
         if isinstance(timer, CudaTimer):
             from concurrent.futures import ThreadPoolExecutor
@@ -246,12 +246,12 @@ class Bench:
             data,
             timer,
             FaultReporter(reply.descriptor),
-            partial(kernel.measured_metrics, request.problem),
-            figure_objective(request.objective),
+            partial(kernel.evaluate_metrics, request.problem),
+            strip_numerics(request.objective),
             self._make_meter(backend, request, timer) if request.needs_energy else None,
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
-        with ACCESSES.apart():
+        with ACCESSES.pause_recording():
             self._state.complete_baseline()
             settings = self._state.find_settings(OBSERVER.environ)
         work = repr(kernel.evaluate_work(request.problem))
@@ -284,7 +284,7 @@ class Bench:
             DamagedArtifact: it must be compiled again.
             Unsupported: the device cannot run it.
         """
-        artifact = self._places.artifact(unit.key)
+        artifact = self._places.locate_artifact(unit.key)
         manifest.verify(artifact, required=backend.required_files)
         return backend.load(artifact, make_unit(self._registry, self._places, kernel, target, unit), device)
 
@@ -294,7 +294,7 @@ class Bench:
         Raises:
             UsageError: the file is gone, or its content has another digest.
         """
-        path = self._places.captured(digest)
+        path = self._places.locate_capture(digest)
         if stamp(path) != digest:
             raise UsageError(f"the captured inputs in {path} are damaged or gone", hint=CAPTURE_AGAIN)
         return path
@@ -309,7 +309,7 @@ class Bench:
 
         if request.is_shared:
             torch.cuda.empty_cache()
-            require_room(request.device.name, kernel.input_specs(request.problem))
+            require_room(request.device.name, kernel.evaluate_inputs(request.problem))
         elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.set_per_process_memory_fraction(1.0, request.device.name)
 
@@ -352,7 +352,7 @@ class Bench:
             measured = self._measure_unit(unit, known_us, request, reply, after)
             if ends_batch(measured, request):
                 return measured
-            incumbent = requests.Incumbent.after(request.incumbent, measured, request.same_bits)
+            incumbent = requests.Incumbent.choose_lower(request.incumbent, measured, request.same_bits)
             request = replace(request, incumbent=incumbent)
             # A failed config's result is sent at once, with what it has printed, and not mixed with what others print.
             is_well = measured.outcome in (Outcome.MEASURED, Outcome.SLOWER)
@@ -695,7 +695,7 @@ class Bench:
         """Load the config that follows. If that fails, it is loaded again in its turn, which gives it its outcome."""
         reply.begin_phase(Phase.LOAD_NEXT)
         try:
-            with ACCESSES.heard(), self._state.learn_while_loading_ahead(unit.key):
+            with ACCESSES.resume_recording(), self._state.learn_while_loading_ahead(unit.key):
                 self._loaded_ahead = (unit.key, *self._load_and_bind(opened, unit))
         except Exception:
             # It may only have lacked the memory that this config holds.
@@ -749,7 +749,7 @@ class Bench:
             is_contended = ends_checked = False
             if rules.known_us is None:
                 # The first launch has shown already what the config reads.
-                with ACCESSES.apart():
+                with ACCESSES.pause_recording():
                     timing = opened.timer.time_launches(
                         launches,
                         rules.preset,
@@ -813,7 +813,7 @@ def _add_metrics(measured: replies.Measurement, opened: _OpenProblem, energy: En
     if measured.outcome is not Outcome.MEASURED or latency_us is None:
         return measured
     joules = None if energy is None else energy.joules
-    metrics = {} if joules is None else energy_figures(joules, latency_us)
+    metrics = {} if joules is None else compute_energy_figures(joules, latency_us)
     try:
         metrics |= opened.metrics(latency_us, joules)
     except KernelFileError as error:

@@ -11,9 +11,9 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ktuned.ipc import ABSENT, DIRECTORY, Places, agrees, is_way, relative, requests
-from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation, value_digest
-from ktuned.spec import ACCESSES, OBSERVER
+from ktuned.dependencies import ACCESSES, OBSERVER
+from ktuned.ipc import ABSENT, DIRECTORY, Places, is_directory_stamp, make_relative, requests, stamps_agree
+from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation, digest_variable
 from ktuned.worker.trace import EXECUTED, SourceChanged, look_again
 
 
@@ -25,7 +25,7 @@ class CodeTrace:
 
     def __init__(self, kernel: requests.KernelRef, places: Places, *, is_declared: bool) -> None:
         self._kernel = kernel
-        self._root = str(places.root(kernel.project))
+        self._root = str(places.locate_root(kernel.project))
         self._is_declared = is_declared
         self._reported: set[str] = set()
         self._extent = 0
@@ -37,16 +37,16 @@ class CodeTrace:
             SourceChanged: a file is not what the kernel was inspected with, or has changed since it was read.
             Untrusted: another user could have written a file.
         """
-        ACCESSES.check()
+        ACCESSES.check_trust()
         extent = OBSERVER.extent + ACCESSES.extent
         if extent == self._extent:
             return ()
         self._extent = extent
         opened, imported = ACCESSES.files, OBSERVER.files
-        executed = name_files({path: imported[path] for path in OBSERVER.executed}, self._root).keys()
+        executed = name_files({path: imported[path] for path in OBSERVER.executed_files}, self._root).keys()
         files = name_files({**opened, **imported}, self._root)
         for name in files.keys() & self._kernel.digests.keys():
-            if not agrees(self._kernel.digests[name], files[name]):
+            if not stamps_agree(self._kernel.digests[name], files[name]):
                 raise SourceChanged(f"{name} changed after it was inspected")
         # The inspection knows an executed file by its syntax. If it was also opened, its text counts.
         texts = name_files(opened, self._root).keys() & executed
@@ -66,7 +66,7 @@ class CodeTrace:
 def name_files(files: Mapping[Path, str], root: str) -> dict[str, str]:
     """Return files by their names in the project. The name of a directory that only has to exist ends in a slash."""
     return {
-        f"{relative(str(path), root)}/" if is_way(digest) else relative(str(path), root): digest
+        f"{make_relative(str(path), root)}/" if is_directory_stamp(digest) else make_relative(str(path), root): digest
         for path, digest in files.items()
         # Directories above the project surely exist; they say nothing.
         if digest != DIRECTORY or not f"{root}/".startswith(f"{path}/")
@@ -96,5 +96,5 @@ def make_entries(
         entry = look_again(Observation(name, ABSENT, meaning, is_source=is_source, is_data=is_data), root)
         entries.append(entry if entry.digest == digest else replace(entry, digest=digest, meaning=""))
     for name, value in sorted(ACCESSES.variables.items()):
-        entries.append(Observation(ENVIRONMENT + name, value_digest(value), is_source=is_source, is_data=is_data))
+        entries.append(Observation(ENVIRONMENT + name, digest_variable(value), is_source=is_source, is_data=is_data))
     return entries

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from ktuned.backends import Backend, Build, Compiled, Registry, Unit
-from ktuned.ipc import Places, Recipe, replies, requests, sight
-from ktuned.model import BackendError, Observation, Outcome, Phase, combine
-from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, forget_modules, kernel_module
+from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
+from ktuned.ipc import Places, Recipe, replies, requests, take_sight
+from ktuned.model import BackendError, Observation, Outcome, Phase, extend_digest
+from ktuned.spec import forget_modules, get_kernel_module
 from ktuned.worker.imported_files import ImportedFiles
 from ktuned.worker.inspect import check_digests, list_inspected_files, resolve_digests
 from ktuned.worker.reply import Reply
@@ -44,8 +45,8 @@ def make_unit(
     return Unit(
         key=unit.key,
         build=registry.load(kernel.backend).build.from_plain(unit.build),
-        sources=tuple(places.file(kernel.project, source) for source in kernel.sources),
-        kernel_file=places.file(kernel.project, kernel.file),
+        sources=tuple(places.locate_file(kernel.project, source) for source in kernel.sources),
+        kernel_file=places.locate_file(kernel.project, kernel.file),
         kernel=kernel.kernel,
         target=target,
         lowered=unit.lowered,
@@ -60,7 +61,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     """
     kernel = request.kernel
     backend = registry.load(kernel.backend)
-    into = places.staging(request.staging)
+    into = places.locate_staging(request.staging)
     units = [make_unit(registry, places, kernel, request.target, unit) for unit in request.units]
     plugin = registry.plugin(kernel.backend)
     builds = {unit.key: unit.build for unit in units}
@@ -82,13 +83,13 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
         # The daemon's key does not stand for these files: with another content they make another artifact. It is the
         # key that the daemon will ask for once it has learned them: each belongs to it once, and reasons do not.
         sources = [entry for entry in observed if entry.is_source]
-        key = combine(compiled.key, sources) if sources else compiled.key
+        key = extend_digest(compiled.key, sources) if sources else compiled.key
         outcome, message, content, size = compiled.outcome, compiled.message, "", 0
         if outcome is None:
             try:
                 sealed, size = seal_artifact(
                     into / compiled.key,
-                    places.artifact(key),
+                    places.locate_artifact(key),
                     key=key,
                     backend=backend.name,
                     facts=compiled.facts,
@@ -133,7 +134,7 @@ def open_front_end(registry: Registry, places: Places, request: requests.OpenFro
     elif request.kernel is not None:
         _require_inspected_code(request.kernel, places)
         reply.begin_phase(Phase.COMPILE)
-        kernel_module(places.file(request.kernel.project, request.kernel.file))
+        get_kernel_module(places.locate_file(request.kernel.project, request.kernel.file))
     return replies.Empty()
 
 
@@ -163,7 +164,7 @@ def lower_unit(registry: Registry, places: Places, request: requests.Lower, repl
     reply.begin_phase(Phase.COMPILE)
     _check_toolchain(request.toolchain)
     trace = Trace(kernel, places)
-    ACCESSES.begin()
+    ACCESSES.begin_epoch()
     lowered, seconds = _time_lowering(backend, unit)
     check_digests(kernel, places)
     _check_toolchain(request.toolchain)
@@ -209,9 +210,9 @@ def _require_inspected_code(kernel: requests.KernelRef, places: Places) -> Mappi
         SourceChanged: a file is no longer what was inspected.
     """
     known_files = resolve_digests(kernel, places)
-    ACCESSES.is_kept = True
-    OBSERVER.check(list_inspected_files(kernel, places))
-    if not OBSERVER.holds(places.file(kernel.project, kernel.file), known_files):
+    ACCESSES.survives_load = True
+    OBSERVER.check_trust(list_inspected_files(kernel, places))
+    if not OBSERVER.has_loaded(places.locate_file(kernel.project, kernel.file), known_files):
         forget_modules()
     check_digests(kernel, places)
     return known_files
@@ -231,7 +232,7 @@ def _observe_reads(trace: Trace, unit: Unit, known_files: Mapping[Path, str]) ->
     if sources not in _files_read and len(_files_read) >= MAX_REMEMBERED:
         del _files_read[next(iter(_files_read))]
     read = _files_read.setdefault(sources, {})
-    ACCESSES.check()
+    ACCESSES.check_trust()
     read |= ACCESSES.files
     # Functions may import modules while they are compiled.
     imported = {path: digest for path, digest in OBSERVER.files.items() if path not in known_files}
@@ -249,9 +250,9 @@ def _compile_steadily(backend: Backend, units: Sequence[Unit], into: Path, trace
     for _ in range(TRIES):
         doubtful = []
         trace.begin_reading()
-        ACCESSES.begin()
+        ACCESSES.begin_epoch()
         for compiled in backend.compile(units, into):
-            ACCESSES.check()
+            ACCESSES.check_trust()
             if trace.is_steady(ACCESSES.files):
                 yield compiled
             else:
@@ -278,5 +279,5 @@ def _check_toolchain(files: Mapping[str, str]) -> None:
         SourceChanged: one does not. What this toolchain makes must not be sealed under those keys.
     """
     for path, expected in files.items():
-        if sight(path) != expected:
+        if take_sight(path) != expected:
             raise SourceChanged(f"the toolchain changed: {path}")

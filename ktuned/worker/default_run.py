@@ -49,4 +49,4 @@ class DefaultRun:
         except KernelFileError:
             raise
         except Exception as error:
-            raise self._kernel.site.failure("reference='default': the default config", error) from error
+            raise self._kernel.site.make_failure("reference='default': the default config", error) from error

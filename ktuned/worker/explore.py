@@ -110,7 +110,8 @@ def _propose_references(kernel: Kernel, problem: Problem) -> tuple[replies.Propo
     if not kernel.expects_default_outputs:
         return ()
     return tuple(
-        make_proposal(kernel, problem, config) for config in islice(kernel.default_configs(problem), MAX_REFERENCES)
+        make_proposal(kernel, problem, config)
+        for config in islice(kernel.iterate_default_configs(problem), MAX_REFERENCES)
     )
 
 
@@ -118,7 +119,7 @@ def make_proposal(kernel: Kernel, problem: Problem, config: Config) -> replies.P
     """Return a proposal of a config, with its Build or with the outcome that says why there is none."""
     try:
         build = kernel.build(problem, config).to_plain()
-        cores = kernel.cores_of(problem, config)
+        cores = kernel.evaluate_cores(problem, config)
     except Unsupported as error:
         return replies.Proposal(config, None, Outcome.UNSUPPORTED, str(error))
     except (KernelFileError, TypeError) as error:
@@ -165,7 +166,7 @@ class Exploration:
     ) -> None:
         self._kernel = kernel
         self._problem = problem
-        space = kernel.bound_space(problem)
+        space = kernel.bind_space(problem)
         if plan.configs:
             # A listed space is tried in the order of the list.
             space = declare_space(list(_find_admitted_configs(space, plan.configs).values())).bind(problem, kernel.site)
@@ -202,7 +203,7 @@ class Exploration:
         self.learns = chosen.strategy.learns
         self.notice = chosen.notice
 
-    def tell_outcomes(self, tried: Iterable[requests.Tried]) -> None:
+    def tell_outcomes(self, tried: Iterable[requests.TriedConfig]) -> None:
         """Pass outcomes on to the strategy."""
         for trial in tried:
             if trial.doubt is not None:

@@ -4,7 +4,7 @@ Packages that were installed without bytecode (by uv, and in many container imag
 that imports them: `import torch` takes 4.7 s instead of 1.3 s. Workers then keep bytecode in the user's cache, shared
 by all daemons. Python looks there for the bytecode of all modules, also of those that were installed with it, so every
 imported module is written there. Modules of a project have no bytecode: the observer compiles them from the bytes that
-it digests (:mod:`ktuned.spec.observer`).
+it digests (:mod:`ktuned.dependencies.code_observer`).
 
 An import makes objects that stay. Searching them for garbage, again and again, takes a sixth of the import of torch.
 """

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktuned.backends import Registry
-from ktuned.ipc import DIRECTORY, Places, agrees, relative, replies, requests, stamp, stamps
+from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
+from ktuned.ipc import DIRECTORY, Places, make_relative, replies, requests, stamp, stamp_files, stamps_agree
 from ktuned.model import (
     BackendError,
     KernelFileError,
@@ -25,7 +26,7 @@ from ktuned.model import (
     Phase,
     canonical,
 )
-from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, describe, load_file, load_unless_held
+from ktuned.spec import describe_kernel, load_file, load_unless_held
 from ktuned.worker.code_trace import make_entries, name_files
 from ktuned.worker.trace import SourceChanged, look_again
 
@@ -42,13 +43,13 @@ def check_digests(kernel: requests.KernelRef, places: Places) -> None:
     """
     for path, digest in resolve_digests(kernel, places).items():
         # The disk is not enough: the file may have been another one for the moment in which it was imported.
-        if not agrees(digest, stamp(path)) or OBSERVER.digest(path) not in (None, digest):
+        if not stamps_agree(digest, stamp(path)) or OBSERVER.find_digest(path) not in (None, digest):
             raise SourceChanged(f"{path} changed after it was inspected")
 
 
 def resolve_digests(kernel: requests.KernelRef, places: Places) -> dict[Path, str]:
     """Return the digests that a kernel's files had at its inspection, by their paths on this machine."""
-    return {places.file(kernel.project, name): digest for name, digest in kernel.digests.items()}
+    return {places.locate_file(kernel.project, name): digest for name, digest in kernel.digests.items()}
 
 
 def list_inspected_files(kernel: requests.KernelRef, places: Places) -> list[Path]:
@@ -64,8 +65,8 @@ def load_kernel(kernel_ref: requests.KernelRef, places: Places) -> Kernel:
         NotFound: it declares no such kernel.
         SourceChanged: it is no longer the file that was inspected.
     """
-    root, path = places.root(kernel_ref.project), places.file(kernel_ref.project, kernel_ref.file)
-    OBSERVER.check(list_inspected_files(kernel_ref, places))
+    root, path = places.locate_root(kernel_ref.project), places.locate_file(kernel_ref.project, kernel_ref.file)
+    OBSERVER.check_trust(list_inspected_files(kernel_ref, places))
     loaded = load_unless_held(path, root, resolve_digests(kernel_ref, places))
     check_digests(kernel_ref, places)
     for kernel in loaded.kernels:
@@ -91,9 +92,9 @@ class Inspector:
                 remain.
         """
         reply.begin_phase(Phase.INSPECT)
-        root = self._places.root(request.project)
+        root = self._places.locate_root(request.project)
         for position, name in enumerate(request.files):
-            path = self._places.file(request.project, name)
+            path = self._places.locate_file(request.project, name)
             try:
                 item = self._inspect_file(name, path, root, request)
             except FreshProcessNeeded as needed:
@@ -110,7 +111,7 @@ class Inspector:
             try:
                 _check_spaces(kernel)
                 info = replace(
-                    describe(kernel, request.name or request.project, root), backend=self._choose_backend(kernel)
+                    describe_kernel(kernel, request.name or request.project, root), backend=self._choose_backend(kernel)
                 )
                 kernels.append(_make_paths_relative(info, str(root)))
             except KernelFileError as error:
@@ -120,7 +121,9 @@ class Inspector:
         # What an import has read may have shaped any of the file's kernels.
         reached = make_entries(name_files(ACCESSES.files, str(root)), str(root), is_data=True, is_source=True)
         kernels = [
-            info.observed([*reached, *(look_again(entry, str(root)) for entry in request.learned.get(info.kernel, ()))])
+            info.with_observed(
+                [*reached, *(look_again(entry, str(root)) for entry in request.learned.get(info.kernel, ()))]
+            )
             for info in kernels
         ]
         return replies.InspectedFile(
@@ -135,8 +138,8 @@ class Inspector:
 
     def _stamp_files(self, files: set[Path], known_stamps: Mapping[Path, str], root: str) -> dict[str, str]:
         """Return the stamps of all files that had a part in an inspection, by their names in the project."""
-        stamped = stamps(sorted({*files, *known_stamps}), known_stamps)
-        return {relative(path, root): digest for path, digest in stamped.items()}
+        stamped = stamp_files(sorted({*files, *known_stamps}), known_stamps)
+        return {make_relative(path, root): digest for path, digest in stamped.items()}
 
     def _choose_backend(self, kernel: Kernel) -> str:
         """Return the backend for a kernel's sources, of the family that its file names."""
@@ -153,7 +156,7 @@ class Inspector:
 
     def find_admitted_configs(self, request: requests.Admits, reply: Reply) -> replies.Admitted:
         """Return for each of the request's configs whether the kernel's space admits it."""
-        space = load_kernel(request.kernel, self._places).bound_space(request.problem)
+        space = load_kernel(request.kernel, self._places).bind_space(request.problem)
         return replies.Admitted(tuple(config in space for config in request.configs))
 
 
@@ -161,9 +164,9 @@ def _make_paths_relative(kernel: KernelInfo, root: str) -> KernelInfo:
     """Return an inspected kernel with its paths relative to the project's directory ``root``."""
     return replace(
         kernel,
-        file=relative(kernel.file, root),
-        sources=tuple(relative(source, root) for source in kernel.sources),
-        stamps={relative(path, root): digest for path, digest in kernel.stamps.items()},
+        file=make_relative(kernel.file, root),
+        sources=tuple(make_relative(source, root) for source in kernel.sources),
+        stamps={make_relative(path, root): digest for path, digest in kernel.stamps.items()},
     )
 
 
@@ -178,12 +181,12 @@ def _check_spaces(kernel: Kernel) -> None:
         KernelFileError: a space is empty, lacks the default config, or its code fails; or the kernel function uses a
             name that does not exist.
     """
-    for problem in kernel.represented_problems():
-        space = kernel.bound_space(problem)
+    for problem in kernel.list_represented_problems():
+        space = kernel.bind_space(problem)
         is_small = space.size is None or space.size <= COUNTED_SPACE
         first = next(iter(space)) if is_small else space.at(0)
         if kernel.default is not None and kernel.default not in space:
-            raise kernel.site.error(
+            raise kernel.site.make_error(
                 f"the default {canonical(kernel.default)} is not in the space for the problem {canonical(problem)}",
                 hint="give a default that `where` admits for every declared problem, or loosen `where`",
             )

@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ktuned.backends import Registry
+from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import JOURNAL_VARIABLE, InvalidMessage, Journal, Places, Trust, frames, parent, replies, requests
 from ktuned.model import Role
-from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.worker import imports
 from ktuned.worker.failures import describe_failure
 from ktuned.worker.reply import Reply, flush_output
@@ -219,8 +219,10 @@ def main(argv: list[str]) -> int:
     OBSERVER.may_restart = True
     known_places = Places.from_argument(places)
     OBSERVER.trust = Trust(known_places.trusted)
-    ACCESSES.own = tuple(filter(None, (known_places.artifacts, known_places.captures, known_places.expected)))
-    ACCESSES.watch()
+    ACCESSES.own_directories = tuple(
+        filter(None, (known_places.artifacts, known_places.captures, known_places.expected))
+    )
+    ACCESSES.start_recording()
     operations = Operations(known_places)
     if pending is None:
         reply.send_answer(replies.Done(replies.Ready(os.getpid(), keeps_journal=journal is not None)))

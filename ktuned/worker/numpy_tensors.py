@@ -125,11 +125,11 @@ class NumPyTensors:
 
     def view_bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
         """View the real and the imaginary parts as unsigned integers."""
-        from ktuned.spec import other_poison_bits
+        from ktuned.spec import look_up_other_poison
 
         parts = self._view_parts(tensor)
         dtypes = [str(part.dtype) for part in ([tensor.real] if len(parts) > 1 else [tensor])]
-        return [(bits, (pattern, other_poison_bits(dtypes[0]))) for bits, pattern, _ in parts]
+        return [(bits, (pattern, look_up_other_poison(dtypes[0]))) for bits, pattern, _ in parts]
 
     def are_equal_bits(self, one: Any, other: Any) -> bool:
         """Compare the elements."""
@@ -183,14 +183,14 @@ class NumPyTensors:
 
     def _view_parts(self, tensor: Any) -> list[tuple[Any, int, bool]]:
         """Return real and imaginary parts as unsigned integers, with their poison and whether no number equals it."""
-        from ktuned.spec import is_distinct, poison_bits
+        from ktuned.spec import has_distinct_poison, look_up_poison
 
         parts = [tensor.real, tensor.imag] if tensor.dtype.kind == "c" else [tensor]
         views = []
         for part in parts:
             name = str(part.dtype)
-            width, pattern = poison_bits(name)
-            views.append((part.view(f"u{width // 8}"), pattern, is_distinct(name)))
+            width, pattern = look_up_poison(name)
+            views.append((part.view(f"u{width // 8}"), pattern, has_distinct_poison(name)))
         return views
 
 

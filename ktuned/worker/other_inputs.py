@@ -56,4 +56,4 @@ def _choose_change(number: int) -> tuple[Change, int]:
 
 def _reseed_random(entry: TensorSpec, seed: int) -> TensorSpec | None:
     is_random = entry.resolved_fill in ("uniform", "normal", "integer") and not entry.file
-    return entry.reseeded(seed) if is_random else None
+    return entry.reseed(seed) if is_random else None

@@ -21,7 +21,7 @@ from random import Random
 
 from ktuned.model import Config, Device, Record, canonical, listed, record
 from ktuned.search import build_domain
-from ktuned.spec import BoundSpace, Kernel, mapping_fault
+from ktuned.spec import BoundSpace, Kernel, find_mapping_fault
 
 MAX_NAMED = 32
 """Most configs of ``prior(p)`` that are tried: a cost model is right early or never."""
@@ -71,7 +71,7 @@ def ask_prior(kernel: Kernel, space: BoundSpace, device: Device) -> PriorChoice:
             for config in _sample_configs(space)
         ]
     except (Exception, SystemExit) as error:
-        raise kernel.site.failure("prior", error) from error
+        raise kernel.site.make_failure("prior", error) from error
     promised = [pair for pair in scored if not math.isnan(pair[0])]
     if scored and not promised:
         fault = f"prior of kernel {kernel.name!r} is ignored: it gave NaN for all {len(scored)} configs; "
@@ -104,7 +104,7 @@ def _take_named_configs(returned: Iterable[Config] | None) -> Iterable[Config]:
 def _to_plain_config(config: Config) -> Config:
     """Return a config with Python's own numbers: arithmetic may have made NumPy's of them."""
     plain = {knob: value.item() if hasattr(value, "item") else value for knob, value in dict(config).items()}
-    if fault := mapping_fault(plain, "a config that it returned"):
+    if fault := find_mapping_fault(plain, "a config that it returned"):
         raise TypeError(fault)
     return plain
 

@@ -23,9 +23,9 @@ from ktuned.backends import (
     hold_only_context,
     nvml,
 )
+from ktuned.dependencies import read_installed_versions
 from ktuned.ipc import replies, requests
 from ktuned.model import BackendError, Device
-from ktuned.spec import installed_versions
 from ktuned.worker import imports
 from ktuned.worker.toolchain import ToolchainObservation
 
@@ -47,7 +47,7 @@ def probe_interpreter(registry: Registry, request: requests.Probe, environ: Path
         nvml.absence() if has_gpu else "",
         tuple(search.installed_strategies()),
         observation.make_report(),
-        installed_versions(),
+        read_installed_versions(),
         sys.executable,
     )
 

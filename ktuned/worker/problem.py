@@ -96,7 +96,7 @@ class ProblemData:
         random.seed(seed_text)
         if kernel.has_tensors:
             tensors.seed_generator(random.getrandbits(63))
-        self._declared = declared = kernel.input_specs(made_for)
+        self._declared = declared = kernel.evaluate_inputs(made_for)
         if self._rows is not None:
             self._rows.check_own(declared)
         self._seed_text = seed_text
@@ -109,30 +109,30 @@ class ProblemData:
         for name, entry in declared.items():
             if isinstance(entry, TensorSpec):
                 try:
-                    self._pristine[name] = self._make_tensor(name, entry.reseeded(seed), seed_text)
+                    self._pristine[name] = self._make_tensor(name, entry.reseed(seed), seed_text)
                 except UsageError as error:
-                    raise kernel.site.error(f"inputs(p): {name}: {error.message}", hint=error.hint) from error
+                    raise kernel.site.make_error(f"inputs(p): {name}: {error.message}", hint=error.hint) from error
                 except RuntimeError as error:
-                    raise kernel.site.failure(f"inputs(p): {name}", error) from error
+                    raise kernel.site.make_failure(f"inputs(p): {name}", error) from error
                 if entry.output:
                     self._outputs.append(name)
             else:
                 try:
                     adopted = tensors.adopt_tensor(entry, device.name, moved)
                 except UsageError as error:
-                    raise kernel.site.error(f"inputs(p): {name}: {error.message}", hint=error.hint) from error
+                    raise kernel.site.make_error(f"inputs(p): {name}: {error.message}", hint=error.hint) from error
                 self._pristine[name] = entry if adopted is None else adopted
                 if adopted is not None and self._rows is not None:
                     self._pristine[name] = self._rows.narrow_input(name, adopted)
         if captured:
             if self._rows is not None:
-                raise kernel.site.error(
+                raise kernel.site.make_error(
                     "batch_invariant compares rows on equal inputs, and this problem's were captured",
                     hint=CAPTURE_AGAIN,
                 )
             self._use_captured(captured, device)
         if not self._outputs and kernel.reference is not None:
-            raise kernel.site.error("there is a reference, but inputs(p) makes no tensor with output=True")
+            raise kernel.site.make_error("there is a reference, but inputs(p) makes no tensor with output=True")
         # Tell apart what launches write, what is poisoned or restored before each, and what must not change.
         self._writes_in_place = tuple(kernel.setup) if isinstance(kernel.setup, tuple) else ()
         self._setup_call: Callable[..., object] | None = None if isinstance(kernel.setup, tuple) else kernel.setup
@@ -157,7 +157,7 @@ class ProblemData:
                     self._pristine[name] = self._guards.keep_copy(f"ktuned's copy of {name}", value)
             self._place_tensors()
         except RuntimeError as error:
-            raise kernel.site.failure("inputs(p)", error) from error
+            raise kernel.site.make_failure("inputs(p)", error) from error
 
     def _place_tensors(self) -> None:
         self.tensors = self._guards.place_tensors(self._pristine, self._spans)
@@ -182,13 +182,13 @@ class ProblemData:
             made = self._pristine.get(name)
             if made is None:
                 names = ", ".join(self._pristine)
-                raise self._kernel.site.error(
+                raise self._kernel.site.make_error(
                     f"inputs were captured for {name!r}, and inputs(p) makes {names}", hint=CAPTURE_AGAIN
                 )
             if (tensor.shape, tensor.dtype) != (made.shape, made.dtype):
                 # A captured scalar has the widest dtype of its kind; it is converted.
                 if tensor.shape or math.prod(made.shape) != 1:
-                    raise self._kernel.site.error(
+                    raise self._kernel.site.make_error(
                         f"the captured {name} is {tensor.dtype} of {tuple(tensor.shape)}, "
                         f"and inputs(p) makes {made.dtype} of {tuple(made.shape)}",
                         hint=CAPTURE_AGAIN,
@@ -413,25 +413,25 @@ class ProblemData:
         except KernelFileError:
             raise
         except BaseException as error:
-            raise site.failure("reference", error) from error
+            raise site.make_failure("reference", error) from error
         if not isinstance(result, Mapping):
             if len(self._outputs) != 1:
-                raise site.error(f"the reference must return a dict with the outputs {', '.join(self._outputs)}")
+                raise site.make_error(f"the reference must return a dict with the outputs {', '.join(self._outputs)}")
             result = {self._outputs[0]: result}
         if set(result) != set(self._outputs):
             returned = ", ".join(sorted(result)) or "nothing"
-            raise site.error(f"the reference returned {returned}; the outputs are {', '.join(self._outputs)}")
+            raise site.make_error(f"the reference returned {returned}; the outputs are {', '.join(self._outputs)}")
         expected = {}
         for name, returned in result.items():
             value = self._library.adopt_tensor(returned, self._device.name)
             if value is None:
-                raise site.error(
+                raise site.make_error(
                     f"the reference returned a {type(returned).__name__} for {name}, not a {self._library.word}"
                 )
             expected[name] = value
             made = self._pristine[name]
             if value.shape != made.shape:
-                raise site.error(
+                raise site.make_error(
                     f"the reference returned {name} of shape {tuple(value.shape)}, and inputs(p) makes it of shape "
                     f"{tuple(made.shape)}"
                 )
@@ -449,7 +449,9 @@ class ProblemData:
         for name, parameter in parameters.items():
             if name not in inputs and parameter.default is parameter.empty and parameter.kind not in _COLLECTING:
                 known = listed(inputs, near=name)
-                raise self._kernel.site.error(f"the reference takes {name!r}, which inputs(p) does not make {known}")
+                raise self._kernel.site.make_error(
+                    f"the reference takes {name!r}, which inputs(p) does not make {known}"
+                )
         return reference(**{name: value for name, value in inputs.items() if name in parameters})
 
     def _run_default_config(
@@ -465,7 +467,7 @@ class ProblemData:
         run_default(tensors)
         for name in self._poisoned:
             if never_written(tensors[name]):
-                raise self._kernel.site.error(
+                raise self._kernel.site.make_error(
                     f"reference='default', but the default config never writes {name}", hint="give a reference"
                 )
         return {name: tensors[name] for name in self._outputs}

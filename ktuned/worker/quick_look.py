@@ -76,11 +76,11 @@ class QuickLook:
         """
         import torch
 
-        from ktuned.spec import as_bits
+        from ktuned.spec import view_as_bits
 
         # All flags are made before the only wait for the device.
         flags = [flag for name, ends in self._bounds.items() for flag in _flag_within(tensors[name], *ends)]
-        flags += [(as_bits(one) == as_bits(other)).all() for one, other in unchanged]
+        flags += [(view_as_bits(one) == view_as_bits(other)).all() for one, other in unchanged]
         flags += [] if intact is None else [intact]
         return all(torch.stack(flags).tolist())
 

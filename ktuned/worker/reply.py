@@ -84,7 +84,7 @@ class Reply:
         self._held.clear()
         self._held_bytes = 0
         if self._journal is not None:
-            self._journal.follow()
+            self._journal.follow_request()
 
     def begin_phase(self, phase: Phase) -> None:
         """Report that a phase begins: the daemon counts its deadline from now on."""
@@ -93,7 +93,7 @@ class Reply:
             return
         self._require_worker()
         self._phase = phase
-        self._journal.enter(phase)
+        self._journal.enter_phase(phase)
 
     def send_item(self, value: Any, *, hold_s: float = 0.0) -> None:
         """Send one of several results, and begin the current phase again for the next one.
@@ -110,7 +110,7 @@ class Reply:
             return
         self._require_worker()
         # Before anything is written: from now on, a deadline that passes is the next item's.
-        self._journal.enter(self._phase)
+        self._journal.enter_phase(self._phase)
         frame = replies.encode(answer)
         now = monotonic()
         if not self._held:
@@ -122,7 +122,7 @@ class Reply:
             flush_output()
             self.send_held_frames()
         else:
-            self._journal.hold(frame)
+            self._journal.hold_item(frame)
 
     def announce_end_of_computing(self) -> None:
         """Report that the rest of the request only waits for the disk, so that others may have the processor."""
@@ -145,7 +145,7 @@ class Reply:
             return
         self._write_frames(b"".join(self._held))
         if self._journal is not None:
-            self._journal.sent(len(self._held))
+            self._journal.record_sent(len(self._held))
         self._held.clear()
         self._held_bytes = 0
 

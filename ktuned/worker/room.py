@@ -62,11 +62,11 @@ def require_room(device: str, declared: Mapping[str, Any]) -> None:
     """
     import torch
 
-    from ktuned.spec import layout
+    from ktuned.spec import find_layout
 
     sizes = {}
     for name, entry in declared.items():
-        dtype, shape, _ = layout(entry)
+        dtype, shape, _ = find_layout(entry)
         elements = math.prod(shape)
         sizes[name] = (elements * getattr(torch, dtype).itemsize, elements)
     has_context = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktuned.backends import deciding, finding, private
-from ktuned.ipc import ABSENT, replies, sight, stamp
+from ktuned.ipc import ABSENT, replies, stamp, take_sight
 from ktuned.model import Device
 
 if TYPE_CHECKING:
@@ -82,15 +82,15 @@ class ToolchainObservation:
         """Return the limits that apply to a device; only CPUs have any."""
         return {f"cpu {name}": value for name, value in self._limits.items()} if device.kind == "cpu" else {}
 
-    def make_report(self) -> replies.Observed:
+    def make_report(self) -> replies.ProbeDependencies:
         """Return what the daemon has to look at."""
         patterns = tuple(self._patterns)
         variables = deciding(patterns, self._environment) | finding(self._environment)
-        return replies.Observed(self._files, patterns, variables, self._limits)
+        return replies.ProbeDependencies(self._files, patterns, variables, self._limits)
 
     def _note_file(self, path: Path | None) -> None:
         if path is not None:
-            self._files.setdefault(str(path), sight(str(path)))
+            self._files.setdefault(str(path), take_sight(str(path)))
 
 
 def _find_record(found: Distribution) -> Path | None:

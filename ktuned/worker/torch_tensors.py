@@ -149,15 +149,15 @@ class TorchTensors:
 
     def poison_tensor(self, tensor: Any) -> None:
         """Poison on the tensor's device."""
-        from ktuned.spec import poison
+        from ktuned.spec import fill_with_poison
 
-        poison(tensor)
+        fill_with_poison(tensor)
 
     def view_bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
         """View the memory as signed integers."""
-        from ktuned.spec import as_bits, signed_poisons
+        from ktuned.spec import look_up_signed_poisons, view_as_bits
 
-        return [(as_bits(tensor), signed_poisons(tensor))]
+        return [(view_as_bits(tensor), look_up_signed_poisons(tensor))]
 
     def are_equal_bits(self, one: Any, other: Any) -> bool:
         """Compare on the tensors' device."""
@@ -165,21 +165,21 @@ class TorchTensors:
 
     def find_unwritten(self, tensor: Any) -> Any:
         """Look for the poison on the tensor's device."""
-        from ktuned.spec import unwritten
+        from ktuned.spec import find_unwritten
 
-        return unwritten(tensor)
+        return find_unwritten(tensor)
 
     def are_same_tensors(self, one: Any, other: Any) -> bool:
         """Compare on the tensors' device."""
-        from ktuned.spec import is_same
+        from ktuned.spec import hold_same_bits
 
-        return is_same(one, other)
+        return hold_same_bits(one, other)
 
     def digest_tensors(self, tensors: Sequence[Any]) -> Any:
         """Hash on the tensors' device; on the CPU like NumPy's arrays, which is ten times as fast there."""
-        from ktuned.spec import as_bits
+        from ktuned.spec import view_as_bits
 
-        views = [as_bits(tensor) for tensor in tensors]
+        views = [view_as_bits(tensor) for tensor in tensors]
         if all(view.device.type == "cpu" for view in views):
             digest = hashlib.blake2b(digest_size=8)
             for view in views:

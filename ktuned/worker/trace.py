@@ -19,23 +19,23 @@ from dataclasses import replace
 from pathlib import Path
 from time import time_ns
 
+from ktuned.dependencies import ACCESSES, OBSERVER, digest_meaning, find_distribution, find_installed_place, find_owners
 from ktuned.ipc import (
     ABSENT,
     LISTING,
     Places,
-    absolute,
-    agrees,
-    is_way,
-    lexical,
-    relative,
+    is_directory_stamp,
+    make_absolute,
+    make_relative,
+    normalize_path,
     requests,
-    sight,
     stamp,
     stamp_directory,
-    stamps,
+    stamp_files,
+    stamps_agree,
+    take_sight,
 )
-from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError, value_digest
-from ktuned.spec import ACCESSES, OBSERVER, distribution, file_meaning, installed_in, owners
+from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError, digest_variable
 
 YOUNG_NS = 20_000_000
 """A file that was changed this shortly before reading began may have changed during it, too: the coarsest clock that
@@ -67,23 +67,23 @@ def look_again(entry: Observation, root: str) -> Observation:
         # Not as the kernel file's own code has set it: that code counts already.
         environment = os.environ if OBSERVER.kernel_file is None else OBSERVER.environ
         value = environment.get(entry.name.removeprefix(ENVIRONMENT))
-        return replace(entry, digest=value_digest(value))
+        return replace(entry, digest=digest_variable(value))
     if entry.name.startswith(UNOBSERVED):
         return entry
     if entry.name.startswith(DISTRIBUTION):
         return _look_for_distribution(entry, root)
-    place = Path(absolute(entry.name, root))
-    place_stamps = stamps([place])
+    place = Path(make_absolute(entry.name, root))
+    place_stamps = stamp_files([place])
     meaning = ""
     digest = place_stamps[str(place)]
     if entry.name.endswith("/"):
         digest = stamp_directory(place)
     elif entry.meaning and digest != ABSENT and not digest.startswith(LISTING):
-        with ACCESSES.apart():
+        with ACCESSES.pause_recording():
             content = place.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
-        meaning = file_meaning(place, content)
-    places = tuple(relative(path, root) for path in place_stamps)
+        meaning = digest_meaning(place, content)
+    places = tuple(make_relative(path, root) for path in place_stamps)
     return replace(entry, digest=digest, meaning=meaning, places=places)
 
 
@@ -92,13 +92,13 @@ def _look_for_distribution(entry: Observation, root: str) -> Observation:
 
     Without such a directory, it is looked for where this interpreter imports from.
     """
-    sites = [str(Path(absolute(place, root)).parent.parent) for place in entry.places[:1]] or sys.path
+    sites = [str(Path(make_absolute(place, root)).parent.parent) for place in entry.places[:1]] or sys.path
     name = entry.name.removeprefix(DISTRIBUTION)
-    owner = next(filter(None, (distribution(site, name) for site in sites if site)), None)
+    owner = next(filter(None, (find_distribution(site, name) for site in sites if site)), None)
     if owner is None:
         return replace(entry, digest=ABSENT, meaning="")
-    place = relative(str(owner.record), root)
-    return replace(entry, digest=stamp(owner.record), meaning=owner.identity(), places=(place,))
+    place = make_relative(str(owner.record), root)
+    return replace(entry, digest=stamp(owner.record), meaning=owner.digest_contents(), places=(place,))
 
 
 class Trace:
@@ -108,22 +108,22 @@ class Trace:
     """
 
     def __init__(self, kernel: requests.KernelRef, places: Places) -> None:
-        self._root = str(places.root(kernel.project))
+        self._root = str(places.locate_root(kernel.project))
         self._unobserved = f"{UNOBSERVED}{kernel.version}:"
         self._known = set(kernel.compiled)
         self._known_variables = kernel.variables
-        self._home = installed_in(str(places.file(kernel.project, kernel.file)))
+        self._home = find_installed_place(str(places.locate_file(kernel.project, kernel.file)))
         self._began_ns = time_ns()
         self._seen: dict[Path, str] = {}
         # Only files that compilers read themselves: Python is compiled from the very bytes that were digested.
         self._compiled = [
-            str(places.file(kernel.project, name)) for name in kernel.compiled if not name.endswith(".py")
+            str(places.locate_file(kernel.project, name)) for name in kernel.compiled if not name.endswith(".py")
         ]
         self._sights: dict[str, str] = {}
 
     def begin_reading(self) -> None:
         """Record how the files look that compilers are known to read, just before they do."""
-        self._sights = {path: sight(path) for path in self._compiled}
+        self._sights = {path: take_sight(path) for path in self._compiled}
 
     def is_steady(self, read: Iterable[Path]) -> bool:
         """Return whether these files, read or found absent, were surely the same while they were read.
@@ -133,7 +133,7 @@ class Trace:
         """
         # No short cut: each file has to be stamped now, for the second reading.
         verdicts = [self._is_file_steady(path) for path in self._find_unknown_files(read).values()]
-        return all(verdicts) and all(sight(path) == seen for path, seen in self._sights.items())
+        return all(verdicts) and all(take_sight(path) == seen for path, seen in self._sights.items())
 
     def _is_file_steady(self, path: Path) -> bool:
         now = stamp(path)
@@ -166,15 +166,15 @@ class Trace:
         """
         entries = []
         for name, path in sorted(self._find_unknown_files(read).items()):
-            place = relative(str(path), self._root)
-            if is_way(read.get(path, ABSENT)):
+            place = make_relative(str(path), self._root)
+            if is_directory_stamp(read.get(path, ABSENT)):
                 name = f"{name}/"
             meaning = EXECUTED if path in executed else ""
             entries.append(look_again(Observation(name, ABSENT, meaning, places=(place,), is_source=True), self._root))
-            if not agrees(entries[-1].digest, self._seen.get(path, entries[-1].digest)):
+            if not stamps_agree(entries[-1].digest, self._seen.get(path, entries[-1].digest)):
                 raise SourceChanged(f"{path} changed while it was compiled", tuple(entries))
         for variable, value in sorted(variables.items()):
-            digest = value_digest(value)
+            digest = digest_variable(value)
             if self._known_variables.get(variable) != digest:
                 entries.append(Observation(ENVIRONMENT + variable, digest, is_source=True))
         entries += [Observation(f"{self._unobserved}{reason}", ABSENT) for reason in unobserved]
@@ -186,12 +186,12 @@ class Trace:
         A file that a distribution has installed counts by that distribution's record, unless it is the kernel's own.
         """
         names: dict[str, Path] = {}
-        for path in map(lexical, read):
-            place = installed_in(str(path))
-            installed = owners(place) if place is not None and place != self._home else ()
+        for path in map(normalize_path, read):
+            place = find_installed_place(str(path))
+            installed = find_owners(place) if place is not None and place != self._home else ()
             names |= {f"{DISTRIBUTION}{owner.name}": owner.record for owner in installed}
-            name = relative(str(path), self._root)
+            name = make_relative(str(path), self._root)
             # Directories above the project surely exist; they say nothing.
             if not installed and set(name.split("/")) - {"..", "."}:
                 names[name] = path
-        return {name: path for name, path in names.items() if relative(str(path), self._root) not in self._known}
+        return {name: path for name, path in names.items() if make_relative(str(path), self._root) not in self._known}

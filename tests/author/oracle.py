@@ -41,10 +41,10 @@ class Number:
 def truths(kernel: Any, env: dict[str, str], home: Path) -> dict[str, str]:
     """Return the hash of each config of a loaded kernel."""
     found = {}
-    for problem in kernel.problem_list():
-        inputs = [repr(spec) for spec in kernel.input_specs(problem).values()]
+    for problem in kernel.list_problems():
+        inputs = [repr(spec) for spec in kernel.evaluate_inputs(problem).values()]
         computed = kernel.reference(Number(3.0))["y"].value
-        for config in kernel.bound_space(problem):
+        for config in kernel.bind_space(problem):
             build = kernel.build(problem, config)
             made = home / f"{kernel.name}_{len(os.listdir(home))}.so"
             try:

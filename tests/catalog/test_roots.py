@@ -8,7 +8,7 @@ import pytest
 from ktuned.catalog.roots import asked_again, distribution_of, known_roots, make_root, name_roots, project_top
 from ktuned.ipc import Trust
 from ktuned.model.errors import SettingsError
-from ktuned.model.kernel import Asked, Root
+from ktuned.model.kernel import Root, RootSettings
 
 FILE = "name = 'gemms'\npython = 'bin/python'\nenv = {A = '1', B = '1'}"
 
@@ -80,7 +80,7 @@ def test_a_project_file_that_cannot_be_followed_keeps_the_known_name(tmp_path: P
 
 def root(path: str, name: str, *, is_asked: bool = False) -> Root:
     """Return a root, whose name was perhaps asked for."""
-    return Root(path, name, "python", asked=Asked(name if is_asked else ""))
+    return Root(path, name, "python", asked=RootSettings(name if is_asked else ""))
 
 
 def test_names_differ() -> None:

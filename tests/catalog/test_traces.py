@@ -11,7 +11,7 @@ import pytest
 from ktuned.catalog.catalog import Inspection
 from ktuned.catalog.traces import SourceChanged
 from ktuned.model.kernel import KernelInfo
-from ktuned.model.trace import Observation, combine
+from ktuned.model.trace import Observation, extend_digest
 from ktuned.model.values import Status
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.serve.explain import Explainer
@@ -48,14 +48,14 @@ async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> No
         kernel = await _tuned(parts, before)
         assert "cfg.txt" in kernel.learned
         news = {name: entry for name, entry in kernel.learned.items() if name not in before.learned}
-        assert kernel.digest == combine(before.digest, news.values())
+        assert kernel.digest == extend_digest(before.digest, news.values())
         assert str(cfg) in {path for path, _ in parts.catalog.inspected_stamps()}
         assert _status(parts) is Status.FRESH
         assert any("cfg.txt" in event["names"] for event in parts.told.of("learned"))
 
         cfg.write_text("two")
         edited = await parts.inspect()
-        assert edited.digest == combine(before.digest, {**news, "cfg.txt": edited.learned["cfg.txt"]}.values())
+        assert edited.digest == extend_digest(before.digest, {**news, "cfg.txt": edited.learned["cfg.txt"]}.values())
         assert edited.digest != kernel.digest
         assert _status(parts) is Status.STALE
         why = Explainer(
@@ -175,9 +175,9 @@ async def test_a_name_that_one_of_two_equal_inspections_sees_is_none_of_its_kern
         await parts.daemon.traces.learn_names(kernel, [Observation("a.txt", "aa", places=("a.txt",))])
         before = parts.catalog.resolve_kernel("it")
         chance = Observation("env:CHANCE", "")
-        changes = parts.catalog.apply_inspections([Inspection(kernel.file, (before.observed([chance]),))])
+        changes = parts.catalog.apply_inspections([Inspection(kernel.file, (before.with_observed([chance]),))])
         assert (changes.changed, parts.catalog.resolve_kernel("it").digest) == ((), before.digest)
-        edited = kernel.observed([Observation("a.txt", "bb", places=before.learned["a.txt"].places), chance])
+        edited = kernel.with_observed([Observation("a.txt", "bb", places=before.learned["a.txt"].places), chance])
         changes = parts.catalog.apply_inspections([Inspection(kernel.file, (edited,))])
         assert changes.changed == (kernel.name,)
         assert "env:CHANCE" in parts.catalog.resolve_kernel("it").learned

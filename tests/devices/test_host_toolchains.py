@@ -40,7 +40,7 @@ class Probed:
         backend = replies.BackendReport("1", {"compiler": COMPILERS[environment.host]}, devices=(DEVICE,))
 
         async def send_request(request: object, deadlines: Mapping[str, float]) -> tuple[replies.ProbeReport, None]:
-            observed = replies.Observed({}, (), finding(os.environ), cpu.limits())
+            observed = replies.ProbeDependencies({}, (), finding(os.environ), cpu.limits())
             return replies.ProbeReport("3.12", {"fake": backend}, observed=observed), None
 
         yield SimpleNamespace(send_request=send_request)

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from ktuned.devices import Environments, SurveyIntervals, ToolchainSurvey
 from ktuned.devices.environment_report import find_difference
 from ktuned.fleet import Environment
-from ktuned.ipc import replies, sight
-from ktuned.model import Context, KernelInfo, Outcome, sentence
+from ktuned.ipc import replies, take_sight
+from ktuned.model import Context, KernelInfo, Outcome, describe_change
 from ktuned.scheduling.reverification import REASON
 from ktuned.serve.explain import Explainer
 from tests.assembled import ALL_ROUNDS, FAKE_BACKEND, Parts, assembled, kernel_text
@@ -83,7 +83,7 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
         daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.lookups.find_doubt
     ).explain_winners
     (entry,) = explain(kernel)
-    reasons = [sentence(change) for change in entry["changes"]]
+    reasons = [describe_change(change) for change in entry["changes"]]
     assert "toolchain: compiler was fakecc 1.0, is fakecc 2.0" in reasons
     assert any(reason.startswith("toolchain: content of fakecc was ") for reason in reasons)
     parts.kill_workers()
@@ -256,8 +256,8 @@ def test_what_a_report_depends_on(tmp_path: Path) -> None:
     """Files, variables that decide or by which things are found, and limits end a report when they change."""
     there, absent = tmp_path / "there", tmp_path / "absent"
     there.write_text("1")
-    files = {str(path): sight(str(path)) for path in (there, absent)}
-    held = replies.Observed(files, ("CXX", "OMP_*"), {"env:OMP_NUM_THREADS": "4"}, {"quota": "2 cores"})
+    files = {str(path): take_sight(str(path)) for path in (there, absent)}
+    held = replies.ProbeDependencies(files, ("CXX", "OMP_*"), {"env:OMP_NUM_THREADS": "4"}, {"quota": "2 cores"})
     variables, limits = {"OMP_NUM_THREADS": "4", "HOME": "/"}, {"quota": "2 cores"}
     assert find_difference(held, variables, limits) == ""
     assert find_difference(held, {**variables, "CXX": "clang++"}, limits) == "the environment variable CXX changed"

@@ -77,7 +77,7 @@ def has_nvcc() -> bool:
 def compile_configs(into: Path, target: str) -> dict[str, tuple[Unit, Compiled]]:
     """Compile configs as one group and return each one's unit and result."""
     kernel = load_kernel()
-    (problem,) = kernel.problem_list()
+    (problem,) = kernel.list_problems()
     units = {
         name: Unit(name, kernel.build(problem, config), (SOURCE,), kernel.file, "softmax", target)
         for name, config in CONFIGS.items()
@@ -90,8 +90,8 @@ def compile_configs(into: Path, target: str) -> dict[str, tuple[Unit, Compiled]]
 def test_the_space_is_worth_a_tuner() -> None:
     """Some hundred configs of all methods, the default among them; each is built by the CUDA backend."""
     kernel = load_kernel()
-    (problem,) = kernel.problem_list()
-    configs = list(kernel.bound_space(problem))
+    (problem,) = kernel.list_problems()
+    configs = list(kernel.bind_space(problem))
     assert len(configs) >= 100
     assert {config["METHOD"] for config in configs} == {"THREE_READS", "TWO_READS", "ONE_READ"}
     assert all(config in configs for config in (kernel.default, *CONFIGS.values()))

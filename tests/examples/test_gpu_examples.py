@@ -37,7 +37,7 @@ from pathlib import Path
 import torch, triton
 from ktuned_client import Client
 from ktuned_triton import Triton, install, load
-from ktuned.spec.loader import kernel_module
+from ktuned.spec.loader import get_kernel_module
 hit = Client(deadline_s=1.0).lookup("triton_matmul:triton_matmul", {"M": 4096, "N": 4096, "K": 4096})
 assert hit.artifact is not None, hit
 a, b = (torch.randn(4096, 4096, device="cuda").half() for _ in "ab")
@@ -49,7 +49,7 @@ del CUDABackend.make_cubin  # compiling would now fail
 config = dict(hit.config)
 sizes = {"num_warps": config.pop("WARPS"), "num_stages": config.pop("STAGES")}
 grid = (triton.cdiv(4096, config["BLOCK_M"]) * triton.cdiv(4096, config["BLOCK_N"]),)
-matmul = kernel_module(Path(sys.argv[1])).matmul_kernel
+matmul = get_kernel_module(Path(sys.argv[1])).matmul_kernel
 matmul[grid](a, b, called, 4096, 4096, 4096, 4096, 1, 4096, 1, 4096, 1, **config, **sizes)
 torch.testing.assert_close(loaded, a @ b, rtol=1e-2, atol=0.2)
 assert torch.equal(called, loaded)

@@ -36,11 +36,11 @@ import without_torch  # noqa: F401 - its import is its effect
 from ktuned.backends.contract import Absence, Absent, Backend, Compiled, EnergyCounter, Kernel, Launch, Unit
 from ktuned.backends.contract import Build as AnyBuild
 from ktuned.backends.programs import on_path
+from ktuned.dependencies import ACCESSES
 from ktuned.model.device import Device
 from ktuned.model.errors import BackendError, Unsupported
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
-from ktuned.spec import ACCESSES
 
 _MUCH = bytes(1_000_000)
 
@@ -99,7 +99,7 @@ def _compiler_version() -> str:
 
 def is_open(gate: str) -> bool:
     """Return whether a gate is open; a test's gates are no input of a kernel."""
-    with ACCESSES.apart():
+    with ACCESSES.pause_recording():
         return (Path(os.environ["FAKE_GATE"]) / gate).exists()
 
 

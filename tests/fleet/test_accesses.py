@@ -218,7 +218,7 @@ async def test_data_that_inputs_read_is_reported_when_a_problem_is_opened(projec
     assert opened.keys() == {"data/one.bin", "late.py"}
     assert all(entry.is_data and not entry.is_source for entry in opened.values())
     assert opened["late.py"].digest == digest
-    assert (await project.open(kernel.observed(opened.values()))).observed == ()
+    assert (await project.open(kernel.with_observed(opened.values()))).observed == ()
 
 
 async def test_data_that_a_space_reads_is_reported_by_its_exploration(project: Project) -> None:
@@ -405,4 +405,4 @@ async def test_a_variable_that_the_code_sets_is_the_same_in_all_phases(project: 
     assert entry.digest == ""
     again = await project.inspect(setting, inputs=reading, learned=(entry,))
     assert again.learned["env:WIDTH"].digest == entry.digest
-    assert again.contradicted(opened.observed) is None
+    assert again.find_contradiction(opened.observed) is None

@@ -15,7 +15,7 @@ from ktuned.fleet.failures import CannotOpen, DeadlineExpired, RequestFailed, Wo
 from ktuned.fleet.fleet import Fleet
 from ktuned.fleet.lane_machine import Bench
 from ktuned.fleet.lanes import Lane
-from ktuned.ipc import artifact_place, manifest, replies, requests
+from ktuned.ipc import locate_artifact, manifest, replies, requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.plan import Plan, Preset
@@ -320,7 +320,7 @@ async def test_a_config_that_raises_crashes_or_hangs_replaces_its_worker_alone(
             return requests.Trial(tuple(units[one] for one in does), preset, False, stop_above_us)
 
         for unit in units.values():
-            seal(artifact_place(tmp_path / "artifacts", unit.key), unit)
+            seal(locate_artifact(tmp_path / "artifacts", unit.key), unit)
         async with lane.hold(1):
             for does, (outcome, phase) in OUTCOMES.items():
                 await lane.open_problem(problem, deadlines)
@@ -343,7 +343,7 @@ async def test_a_config_that_raises_crashes_or_hangs_replaces_its_worker_alone(
             assert measured.message.startswith("cannot win: "), measured.message
             assert measured.message.endswith("by 3 samples"), measured.message
             assert (measured.low_us or 0.0) <= (measured.latency_us or 0.0) <= (measured.high_us or 0.0)
-            (artifact_place(tmp_path / "artifacts", "wrong-key") / "kernel.json").write_text("{}")
+            (locate_artifact(tmp_path / "artifacts", "wrong-key") / "kernel.json").write_text("{}")
             measured, _ = await lane.send_request(trial("wrong"), deadlines)
             assert (measured.outcome, measured.message) == (None, "wrong-key: kernel.json is not what was sealed")
             assert lane.worker_pid == first

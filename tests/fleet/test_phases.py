@@ -34,12 +34,12 @@ class Followed:
         )
         self.phases.keeps_journal = keeps_journal
         self.phases.begin_request(1, Phase.LOAD, DEADLINES)
-        self.worker.follow()
+        self.worker.follow_request()
 
     def enter(self, phase: Phase) -> None:
         """Have the worker enter a phase, by its journal or by a message."""
         if self.phases.keeps_journal:
-            self.worker.enter(phase)
+            self.worker.enter_phase(phase)
         else:
             self.phases.enter_phase(phase)
 
@@ -92,10 +92,10 @@ def test_nonsense_in_a_journal_gives_no_time(phase: Phase, skew_s: float) -> Non
     """Phases without a deadline, from the future or from before the request: the one that was known goes on."""
     followed = Followed(keeps_journal=True)
     false = Journal(os.dup(followed.worker.descriptor), clock=lambda: followed.loop.now + skew_s)
-    false.follow()
-    false.enter(phase)
+    false.follow_request()
+    false.enter_phase(phase)
     if phase is Phase.TIMING:
-        followed.worker.enter(phase)
+        followed.worker.enter_phase(phase)
     followed.loop.turn_to(300.0)
     assert followed.over_at == [60.0]
     false.close()
@@ -105,7 +105,7 @@ def test_nonsense_in_a_journal_gives_no_time(phase: Phase, skew_s: float) -> Non
 def test_what_was_known_stays_known_after_the_end() -> None:
     """A worker that has died is asked in which phase."""
     followed = Followed(keeps_journal=True)
-    followed.worker.enter(Phase.CHECK)
+    followed.worker.enter_phase(Phase.CHECK)
     followed.close()
     assert followed.phases.current is Phase.CHECK
     assert followed.phases.read_durations().keys() == {"load", "check"}

@@ -118,7 +118,7 @@ def _be_worker(message: dict[str, Any], descriptors: list[int]) -> NoReturn:
     import fcntl
     import tempfile
 
-    from ktuned.spec import origin
+    from ktuned.dependencies import origin
 
     null = os.open(os.devnull, os.O_RDONLY)
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _ABOVE) for descriptor in (null, *descriptors)]
@@ -132,7 +132,7 @@ def _be_worker(message: dict[str, Any], descriptors: list[int]) -> NoReturn:
     _show(message["environment"])
     # What the parent has found by its own environment.
     tempfile.tempdir = None
-    origin.caches.cache_clear()
+    origin.list_cache_directories.cache_clear()
     origin.is_foreign.cache_clear()
     _follow_log(os.environ.get(VARIABLE))
     python, *arguments = message["command"]

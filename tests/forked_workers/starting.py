@@ -96,7 +96,7 @@ def lent(
 ) -> Iterator[tuple[dict[str, str], list[int]]]:
     """Lend parents to a daemon of this environment: yield the variable that it needs, and descriptors to pass."""
     with tempfile.TemporaryDirectory() as scratch:
-        observed = observer.settings(Path(scratch), environment, [])
+        observed = observer.make_worker_variables(Path(scratch), environment, [])
     variables = deciding({**environment, **observed})
     connections = {role: _parent(role, variables).connect() for role in Role}
     numbers = {role: connection.fileno() for role, connection in connections.items()}

@@ -49,7 +49,7 @@ def test_every_split_in_two_gives_the_same_messages() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(MESSAGES, max_size=4), st.lists(st.integers(0, 400), max_size=8))
-def test_messages_survive_any_splits(messages: list[dict[str, Any]], cuts: list[int]) -> None:
+def test_messages_survive_any_split(messages: list[dict[str, Any]], cuts: list[int]) -> None:
     """What MessagePack can carry arrives equal, in order, however the bytes are cut."""
     stream = b"".join(encode(message) for message in messages)
     places = sorted({0, *(cut for cut in cuts if cut < len(stream)), len(stream)})
@@ -57,7 +57,7 @@ def test_messages_survive_any_splits(messages: list[dict[str, Any]], cuts: list[
 
 
 @given(st.binary(max_size=300), st.integers(1, 7))
-def test_garbage_is_refused_and_nothing_else_happens(garbage: bytes, step: int) -> None:
+def test_garbage_raises_a_frame_error_alone(garbage: bytes, step: int) -> None:
     """Any bytes at all give maps, or a FrameError; never another exception."""
     decoder = Decoder()
     try:
@@ -93,7 +93,7 @@ def test_a_garbage_body_is_refused(body: bytes) -> None:
     ],
     ids=["empty", "never-used", "cut-short", "two", "not-utf8", "list-as-key", "deep", "list", "int"],
 )
-def test_what_is_no_message_is_named(body: bytes, message: str) -> None:
+def test_a_body_that_is_no_message_is_named(body: bytes, message: str) -> None:
     """A body that is not one map of MessagePack is refused with what it is."""
     with pytest.raises(FrameError, match=message):
         decode([framed(body)])

@@ -31,7 +31,7 @@ def rewrite(artifact: Path, **changes: object) -> None:
     path.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
 
 
-def test_what_was_sealed_is_read_back(artifact: Path) -> None:
+def test_a_written_manifest_is_read_back(artifact: Path) -> None:
     """Key, backend, facts and every file come back; the manifest itself is not among the files."""
     found = manifest.verify(artifact, required=REQUIRED)
     assert (found.key, found.backend, found.facts) == ("abcd", "fake", {"registers": 32, "names": ["a"]})

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ktuned.ipc import InvalidMessage, Places, absolute, from_plain, relative, replies, requests, to_plain
+from ktuned.ipc import InvalidMessage, Places, from_plain, make_absolute, make_relative, replies, requests, to_plain
 from ktuned.ipc.frames import Decoder
 from ktuned.model.keys import Phase
 from ktuned.model.values import Outcome
@@ -86,14 +86,14 @@ def test_every_operation_has_a_request() -> None:
     """The worker's operations are those that can be requested; each has a reply that can travel."""
     assert tuple(requests.REQUESTS) == OPERATIONS
     for request in requests.REQUESTS.values():
-        for answer in filter(None, requests.answer_types(request)):
+        for answer in filter(None, requests.find_answer_types(request)):
             assert dataclasses.is_dataclass(answer)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_a_request_arrives_as_it_was(operation: str, data: st.DataObject) -> None:
+def test_a_request_arrives_unchanged(operation: str, data: st.DataObject) -> None:
     """Every field of every request survives the pipe."""
     request = data.draw(values_of(requests.REQUESTS[operation]))
     assert requests.decode(received(requests.encode(request))) == request
@@ -102,9 +102,9 @@ def test_a_request_arrives_as_it_was(operation: str, data: st.DataObject) -> Non
 @pytest.mark.parametrize("operation", OPERATIONS)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_an_answer_arrives_as_it_was(operation: str, data: st.DataObject) -> None:
+def test_an_answer_arrives_unchanged(operation: str, data: st.DataObject) -> None:
     """Replies, items, phases and failures survive the pipe, each recognised as what it is."""
-    reply, item = requests.answer_types(requests.REQUESTS[operation])
+    reply, item = requests.find_answer_types(requests.REQUESTS[operation])
     kinds: list[st.SearchStrategy[replies.Answer]] = [values_of(reply).map(replies.Done)]
     kinds += [values_of(Phase).map(replies.PhaseBegun)]
     kinds += [values_of(replies.Failure).map(replies.Failed)]
@@ -114,7 +114,7 @@ def test_an_answer_arrives_as_it_was(operation: str, data: st.DataObject) -> Non
 
 
 @given(message=st.dictionaries(TEXT | st.sampled_from(["op", "phase", "item", "done", "failed"]), PLAIN, max_size=4))
-def test_nonsense_is_refused_and_nothing_else_happens(message: dict[str, Any]) -> None:
+def test_nonsense_raises_invalid_message_alone(message: dict[str, Any]) -> None:
     """Any map at all is a request, an answer or an InvalidMessage; never another exception."""
     for decode in (requests.decode, lambda it: replies.decode(it, replies.Measurement, replies.CompiledUnit)):
         with contextlib.suppress(InvalidMessage):
@@ -152,7 +152,7 @@ def test_a_refusal_names_the_field(message: dict[str, Any], reason: str) -> None
 @pytest.mark.parametrize(
     "bad", [{}, {"what": 1}, {"phase": [1]}, {"phase": "sing"}, {"item": {}}, {"done": 5}, {"failed": {"code": 1}}]
 )
-def test_what_is_no_answer_is_refused(bad: dict[str, Any]) -> None:
+def test_a_message_that_is_no_answer_is_refused(bad: dict[str, Any]) -> None:
     """A worker's pipe may be written by the code that it runs; an operation without items sends none."""
     with pytest.raises(InvalidMessage):
         replies.decode(bad, replies.Empty, None)
@@ -173,16 +173,16 @@ def test_a_request_names_no_place_of_this_machine() -> None:
     """
     here = "/home/me/project"
     paths = [f"{here}/tune_it.py", f"{here}/sub/k.cu", "/home/me/headers/k.h", f"{here}x/k.h", "/usr/local/bin/as"]
-    named = [relative(path, here) for path in paths]
+    named = [make_relative(path, here) for path in paths]
     assert named == ["tune_it.py", "sub/k.cu", "../headers/k.h", "../projectx/k.h", "/usr/local/bin/as"]
-    assert [absolute(name, here) for name in named] == paths
+    assert [make_absolute(name, here) for name in named] == paths
     there = Places({"p": "/srv/p"}, "/srv/artifacts", "/srv/captures", "/srv/expected")
     assert Places.from_argument(there.to_argument()) == there
-    assert [str(there.file("p", name)) for name in named[1:3]] == ["/srv/p/sub/k.cu", "/srv/headers/k.h"]
-    assert str(there.artifact("ab12")) == "/srv/artifacts/ab/ab12"
+    assert [str(there.locate_file("p", name)) for name in named[1:3]] == ["/srv/p/sub/k.cu", "/srv/headers/k.h"]
+    assert str(there.locate_artifact("ab12")) == "/srv/artifacts/ab/ab12"
     with pytest.raises(InvalidMessage, match="does not have the project 'q'"):
-        there.file("q", "tune_it.py")
-    assert str(there.file("p", named[-1])) == "/usr/local/bin/as"
+        there.locate_file("q", "tune_it.py")
+    assert str(there.locate_file("p", named[-1])) == "/usr/local/bin/as"
 
 
 def test_frames_stay_plain_messagepack() -> None:

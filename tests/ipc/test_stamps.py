@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.ipc import agrees, stamp, stamp_directory, stamps
+from ktuned.ipc import stamp, stamp_directory, stamp_files, stamps_agree
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def linked(tmp_path: Path) -> Path:
 def test_every_place_of_a_linked_directory_agrees_with_its_stamp(linked: Path) -> None:
     """Nothing has changed, neither for one that was asked for nor for one that was listed."""
     for held in (stamp_directory(linked), stamp(linked)):
-        found = stamps([linked], {linked: held})
+        found = stamp_files([linked], {linked: held})
         assert set(found) == {str(linked), str(linked.parent / "alternative")}
-        assert all(agrees(digest, stamp(Path(place))) for place, digest in found.items())
+        assert all(stamps_agree(digest, stamp(Path(place))) for place, digest in found.items())
 
 
 def test_a_link_of_the_chain_that_is_swapped_changes_the_stamp(linked: Path) -> None:
@@ -33,13 +33,13 @@ def test_a_link_of_the_chain_that_is_swapped_changes_the_stamp(linked: Path) -> 
     other.mkdir()
     (linked.parent / "alternative").unlink()
     (linked.parent / "alternative").symlink_to(other)
-    assert not any(agrees(one, stamp(linked)) for one in held)
+    assert not any(stamps_agree(one, stamp(linked)) for one in held)
 
 
 def test_names_count_only_where_both_stamps_have_them(tmp_path: Path) -> None:
     """A directory that was asked for, and not listed, is the same with other names in it."""
     asked, listed = stamp_directory(tmp_path), stamp(tmp_path)
     (tmp_path / "new").touch()
-    assert agrees(asked, stamp(tmp_path))
-    assert not agrees(listed, stamp(tmp_path))
-    assert not agrees(asked, "")
+    assert stamps_agree(asked, stamp(tmp_path))
+    assert not stamps_agree(listed, stamp(tmp_path))
+    assert not stamps_agree(asked, "")

@@ -26,7 +26,7 @@ def kernel(tmp_path: Path) -> Path:
     return path
 
 
-def test_ours_is_trusted(kernel: Path) -> None:
+def test_our_own_file_is_trusted(kernel: Path) -> None:
     """What only we can write may be read by everyone."""
     Trust().check_file(str(kernel))
     Trust().check_directory(str(kernel.parent))
@@ -34,7 +34,7 @@ def test_ours_is_trusted(kernel: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o777, 0o757, 0o702])
 @pytest.mark.parametrize("level", ["tune_it.py", "kernels", "project"])
-def test_what_others_can_write_is_not(kernel: Path, level: str, mode: int) -> None:
+def test_a_file_that_others_can_write_is_not_trusted(kernel: Path, level: str, mode: int) -> None:
     """The file, its directory and those above it: each is named with its mode and the command that mends it."""
     place = next(place for place in (kernel, *kernel.parents) if place.name == level)
     place.chmod(mode)
@@ -58,7 +58,7 @@ def test_of_many_files_each_is_checked(kernel: Path) -> None:
     assert caught.value.message.startswith(str(helper))
 
 
-def test_a_sticky_directory_is_good_on_the_way_only(kernel: Path) -> None:
+def test_a_sticky_directory_is_trusted_on_the_way_only(kernel: Path) -> None:
     """In /tmp others cannot replace what is ours; but they can put a module beside it, or a kernel file."""
     kernel.parent.parent.chmod(0o1777)
     Trust().check_file(str(kernel))
@@ -71,7 +71,7 @@ def test_a_sticky_directory_is_good_on_the_way_only(kernel: Path) -> None:
 
 @as_root
 @pytest.mark.parametrize("level", ["tune_it.py", "kernels", "project"])
-def test_what_is_another_users_is_not(kernel: Path, level: str) -> None:
+def test_another_users_file_is_not_trusted(kernel: Path, level: str) -> None:
     """Its owner could change it at any time, whatever its mode."""
     place = next(place for place in (kernel, *kernel.parents) if place.name == level)
     os.chown(place, SOMEBODY, -1)
@@ -80,7 +80,7 @@ def test_what_is_another_users_is_not(kernel: Path, level: str) -> None:
 
 
 @as_root
-def test_a_group_with_others_in_it_is_others(kernel: Path) -> None:
+def test_a_file_that_a_shared_group_can_write_is_not_trusted(kernel: Path) -> None:
     """Write permission of root's group harms no one; that of another one does."""
     kernel.chmod(0o664)
     Trust().check_file(str(kernel))
@@ -89,7 +89,7 @@ def test_a_group_with_others_in_it_is_others(kernel: Path) -> None:
         Trust().check_file(str(kernel))
 
 
-def test_links_are_followed_to_what_they_lead_through(kernel: Path, tmp_path: Path) -> None:
+def test_each_step_that_a_link_leads_through_is_checked(kernel: Path, tmp_path: Path) -> None:
     """A link into a directory that others can write is as bad as the directory; one among ours is good."""
     good = kernel.with_name("tune_link.py")
     good.symlink_to(kernel)
@@ -104,7 +104,7 @@ def test_links_are_followed_to_what_they_lead_through(kernel: Path, tmp_path: Pa
         Trust().check_file(str(bad))
 
 
-def test_a_loop_of_links_ends(kernel: Path) -> None:
+def test_a_loop_of_links_is_not_trusted(kernel: Path) -> None:
     """It is refused, and no one turns in circles."""
     loop = kernel.with_name("tune_loop.py")
     loop.symlink_to(loop)
@@ -113,7 +113,7 @@ def test_a_loop_of_links_ends(kernel: Path) -> None:
 
 
 @as_root
-def test_another_users_link_is_not_ours(kernel: Path) -> None:
+def test_another_users_link_is_not_trusted(kernel: Path) -> None:
     """Who owns a link in a sticky directory can point it elsewhere."""
     link = kernel.with_name("tune_link.py")
     link.symlink_to(kernel)
@@ -122,7 +122,7 @@ def test_another_users_link_is_not_ours(kernel: Path) -> None:
         Trust().check_file(str(link))
 
 
-def test_exceptions_are_taken_as_they_are(kernel: Path, tmp_path: Path) -> None:
+def test_exceptions_are_trusted_unchecked(kernel: Path, tmp_path: Path) -> None:
     """A named directory and all below it; a neighbour with a longer name is none of it."""
     kernel.chmod(0o666)
     Trust([str(kernel.parent.parent)]).check_file(str(kernel))
@@ -132,7 +132,7 @@ def test_exceptions_are_taken_as_they_are(kernel: Path, tmp_path: Path) -> None:
         Trust([str(kernel.parent)[:-1]]).check_file(str(kernel))
 
 
-def test_a_daemon_runs_none_of_it(tmp_path: Path) -> None:
+def test_a_daemon_runs_no_untrusted_file(tmp_path: Path) -> None:
     """A file that others can write is an error line, and not imported; named in the settings, it is tuned."""
     with Daemon(tmp_path) as daemon:
         ran = tmp_path / "ran"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import Candidate, Member, batch_fault, choose_class, find_groups
+from ktuned.model import Candidate, Member, choose_class, find_batch_fault, find_groups
 
 FIELDS = ("M",)
 
@@ -40,7 +40,9 @@ def test_the_class_of_the_least_weighted_total_is_chosen() -> None:
     found = choose_class(FIELDS, [_small(1, *small), large])
     assert dict(found.configs) == {_problem(1): "plain", _problem(64): "plain"}
     assert (found.total, found.fastest, found.broken_by) == (51.0, 31.0, "")
-    assert found.words() == ("batch-invariant under M = 1, 64; that costs 65 % more than the best config of each does")
+    assert found.describe() == (
+        "batch-invariant under M = 1, 64; that costs 65 % more than the best config of each does"
+    )
     heavy = choose_class(
         FIELDS,
         [
@@ -52,7 +54,7 @@ def test_the_class_of_the_least_weighted_total_is_chosen() -> None:
     assert heavy.total == pytest.approx(450.9)
 
 
-def test_a_class_without_a_config_for_one_problem_is_out() -> None:
+def test_a_class_without_a_config_for_one_problem_is_not_chosen() -> None:
     """However fast it is; and the problem is named where all are out, by the class that the most problems have."""
     middle = _small(8, ("plain", 1.0, "pp"), ("fast", 0.5, "xx"))
     large = _large(64, ("plain", 5.0, {1: "aa", 8: "pp"}), ("fast", 1.0, {1: "bb", 8: "qq"}))
@@ -60,7 +62,7 @@ def test_a_class_without_a_config_for_one_problem_is_out() -> None:
     assert dict(found.configs) == {_problem(size): "plain" for size in (1, 8, 64)}
     broken = choose_class(FIELDS, [_small(1, ("fast", 0.5, "bb")), middle, large])
     assert (broken.configs, broken.broken_by, broken.agreeing) == ({}, _problem(8), 2)
-    assert broken.words() == (
+    assert broken.describe() == (
         "not batch-invariant under M = 1, 8, 64: M = 8 breaks it, where no measured config has the bits that "
         "2 of 3 problems can agree on"
     )
@@ -82,7 +84,7 @@ def test_rows_are_compared_on_the_inputs_that_both_were_launched_on() -> None:
     assert not choose_class(FIELDS, [_small(1, ("a", 1.0, "")), large]).configs
 
 
-def test_the_choice_is_that_of_trying_all_assignments() -> None:
+def test_the_choice_equals_the_best_of_all_assignments() -> None:
     """Over all ways in which three configs of two problems may share two kinds of bits and two costs."""
     kinds = list(itertools.product("ab", (1.0, 3.0)))
     for (left, right), rows in itertools.product(
@@ -106,7 +108,7 @@ def test_the_choice_is_that_of_trying_all_assignments() -> None:
             assert found.total == min(totals)
 
 
-def test_the_order_of_equal_configs_does_not_count() -> None:
+def test_the_order_of_equal_configs_does_not_change_the_choice() -> None:
     """Twins cost the same."""
     twins = [("a", 1.0, "aa"), ("b", 1.0, "aa")]
     large = [("a", 1.0, {1: "aa"}), ("b", 1.0, {1: "aa"})]
@@ -140,7 +142,7 @@ def test_problems_that_differ_in_the_fields_alone_are_a_group() -> None:
 )
 def test_a_field_that_is_no_size_is_one_line(problems: list[Any], fields: tuple[str, ...], words: str) -> None:
     """And so is a group without a largest problem."""
-    found = batch_fault(problems, fields)
+    found = find_batch_fault(problems, fields)
     assert words in found
     assert bool(found) == bool(words)
     assert "\n" not in found

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.model import bucketed, rule_fault
+from ktuned.model import apply_bucket_rules, find_rule_fault
 from ktuned_client.table_answers import bucketed as bucketed_by_client
 
 RULES = st.one_of(
@@ -25,23 +25,23 @@ RULES = st.one_of(
         ("function", {7: 7}),
     ],
 )
-def test_rules(rule: Any, values: dict[int, int]) -> None:
+def test_a_rule_maps_values_to_their_bucket(rule: Any, values: dict[int, int]) -> None:
     """Powers of two, multiples, upper ends; only the rule's own key changes, and only ints."""
     for value, representative in values.items():
-        found = bucketed({"M": rule}, {"M": value, "N": 7, "dtype": "float16"})
+        found = apply_bucket_rules({"M": rule}, {"M": value, "N": 7, "dtype": "float16"})
         assert found == {"M": representative, "N": 7, "dtype": "float16"}
-    assert bucketed({"M": rule}, {"M": 2.5, "N": True}) == {"M": 2.5, "N": True}
+    assert apply_bucket_rules({"M": rule}, {"M": 2.5, "N": True}) == {"M": 2.5, "N": True}
 
 
 @given(rule=RULES, value=st.integers(-10, 10_000))
 def test_a_representative_stands_for_itself(rule: Any, value: int) -> None:
     """A second mapping changes nothing; the client, which reads exported winners, maps alike."""
-    once = bucketed({"M": rule}, {"M": value})
-    assert bucketed({"M": rule}, once) == once
+    once = apply_bucket_rules({"M": rule}, {"M": value})
+    assert apply_bucket_rules({"M": rule}, once) == once
     assert bucketed_by_client(rule, value) == once["M"]
 
 
 @pytest.mark.parametrize("rule", ["pow3", 0, -4, 2.5, [], [4, 2], [2, 2], ["a"], None, True])
-def test_other_rules_are_refused(rule: object) -> None:
+def test_an_invalid_rule_names_its_error(rule: object) -> None:
     """The message names the key."""
-    assert "M" in rule_fault("M", rule)
+    assert "M" in find_rule_fault("M", rule)

@@ -12,9 +12,9 @@ from ktuned.model.keys import (
     Phase,
     Role,
     WinnerKey,
-    full_name,
-    key_problem,
-    key_values,
+    make_full_name,
+    make_key_problem,
+    parse_key_problem,
     project_of,
 )
 from ktuned.model.objective import LATENCY
@@ -26,30 +26,30 @@ PROBLEMS = st.dictionaries(st.text(min_size=1, max_size=6), SCALARS | st.text(),
 @given(PROBLEMS)
 def test_a_key_problem_gives_its_values_back(values: dict[str, bool | int | float | str]) -> None:
     """The order of the values does not matter, their types do."""
-    key = key_problem(values)
-    assert key == key_problem(dict(reversed(values.items())))
-    assert [(name, type(value)) for name, value in sorted(key_values(key).items())] == [
+    key = make_key_problem(values)
+    assert key == make_key_problem(dict(reversed(values.items())))
+    assert [(name, type(value)) for name, value in sorted(parse_key_problem(key).items())] == [
         (name, type(value)) for name, value in sorted(values.items())
     ]
-    assert key_values(key) == values
+    assert parse_key_problem(key) == values
 
 
-def test_numbers_of_other_types_are_other_keys() -> None:
+def test_equal_numbers_of_different_types_are_different_keys() -> None:
     """1, 1.0 and True are equal in Python and three problems to a kernel."""
-    assert len({key_problem({"n": value}) for value in (1, 1.0, True)}) == 3
+    assert len({make_key_problem({"n": value}) for value in (1, 1.0, True)}) == 3
 
 
 def test_winner_keys_of_the_same_work_are_equal() -> None:
     """The objective is part of the key, and latency when none is named."""
-    key = WinnerKey(KernelName("p:k"), key_problem({"n": 1}), DeviceModel("x"))
-    assert key == WinnerKey(KernelName("p:k"), key_problem({"n": 1}), DeviceModel("x"), LATENCY)
-    assert len({key, key._replace(problem=key_problem({"n": 2})), key._replace(device=DeviceModel("y"))}) == 3
+    key = WinnerKey(KernelName("p:k"), make_key_problem({"n": 1}), DeviceModel("x"))
+    assert key == WinnerKey(KernelName("p:k"), make_key_problem({"n": 1}), DeviceModel("x"), LATENCY)
+    assert len({key, key._replace(problem=make_key_problem({"n": 2})), key._replace(device=DeviceModel("y"))}) == 3
 
 
 def test_a_full_name_keeps_its_project() -> None:
     """A project's directory may have a colon in its name."""
-    assert project_of(full_name("proj", "gemm")) == "proj"
-    assert project_of(full_name("a:b", "gemm")) == "a:b"
+    assert project_of(make_full_name("proj", "gemm")) == "proj"
+    assert project_of(make_full_name("a:b", "gemm")) == "a:b"
 
 
 def test_phases_and_roles_travel_as_plain_text() -> None:

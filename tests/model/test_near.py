@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.model.near import distance
+from ktuned.model.near import measure_distance
 from ktuned.model.values import Problem
 
 numbers = st.integers(1, 2**62) | st.floats(1e-300, 1e300)
@@ -14,13 +14,13 @@ problems = st.fixed_dictionaries({"M": numbers, "N": numbers})
 
 
 @given(problems, problems)
-def test_distance_is_symmetric_finite_and_nought_at_home(left: Problem, right: Problem) -> None:
+def test_distance_is_symmetric_finite_and_zero_to_itself(left: Problem, right: Problem) -> None:
     """It is a distance, over all of what a number can be."""
-    far = distance(left, right)
+    far = measure_distance(left, right)
     assert far is not None
-    assert far == distance(right, left)
+    assert far == measure_distance(right, left)
     assert math.isfinite(far)
-    assert distance(left, left) == 0
+    assert measure_distance(left, left) == 0
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,6 @@ def test_distance_is_symmetric_finite_and_nought_at_home(left: Problem, right: P
         ({"M": 1e308}, {"M": 5e-324}, math.log(1e308) - math.log(5e-324)),
     ],
 )
-def test_distance(left: Problem, right: Problem, expected: float | None) -> None:
+def test_distance_between_problems(left: Problem, right: Problem, expected: float | None) -> None:
     """Numbers are compared by ratio; what has no ratio must be equal."""
-    assert distance(left, right) == (None if expected is None else pytest.approx(expected))
+    assert measure_distance(left, right) == (None if expected is None else pytest.approx(expected))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ktuned.model import BitClasses, DeviceModel, KernelName, Outcome, Trial, UsageError, have_same_bits, is_exact
-from ktuned.model.objective import Objective, figure_objective, is_latency, read_objective, with_numerics
+from ktuned.model.objective import Objective, is_latency, read_objective, strip_numerics, with_numerics
 
 
 def _trial(number: int, latency_us: float, config: dict[str, Any], **detail: Any) -> Trial:
@@ -50,9 +50,9 @@ def test_bits_are_the_anchors_on_all_of_its_inputs(
     assert have_same_bits(bits, anchor) is expected
 
 
-def test_classes_are_told_apart_and_their_price_is_said() -> None:
+def test_classes_have_letters_and_a_price() -> None:
     """The anchor's comes first, whatever its speed."""
-    found = BitClasses.of(
+    found = BitClasses.from_trials(
         [
             _trial(1, 189.0, {"K": 32, "STAGES": 2}, bits=["a", "b"], same_bits=True),
             _trial(2, 195.0, {"K": 32, "STAGES": 3}, bits=["a", "b"], same_bits=True),
@@ -68,16 +68,19 @@ def test_classes_are_told_apart_and_their_price_is_said() -> None:
     assert (found.inputs, found.nondeterministic) == (2, 1)
     assert (found.splitting, found.keeping) == (("K",), ("STAGES",))
     assert found.price == "exact costs 26 %: 189 against 150 µs"
-    assert found.lines()[0] == "2 classes of equal bits on 2 inputs: A (the anchor) 2, best 189 µs; B 1, best 178 µs"
-    assert found.letter({"bits": ["a"]}) == "A/B?"
-    assert found.letter({"bits": ["a", "c"]}) == "B"
-    assert found.letter({"bits": ["a", "c"], "nondeterministic": True}) == "nondeterministic"
-    assert found.letter({}) == ""
+    assert (
+        found.describe_classes()[0]
+        == "2 classes of equal bits on 2 inputs: A (the anchor) 2, best 189 µs; B 1, best 178 µs"
+    )
+    assert found.name_class({"bits": ["a"]}) == "A/B?"
+    assert found.name_class({"bits": ["a", "c"]}) == "B"
+    assert found.name_class({"bits": ["a", "c"], "nondeterministic": True}) == "nondeterministic"
+    assert found.name_class({}) == ""
 
 
 def test_configs_that_differ_on_the_first_input_are_a_class_as_far_as_is_known() -> None:
     """They were launched on no other one."""
-    found = BitClasses.of(
+    found = BitClasses.from_trials(
         [
             _trial(1, 9.0, {"K": 1, "W": 1}, bits=["a", "b"], same_bits=True),
             _trial(2, 8.0, {"K": 2, "W": 1}, bits=["x"], same_bits=False),
@@ -86,13 +89,13 @@ def test_configs_that_differ_on_the_first_input_are_a_class_as_far_as_is_known()
         ]
     )
     assert [(one.letter, one.configs) for one in found.classes] == [("A", 1), ("B", 2)]
-    assert (found.letter({"bits": ["x"]}), found.letter({"bits": ["a"]})) == ("B", "A?")
+    assert (found.name_class({"bits": ["x"]}), found.name_class({"bits": ["a"]})) == ("B", "A?")
     assert (found.splitting, found.keeping) == (("K",), ("W",))
 
 
-def test_nothing_is_said_where_no_bits_were_compared() -> None:
+def test_no_compared_bits_give_no_lines() -> None:
     """As after a tuning by tolerance."""
-    assert BitClasses.of([_trial(1, 1.0, {"K": 1})]).lines() == []
+    assert BitClasses.from_trials([_trial(1, 1.0, {"K": 1})]).describe_classes() == []
 
 
 @pytest.mark.parametrize("plain", ["latency", "energy", "edp", "max:tflops", "min:bytes"])
@@ -100,7 +103,7 @@ def test_numerics_are_a_part_of_every_objective(plain: str) -> None:
     """And change nothing of its figure."""
     exact = with_numerics(plain, "exact")
     assert (read_objective(exact), is_exact(exact), is_exact(plain)) == (f"exact:{plain}", True, False)
-    assert figure_objective(exact) == plain == with_numerics(exact, "tolerance")
+    assert strip_numerics(exact) == plain == with_numerics(exact, "tolerance")
     assert (with_numerics(exact, None), with_numerics(exact, "exact")) == (exact, exact)
     assert is_latency(exact) == (plain == "latency")
 

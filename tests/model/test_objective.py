@@ -10,10 +10,10 @@ from ktuned.model.objective import (
     ENERGY,
     LATENCY,
     Objective,
+    compute_energy_figures,
+    compute_gain,
     cost_of,
-    energy_figures,
     figure_of,
-    gain,
     maximize,
     metric_of,
     minimize,
@@ -22,14 +22,14 @@ from ktuned.model.objective import (
 
 
 @pytest.mark.parametrize("text", [LATENCY, ENERGY, EDP, maximize("tflops"), minimize("bytes_read")])
-def test_a_name_is_read_as_it_was_written(text: str) -> None:
+def test_an_objectives_name_is_read_unchanged(text: str) -> None:
     """A kernel file's words are those of the command line and of the protocol."""
     assert read_objective(text) == text
     assert minimize("energy") == ENERGY
 
 
 @pytest.mark.parametrize("text", ["", "tflops", "max:", "max:a b", "min:max:x", "max:latency.x", "fastest"])
-def test_anything_else_names_none(text: str) -> None:
+def test_any_other_text_is_no_objective(text: str) -> None:
     """A metric needs its direction."""
     with pytest.raises(UsageError, match="there is no objective"):
         read_objective(text)
@@ -37,7 +37,7 @@ def test_anything_else_names_none(text: str) -> None:
 
 def test_each_figure_is_found_by_its_name() -> None:
     """The latency is a field; all others stand among the metrics."""
-    metrics = {"tflops": 3.0, **energy_figures(0.5, 2_000_000.0)}
+    metrics = {"tflops": 3.0, **compute_energy_figures(0.5, 2_000_000.0)}
     figures = {name: figure_of(Objective(name), 7.0, metrics) for name in ("latency", "energy", "edp", "max:tflops")}
     assert figures == {"latency": 7.0, "energy": 0.5, "edp": 1.0, "max:tflops": 3.0}
     assert figure_of(maximize("gbps"), 7.0, metrics) is None
@@ -49,4 +49,8 @@ def test_less_cost_is_better_and_ratios_stay() -> None:
     assert cost_of(ENERGY, 4.0) == 2 * (cost_of(ENERGY, 2.0) or 0)
     assert cost_of(maximize("tflops"), 2.0) == 2 * (cost_of(maximize("tflops"), 4.0) or 0)
     assert [cost_of(LATENCY, figure) for figure in (None, 0.0, -1.0)] == [None, None, None]
-    assert (gain(LATENCY, 10.0, 5.0), gain(maximize("tflops"), 5.0, 10.0), gain(ENERGY, None, 1.0)) == (2.0, 2.0, None)
+    assert (
+        compute_gain(LATENCY, 10.0, 5.0),
+        compute_gain(maximize("tflops"), 5.0, 10.0),
+        compute_gain(ENERGY, None, 1.0),
+    ) == (2.0, 2.0, None)

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
-from ktuned.model.staleness import CAPTURED, sentence, since
+from ktuned.model.staleness import CAPTURED, compare_contexts, describe_change
 from ktuned.model.trial import Context
 
 THEN = Context(KernelName("p:k"), KeyProblem("{}"), DeviceModel("cpu"), "d1", "gcc1", "linux1", 1)
 NOTHING: tuple[Any, Any] = ({}, {})
 
 
-def told(now: Context, **pairs: Any) -> list[str]:
+def describe_changes(now: Context, **pairs: Any) -> list[str]:
     """Return the changes in words."""
     chosen = {name: pairs.get(name, NOTHING) for name in ("parts", "toolchains", "drivers")}
-    found = since(THEN, now, chosen["parts"], chosen["toolchains"], chosen["drivers"], "tune_k.py")
-    return [sentence(change.to_wire()) for change in found]
+    found = compare_contexts(THEN, now, chosen["parts"], chosen["toolchains"], chosen["drivers"], "tune_k.py")
+    return [describe_change(change.to_wire()) for change in found]
 
 
 @pytest.mark.parametrize(
@@ -38,16 +38,16 @@ def told(now: Context, **pairs: Any) -> list[str]:
         ({}, {CAPTURED: "2"}, "inputs were captured"),
     ],
 )
-def test_parts_are_named(before: dict[str, str], after: dict[str, str], words: str) -> None:
+def test_changed_parts_are_named(before: dict[str, str], after: dict[str, str], words: str) -> None:
     """A part that differs is named by its file and by what it is there; equal parts are not."""
     both = {"source:same.h": "1", "argument:function": "2"}
-    assert told(replace(THEN, digest="d2"), parts=({**before, **both}, {**after, **both})) == [words]
+    assert describe_changes(replace(THEN, digest="d2"), parts=({**before, **both}, {**after, **both})) == [words]
 
 
-def test_versions_are_named() -> None:
+def test_changed_versions_are_named() -> None:
     """A toolchain and a driver say which of their versions changed, from what to what."""
     now = replace(THEN, toolchain="gcc2", device_fingerprint="linux2", measuring_version=2)
-    assert told(
+    assert describe_changes(
         now,
         toolchains=({"compiler": "12", "flags": "-O3"}, {"compiler": "13", "flags": "-O3"}),
         drivers=({"driver": "550"}, {"driver": "560", "clock": "fixed"}),
@@ -59,11 +59,11 @@ def test_versions_are_named() -> None:
     ]
 
 
-def test_what_was_not_kept_is_told_all_the_same() -> None:
+def test_a_change_is_reported_even_if_its_parts_were_not_kept() -> None:
     """A change whose parts no one remembers is still a change."""
     now = replace(THEN, digest="d2", toolchain="gcc2")
-    assert told(now, parts=(None, {}), toolchains=(None, {"compiler": "13"})) == [
+    assert describe_changes(now, parts=(None, {}), toolchains=(None, {"compiler": "13"})) == [
         "tune_k.py or its captured inputs changed; the parts were not recorded",
         "toolchain: toolchain was gcc1, is gcc2",
     ]
-    assert told(THEN) == []
+    assert describe_changes(THEN) == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
-from ktuned.model.trace import Observation, added, combine, unknown, with_captured, without
+from ktuned.model.trace import Observation, add_captured, add_digests, extend_digest, find_news, reduce_digest
 
 DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
 ENTRIES = st.lists(st.builds(Observation, st.text(min_size=1), DIGESTS), max_size=5, unique_by=lambda entry: entry.name)
@@ -47,66 +47,66 @@ def kernel() -> KernelInfo:
 @given(DIGESTS, ENTRIES)
 def test_order_and_steps_do_not_matter(digest: str, entries: list[Observation]) -> None:
     """Names give one digest whether they are learned together or one by one, in any order."""
-    whole = combine(digest, entries)
+    whole = extend_digest(digest, entries)
     for order in list(permutations(entries))[:6]:
         by_steps = digest
         for entry in order:
-            by_steps = combine(by_steps, [entry])
+            by_steps = extend_digest(by_steps, [entry])
         assert by_steps == whole
-    assert combine(digest, []) == digest
+    assert extend_digest(digest, []) == digest
 
 
 @given(DIGESTS, DIGESTS, ENTRIES)
 def test_additions_commute(digest: str, other: str, entries: list[Observation]) -> None:
     """An artifact's key and a problem's captured inputs take names in as the digests do that they are made of."""
-    assert added(other, combine(digest, entries)) == combine(added(other, digest), entries)
-    assert with_captured(combine(digest, entries), "cap") == combine(with_captured(digest, "cap"), entries)
-    assert with_captured(digest, "") == digest != with_captured(digest, "cap")
+    assert add_digests(other, extend_digest(digest, entries)) == extend_digest(add_digests(other, digest), entries)
+    assert add_captured(extend_digest(digest, entries), "cap") == extend_digest(add_captured(digest, "cap"), entries)
+    assert add_captured(digest, "") == digest != add_captured(digest, "cap")
 
 
 @pytest.mark.parametrize("other", [replace(HEADER, digest="ff"), replace(HEADER, digest=""), replace(HEADER, name="x")])
 def test_another_content_is_another_digest(other: Observation) -> None:
     """A name that holds other bytes, none, or that is another name gives another digest."""
-    assert combine("d1", [HEADER]) != combine("d1", [other]) != "d1"
+    assert extend_digest("d1", [HEADER]) != extend_digest("d1", [other]) != "d1"
 
 
 def test_python_counts_by_its_meaning_and_a_header_by_its_bytes() -> None:
     """A comment in a module that was learned changes no digest, one in a header does; where they lie is no part."""
     module = Observation("late.py", "11", meaning="its syntax", is_data=True)
-    assert combine("d1", [module]) == combine("d1", [replace(module, digest="ff", places=("/q/late.py",))])
-    assert combine("d1", [HEADER]) == combine("d1", [replace(HEADER, places=("/q/a.def",))])
-    assert combine("d1", [HEADER]) != combine("d1", [replace(HEADER, digest="ff")])
+    assert extend_digest("d1", [module]) == extend_digest("d1", [replace(module, digest="ff", places=("/q/late.py",))])
+    assert extend_digest("d1", [HEADER]) == extend_digest("d1", [replace(HEADER, places=("/q/a.def",))])
+    assert extend_digest("d1", [HEADER]) != extend_digest("d1", [replace(HEADER, digest="ff")])
 
 
 def test_learned_python_decides_a_measurement_where_it_judges() -> None:
     """Else a lane says what it makes: the inputs, and the outputs that are expected."""
     module = Observation("late.py", "11", meaning="its syntax", is_data=True)
     judging = replace(kernel(), extra={**kernel().extra, "judges": True})
-    assert kernel().observed([module]).data_read == {}
-    assert judging.observed([module]).data_read == {"late.py": "its syntax"}
-    assert kernel().observed([module]).digest != kernel().digest
+    assert kernel().with_observed([module]).data_read == {}
+    assert judging.with_observed([module]).data_read == {"late.py": "its syntax"}
+    assert kernel().with_observed([module]).digest != kernel().digest
 
 
 def test_a_learned_name_is_in_the_digests_that_it_decides() -> None:
     """What compilers read decides artifacts, what makes data decides the data, and each the kernel's digest."""
     before = kernel()
-    compiled, measured = before.observed([HEADER]), before.observed([DATA])
-    assert compiled.digest == combine(before.digest, [HEADER])
-    assert compiled.source_digest == combine(before.source_digest, [HEADER])
+    compiled, measured = before.with_observed([HEADER]), before.with_observed([DATA])
+    assert compiled.digest == extend_digest(before.digest, [HEADER])
+    assert compiled.source_digest == extend_digest(before.source_digest, [HEADER])
     assert measured.source_digest == before.source_digest
     assert measured.data_read == {DATA.name: DATA.decisive[:16]}
     assert compiled.data_read == {}
     assert compiled.stamps == {**before.stamps, "/p/cfg/a.def": "aa"}
     assert set(compiled.parts) - set(before.parts) == {"source:../cfg/a.def"}
-    assert set(before.observed([VARIABLE]).parts) - set(before.parts) == {"env:CPATH"}
+    assert set(before.with_observed([VARIABLE]).parts) - set(before.parts) == {"env:CPATH"}
 
 
-def test_what_is_known_is_not_learned_twice() -> None:
+def test_a_known_name_is_not_learned_twice() -> None:
     """A name that a kernel has changes nothing; read for another end it changes that end's digest alone."""
-    once = kernel().observed([HEADER, VARIABLE])
-    assert once.observed([HEADER]) is once
-    assert unknown(once.learned, [HEADER, VARIABLE]) == []
-    twice = once.observed([replace(HEADER, is_source=False, is_data=True)])
+    once = kernel().with_observed([HEADER, VARIABLE])
+    assert once.with_observed([HEADER]) is once
+    assert find_news(once.learned, [HEADER, VARIABLE]) == []
+    twice = once.with_observed([replace(HEADER, is_source=False, is_data=True)])
     assert (twice.digest, twice.source_digest) == (once.digest, once.source_digest)
     assert HEADER.name in twice.data_read.keys() - once.data_read.keys()
     assert twice.learned["cfg/a.def"].is_source
@@ -124,26 +124,26 @@ def test_what_is_known_is_not_learned_twice() -> None:
         (DATA, False),
     ],
 )
-def test_what_contradicts_the_known_is_found(found: Observation, is_contradicted: bool) -> None:
+def test_an_observation_that_contradicts_the_known_is_found(found: Observation, is_contradicted: bool) -> None:
     """A name that held something else than what the kernel is known by has changed meanwhile."""
-    assert (kernel().observed([HEADER]).contradicted([found]) is found) is is_contradicted
+    assert (kernel().with_observed([HEADER]).find_contradiction([found]) is found) is is_contradicted
 
 
-def test_artifacts_depend_on_sources_and_on_what_compilers_missed() -> None:
+def test_artifacts_depend_on_sources_and_on_absent_headers() -> None:
     """The kernel file is no file that compilers read, a learned header is; without sources all files are."""
-    assert set(kernel().observed([HEADER, DATA]).compiled) == {"/p/sub/k.c", "/p/inc/x.h", "/p/cfg/a.def"}
-    assert set(replace(kernel(), sources=(), extra={}).compiled) == set(kernel().stamps)
+    assert set(kernel().with_observed([HEADER, DATA]).compiled_files) == {"/p/sub/k.c", "/p/inc/x.h", "/p/cfg/a.def"}
+    assert set(replace(kernel(), sources=(), extra={}).compiled_files) == set(kernel().stamps)
 
 
 def test_learned_names_survive_the_store() -> None:
     """A kernel comes back from its JSON as it was."""
-    learned = kernel().observed([HEADER, DATA, VARIABLE])
+    learned = kernel().with_observed([HEADER, DATA, VARIABLE])
     assert KernelInfo.from_wire(json.loads(json.dumps(learned.to_wire()))) == learned
 
 
 @given(DIGESTS, ENTRIES, ENTRIES)
-def test_what_was_added_to_a_digest_can_be_taken_from_it(
+def test_entries_added_to_a_digest_can_be_removed(
     digest: str, first: list[Observation], rest: list[Observation]
 ) -> None:
     """In whatever order: what is left is the digest with the others alone."""
-    assert without(combine(combine(digest, first), rest), first) == combine(digest, rest)
+    assert reduce_digest(extend_digest(extend_digest(digest, first), rest), first) == extend_digest(digest, rest)

@@ -54,7 +54,7 @@ def over_the_wire(value: Any) -> Any:
 
 
 @given(MAPS)
-def test_canonical_text_ignores_order_and_says_everything(values: dict[str, Any]) -> None:
+def test_canonical_text_ignores_order_and_keeps_every_value(values: dict[str, Any]) -> None:
     """Equal maps have one text in any order of keys, and the text gives the map back."""
     assert canonical(dict(reversed(values.items()))) == canonical(values)
     assert json.loads(canonical(values)) == values
@@ -66,7 +66,7 @@ def test_canonical_text_tells_types_apart(left: object, right: object) -> None:
     assert canonical({"x": left}) != canonical({"x": right})
 
 
-def test_a_device_crosses_the_wire() -> None:
+def test_a_device_survives_the_wire() -> None:
     """A device arrives equal, and knows its kind by its name."""
     device = Device(DeviceName("cuda:1"), DeviceModel("H200"), Target("sm_90a"), {"driver": "570.1"})
     assert Device.from_wire(over_the_wire(device.to_wire())) == device
@@ -75,7 +75,7 @@ def test_a_device_crosses_the_wire() -> None:
 
 @pytest.mark.parametrize("changes", [{}, {"default": None, "specialize": None}, {"problems": (), "sources": ()}])
 @pytest.mark.parametrize("carrier", [over_the_wire, lambda value: json.loads(json.dumps(value))], ids=["wire", "json"])
-def test_a_kernel_crosses_the_wire(changes: dict[str, Any], carrier: Any) -> None:
+def test_a_kernel_survives_the_wire(changes: dict[str, Any], carrier: Any) -> None:
     """A kernel's description arrives equal over MessagePack and out of the store's JSON, tuples as tuples."""
     assert KernelInfo.from_wire(carrier(info(**changes).to_wire())) == info(**changes)
 
@@ -83,9 +83,9 @@ def test_a_kernel_crosses_the_wire(changes: dict[str, Any], carrier: Any) -> Non
 def test_the_key_holds_the_specialised_problem() -> None:
     """Without ``specialize`` the whole problem enters the key, with it only the keys that it names."""
     problem: Problem = {"M": 64, "dtype": "float16"}
-    assert info(specialize=None).specialized(problem) == problem
-    assert info().specialized(problem) == {"M": 64}
-    assert info(specialize=()).specialized(problem) == {}
+    assert info(specialize=None).select_key_values(problem) == problem
+    assert info().select_key_values(problem) == {"M": 64}
+    assert info(specialize=()).select_key_values(problem) == {}
     assert info().name == "proj:gemm"
 
 
@@ -96,7 +96,7 @@ def test_a_plan_is_rebuilt_from_its_data() -> None:
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Context)])
-def test_every_part_of_the_ground_counts(field: str) -> None:
+def test_every_field_of_a_context_counts(field: str) -> None:
     """Measurements are compared only when kernel, problem, device, digest, versions and the way of measuring agree."""
     change: Any = MEASURING_VERSION + 1 if field == "measuring_version" else "other"
     other = dataclasses.replace(CONTEXT, **{field: change})
@@ -143,7 +143,7 @@ def test_trials_and_jobs_have_the_protocols_fields() -> None:
         assert over_the_wire(wire) == wire
 
 
-def test_presets_grow_in_every_respect() -> None:
+def test_each_preset_is_more_thorough_than_the_one_before() -> None:
     """``fast`` < ``default`` < ``thorough`` in all that a preset says; each is found by its own name."""
     assert {name: preset.name for name, preset in PRESETS.items()} == {name: name for name in PRESETS}
     presets = [PRESETS[name] for name in ("fast", "default", "thorough")]
@@ -164,12 +164,12 @@ def test_presets_grow_in_every_respect() -> None:
         assert sum(small < large for small, large in zip(smaller, larger, strict=True)) >= 6
 
 
-def test_what_says_nothing_of_the_config_is_tried_again() -> None:
+def test_outcomes_that_do_not_depend_on_the_config_are_retried() -> None:
     """Exactly the outcomes that others caused are tried again by the next job."""
     assert {"contended", "cancelled", "interrupted"} == RETRIED_BY_NEXT_JOB
 
 
-def test_who_waits_goes_first() -> None:
+def test_priorities_rise_with_how_much_somebody_waits() -> None:
     """Who waits comes before who asked and left, then a save, a question, the background; verifying is last."""
     assert sorted(Priority, reverse=True) == [
         Priority.WAITED_FOR,

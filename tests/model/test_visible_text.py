@@ -19,7 +19,7 @@ def is_harmless(text: str) -> bool:
 
 
 @given(TEXTS)
-def test_what_is_shown_is_harmless_and_can_be_written(text: str) -> None:
+def test_shown_text_is_printable_and_encodable(text: str) -> None:
     """Lone surrogates among it; and what is harmless stays as it is."""
     for shown in (show_controls(text), show_controls_in_place(text)):
         assert is_harmless(shown)

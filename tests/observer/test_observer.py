@@ -26,13 +26,13 @@ def observe(tmp_path: Path) -> Observe:
     def run(*command: str, variables: dict[str, str] | None = None, rc: int = 0) -> set[tuple[str, bool, str]]:
         scratch = tmp_path / "scratch"
         shutil.rmtree(scratch, ignore_errors=True)
-        found = observer.settings(scratch, os.environ, [str(tmp_path)])
+        found = observer.make_worker_variables(scratch, os.environ, [str(tmp_path)])
         assert found
         done = subprocess.run(
             command, cwd=work, env={**os.environ, **found, **(variables or {})}, capture_output=True, text=True
         )
         assert done.returncode == rc, done.stderr
-        return {_named(note, work) for note in Log(found["KTUNED_OBSERVER"]).read()}
+        return {_named(note, work) for note in Log(found["KTUNED_OBSERVER"]).read_notes()}
 
     return run
 
@@ -41,7 +41,7 @@ def _named(note: Note, work: Path) -> tuple[str, bool, str]:
     return note.kind.value, note.is_found, note.name.removeprefix(f"{work}/")
 
 
-def test_a_compiler_s_searches_are_noted_the_vain_ones_too(observe: Observe, tmp_path: Path) -> None:
+def test_a_compilers_searches_are_noted_even_in_vain(observe: Observe, tmp_path: Path) -> None:
     """Headers that ``__has_include`` asks for, what an assembler includes, and libraries that are not there."""
     work = tmp_path / "work"
     (work / "a.h").write_text("int a;\n")
@@ -76,7 +76,7 @@ def test_variables_that_c_code_reads_are_noted(observe: Observe, tmp_path: Path)
     assert {("v", True, "ONE"), ("v", False, "TWO")} <= found
 
 
-def test_what_the_loader_searches_is_noted(observe: Observe, tmp_path: Path) -> None:
+def test_the_loaders_searches_are_noted(observe: Observe, tmp_path: Path) -> None:
     """A library that an earlier directory of the search does not have is noted as absent there."""
     work = tmp_path / "work"
     for name in ("first", "second"):
@@ -89,65 +89,65 @@ def test_what_the_loader_searches_is_noted(observe: Observe, tmp_path: Path) -> 
     assert {("s", False, "first/libone.so"), ("s", True, "second/libone.so"), ("m", True, "second/libone.so")} <= found
 
 
-def test_a_program_that_others_could_have_written_does_not_run(observe: Observe, tmp_path: Path) -> None:
+def test_a_program_that_others_can_write_does_not_run(observe: Observe, tmp_path: Path) -> None:
     """Be it named by a flag, found on a path or given to a shell."""
     wrapper = tmp_path / "work" / "wrapper"
     wrapper.write_text('#!/bin/sh\necho ran > ran\nexec "$@"\n')
     wrapper.chmod(0o777)
     (tmp_path / "work" / "k.c").write_text("int f(void) { return 0; }\n")
     scratch = tmp_path / "untrusting"
-    found = observer.settings(scratch, os.environ, [])
+    found = observer.make_worker_variables(scratch, os.environ, [])
     command = ["cc", "-c", "-wrapper", str(wrapper), "k.c"]
     done = subprocess.run(command, cwd=tmp_path / "work", env={**os.environ, **found}, capture_output=True)
     assert done.returncode != 0
     assert not (tmp_path / "work" / "ran").exists()
-    assert Kind.REFUSED in {note.kind for note in Log(found["KTUNED_OBSERVER"]).read()}
+    assert Kind.REFUSED in {note.kind for note in Log(found["KTUNED_OBSERVER"]).read_notes()}
 
 
-def test_a_silent_log_takes_nothing(tmp_path: Path) -> None:
+def test_a_silent_log_notes_nothing(tmp_path: Path) -> None:
     """While a config is timed, nothing is noted."""
-    found = observer.settings(tmp_path / "scratch", os.environ, [])
+    found = observer.make_worker_variables(tmp_path / "scratch", os.environ, [])
     log = Log(found["KTUNED_OBSERVER"])
-    log.silence(True)
+    log.set_silent(True)
     subprocess.run(["cat", "nothing"], env={**os.environ, **found}, capture_output=True, cwd=tmp_path)
-    assert list(log.read()) == []
-    log.silence(False)
+    assert list(log.read_notes()) == []
+    log.set_silent(False)
     subprocess.run(["cat", "nothing"], env={**os.environ, **found}, capture_output=True, cwd=tmp_path)
-    assert any(note.name.endswith("/nothing") for note in log.read())
+    assert any(note.name.endswith("/nothing") for note in log.read_notes())
 
 
 def test_each_name_is_noted_once_in_an_epoch(tmp_path: Path) -> None:
     """Whoever asks, and how often; in the next epoch it is noted again."""
-    found = observer.settings(tmp_path / "scratch", os.environ, [])
+    found = observer.make_worker_variables(tmp_path / "scratch", os.environ, [])
     log = Log(found["KTUNED_OBSERVER"])
     counts = []
     for _ in range(2):
         log.begin_epoch()
         for _ in range(3):
             subprocess.run(["cat", "nothing"], env={**os.environ, **found}, capture_output=True, cwd=tmp_path)
-        counts.append(sum(note.name.endswith("/nothing") for note in log.read()))
+        counts.append(sum(note.name.endswith("/nothing") for note in log.read_notes()))
     assert counts == [1, 1]
 
 
-def test_without_a_compiler_nothing_is_pretended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_a_worker_is_not_observed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There are no settings then, and the reason is known."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    observer.library.cache_clear()
+    observer.build_library.cache_clear()
     try:
-        assert observer.settings(tmp_path / "scratch", os.environ, []) == {}
-        with pytest.raises(observer.Unavailable, match="no C compiler"):
-            observer.library()
+        assert observer.make_worker_variables(tmp_path / "scratch", os.environ, []) == {}
+        with pytest.raises(observer.LibraryUnavailable, match="no C compiler"):
+            observer.build_library()
     finally:
-        observer.library.cache_clear()
+        observer.build_library.cache_clear()
 
 
-def test_it_can_be_switched_off(tmp_path: Path) -> None:
+def test_a_variable_switches_the_observer_off(tmp_path: Path) -> None:
     """By a variable, which a root may set for its workers."""
-    assert observer.settings(tmp_path / "scratch", {observer.OFF: "1"}, []) == {}
+    assert observer.make_worker_variables(tmp_path / "scratch", {observer.OFF_VARIABLE: "1"}, []) == {}
 
 
-def test_a_connection_is_noted_and_a_vain_one_is_an_absent_name(observe: Observe, tmp_path: Path) -> None:
+def test_a_connection_is_noted_and_a_failed_one_is_an_absent_name(observe: Observe, tmp_path: Path) -> None:
     """A driver looks for helpers that are not there: no other program has answered then."""
     program = (
         "import socket\n"

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from ktuned.backends import install_hint
-from ktuned.spec.loader import distribution_of
+from ktuned.spec.loader import suggest_distribution
 from tests.packaging.distributions import PROJECTS, ROOT
 
 _PROJECTS = {
@@ -91,7 +91,7 @@ def test_each_plugin_has_an_extra_that_hints_name(name: str) -> None:
     """A missing plugin is installed by an extra of ktuned, which brings it, and hints name that one."""
     extra = name.removeprefix("ktuned-")
     assert [Requirement(text).name for text in _OPTIONAL["ktuned"][extra]] == [name]
-    assert distribution_of(name.replace("-", "_")) == f"'ktuned[{extra}]'"
+    assert suggest_distribution(name.replace("-", "_")) == f"'ktuned[{extra}]'"
     for backend in _PROJECTS[name].get("entry-points", {}).get("ktuned.backends", {}):
         assert install_hint(backend) == f"pip install 'ktuned[{extra}]'"
 
@@ -99,4 +99,4 @@ def test_each_plugin_has_an_extra_that_hints_name(name: str) -> None:
 def test_packages_of_the_field_are_known_by_their_distributions() -> None:
     """An import that is missing from a kernel file is named by what pip installs."""
     for package in ("cutlass", "numpy", "tilelang", "torch", "triton", "tvm_ffi"):
-        assert distribution_of(package) in KNOWN
+        assert suggest_distribution(package) in KNOWN

@@ -51,13 +51,13 @@ def compile_observed(backend: type, units: Sequence[Unit], project: Path) -> tup
     """Compile units into ``project/into``; return the results and what was seen in the project."""
     for unit in units:
         (project / "into" / unit.key).mkdir(parents=True, exist_ok=True)
-    variables = observer.settings(project.parent / "log", os.environ, [str(project)])
+    variables = observer.make_worker_variables(project.parent / "log", os.environ, [str(project)])
     plain = json.dumps([backend.__module__, backend.__name__, [_plain(unit) for unit in units], str(project / "into")])
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, plain], env={**os.environ, **variables}, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
-    notes = [note for note in Log(variables[observer.VARIABLE]).read() if note.kind in _READING]
+    notes = [note for note in Log(variables[observer.LOG_VARIABLE]).read_notes() if note.kind in _READING]
     names: dict[bool, set[str]] = {True: set(), False: set()}
     for note in notes:
         if Path(note.name).is_relative_to(project):

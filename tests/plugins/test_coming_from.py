@@ -47,7 +47,7 @@ def declared(directory: Path, name: str) -> Kernel:
 
 def compiled(kernel: Kernel, backend: Backend, target: str, into: Path, config: Config) -> Any:
     """Compile a config of the declared problem."""
-    build = kernel.build(kernel.problem_list()[0], config)
+    build = kernel.build(kernel.list_problems()[0], config)
     unit = Unit("unit", build, kernel.source_paths, kernel.file, kernel.name, target)
     (into / "unit").mkdir()
     (result,) = backend.compile([unit], into)
@@ -58,8 +58,8 @@ def compiled(kernel: Kernel, backend: Backend, target: str, into: Path, config: 
 def test_a_script_of_kernel_tuner_becomes_a_kernel_file(tmp_path: Path) -> None:
     """Restrictions, grid and macros are as before, and the kernel compiles."""
     kernel = declared(tmp_path, "vector_add")
-    (problem,) = kernel.problem_list()
-    configs = list(kernel.bound_space(problem))
+    (problem,) = kernel.list_problems()
+    configs = list(kernel.bind_space(problem))
     assert len(configs) == 4 * 3 - 1
     config = {"block_size_x": 128, "per_thread": 4}
     unit = compiled(kernel, Nvrtc(), "sm_90a", tmp_path, config)

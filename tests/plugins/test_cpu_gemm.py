@@ -52,7 +52,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, compiler_cache: Path) -> dic
         patch.setenv("KTUNED_CACHE", str(compiler_cache))
         kernel, into, backend = load_kernel(), tmp_path_factory.mktemp("gemm"), TvmFfi()
         assert kernel.default is not None
-        (problem,) = kernel.problem_list()
+        (problem,) = kernel.list_problems()
         configs: dict[str, Mapping[str, Scalar]] = {"default": kernel.default}
         configs |= {variant: {**kernel.default, "VARIANT": variant} for variant in WRONG}
         configs |= {name: {**kernel.default, **knobs} for name, knobs in LARGE_TILES.items()}
@@ -81,8 +81,8 @@ def launch(library: Path, shapes: str = "[(384, 384, 400)]") -> subprocess.Popen
 def test_the_space_holds_each_wrong_config_once() -> None:
     """64 good configs, the default among them, and one of each wrong variant."""
     kernel = load_kernel()
-    (problem,) = kernel.problem_list()
-    configs = list(kernel.bound_space(problem))
+    (problem,) = kernel.list_problems()
+    configs = list(kernel.bind_space(problem))
     variants = [config["VARIANT"] for config in configs]
     assert kernel.default in configs
     assert variants.count("BLOCKED") == 64

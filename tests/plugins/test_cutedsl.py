@@ -328,7 +328,7 @@ class TestExample:
 
     def configs(self, kernel: Kernel) -> list[dict[str, Any]]:
         """Return the default and some others, the extremes among them."""
-        admitted = [dict(config) for config in kernel.bound_space(kernel.problem_list()[0])]
+        admitted = [dict(config) for config in kernel.bind_space(kernel.list_problems()[0])]
         assert kernel.default in admitted
         assert len(admitted) >= 64
         return [dict(kernel.default or {}), admitted[0], *admitted[7::20], admitted[-1]]
@@ -337,7 +337,7 @@ class TestExample:
         """Return the units of some configs, their directories made."""
         units = []
         for config in self.configs(kernel):
-            wanted = kernel.build(kernel.problem_list()[0], config)
+            wanted = kernel.build(kernel.list_problems()[0], config)
             key = "-".join(map(str, config.values()))
             (into / key).mkdir(exist_ok=True)
             units.append(Unit(key, wanted, (), TUNE_RMSNORM, kernel.name, target))
@@ -351,16 +351,16 @@ class TestExample:
 
     def test_its_meaning_includes_what_the_function_calls(self, rmsnorm: Kernel, tmp_path: Path) -> None:
         """An edit of the device code is a new source digest, and so a new artifact."""
-        from ktuned.spec.digest import describe
+        from ktuned.spec.digest import describe_kernel
 
-        before = describe(rmsnorm, "p", TUNE_RMSNORM.parent)
+        before = describe_kernel(rmsnorm, "p", TUNE_RMSNORM.parent)
         text = TUNE_RMSNORM.read_text()
         (tmp_path / "tune_rmsnorm.py").write_text(text.replace("cute.math.rsqrt(", "1.0 * cute.math.rsqrt("))
         (edited,) = load_file(tmp_path / "tune_rmsnorm.py", tmp_path).kernels
-        assert describe(edited, "p", tmp_path).source_digest != before.source_digest
+        assert describe_kernel(edited, "p", tmp_path).source_digest != before.source_digest
         (tmp_path / "tune_rmsnorm.py").write_text(text + "# a remark\n")
         (same,) = load_file(tmp_path / "tune_rmsnorm.py", tmp_path).kernels
-        assert describe(same, "p", tmp_path).source_digest == before.source_digest
+        assert describe_kernel(same, "p", tmp_path).source_digest == before.source_digest
 
     @pytest.mark.gpu
     def test_its_configs_are_right(self, rmsnorm: Kernel, tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ class TestExample:
         from ktuned.worker.problem import ProblemData
 
         device = gpu()
-        data = ProblemData(rmsnorm, rmsnorm.problem_list()[0], device)
+        data = ProblemData(rmsnorm, rmsnorm.list_problems()[0], device)
         data.provide_expected_outputs(tmp_path / "expected.safetensors")
         units = self.units(rmsnorm, tmp_path, device.target)
         for result, unit in zip(CuteDsl().compile(units, tmp_path), units, strict=True):

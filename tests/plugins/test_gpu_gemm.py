@@ -50,8 +50,8 @@ def compile_configs(
 def test_the_space_is_worth_a_tuner() -> None:
     """More than a hundred configs, the default among them, whose shared memory fits and whose sums do not spill."""
     kernel = load_kernel()
-    (problem,) = kernel.problem_list()
-    configs = list(kernel.bound_space(problem))
+    (problem,) = kernel.list_problems()
+    configs = list(kernel.bind_space(problem))
     assert len(configs) >= 100
     for config in (kernel.default, *CONFIGS.values()):
         assert config in configs
@@ -63,7 +63,7 @@ def test_the_space_is_worth_a_tuner() -> None:
 
 def test_configs_compile_without_a_gpu_and_do_not_spill(tmp_path: Path) -> None:
     """The smallest and the largest, as one program."""
-    (problem,) = load_kernel().problem_list()
+    (problem,) = load_kernel().list_problems()
     for _, result in compile_configs(problem, CONFIGS, tmp_path, "sm_90a").values():
         assert result.outcome is None, result.message
         assert result.facts["spill_store_bytes"] == 0
@@ -100,7 +100,7 @@ def test_the_default_is_beaten(tmp_path: Path) -> None:
     backend = Nvrtc()
     devices = backend.devices()
     assert not isinstance(devices, Absent)
-    (problem,) = load_kernel().problem_list()
+    (problem,) = load_kernel().list_problems()
     tensors = {
         "A": torch.rand(problem["M"], problem["K"], device="cuda").half(),  # type: ignore[arg-type]
         "B": torch.rand(problem["K"], problem["N"], device="cuda").half(),  # type: ignore[arg-type]

@@ -50,9 +50,9 @@ def edited(project: Path, edit: Callable[[Any], object]) -> str:
 def test_the_space_holds_what_the_conditions_admit(project: Path) -> None:
     """Values may be text or a list; conditions are parsed; the defaults are one config."""
     kernel = declared(project)
-    assert (kernel.name, kernel.problem_list(), kernel.plan.trials) == ("scale_it", ({"P0": 1000},), 5)
+    assert (kernel.name, kernel.list_problems(), kernel.plan.trials) == ("scale_it", ({"P0": 1000},), 5)
     assert kernel.default == {"block_size_x": 64, "tile": 1, "taps": 3}
-    configs = list(kernel.bound_space({"P0": 1000}))
+    configs = list(kernel.bind_space({"P0": 1000}))
     found = {(config["block_size_x"], config["tile"]) for config in configs}
     assert found == {(x, tile) for x in (32, 64, 128) for tile in (1, 2, 4)}
 
@@ -65,7 +65,7 @@ def test_sizes_and_arguments_follow_the_problem(project: Path) -> None:
     assert (build.entry, build.grid, build.block, build.shared_bytes) == ("scale_it", (4, 1, 1), (128, 1, 1), 8)
     assert (build.args, build.constants) == (("y", "x", i32(1000)), {"weights": "weights"})
     assert (build.defines, build.flags) == ({"block_size_x": 128, "tile": 2, "taps": 3}, ("--use_fast_math",))
-    specs = kernel.input_specs({"P0": 1000})
+    specs = kernel.evaluate_inputs({"P0": 1000})
     assert {name: spec.shape for name, spec in specs.items()} == {"y": (1000,), "x": (1004,), "weights": (3,)}
     assert (specs["y"].output, specs["weights"].range[0], specs["x"].resolved_fill) == (True, 2.0, "uniform")
 

@@ -23,7 +23,7 @@ from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
 from ktuned.model.keys import Phase
 from ktuned.model.values import Outcome
-from ktuned.spec.digest import describe
+from ktuned.spec.digest import describe_kernel
 from ktuned.spec.loader import forget_modules, load_file
 from ktuned.testing.backends import check_backend
 from ktuned.worker.compile import compile_units
@@ -274,7 +274,7 @@ class TestEditing:
         path = self.write(root, **changes)
         forget_modules()
         (kernel,) = load_file(path, root).kernels
-        digest = describe(kernel, "project", root).source_digest
+        digest = describe_kernel(kernel, "project", root).source_digest
         forget_modules()
         return digest
 

@@ -38,8 +38,8 @@ class TestAttention:
     def test_the_space_has_each_implementation_eager_and_the_fusible_one_compiled(self) -> None:
         """Each implementation eagerly, and the one that can be fused in two compiled ways."""
         kernel = self.kernel()
-        (problem,) = kernel.problem_list()
-        configs = list(kernel.bound_space(problem))
+        (problem,) = kernel.list_problems()
+        configs = list(kernel.bind_space(problem))
         assert kernel.default in configs
         assert [config["COMPILE"] for config in configs].count("eager") == 5
         assert len(configs) == 7
@@ -64,7 +64,7 @@ class TestAttention:
     def test_every_config_agrees_on_the_gpu_and_one_beats_the_default(self, tmp_path: Path) -> None:
         """The declared problem, timed as jobs time it."""
         kernel = self.kernel()
-        (problem,) = kernel.problem_list()
+        (problem,) = kernel.list_problems()
         beats_the_default(Trials(kernel, problem, gpu(), tmp_path))
 
 
@@ -83,7 +83,7 @@ class TestSoftmax:
     def test_every_config_agrees_on_the_gpu_and_one_beats_the_default(self, tmp_path: Path) -> None:
         """All of them, also the blocks that are wider than a row."""
         kernel = load_kernel("triton_softmax", "tune_softmax.py")
-        (problem,) = kernel.problem_list()
+        (problem,) = kernel.list_problems()
         beats_the_default(Trials(kernel, problem, gpu(), tmp_path))
 
     @pytest.mark.gpu
@@ -99,7 +99,7 @@ def beats_the_default(trials: Trials) -> None:
     """Check every config that the device supports, and that the best is faster than the default."""
     timer = CudaTimer(trials.device.name, "events")
     latency_us: dict[str, float] = {}
-    for config in trials.kernel.bound_space(trials.problem):
+    for config in trials.kernel.bind_space(trials.problem):
         try:
             launch = trials.launch(config)
         except Unsupported:

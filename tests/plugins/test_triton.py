@@ -20,7 +20,7 @@ from ktuned.backends import Absent, Compiled, Registry, Unit
 from ktuned.model import BackendError, Device, Outcome, Unsupported
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.digest import describe
+from ktuned.spec.digest import describe_kernel
 from ktuned.spec.loader import load_file
 from ktuned.testing.backends import check_backend
 from ktuned_triton import Build, Triton, load
@@ -513,8 +513,8 @@ class TestExample:
 
     def units(self, kernel: Kernel, into: Path, target: str, step: int) -> list[Unit]:
         """Return the units of some configs, the default among them, their directories made."""
-        (problem, *_) = kernel.problem_list()
-        admitted = [dict(config) for config in kernel.bound_space(problem)]
+        (problem, *_) = kernel.list_problems()
+        admitted = [dict(config) for config in kernel.bind_space(problem)]
         assert kernel.default in admitted
         units = []
         for config in [dict(kernel.default or {}), *admitted[::step]]:
@@ -531,15 +531,15 @@ class TestExample:
 
     def test_its_meaning_includes_what_the_function_calls(self, matmul: Kernel, tmp_path: Path) -> None:
         """An edit of the device code is a new source digest, a comment is not."""
-        before = describe(matmul, "p", TUNE_MATMUL.parent)
+        before = describe_kernel(matmul, "p", TUNE_MATMUL.parent)
         text = (TUNE_MATMUL.parent / "matmul.py").read_text()
         file = Path(shutil.copy(TUNE_MATMUL, tmp_path))
         (tmp_path / "matmul.py").write_text(text.replace("tl.dot(left, right, total)", "tl.dot(left, right)"))
         (edited,) = load_file(file, tmp_path).kernels
-        assert describe(edited, "p", tmp_path).source_digest != before.source_digest
+        assert describe_kernel(edited, "p", tmp_path).source_digest != before.source_digest
         (tmp_path / "matmul.py").write_text(text + "# a remark\n")
         (same,) = load_file(file, tmp_path).kernels
-        assert describe(same, "p", tmp_path).source_digest == before.source_digest
+        assert describe_kernel(same, "p", tmp_path).source_digest == before.source_digest
 
     @pytest.mark.gpu
     def test_its_configs_agree_with_the_reference(self, matmul: Kernel, tmp_path: Path) -> None:
@@ -547,7 +547,7 @@ class TestExample:
         from ktuned.worker.problem import ProblemData
 
         device = gpu()
-        data = ProblemData(matmul, matmul.problem_list()[0], device)
+        data = ProblemData(matmul, matmul.list_problems()[0], device)
         data.provide_expected_outputs(tmp_path / "expected.safetensors")
         units = self.units(matmul, tmp_path, device.target, 12)
         for result, unit in zip(Triton().compile(units, tmp_path), units, strict=True):

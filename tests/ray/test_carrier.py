@@ -15,7 +15,7 @@ import pytest
 from ktuned.fleet.bridge import Bridge
 from ktuned.fleet.calls import BridgeDown
 from ktuned.fleet.executor import Environment
-from ktuned.ipc import artifact_place, manifest, replies, requests
+from ktuned.ipc import locate_artifact, manifest, replies, requests
 from ktuned.model.values import Outcome
 from ktuned_ray import cluster_calls, node_calls, parcels
 from ktuned_ray.carrier import Carrier
@@ -99,7 +99,7 @@ async def test_a_damaged_artifact_is_carried_again(
 ) -> None:
     """An artifact goes there once, and once more after the node could not load it."""
     environment = Environment("python", str(tmp_path), (), "p")
-    parcel = {f"artifact-{UNIT.key}": str(artifact_place(tmp_path / "artifacts", UNIT.key))}
+    parcel = {f"artifact-{UNIT.key}": str(locate_artifact(tmp_path / "artifacts", UNIT.key))}
     for _ in range(2):
         await carrier.provide_files(request_, environment)
     carrier.forget_damaged(well, request_)
@@ -115,7 +115,7 @@ async def test_a_small_artifact_travels_with_its_request(there: Cluster, carrier
     environment = Environment("python", str(tmp_path), (), "p")
     small, large = UNIT, requests.UnitRef("1" * 64, {})
     for unit, size in ((small, 100), (large, parcels.MAX_IN_FRAME_BYTES + 1)):
-        place = artifact_place(tmp_path / "artifacts", unit.key)
+        place = locate_artifact(tmp_path / "artifacts", unit.key)
         place.mkdir(parents=True)
         (place / "kernel.so").write_bytes(b"x" * size)
     request = made(requests.Trial, units=(small, large))
@@ -138,6 +138,6 @@ async def test_an_artifact_that_came_with_its_item_is_checked(
     unit = replies.CompiledUnit(UNIT.key, None, "", 0.1, {})
     with nullcontext() if is_whole else pytest.raises(BridgeDown, match="damaged"):
         assert (await carrier.bring_artifact(unit, parcels.pack_parcel(source))).bytes > 0
-    place = artifact_place(tmp_path / "artifacts", UNIT.key)
+    place = locate_artifact(tmp_path / "artifacts", UNIT.key)
     assert place.exists() is is_whole
     assert list(place.parent.iterdir()) == [place] * is_whole

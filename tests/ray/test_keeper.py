@@ -14,7 +14,7 @@ from ktuned.backends import cpu
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import Output
 from ktuned.fleet.local_executor import LocalExecutor
-from ktuned.ipc import replies, requests, sight, to_message
+from ktuned.ipc import replies, requests, take_sight, to_message
 from ktuned.model import Phase, Record, Role
 from ktuned_ray import node_calls
 from ktuned_ray.keeper import Keeper
@@ -22,7 +22,7 @@ from tests.fleet.playing import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
 
-CLOSE = requests.plain(requests.Close())
+CLOSE = requests.to_map(requests.Close())
 
 
 class Scripted:
@@ -108,7 +108,9 @@ async def test_a_toolchain_is_watched_until_it_is_another(change: str, tmp_path:
         raise AssertionError(item)
 
     async def watch() -> None:
-        answers.append(await keeper.carry_out(node_calls.Watch({str(compiler): sight(str(compiler))}, limits), send))
+        answers.append(
+            await keeper.carry_out(node_calls.Watch({str(compiler): take_sight(str(compiler))}, limits), send)
+        )
 
     with anyio.fail_after(DEADLINE_S):
         async with anyio.create_task_group() as tasks:

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from ktuned.bridge import CallFailed
-from ktuned.ipc import artifact_place, manifest, replies
+from ktuned.ipc import locate_artifact, manifest, replies
 from ktuned.model.values import Outcome
 from ktuned_ray import parcels
 from ktuned_ray.node_artifacts import NodeArtifacts
@@ -21,7 +21,7 @@ KEY = "ab" + "0" * 62
 
 def sealed(directory: Path, key: str = KEY, size: int = 1000) -> Path:
     """Make an artifact of so many bytes."""
-    place = artifact_place(directory, key)
+    place = locate_artifact(directory, key)
     place.mkdir(parents=True)
     (place / "kernel.so").write_bytes(b"x" * size)
     manifest.write(place, key=key, backend="fake", facts={})
@@ -38,7 +38,7 @@ async def test_an_artifact_travels_between_nodes_unchanged(tmp_path: Path) -> No
     sealed(tmp_path / "one" / "artifacts")
     packed = await NodeArtifacts(tmp_path / "one").pack_artifact(unit())
     await NodeArtifacts(tmp_path / "two").take_parcels({f"artifact-{KEY}": packed})
-    found = manifest.verify(artifact_place(tmp_path / "two" / "artifacts", KEY), required=["kernel.so"])
+    found = manifest.verify(locate_artifact(tmp_path / "two" / "artifacts", KEY), required=["kernel.so"])
     assert found.key == KEY
 
 

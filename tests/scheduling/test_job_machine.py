@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ktuned.fleet.failures import KILLS_EXCUSED
 from ktuned.model.errors import IllegalMove
 from ktuned.model.job import Job, JobState, Priority
-from ktuned.model.keys import DeviceModel, KernelName, WinnerKey, key_problem
+from ktuned.model.keys import DeviceModel, KernelName, WinnerKey, make_key_problem
 from ktuned.model.plan import Plan
 from ktuned.scheduling.job_events import (
     Advanced,
@@ -276,7 +276,7 @@ def test_what_is_outdated_begins_again() -> None:
 
 def test_work_is_found_where_it_is_done() -> None:
     """A running job serves who wants no more than it does; a larger budget needs one that waits; none is cancelled."""
-    key = WinnerKey(KernelName("p:k"), key_problem({"M": 1}), DeviceModel("x"))
+    key = WinnerKey(KernelName("p:k"), make_key_problem({"M": 1}), DeviceModel("x"))
     made = machine(Arrived(job(1, plan=Plan(trials=10))), Reviewed())
     assert made.find_matching_job(key, Plan(trials=5)) == made.find_matching_job(key, None) == made.running[0]
     assert made.find_matching_job(key, Plan(trials=50)) is None

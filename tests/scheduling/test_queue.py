@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ktuned.model.job import Job, JobState
-from ktuned.model.keys import DeviceModel, KernelName, key_problem
+from ktuned.model.keys import DeviceModel, KernelName, make_key_problem
 from ktuned.model.plan import Plan
 from ktuned.scheduling.queue import EVERYTHING, JobQueue, LaunchCost, extend_plan
 from ktuned.scheduling.ranks import AGE_S, HALF_LIFE_S, TURN_S
@@ -77,7 +77,7 @@ def test_same_work_is_found_whatever_the_order_of_its_keys() -> None:
 
 def test_problems_with_one_key_are_the_same_work() -> None:
     """Sizes that do not enter the key make no other job; a job without a key problem stands for its whole problem."""
-    key = key_problem({"M": 1})
+    key = make_key_problem({"M": 1})
     queue = JobQueue([job(1, problem={"M": 1, "K": 1}, key_problem=key)])
     assert queue.find_matching_job(job(2, problem={"M": 1, "K": 2}, key_problem=key).key) == queue.get_job(1)
     assert queue.find_matching_job(job(2, problem={"M": 1}).key) == queue.get_job(1)

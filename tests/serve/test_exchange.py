@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ktuned.catalog.foreign_names import ForeignNames
-from ktuned.ipc.places import relative
+from ktuned.ipc.places import make_relative
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.objective import ENERGY, LATENCY
 from ktuned.model.trace import Observation
@@ -93,7 +93,9 @@ async def learned(parts: Parts, *names: str) -> KernelInfo:
     """Have the kernel learn names, as compiling it would, and return it."""
     kernel = await parts.inspect(kernel_text())
     found = await parts.inspector.look_up_names(kernel, [Observation(name, "", is_source=True) for name in names])
-    below = [replace(one, places=tuple(relative(place, str(parts.project)) for place in one.places)) for one in found]
+    below = [
+        replace(one, places=tuple(make_relative(place, str(parts.project)) for place in one.places)) for one in found
+    ]
     await parts.daemon.traces.learn_names(kernel, below)
     return parts.catalog.resolve_kernel("it")
 

@@ -258,7 +258,7 @@ async def test_knobs_and_keys_stand_in_the_declared_order(desk: Desk, parts: Par
     for asked in ({"kernel": "it"}, {"trial": trial}):
         (found,) = (await desk.call("results", **asked))["trials"]
         assert ([*found["config"]], [*found["problem"]]) == (["us", "tag"], ["n", "m", "k"])
-    assert kernel.config_in_order({"extra": 1, "tag": "a", "us": 1.0}) == {"us": 1.0, "tag": "a", "extra": 1}
+    assert kernel.order_config({"extra": 1, "tag": "a", "us": 1.0}) == {"us": 1.0, "tag": "a", "extra": 1}
 
 
 async def test_results_begin_with_the_fastest(desk: Desk, parts: Parts) -> None:

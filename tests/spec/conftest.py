@@ -10,8 +10,8 @@ import pytest
 
 from ktuned.model.kernel import KernelInfo
 from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.digest import describe
-from ktuned.spec.loader import Loaded, forget_modules, load_file
+from ktuned.spec.digest import describe_kernel
+from ktuned.spec.loader import LoadedFile, forget_modules, load_file
 
 HEADER = """\
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Project:
         path.write_text(HEADER + text if path.name.startswith("tune_") else text)
         return path
 
-    def load(self, name: str = "tune_it.py", backends: list[str] | None = None) -> Loaded:
+    def load(self, name: str = "tune_it.py", backends: list[str] | None = None) -> LoadedFile:
         """Load a kernel file as a worker does after a save."""
         forget_modules()
         return load_file(self.root / name, self.root, backends)
@@ -54,7 +54,7 @@ class Project:
         assert not loaded.errors, loaded.errors
         return loaded.kernels[0]
 
-    def declare(self, body: str = "return Fake(c.BM)", **arguments: str) -> Loaded:
+    def declare(self, body: str = "return Fake(c.BM)", **arguments: str) -> LoadedFile:
         """Declare one kernel ``it`` on top of the base arguments and load its file."""
         listed = ", ".join(f"{name}={value}" for name, value in (BASE | arguments).items() if value)
         self.write("tune_it.py", f"@kernel({listed})\ndef it(p, c):\n    {body}\n")
@@ -64,7 +64,7 @@ class Project:
         """Load a kernel file and describe all of its kernels by name; it must have no errors."""
         loaded = self.load(name)
         assert not loaded.errors, loaded.errors
-        return {kernel.name: describe(kernel, "project", self.root) for kernel in loaded.kernels}
+        return {kernel.name: describe_kernel(kernel, "project", self.root) for kernel in loaded.kernels}
 
 
 @pytest.fixture

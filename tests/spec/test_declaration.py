@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ktuned.model.errors import KernelFileError, Unsupported
-from ktuned.spec.loader import kernel_module
+from ktuned.spec.loader import get_kernel_module
 from tests.spec.conftest import HEADER_LINES, Project
 
 LINE = HEADER_LINES + 1
@@ -86,7 +86,7 @@ LINE = HEADER_LINES + 1
         ({"strategy": "3"}, "strategy=3 is not a name"),
     ],
 )
-def test_wrong_declaration_is_told(project: Project, arguments: dict[str, str], words: str) -> None:
+def test_a_wrong_declaration_names_its_error(project: Project, arguments: dict[str, str], words: str) -> None:
     """Each wrong argument is one line that starts with the file, the decorator's line and the kernel."""
     loaded = project.declare(**arguments)
     assert loaded.kernels == ()
@@ -98,7 +98,7 @@ def test_wrong_declaration_is_told(project: Project, arguments: dict[str, str], 
     assert (error.path, error.line) == (f"{project.root}/tune_it.py", LINE)
 
 
-def test_full_declaration(project: Project) -> None:
+def test_a_full_declaration_keeps_every_argument(project: Project) -> None:
     """Every argument arrives where it belongs, and plain strings stand for one name."""
     kernel = project.kernel(
         sources='"gemm.cu"',
@@ -119,7 +119,7 @@ def test_full_declaration(project: Project) -> None:
     assert (kernel.name, kernel.file.name, kernel.backend) == ("other", "tune_it.py", "fake")
     assert kernel.source_paths == (project.root / "gemm.cu",)
     assert (kernel.specialize, kernel.setup, kernel.default) == (("M",), ("A",), {"BM": 2})
-    assert kernel.problem_list() == ({"M": 4, "N": 1},)
+    assert kernel.list_problems() == ({"M": 4, "N": 1},)
     assert kernel.plan.to_wire() == {
         "strategy": "exhaustive",
         "seed": 3,
@@ -133,11 +133,11 @@ def test_full_declaration(project: Project) -> None:
     }
 
 
-def test_build_gets_views(project: Project) -> None:
+def test_the_kernel_function_gets_read_only_views(project: Project) -> None:
     """The kernel function sees problem and config by attribute, and calling the kernel calls it as it is."""
     kernel = project.kernel()
     assert kernel.build({"M": 1}, {"BM": 2}).to_plain() == {"n": 2}
-    assert [config["BM"] for config in kernel.bound_space({"M": 1})] == [1, 2]
+    assert [config["BM"] for config in kernel.bind_space({"M": 1})] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_build_gets_views(project: Project) -> None:
         ("return Fake(1 // 0)", "it(p, c): ZeroDivisionError"),
     ],
 )
-def test_build_that_fails_is_told_with_its_line(project: Project, body: str, words: str) -> None:
+def test_a_failing_kernel_function_is_reported_with_its_line(project: Project, body: str, words: str) -> None:
     """What goes wrong in a kernel function is one line with the function's own line."""
     kernel = project.declare(body=body).kernels[0]
     with pytest.raises(KernelFileError) as caught:
@@ -166,14 +166,14 @@ def test_a_bare_decorator_is_an_error(project: Project) -> None:
     assert "@kernel takes arguments by name alone: @kernel(backend=…" in error.message
 
 
-def test_build_of_another_backend_is_an_error(project: Project) -> None:
+def test_a_build_of_another_backend_is_an_error(project: Project) -> None:
     """A Build must be of the backend that the kernel declares."""
     kernel = project.kernel(backend='"other"')
     with pytest.raises(KernelFileError, match="a Build of the backend 'fake', but backend='other'"):
         kernel.build({}, {"BM": 1})
 
 
-def test_unsupported_passes_through(project: Project) -> None:
+def test_unsupported_from_a_kernel_function_is_raised_unchanged(project: Project) -> None:
     """A kernel function may refuse a config."""
     kernel = project.declare(body='raise Unsupported("too large")').kernels[0]
     with pytest.raises(Unsupported, match="too large"):
@@ -192,18 +192,18 @@ def test_unsupported_passes_through(project: Project) -> None:
         ("lambda p: dict(B=tensor(1))", "setup names the tensor 'A', which inputs(p) does not make (there are: B"),
     ],
 )
-def test_inputs_that_fail_are_told(project: Project, inputs: str, words: str) -> None:
+def test_failing_inputs_are_reported_with_their_line(project: Project, inputs: str, words: str) -> None:
     """Whatever ``inputs`` does wrong is one line."""
     kernel = project.kernel(inputs=inputs, setup='("A",)')
     with pytest.raises(KernelFileError) as caught:
-        kernel.input_specs({"K": 1})
+        kernel.evaluate_inputs({"K": 1})
     assert words in caught.value.message
 
 
 def test_inputs_may_be_real_tensors(project: Project) -> None:
     """``inputs`` may make the tensors itself."""
     kernel = project.kernel(inputs='lambda p: dict(A=__import__("torch").ones(3))')
-    assert kernel.input_specs({})["A"].shape == (3,)
+    assert kernel.evaluate_inputs({})["A"].shape == (3,)
 
 
 @pytest.mark.parametrize(
@@ -215,21 +215,21 @@ def test_inputs_may_be_real_tensors(project: Project) -> None:
         ("lambda: (dict(M=m) for m in iter(int, 1))", "problems names more than 1000"),
     ],
 )
-def test_problems_callable_is_checked_when_called(project: Project, problems: str, words: str) -> None:
+def test_a_problems_callable_is_checked_when_it_is_called(project: Project, problems: str, words: str) -> None:
     """A callable's problems are checked like a list's."""
     kernel = project.kernel(problems=problems, specialize='"M"')
     with pytest.raises(KernelFileError) as caught:
-        kernel.problem_list()
+        kernel.list_problems()
     assert words in caught.value.message
 
 
-def test_problems_callable_gives_problems(project: Project) -> None:
+def test_a_problems_callable_declares_problems(project: Project) -> None:
     """A generator function may yield the problems."""
     kernel = project.kernel(problems="lambda: (dict(M=m) for m in (1, 2))")
-    assert kernel.problem_list() == ({"M": 1}, {"M": 2})
+    assert kernel.list_problems() == ({"M": 1}, {"M": 2})
 
 
-def test_vocabulary_is_light() -> None:
+def test_the_declaration_api_imports_no_heavy_package() -> None:
     """Importing ktuned brings neither torch nor an event loop nor anything but ktuned and the standard library."""
     script = """
 import sys
@@ -242,7 +242,7 @@ print(sorted(name for name in foreign if not name.startswith("__editable__")))
     assert done.stdout.strip() == "[]"
 
 
-def test_a_build_may_take_note_of_its_tensors(project: Project) -> None:
+def test_a_build_may_read_the_layouts_of_its_tensors(project: Project) -> None:
     """It is given dtype, shape and strides by name; ``inputs`` is called once for a problem, not for each config."""
     path = project.write(
         "tune_it.py",
@@ -267,7 +267,7 @@ def test_a_build_may_take_note_of_its_tensors(project: Project) -> None:
     )
     (kernel,) = project.load().kernels
     builds = [kernel.build({"M": m}, {"BM": n}).to_plain()["n"] for m, n in ((5, 1), (5, 2), (6, 2))]
-    module = kernel_module(path)
+    module = get_kernel_module(path)
     assert builds == [2, 3, 3]
     assert module.called == [5, 6]
     assert module.noted[0] == {"A": ("float16", (2, 5), (5, 1)), "B": ("float32", (4, 3), (1, 4))}
@@ -281,7 +281,7 @@ def test_a_build_may_take_note_of_its_tensors(project: Project) -> None:
         ("'a\\udcff'", "a\\udcff: the name"),
     ],
 )
-def test_a_name_that_cannot_be_is_told_in_one_line(project: Project, name: str, said: str) -> None:
+def test_an_invalid_kernel_name_is_one_line(project: Project, name: str, said: str) -> None:
     """However long it is, and whatever is in it."""
     (error,) = project.declare(name=name).errors
     assert said in error.message

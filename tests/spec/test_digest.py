@@ -13,7 +13,7 @@ import pytest
 
 from ktuned.model.errors import KernelFileError
 from ktuned.model.kernel import KernelInfo
-from ktuned.spec.digest import describe
+from ktuned.spec.digest import describe_kernel
 from tests.spec.conftest import Project
 
 HELPER = '''
@@ -170,7 +170,7 @@ def test_a_source_is_compiled_again_by_its_bytes(sample: Project) -> None:
 
 
 @pytest.mark.parametrize("argument", ["rtol=0.5", 'setup="A"', 'timing="graph"'])
-def test_how_outputs_are_judged_decides_a_measurement(sample: Project, argument: str) -> None:
+def test_what_judges_outputs_changes_the_data_digest(sample: Project, argument: str) -> None:
     """With another tolerance, say, no measurement is taken over."""
     edited = changed(sample, "tune_it.py", "reference=reference)", f"reference=reference, {argument})")
     assert edited["one"] == PYTHON | {"data_digest"}
@@ -180,7 +180,7 @@ def test_how_outputs_are_judged_decides_a_measurement(sample: Project, argument:
     "reading",
     ["inspect.getsource(helper)", "helper.rows.__code__.co_firstlineno", "sys._getframe().f_lineno"],
 )
-def test_a_text_that_is_read_counts_by_its_bytes(sample: Project, reading: str) -> None:
+def test_python_whose_text_is_read_counts_by_its_bytes(sample: Project, reading: str) -> None:
     """Where code may read the text of what it imported, or numbers of lines, comments count as well."""
     text = (sample.root / "tune_it.py").read_text()
     (sample.root / "tune_it.py").write_text(f"import inspect, sys\nREAD = lambda: {reading}\n" + text)
@@ -197,17 +197,17 @@ def test_a_file_that_executes_another_counts_with_it(sample: Project) -> None:
     assert changed(sample, "hidden.py", "2", "3")["one"] == PYTHON
 
 
-def test_digests_do_not_depend_on_the_place(sample: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_digests_are_the_same_in_another_directory(sample: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A project elsewhere on the disk, in another process with another hash seed, has the same digests."""
     here = sample.describe()
     elsewhere = Path(shutil.copytree(sample.root, tmp_path_factory.mktemp("elsewhere") / "checkout"))
     script = f"""
 from pathlib import Path
-from ktuned.spec.digest import describe
+from ktuned.spec.digest import describe_kernel
 from ktuned.spec.loader import load_file
 root = Path({str(elsewhere)!r})
 for kernel in load_file(root / "tune_it.py", root).kernels:
-    info = describe(kernel, "other", root)
+    info = describe_kernel(kernel, "other", root)
     print(info.digest, info.source_digest, info.plan_digest)
 """
     environment = os.environ | {"PYTHONHASHSEED": "77"}
@@ -215,7 +215,7 @@ for kernel in load_file(root / "tune_it.py", root).kernels:
     assert [tuple(line.split()) for line in done.stdout.splitlines()] == [digests(info) for info in here.values()]
 
 
-def test_stamps_name_every_file(sample: Project) -> None:
+def test_stamps_name_every_file_of_the_inspection(sample: Project) -> None:
     """Stamps hold the kernel file, sources and imported modules; what these include is seen when it is compiled."""
     stamps = {os.path.relpath(path, sample.root): stamp for path, stamp in sample.describe()["one"].stamps.items()}
     assert set(stamps) == {
@@ -234,7 +234,7 @@ def test_stamps_name_every_file(sample: Project) -> None:
         ("lib/deep.py", "dict(x=1)", "dict(x=2)", False),
     ],
 )
-def test_code_digest_is_of_all_but_compiled_sources(
+def test_the_code_digest_ignores_compiled_sources(
     sample: Project, name: str, before: str, after: str, is_same: bool
 ) -> None:
     """Any byte of the Python counts, as a statement of a module may set anything in its process; no C source does."""
@@ -245,15 +245,15 @@ def test_code_digest_is_of_all_but_compiled_sources(
     assert (sample.describe()["one"].code_digest == old) is is_same
 
 
-def test_missing_source_is_an_error(sample: Project) -> None:
+def test_a_missing_source_is_an_error(sample: Project) -> None:
     """A source that does not exist is one line with the kernel's place."""
     (sample.root / "one.cu").unlink()
     kernel = sample.load().kernels[0]
     with pytest.raises(KernelFileError, match=r"one: the source 'one\.cu' does not exist"):
-        describe(kernel, "project", sample.root)
+        describe_kernel(kernel, "project", sample.root)
 
 
-def test_info_crosses_to_the_daemon(sample: Project) -> None:
+def test_a_description_survives_the_wire(sample: Project) -> None:
     """A description survives MessagePack, and says knobs, problems, space and digests of each part."""
     info = sample.describe()["one"]
     assert KernelInfo.from_wire(msgpack.unpackb(msgpack.packb(info.to_wire()))) == info
@@ -265,7 +265,7 @@ def test_info_crosses_to_the_daemon(sample: Project) -> None:
     assert {"function", "inputs", "reference", "rtol"} <= set(info.extra["arguments"])
 
 
-def test_kernels_of_a_factory_differ_by_what_they_captured(project: Project) -> None:
+def test_kernels_of_a_factory_differ_by_their_closures(project: Project) -> None:
     """Kernels that a factory declares have closures of their own."""
     text = """
     def declare(scale):
@@ -292,7 +292,7 @@ def installed(directory: Path, version: str, text: str) -> None:
     (info / "RECORD").write_text(f"far/__init__.py,sha256={hash(text)},{len(text)}\n{info.name}/RECORD,,\n")
 
 
-def test_installed_package_counts_by_its_distribution(
+def test_an_installed_package_counts_by_its_distribution(
     project: Project, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A package that the project imports counts by its version and by what its RECORD lists, not by its text."""
@@ -325,17 +325,17 @@ def test_installed_kernels_count_by_content(tmp_path: Path) -> None:
     assert str(site / "mine/rows.py") in before.stamps
 
 
-def test_code_outside_the_project_is_named_by_its_module(project: Project, tmp_path: Path) -> None:
+def test_code_outside_the_project_is_labelled_by_its_module(project: Project, tmp_path: Path) -> None:
     """The digest of a kernel does not depend on where a module beside the project lies."""
     text = "import os, sys\nsys.path.append(os.environ['SHARED'])\nfrom beside import rows\n"
     project.write("tune_it.py", text + KERNEL)
     script = f"""
 import sys
 from pathlib import Path
-from ktuned.spec.digest import describe
+from ktuned.spec.digest import describe_kernel
 from ktuned.spec.loader import load_file
 root = Path({str(project.root)!r})
-print(describe(load_file(root / "tune_it.py", root).kernels[0], "p", root).digest)
+print(describe_kernel(load_file(root / "tune_it.py", root).kernels[0], "p", root).digest)
 """
     found = []
     for place in ("a", "deeper/b"):

@@ -46,7 +46,7 @@ def meaning(text: str, values: dict[str, Any]) -> object:
 
 
 @given(CONSTRAINTS)
-def test_an_expression_means_what_python_means(text: str) -> None:
+def test_an_expression_has_the_value_that_python_gives(text: str) -> None:
     """An expression gives Python's own truth value, or raises as Python does, for every config."""
     expression = Expression(text)
     for a, b in itertools.product([0, 1, 3], [1, 2]):
@@ -57,7 +57,7 @@ def test_an_expression_means_what_python_means(text: str) -> None:
         assert found == meaning(text, {"A": a, "B": b, "M": 4})
 
 
-def test_a_space_takes_texts_beside_functions() -> None:
+def test_a_space_takes_texts_and_functions_as_constraints() -> None:
     """A text is a constraint like any other, over knobs and problem keys, alone or in a list."""
     bound = space(A=[1, 2, 4, 8], B=[1, 2], where=["A * B <= M", lambda p, c: c.A > 1]).bind({"M": 4})
     assert list(bound) == [dict(A=2, B=1), dict(A=2, B=2), dict(A=4, B=1)]
@@ -93,7 +93,7 @@ def test_a_text_is_split_by_the_knobs_that_it_reads() -> None:
         ("b'x' == A", "b'x'"),
     ],
 )
-def test_all_else_is_refused_at_the_declaration(text: str, part: str) -> None:
+def test_other_syntax_is_refused_at_the_declaration(text: str, part: str) -> None:
     """What is no arithmetic or comparison is an error of the kernel file, which names the part."""
     with pytest.raises(UsageError) as raised:
         Expression(text)
@@ -103,7 +103,7 @@ def test_all_else_is_refused_at_the_declaration(text: str, part: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["9 ** 9 ** 9 > A", "1 << 10 ** 9 > A", "'a' * 10 ** 9 == A", "A / 0", "typo > A"])
-def test_an_expression_that_cannot_be_computed_is_one_line(text: str) -> None:
+def test_a_failing_expression_is_one_line(text: str) -> None:
     """Neither a huge number nor a typo costs more than an error that names the constraint."""
     with pytest.raises(KernelFileError) as raised:
         list(space(A=[1], where=text).bind({}))

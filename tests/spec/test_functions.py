@@ -12,7 +12,7 @@ import pytest
 
 from ktuned.model.errors import KernelFileError
 from ktuned.spec import functions
-from ktuned.spec.loader import kernel_module
+from ktuned.spec.loader import get_kernel_module
 from tests.spec.conftest import Project
 
 FILE = """
@@ -75,20 +75,20 @@ def file(project: Project) -> Path:
 )
 def test_a_function_is_found_again_by_its_name(project: Project, file: Path, attribute: str, name: str) -> None:
     """The kernel file's own by its qualified name, another module's with that module; also after a new import."""
-    function = getattr(kernel_module(file), attribute)
-    assert functions.name_of(function) == name
-    assert functions.find(name, file) is function
+    function = getattr(get_kernel_module(file), attribute)
+    assert functions.name_function(function) == name
+    assert functions.find_function(name, file) is function
     project.load()
-    again = functions.find(name, file)
+    again = functions.find_function(name, file)
     assert again is not function
     assert again(2) == function(2)
 
 
-def test_a_class_may_hold_it(file: Path) -> None:
+def test_a_method_is_found_by_its_name(file: Path) -> None:
     """A static method's name has its class."""
-    halved = kernel_module(file).Scale.halved
-    assert functions.name_of(halved) == "Scale.halved"
-    assert functions.find("Scale.halved", file)(3) == 1.5
+    halved = get_kernel_module(file).Scale.halved
+    assert functions.name_function(halved) == "Scale.halved"
+    assert functions.find_function("Scale.halved", file)(3) == 1.5
 
 
 @pytest.mark.parametrize(
@@ -104,22 +104,22 @@ def test_a_class_may_hold_it(file: Path) -> None:
         ("f:", "'f:' is not the name of a function"),
     ],
 )
-def test_what_no_name_leads_to_is_an_error(function: Any, words: str) -> None:
+def test_a_function_without_a_name_is_an_error(function: Any, words: str) -> None:
     """It says what was given, and where to define it."""
     with pytest.raises(ValueError, match=words):
-        functions.name_of(function)
+        functions.name_function(function)
 
 
-def test_what_is_no_function_is_an_error() -> None:
+def test_a_value_that_is_no_function_is_an_error() -> None:
     """A number is reported by its type."""
-    with pytest.raises(TypeError, match="a function is wanted, not a value of type int"):
-        functions.name_of(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="expected a function, not a value of type int"):
+        functions.name_function(3)  # type: ignore[arg-type]
 
 
-def test_a_name_that_leads_elsewhere_is_an_error(file: Path) -> None:
+def test_a_name_of_another_function_is_an_error(file: Path) -> None:
     """A wrapper that goes by the wrapped function's name would be left out without a word."""
     with pytest.raises(ValueError, match=r"doubled in .* is not the function that was given"):
-        functions.name_of(kernel_module(file).doubled_again)
+        functions.name_function(get_kernel_module(file).doubled_again)
 
 
 @pytest.mark.parametrize(
@@ -131,30 +131,30 @@ def test_a_name_that_leads_elsewhere_is_an_error(file: Path) -> None:
         ("five", "'five' is of type int, which cannot be called"),
     ],
 )
-def test_a_name_that_finds_nothing_says_so(file: Path, name: str, words: str) -> None:
+def test_an_unknown_function_name_is_an_error(file: Path, name: str, words: str) -> None:
     """The error names the kernel file and the name."""
     with pytest.raises(LookupError, match=words):
-        functions.find(name, file)
+        functions.find_function(name, file)
 
 
-def test_a_kernel_file_that_cannot_be_imported(project: Project) -> None:
+def test_a_name_in_a_broken_kernel_file_is_its_import_error(project: Project) -> None:
     """Its own error comes through, and nothing of it stays."""
     path = project.write("tune_it.py", "import nothing_such\n")
     before = set(sys.modules)
     with pytest.raises(KernelFileError, match="No module named 'nothing_such'"):
-        functions.find("f", path)
+        functions.find_function("f", path)
     assert not [name for name in sys.modules.keys() - before if name.endswith("_tune_it")]
 
 
-def test_an_application_has_a_kernel_file_as_it_imported_it(tmp_path: Path) -> None:
+def test_an_application_finds_functions_in_its_own_module(tmp_path: Path) -> None:
     """Beside no worker's observation: its own module where it runs the file, else a plain import, once."""
     path = tmp_path / "tune_app.py"
     path.write_text("def doubled(x):\n    return 2 * x\n")
     script = (
         "import sys, importlib\nfrom pathlib import Path\nfrom ktuned.spec import functions\n"
         "path = Path(sys.argv[1])\nbefore = list(sys.path)\n"
-        "found = functions.find('doubled', path)\nassert found(2) == 4\n"
-        "assert functions.find('doubled', path) is found\nassert sys.path == before\n"
+        "found = functions.find_function('doubled', path)\nassert found(2) == 4\n"
+        "assert functions.find_function('doubled', path) is found\nassert sys.path == before\n"
     )
     for head in ("", "sys.path.insert(0, sys.argv[2])\nimport tune_app\n"):
         text = script.replace("path = Path", f"{head}path = Path")

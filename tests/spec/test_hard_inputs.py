@@ -57,7 +57,7 @@ def test_each_fill_holds_the_numbers_of_its_kind(dtype: str) -> None:
     assert 0.3 < (sums == 0).mean() < 0.7
 
 
-def test_a_declared_range_is_kept() -> None:
+def test_a_tensor_with_a_declared_range_gets_no_hard_numbers() -> None:
     """What a kernel never gets tells nothing."""
     assert tensor(4).may_be_hard
     assert tensor(4, fill="normal").may_be_hard

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.ipc import Places, absolute, replies, requests
-from ktuned.ipc.stamps import stamps, trail
+from ktuned.ipc import Places, make_absolute, replies, requests
+from ktuned.ipc.stamps import follow_links, stamp_files
 from ktuned.model.kernel import KernelInfo
 from ktuned.worker.inspect import Inspector
 from ktuned.worker.reply import Reply
@@ -62,11 +62,11 @@ def inspected(project: Project, name: str = "tune_it.py") -> KernelInfo:
     assert item.errors == ()
     (kernel,) = item.kernels
     assert isinstance(kernel, KernelInfo)
-    stamps = {absolute(path, root): digest for path, digest in kernel.stamps.items()}
-    return replace(kernel, file=absolute(kernel.file, root), stamps=stamps)
+    stamps = {make_absolute(path, root): digest for path, digest in kernel.stamps.items()}
+    return replace(kernel, file=make_absolute(kernel.file, root), stamps=stamps)
 
 
-def test_linked_source_is_stamped_at_both_ends(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_linked_source_is_stamped_at_both_ends(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A source behind links counts by its text, and a change of the link or of the file behind it is seen."""
     elsewhere = tmp_path_factory.mktemp("elsewhere").resolve()
     (elsewhere / "real.cc").write_text("int f();\n")
@@ -84,7 +84,7 @@ def test_linked_source_is_stamped_at_both_ends(project: Project, tmp_path_factor
     assert inspected(project).source_digest == before.source_digest
 
 
-def test_linked_kernel_file_and_directory_are_the_project_s(
+def test_linked_kernel_files_and_directories_belong_to_the_project(
     project: Project, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A kernel file, and a module in a linked directory, that lie outside are followed like those inside."""
@@ -105,15 +105,15 @@ def test_linked_kernel_file_and_directory_are_the_project_s(
     assert inspected(project, "tune_far.py").source_digest != after.source_digest
 
 
-def test_circles_of_links_end(tmp_path: Path) -> None:
+def test_following_a_circle_of_links_ends(tmp_path: Path) -> None:
     """Links that lead to each other, and directories that hold themselves, are followed a bounded number of times."""
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    assert len(list(trail(tmp_path / "a"))) < 50
-    assert set(stamps([tmp_path / "a"]).values()) == {""}
+    assert len(list(follow_links(tmp_path / "a"))) < 50
+    assert set(stamp_files([tmp_path / "a"]).values()) == {""}
 
 
-def test_module_that_went_is_missed(project: Project) -> None:
+def test_a_removed_module_is_an_import_error(project: Project) -> None:
     """A module of a package without ``__init__.py`` is gone when its file is."""
     module = project.write("lib/deep.py", "def rows(p):\n    return p.M\n")
     project.write("tune_it.py", "from lib import deep\n" + FLAGGED.replace("tensor(3)", "tensor(deep.rows(p))"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.spec.digest import describe
+from ktuned.spec.digest import describe_kernel
 from ktuned.spec.loader import forget_modules
 from tests.spec.conftest import HEADER_LINES, Project
 
@@ -36,7 +36,7 @@ def kernel(name: str, more: str = "") -> str:
         ("raise SystemExit(3)\n", 1, "SystemExit: 3"),
     ],
 )
-def test_import_error_names_its_line(project: Project, text: str, line: int, words: str) -> None:
+def test_an_import_error_names_its_line(project: Project, text: str, line: int, words: str) -> None:
     """A file that cannot be imported is one line: the deepest line of the project's own, the type, the message."""
     path = project.write("tune_it.py", kernel("fine") + text)
     loaded = project.load()
@@ -68,7 +68,7 @@ def test_a_program_that_ends_in_a_worker_gets_a_hint(project: Project) -> None:
     ],
     ids=["thread", "executor", "loop"],
 )
-def test_a_call_of_tune_elsewhere_than_at_the_top_asks_no_daemon(call: str, follows: bool, project: Project) -> None:
+def test_an_import_ends_at_a_call_of_tune_wherever_it_is(call: str, follows: bool, project: Project) -> None:
     """A worker that waited for the tuning of its own kernel would wait for itself."""
     text = f"""
 import asyncio
@@ -92,7 +92,7 @@ open("follows", "w").close()
     assert (path.parent / "follows").exists() == follows
 
 
-def test_error_in_an_imported_module_names_that_module(project: Project) -> None:
+def test_an_error_in_an_imported_module_names_that_module(project: Project) -> None:
     """The line is the project's own deepest, in whichever of its files; that file counts as one that had a part."""
     helper = project.write("lib/helper.py", "x = 1\nraise KeyError('why')\n")
     project.write("tune_it.py", "import lib.helper\n")
@@ -101,7 +101,7 @@ def test_error_in_an_imported_module_names_that_module(project: Project) -> None
     assert helper in loaded.files
 
 
-def test_syntax_error_in_an_imported_module_names_that_module(project: Project) -> None:
+def test_a_syntax_error_in_an_imported_module_names_that_module(project: Project) -> None:
     """A syntax error has its own place."""
     helper = project.write("helper.py", "x = 1\ny = )\n")
     project.write("tune_it.py", "import helper\n")
@@ -125,12 +125,12 @@ def test_a_syntax_error_shows_its_line_and_a_caret(project: Project, text: str, 
     assert project.load().errors[0].excerpt == excerpt
 
 
-def test_missing_file_is_an_error(project: Project) -> None:
+def test_a_missing_kernel_file_is_an_error(project: Project) -> None:
     """A file that went away while it was asked for is an error like others."""
     assert "FileNotFoundError" in project.load("tune_gone.py").errors[0].message
 
 
-def test_other_kernels_go_on(project: Project) -> None:
+def test_a_wrong_kernel_leaves_the_files_others(project: Project) -> None:
     """A wrong kernel is one error; the kernels before and after it are there, in order."""
     project.write("tune_it.py", kernel("a") + kernel("b", "rtol=-1") + kernel("c"))
     loaded = project.load()
@@ -138,7 +138,7 @@ def test_other_kernels_go_on(project: Project) -> None:
     assert len(loaded.errors) == 1
 
 
-def test_duplicate_name_keeps_the_first(project: Project) -> None:
+def test_of_two_kernels_of_one_name_the_first_is_kept(project: Project) -> None:
     """Of two kernels of one name the first stays; the error stands at the second and names the first's line."""
     project.write("tune_it.py", kernel("a") + kernel("b", 'name="a"'))
     loaded = project.load()
@@ -149,7 +149,7 @@ def test_duplicate_name_keeps_the_first(project: Project) -> None:
     assert f"the name 'a' is taken by the kernel in line {first}" in error.message
 
 
-def test_unknown_backend_is_an_error(project: Project) -> None:
+def test_an_unknown_backend_is_an_error(project: Project) -> None:
     """Where the installed backends are given, a kernel for another one is an error with near names."""
     project.write("tune_it.py", kernel("a"))
     loaded = project.load(backends=["fakes", "real"])
@@ -188,7 +188,7 @@ def test_new_code_is_seen_after_forgetting(project: Project) -> None:
     assert "ktuned.spec.declaration" in sys.modules
 
 
-def test_same_file_names_do_not_mix(project: Project) -> None:
+def test_kernel_files_of_one_name_are_separate_modules(project: Project) -> None:
     """Two kernel files of one name in two directories are two modules, each beside its own neighbours."""
     for name in ("one", "two"):
         project.write(f"{name}/neighbour.py", f"NAME = {name!r}\n")
@@ -197,7 +197,7 @@ def test_same_file_names_do_not_mix(project: Project) -> None:
     assert names == ["one", "two"]
 
 
-def test_load_leaves_no_trace(project: Project) -> None:
+def test_loading_and_forgetting_leave_no_trace(project: Project) -> None:
     """Loading writes no bytecode; forgetting leaves ``sys.path`` and ``os.environ`` as they were."""
     before = list(sys.path), dict(os.environ)
     project.write("helper.py", "import os, sys\nsys.path.append('/here')\nos.environ['HERE'] = 'yes'\n")
@@ -220,7 +220,7 @@ def test_stale_bytecode_is_not_run(project: Project) -> None:
     assert project.load().kernels[0].name == "new"
 
 
-def test_digest_is_that_of_the_bytes_that_ran(project: Project) -> None:
+def test_the_digest_is_of_the_bytes_that_ran(project: Project) -> None:
     """A file that is saved again while it is imported has the digest of the code that was compiled."""
     helper = project.write("helper.py", "import pathlib\npathlib.Path(__file__).write_text('NAME = 2')\nNAME = 'ran'\n")
     content = helper.read_bytes()
@@ -229,7 +229,7 @@ def test_digest_is_that_of_the_bytes_that_ran(project: Project) -> None:
     assert loaded.kernels[0].name == "ran"
     expected = hashlib.sha256(content).hexdigest()
     assert loaded.files[helper] == expected
-    assert describe(loaded.kernels[0], "project", project.root).stamps[str(helper)] == expected
+    assert describe_kernel(loaded.kernels[0], "project", project.root).stamps[str(helper)] == expected
 
 
 def test_code_beside_the_root_is_imported_again(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -250,7 +250,7 @@ def test_functions_import_when_they_are_called(project: Project) -> None:
     project.write("lazy.py", "SHAPE = 3\n")
     text = kernel("k").replace("lambda p: dict(A=tensor(1))", "made")
     project.write("tune_it.py", "def made(p):\n    from lazy import SHAPE\n    return dict(A=tensor(SHAPE))\n" + text)
-    specs = project.load().kernels[0].input_specs({})
+    specs = project.load().kernels[0].evaluate_inputs({})
     assert specs["A"].shape == (3,)
 
 
@@ -270,14 +270,14 @@ def test_installed_code_in_the_root_is_foreign(project: Project) -> None:
         del sys.modules["installed"]
 
 
-def test_files_are_the_projects_own(project: Project) -> None:
+def test_only_the_projects_own_files_are_listed(project: Project) -> None:
     """``files`` names the kernel file and the project's modules that it imported."""
     project.write("helper.py", "x = 1\n")
     project.write("tune_it.py", "import json, helper\n")
     assert sorted(path.name for path in project.load().files) == ["helper.py", "tune_it.py"]
 
 
-def test_paths_may_be_relative(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_loaded(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative paths mean the same as absolute ones."""
     project.write("tune_it.py", kernel("a"))
     monkeypatch.chdir(project.root)

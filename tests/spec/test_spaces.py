@@ -30,7 +30,7 @@ axes = st.dictionaries(
 
 
 @given(axes)
-def test_cartesian_space_is_the_product(declared: dict[str, list[int]]) -> None:
+def test_a_cartesian_space_is_the_product_of_its_axes(declared: dict[str, list[int]]) -> None:
     """A Cartesian space walks exactly the product of its axes, in order, and indexes the same configs."""
     expected = [dict(zip(declared, values, strict=True)) for values in itertools.product(*declared.values())]
     bound = undeclared(**declared).bind({})
@@ -40,7 +40,7 @@ def test_cartesian_space_is_the_product(declared: dict[str, list[int]]) -> None:
 
 
 @given(axes, st.integers(-5, 5))
-def test_where_rejects_everywhere(declared: dict[str, list[int]], limit: int) -> None:
+def test_a_rejected_config_is_neither_walked_nor_a_member(declared: dict[str, list[int]], limit: int) -> None:
     """What ``where`` rejects is not walked, not a member, and ``None`` by index."""
     bound = undeclared(where=lambda p, c: sum(c.values()) <= p.limit, **declared).bind({"limit": limit})
     for index in range(bound.size or 0):
@@ -57,7 +57,7 @@ def test_several_constraints_must_all_hold() -> None:
     assert [config["A"] for config in bound] == [4, 5]
 
 
-def test_list_keeps_its_order() -> None:
+def test_a_list_keeps_its_order() -> None:
     """A fixed list is walked in its order; membership ignores the order of the keys."""
     configs: list[dict[str, Scalar]] = [{"A": 2, "B": "x"}, {"A": 1, "B": "y"}]
     bound = space(configs).bind({})
@@ -67,7 +67,7 @@ def test_list_keeps_its_order() -> None:
     assert {"A": 1, "B": "x"} not in bound
 
 
-def test_callable_sees_the_problem() -> None:
+def test_a_callable_gets_the_problem() -> None:
     """A callable or generator function gets the problem, and is called afresh by each walk."""
 
     def configs(p: Any) -> Iterator[dict[str, int]]:
@@ -89,13 +89,13 @@ def test_membership_tells_types_apart(value: object, member: bool) -> None:
 
 
 @pytest.mark.parametrize("config", [{}, {"A": 1, "B": 1}, {"B": 1}, [1], None, {"A": [1]}])
-def test_what_is_no_config_is_no_member(config: object) -> None:
+def test_values_that_are_no_config_are_no_members(config: object) -> None:
     """Membership answers for anything, without raising."""
     for declared in (space(A=[1]), space([{"A": 1}]), space(lambda p: [{"A": 1}])):
         assert config not in declared.bind({})
 
 
-def test_huge_space_costs_nothing() -> None:
+def test_a_huge_space_is_never_enumerated() -> None:
     """A space of 10^18 configs is declared, bound and indexed at its very end within a few KiB."""
     tracemalloc.start()
     bound = space(A=range(10**6), B=range(10**6), C=range(10**6)).bind({})
@@ -107,7 +107,7 @@ def test_huge_space_costs_nothing() -> None:
     assert peak_bytes < 64 * 1024
 
 
-def test_index_outside_is_an_error() -> None:
+def test_an_index_outside_the_space_is_an_error() -> None:
     """Indices stand for configs only below the size."""
     with pytest.raises(IndexError, match="size 2"):
         space(A=[1, 2]).bind({}).at(2)
@@ -141,7 +141,7 @@ def test_index_outside_is_an_error() -> None:
         (lambda: undeclared(A=[1], where=3), "where takes a callable (p, c)"),
     ],
 )
-def test_fault_is_told_with_its_place(declared: Callable[[], Space], words: str) -> None:
+def test_a_fault_is_reported_with_its_place(declared: Callable[[], Space], words: str) -> None:
     """Whatever is wrong with a declaration is one line that starts with file, line and kernel."""
     with pytest.raises(KernelFileError) as caught:
         declared().bind({}, SITE)
@@ -161,14 +161,14 @@ def test_fault_is_told_with_its_place(declared: Callable[[], Space], words: str)
         ([], "the space has no valid config for the problem M=4"),
     ],
 )
-def test_callable_is_watched_as_it_yields(yielded: list[Any], words: str) -> None:
+def test_a_callables_configs_are_checked_as_it_yields_them(yielded: list[Any], words: str) -> None:
     """A callable's duplicates, odd configs and emptiness are errors when they happen."""
     with pytest.raises(KernelFileError, match=r"/p/tune_x\.py:7: gemm: ") as caught:
         list(space(lambda p: yielded).bind({"M": 4}, SITE))
     assert words in caught.value.message
 
 
-def test_space_that_where_empties_is_an_error() -> None:
+def test_a_space_without_a_valid_config_is_an_error() -> None:
     """A space without one valid config says so, with the problem."""
     with pytest.raises(KernelFileError, match="no valid config for the problem M=4"):
         list(space(A=[1, 2], where=lambda p, c: False).bind({"M": 4}, SITE))
@@ -182,14 +182,14 @@ def test_space_that_where_empties_is_an_error() -> None:
         (lambda p, c: 1 / 0, "ZeroDivisionError: division by zero"),
     ],
 )
-def test_where_that_raises_is_told_with_its_config(where: Callable[[Any, Any], object], words: str) -> None:
+def test_a_raising_constraint_is_reported_with_its_config(where: Callable[[Any, Any], object], words: str) -> None:
     """An unknown key or an exception in ``where`` names the kernel, the file and the config."""
     with pytest.raises(KernelFileError, match=r"/p/tune_x.py:7: gemm: where\(p, c\) with c = AA=1: ") as caught:
         list(space(AA=[1], where=where).bind({"M": 1}, SITE))
     assert words in caught.value.message
 
 
-def test_plain_form_is_capped() -> None:
+def test_the_plain_form_of_a_large_space_is_capped() -> None:
     """What the daemon is reported spells out small spaces, and only counts large ones."""
     small = space(A=[1, 2], B=range(2), where=lambda p, c: True).to_plain()
     assert small == {

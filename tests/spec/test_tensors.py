@@ -16,13 +16,13 @@ from ktuned import tensor
 from ktuned.model.errors import UsageError
 from ktuned.spec import draws
 from ktuned.spec.arrays import NumPyArrays
-from ktuned.spec.poisons import as_bits, poison, unwritten
+from ktuned.spec.poisons import fill_with_poison, find_unwritten, view_as_bits
 from ktuned.spec.tensors import COMPLEX, DTYPES, FILLS, FLOATS, INTEGER_BITS, TensorSpec, materialise, materialise_numpy
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("fill", FILLS)
-def test_every_dtype_and_fill(dtype: str, fill: str) -> None:
+def test_every_dtype_can_be_made_with_every_fill(dtype: str, fill: str) -> None:
     """Each dtype can be filled each way that means something to it, and refuses the others clearly."""
     if fill in ("uniform", "normal") and dtype not in FLOATS + COMPLEX:
         with pytest.raises(UsageError, match=f"{dtype} cannot be filled '{fill}'; say fill='integer'"):
@@ -45,7 +45,7 @@ def test_every_dtype_and_fill(dtype: str, fill: str) -> None:
         assert drawn <= set(range(int(spec.range[0]), int(spec.range[1])))
 
 
-def test_auto_by_dtype() -> None:
+def test_the_auto_fill_depends_on_the_dtype() -> None:
     """``auto`` is uniform for floating dtypes, small integers for the others, and poison for an output."""
     assert tensor(1, "bfloat16").resolved_fill == "uniform"
     assert tensor(1, "int8").resolved_fill == "integer"
@@ -53,7 +53,7 @@ def test_auto_by_dtype() -> None:
     assert materialise(tensor(5, output=True), "C", "k", "cpu").isnan().all()
 
 
-def test_range_is_what_was_asked() -> None:
+def test_random_numbers_are_of_the_declared_range() -> None:
     """``low`` and ``high`` bound what is drawn, half-open, up to the dtype's own limits."""
     drawn = materialise(tensor(1000, "int32", "integer", low=10, high=12), "A", "k", "cpu")
     assert set(drawn.tolist()) == {10, 11}
@@ -88,7 +88,7 @@ def specs(dtype: str, shape: tuple[int, ...]) -> Iterator[TensorSpec]:
 def test_numpy_makes_the_bytes_of_torch(dtype: str) -> None:
     """Each fill, range and dtype: rounding, subnormal numbers, both zeros and what is beyond the dtype's range."""
     for spec in specs(dtype, (127, 31)):
-        ours = as_bits(materialise(spec, "A", "k", "cpu")).contiguous().numpy().tobytes()
+        ours = view_as_bits(materialise(spec, "A", "k", "cpu")).contiguous().numpy().tobytes()
         assert materialise_numpy(spec, "A", "k").tobytes() == ours, spec
 
 
@@ -98,7 +98,7 @@ def test_a_gpu_makes_the_bytes_of_a_cpu(dtype: str) -> None:
     """Each fill, range and dtype, over several of the CPU's chunks and of the GPU's."""
     for spec in specs(dtype, (1 << 12, 33)):
         made, there = (materialise(spec, "A", "k", device) for device in ("cpu", "cuda:0"))
-        assert as_bits(made).equal(as_bits(there.cpu())), spec
+        assert view_as_bits(made).equal(view_as_bits(there.cpu())), spec
     large = tensor((1 << 25) + 7, "float16")
     assert materialise(large, "A", "k", "cuda:0").cpu().equal(materialise(large, "A", "k", "cpu"))
 
@@ -113,8 +113,8 @@ def test_the_generator_is_splitmix64() -> None:
         16408922859458223821,
     ]
     arrays = NumPyArrays()
-    assert draws.words(arrays, 1234567, 0, 5).astype("uint64").tolist() == published
-    assert draws.words(arrays, 1234567, 2, 3).astype("uint64").tolist() == published[2:]
+    assert draws.generate_words(arrays, 1234567, 0, 5).astype("uint64").tolist() == published
+    assert draws.generate_words(arrays, 1234567, 2, 3).astype("uint64").tolist() == published[2:]
 
 
 def test_a_prefix_of_a_larger_tensor_is_the_smaller_one() -> None:
@@ -124,7 +124,7 @@ def test_a_prefix_of_a_larger_tensor_is_the_smaller_one() -> None:
         assert large[:1001].equal(materialise(tensor(1001, dtype), "A", "k", "cpu"))
 
 
-def test_moments_are_those_that_are_documented() -> None:
+def test_normal_numbers_have_the_documented_moments() -> None:
     """Mean, deviation and tails of a normal tensor; the mean of a uniform one; integers with equal chances."""
     normal = materialise(tensor(1 << 20, "float32", "normal"), "A", "k", "cpu").double()
     assert (abs(normal.mean()) < 0.004, abs(normal.std() - 1) < 0.004) == (True, True)
@@ -138,7 +138,7 @@ def test_moments_are_those_that_are_documented() -> None:
 
 def test_the_table_of_quantiles_is_the_same_everywhere() -> None:
     """It is made with the machine's logarithm, and rounded so that this makes no difference."""
-    table = draws.quantiles()
+    table = draws.compute_quantiles()
     assert hashlib.sha256(",".join(map(str, table)).encode()).hexdigest() == QUANTILES
     assert sum(table) == 0
 
@@ -155,7 +155,7 @@ def test_user_code_that_sets_defaults_changes_no_data() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_seed_comes_from_the_name_or_is_said() -> None:
+def test_a_seed_is_declared_or_derived_from_the_name() -> None:
     """Tensors of other names or texts differ; equal seeds are equal data whatever the name."""
     spec, seeded = tensor(64), tensor(64, seed=3)
     first = materialise(spec, "A", "k", "cpu")
@@ -190,7 +190,7 @@ def test_fills_are_the_same_in_every_process(capsys: pytest.CaptureFixture[str])
 def test_poison_is_extreme(dtype: str) -> None:
     """Poison is NaN, a number near the dtype's maximum, or True, in place."""
     target = torch.zeros((2, 3), dtype=getattr(torch, dtype))
-    assert poison(target) is target
+    assert fill_with_poison(target) is target
     if dtype == "bool":
         assert target.all()
     elif dtype in INTEGER_BITS:
@@ -201,26 +201,26 @@ def test_poison_is_extreme(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_unwritten_elements_are_known(dtype: str) -> None:
+def test_unwritten_elements_are_found(dtype: str) -> None:
     """Nothing that is written counts as unwritten, NaN and the largest value included; of narrow types at least an
     output that holds poison alone is known.
     """
-    target = poison(torch.zeros((2, 3), dtype=getattr(torch, dtype)))
-    assert unwritten(target).all()
+    target = fill_with_poison(torch.zeros((2, 3), dtype=getattr(torch, dtype)))
+    assert find_unwritten(target).all()
     target[0, 1] = 0
     is_narrow = dtype in ("float8_e4m3fnuz", "float8_e5m2fnuz", "int8", "uint8", "bool")
-    assert unwritten(target).sum() == (0 if is_narrow else 5)
+    assert find_unwritten(target).sum() == (0 if is_narrow else 5)
     if not is_narrow:
         largest = INTEGER_BITS[dtype][1] - 1 if dtype in INTEGER_BITS else float("nan")
         target[1, 1] = torch.tensor(largest, dtype=target.dtype)
-        assert unwritten(target).tolist() == [[True, False, True], [True, False, True]]
+        assert find_unwritten(target).tolist() == [[True, False, True], [True, False, True]]
 
 
 def test_poison_reaches_strided_views() -> None:
     """A transposed tensor is poisoned where it lies."""
     for dtype in (torch.float32, torch.int32):
         target = torch.zeros((2, 3), dtype=dtype).T
-        assert not (poison(target) == 0).any()
+        assert not (fill_with_poison(target) == 0).any()
 
 
 @pytest.mark.parametrize(
@@ -241,13 +241,13 @@ def test_poison_reaches_strided_views() -> None:
         ({"shape": 1, "high": float("inf")}, "the limit inf is not finite"),
     ],
 )
-def test_wrong_declaration_is_told(arguments: dict[str, Any], words: str) -> None:
+def test_a_wrong_tensor_names_its_error(arguments: dict[str, Any], words: str) -> None:
     """Each wrong argument is one clear line."""
     with pytest.raises(UsageError) as caught:
         tensor(**arguments)
     assert words in caught.value.message
 
 
-def test_torch_dtypes_are_taken() -> None:
+def test_torch_dtypes_are_accepted() -> None:
     """A torch dtype and its name mean the same; a bare int is a shape of one dimension."""
     assert tensor(3, torch.float16) == tensor((3,), "float16") == tensor([3], "torch.float16")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 import pytest
 
-from ktuned.spec.value_text import value_text
+from ktuned.spec.value_text import describe_value
 from tests.spec.conftest import Project
 
 LONG = numpy.arange(5000)
@@ -86,46 +86,48 @@ def tagged(tag: int) -> Tagged:
         pytest.param(eval("lambda: 1"), eval("lambda: 2"), id="code without a file"),
     ],
 )
-def test_values_that_differ_have_other_texts(one: object, other: object) -> None:
+def test_different_values_have_different_texts(one: object, other: object) -> None:
     """Type, order and full content count, however deep in a value they are."""
-    assert value_text(one) != value_text(other)
-    assert value_text({"in": [one]}) != value_text({"in": [other]})
+    assert describe_value(one) != describe_value(other)
+    assert describe_value({"in": [one]}) != describe_value({"in": [other]})
 
 
 def test_equal_values_have_equal_texts() -> None:
     """Whatever they are made of, and in whatever order a set has its elements."""
-    assert value_text({"b", "a", "c"}) == value_text({"c", "b", "a"})
-    assert value_text(eval("lambda x: x in {'a', 'b', 'c'}")) == value_text(eval("lambda x: x in {'c', 'b', 'a'}"))
-    assert value_text(closing_over(LONG)) == value_text(closing_over(LONG.copy()))
-    assert value_text(Point(object())) == value_text(Point(object()))
+    assert describe_value({"b", "a", "c"}) == describe_value({"c", "b", "a"})
+    assert describe_value(eval("lambda x: x in {'a', 'b', 'c'}")) == describe_value(
+        eval("lambda x: x in {'c', 'b', 'a'}")
+    )
+    assert describe_value(closing_over(LONG)) == describe_value(closing_over(LONG.copy()))
+    assert describe_value(Point(object())) == describe_value(Point(object()))
 
 
-def test_circles_end() -> None:
+def test_a_value_that_contains_itself_has_a_text() -> None:
     """What holds itself is described once."""
     circle: list[object] = [1]
     circle.append({"me": circle})
     point = Point()
     point.x = point
-    assert value_text(circle) != value_text([1, {"me": []}])
-    assert value_text(point)
+    assert describe_value(circle) != describe_value([1, {"me": []}])
+    assert describe_value(point)
 
 
-def test_tensors_count_by_all_their_bits() -> None:
+def test_tensors_that_differ_in_one_element_have_different_texts() -> None:
     """Of any dtype, also where they require gradients, are conjugated or sparse."""
     torch = pytest.importorskip("torch")
     for dtype in (torch.bfloat16, torch.float8_e5m2, torch.float32, torch.int8, torch.bool, torch.complex64):
         one = torch.zeros(5000).to(dtype)
         other = one.clone()
         other[2500] = 1
-        assert value_text(one) != value_text(other)
-        assert value_text(one) == value_text(one.clone())
+        assert describe_value(one) != describe_value(other)
+        assert describe_value(one) == describe_value(one.clone())
     weights = torch.zeros(5000, requires_grad=True)
     learned = weights.detach().clone().index_fill(0, torch.tensor([2500]), 1.0).requires_grad_()
-    assert value_text(weights) != value_text(learned)
+    assert describe_value(weights) != describe_value(learned)
     number = torch.tensor([1 + 2j])
-    assert value_text(number.conj()) != value_text(number)
-    assert value_text(torch.eye(3).to_sparse()) != value_text((2 * torch.eye(3)).to_sparse())
-    assert value_text(torch.empty(3, device="meta")) != value_text(torch.empty(4, device="meta"))
+    assert describe_value(number.conj()) != describe_value(number)
+    assert describe_value(torch.eye(3).to_sparse()) != describe_value((2 * torch.eye(3)).to_sparse())
+    assert describe_value(torch.empty(3, device="meta")) != describe_value(torch.empty(4, device="meta"))
 
 
 def test_globals_that_a_function_mentions_count(project: Project) -> None:
@@ -147,15 +149,15 @@ def test_globals_that_a_function_mentions_count(project: Project) -> None:
     )
     (kernel,) = project.load().kernels
     function = kernel.inputs
-    before = value_text(function)
+    before = describe_value(function)
     factors = function.__globals__["FACTORS"]
     factors["a"] = factors.pop("a")
-    assert value_text(function) != before
+    assert describe_value(function) != before
     assert str(project.root) not in before
 
 
-def test_paths_count_from_the_project(project: Project) -> None:
+def test_paths_are_described_relative_to_the_project(project: Project) -> None:
     """A project elsewhere has the same digests."""
     project.write("tune_it.py", "")
     project.load()
-    assert str(project.root) not in value_text([str(project.root / "data"), Path(project.root / "data")])
+    assert str(project.root) not in describe_value([str(project.root / "data"), Path(project.root / "data")])

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import shares
-from ktuned.spec.work import throughput, work_fault
+from ktuned.model import compute_shares
+from ktuned.spec.work import compute_throughput, find_work_fault
 
 PEAKS = {"gbps": 3000.0, "tflops": {"float32": 50.0, "float16": 800.0}}
 
 
-def test_throughput() -> None:
+def test_work_and_latency_give_throughput() -> None:
     """Operations and bytes of a launch in µs are TFLOP/s and GB/s; each precision has its metric."""
-    assert throughput(2e9, 3e6, 1000.0) == {"tflops": 2.0, "gbps": 3.0}
-    assert throughput({"float16": 4e9, "float32": 1e9}, None, 1000.0) == {"tflops_float16": 4.0, "tflops": 1.0}
-    assert throughput(None, None, 1.0) == {}
+    assert compute_throughput(2e9, 3e6, 1000.0) == {"tflops": 2.0, "gbps": 3.0}
+    assert compute_throughput({"float16": 4e9, "float32": 1e9}, None, 1000.0) == {"tflops_float16": 4.0, "tflops": 1.0}
+    assert compute_throughput(None, None, 1.0) == {}
 
 
 @pytest.mark.parametrize(
@@ -30,22 +30,22 @@ def test_throughput() -> None:
         ({"float16": -1}, None, "flops of a precision is -1, not a positive number"),
     ],
 )
-def test_faults(flops: Any, moved: Any, words: str) -> None:
+def test_wrong_work_names_its_error(flops: Any, moved: Any, words: str) -> None:
     """A value that is no work is one line, in the declaration and from a function."""
-    assert words in work_fault(flops, moved, {})
+    assert words in find_work_fault(flops, moved, {})
     with pytest.raises(ValueError, match=r"positive number|precision"):
-        throughput(flops, moved, 1.0)
+        compute_throughput(flops, moved, 1.0)
 
 
-def test_a_metric_has_one_source() -> None:
+def test_a_metric_is_given_by_work_or_by_metrics_but_not_by_both() -> None:
     """What flops= and bytes= give cannot be a metric of the file's own as well."""
-    assert "gives the metric tflops" in work_fault(1, None, {"tflops": min})
-    assert "gives the metric gbps" in work_fault(None, 1, {"gbps": min})
-    assert work_fault(lambda p: 0, lambda p: 0, {"speed": min}) == ""
+    assert "gives the metric tflops" in find_work_fault(1, None, {"tflops": min})
+    assert "gives the metric gbps" in find_work_fault(None, 1, {"gbps": min})
+    assert find_work_fault(lambda p: 0, lambda p: 0, {"speed": min}) == ""
 
 
 def test_the_greatest_share_comes_first() -> None:
     """It is the limit that holds a kernel back; what was not measured has no share."""
-    found = shares({"gbps": 2130.0, "tflops_float16": 80.0, "tflops_int8": 5.0, "speed": 1.0}, PEAKS)
+    found = compute_shares({"gbps": 2130.0, "tflops_float16": 80.0, "tflops_int8": 5.0, "speed": 1.0}, PEAKS)
     assert [str(share) for share in found] == ["71 % of memory bandwidth", "10 % of float16 tensor cores"]
-    assert shares({"gbps": 1.0}, {}) == []
+    assert compute_shares({"gbps": 1.0}, {}) == []

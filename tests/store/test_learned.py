@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ktuned.model.kernel import KernelInfo
-from ktuned.model.trace import Observation, combine, with_captured
+from ktuned.model.trace import Observation, add_captured, extend_digest
 from ktuned.model.trial import Context
 from ktuned.store.captures import Capture
 from ktuned.store.database import Store
@@ -19,13 +19,13 @@ HEADER = Observation("a.def", "aa", places=("/p/a.def",), is_source=True)
 
 
 async def _learn(store: Store, kernel: KernelInfo, *names: Observation) -> KernelInfo:
-    learned = kernel.observed(names)
+    learned = kernel.with_observed(names)
     await store.learned.learn_names(learned, names, names)
     return learned
 
 
 def _context(kernel: KernelInfo, captured: str = "") -> Context:
-    return replace(CONTEXT, kernel=kernel.name, digest=with_captured(kernel.digest, captured))
+    return replace(CONTEXT, kernel=kernel.name, digest=add_captured(kernel.digest, captured))
 
 
 async def test_results_have_the_new_name(store: Store) -> None:
@@ -61,12 +61,12 @@ async def test_states_that_have_the_name_stay(store: Store) -> None:
     """An earlier state of the kernel gets the name; one that has it, from another inspection, is left alone."""
     kernel = kernel_info()
     earlier = replace(kernel, digest="e" * 64)
-    knowing = replace(kernel, digest="f" * 64).observed([HEADER])
+    knowing = replace(kernel, digest="f" * 64).with_observed([HEADER])
     for state in (earlier, knowing, kernel):
         await store.save_kernels([state])
         await tried(store, await new_job(store, kernel.name), 8, measured(3.0), _context(state))
     learned = await _learn(store, kernel, HEADER)
-    for digest in (combine(earlier.digest, [HEADER]), knowing.digest, learned.digest):
+    for digest in (extend_digest(earlier.digest, [HEADER]), knowing.digest, learned.digest):
         assert len(store.best_trials(replace(_context(kernel), digest=digest), 9)) == 1
 
 
@@ -87,7 +87,7 @@ async def test_contexts_merge(store: Store) -> None:
     job = await new_job(store, kernel.name)
     await tried(store, job, 8, measured(3.0), _context(kernel))
     await tried(store, job, 16, measured(5.0), _context(kernel))
-    await tried(store, job, 16, measured(4.0), _context(kernel.observed([HEADER])))
+    await tried(store, job, 16, measured(4.0), _context(kernel.with_observed([HEADER])))
     learned = await _learn(store, kernel, HEADER)
     found = {trial.config["BM"]: trial.latency_us for trial in store.best_trials(_context(learned), 9)}
     assert found == {8: 3.0, 16: 4.0}

@@ -11,7 +11,7 @@ import pytest
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
 from ktuned.model.objective import ENERGY, LATENCY
-from ktuned.model.trace import Observation, combine
+from ktuned.model.trace import Observation, extend_digest
 from ktuned.model.trial import Context
 from ktuned.sharing import LearnedName, SharedWinner, address_of
 from ktuned_team.objects import (
@@ -157,7 +157,7 @@ def test_address_is_that_of_the_context_without_learned_names() -> None:
     """Machines that have learned different names look at one place; any other difference is another place."""
     base = Context(KernelName("p:k"), KeyProblem("{}"), DeviceModel("M"), "ab" * 32, "t", "f", 1)
     learned = [Observation("a.h", "1"), Observation("b.h", "")]
-    knows = replace(base, digest=combine(base.digest, learned))
+    knows = replace(base, digest=extend_digest(base.digest, learned))
     assert address_of(knows, learned, LATENCY) == address_of(base, [], LATENCY)
     changes: list[dict[str, Any]] = [
         {"kernel": "p:j"}, {"problem": "[]"}, {"device": "N"}, {"digest": "ac" * 32}, {"toolchain": "u"},

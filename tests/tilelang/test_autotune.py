@@ -417,7 +417,7 @@ class TestKernelFiles:
         problem = {**record.problem, CALL_KEY: call}
         (kernel,) = load_file(file, file.parent).kernels
         assert (kernel.name, kernel.is_data) == (record.function, True)
-        assert [dict(config) for config in kernel.bound_space(problem)] == app.CONFIGS
+        assert [dict(config) for config in kernel.bind_space(problem)] == app.CONFIGS
         assert kernel.plan.deadlines == dict.fromkeys(("first_launch", "check", "timing"), 7.0)
         build: Any = kernel.build(problem, {"block": 512})
         program = elaborate_build(build, file, "sm_90a").prim_func

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ktuned.model.job import notices
+from ktuned.model.job import find_notices
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context
 from ktuned.serve.explain import Explainer
@@ -142,7 +142,7 @@ async def test_a_knob_that_the_kernel_ignores_is_reported(parts: Parts) -> None:
     assert "c.us" in text
     kernel = await parts.inspect(text)
     ended = await tune(parts)
-    (notice,) = notices(str(ended["message"]))
+    (notice,) = find_notices(str(ended["message"]))
     assert notice.startswith("spare has no effect: configs that differ in it alone compile to the same bytes")
     explainer = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt)
     assert [entry["notices"] for entry in explainer.explain_winners(kernel)] == [[notice]]

@@ -17,7 +17,7 @@ from ktuned.model import (
     KnownConfig,
     Winner,
     canonical,
-    most_similar,
+    sort_by_similarity,
 )
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
@@ -61,7 +61,7 @@ def won(tag: int, device: str = "H100", **problem: Any) -> Winner:
 def test_the_best_few_of_the_nearest_key_come_early() -> None:
     """Its winner comes first, then the next best of its key, then the winners of farther ones, all bounded."""
     here = won(0, M=64).key
-    winners = most_similar(here, [won(1, M=4096), won(2, M=128), won(3, "A100", M=64), won(4, M=64)])
+    winners = sort_by_similarity(here, [won(1, M=4096), won(2, M=128), won(3, "A100", M=64), won(4, M=64)])
     assert [winner.config["n"] for winner in winners] == [2, 3, 1]
     assert [config["n"] for config in choose_near_configs(winners, [{"n": 7}, {"n": 2}, {"n": 8}])] == [2, 7, 8, 3, 1]
     assert len(choose_near_configs([won(tag, M=tag) for tag in range(1, 30)], [])) == MAX_NEAR
@@ -74,7 +74,7 @@ async def test_a_strategy_gets_the_searches_of_similar_keys(parts: Parts) -> Non
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 50.0, 90.0]"))
     await parts.measured(kernel, {10.0: 3.0, 50.0: 1.0, 90.0: 2.0}, {"n": 64}, rounds=ALL_ROUNDS)
     await parts.measured(kernel, {10.0: 7.0, 50.0: 9.0}, {"n": 4096}, rounds=ALL_ROUNDS)
-    winners = most_similar(wanted({"n": 128}), parts.store.list_winners(kernel.name))
+    winners = sort_by_similarity(wanted({"n": 128}), parts.store.list_winners(kernel.name))
     near, far = load_earlier_searches(parts.store, winners, LATENCY)
     assert (near.configs, near.costs) == (({"us": 50.0}, {"us": 90.0}, {"us": 10.0}), (1.0, 2.0, 3.0))
     assert far.costs == (7.0, 9.0)

@@ -29,9 +29,9 @@ def _by_torch(array: Any) -> str:
 
 
 def _as_on_a_device(array: Any) -> str:
-    from ktuned.spec import as_bits
+    from ktuned.spec import view_as_bits
 
-    return TORCH.read_digests([torch_tensors._digest_on_device([as_bits(torch.from_numpy(array))])])[0]
+    return TORCH.read_digests([torch_tensors._digest_on_device([view_as_bits(torch.from_numpy(array))])])[0]
 
 
 @pytest.mark.parametrize("digest", [_by_numpy, _by_torch, _as_on_a_device])
@@ -87,7 +87,7 @@ def test_a_measurement_says_whether_its_bits_equal_the_anchors(
     found = add_bits(timed, LaunchDigests(bits, differed), wanted)
     assert (found.bits, found.same_bits, found.nondeterministic) == (bits, same, differed or None)
     # Later configs race against one that has the anchor's bits for all that is known.
-    races = requests.Incumbent.after(None, found, wanted) is not None
+    races = requests.Incumbent.choose_lower(None, found, wanted) is not None
     assert races == (bool(anchor) and same is not False)
 
 

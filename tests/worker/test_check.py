@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ktuned.spec.poisons import poison
+from ktuned.spec.poisons import fill_with_poison
 from ktuned.worker.check import Verdict, compare_outputs, run_check
 
 
@@ -209,7 +209,7 @@ def test_unwritten_elements_are_reported_as_never_written(
     dtype: torch.dtype, written: dict[int, float], words: str
 ) -> None:
     """An element that the kernel did not write has no number in the message; one that it wrote wrongly has."""
-    out = poison(torch.empty(4, dtype=dtype))
+    out = fill_with_poison(torch.empty(4, dtype=dtype))
     for place, value in written.items():
         out[place] = value
     expected = torch.arange(4).to(dtype)

@@ -13,11 +13,11 @@ from ktuned.worker import imports
 
 USE = """
 from pathlib import Path
-from ktuned.spec import OBSERVER
+from ktuned.dependencies import OBSERVER
 from ktuned.worker import imports
 imports.keep_bytecode({{"XDG_CACHE_HOME": {cache!r}}}, ["installed"])
 project = Path({place!r}, "project")
-OBSERVER.begin(project / "tune.py", project)
+OBSERVER.observe_kernel_file(project / "tune.py", project)
 import kernels, installed
 """
 

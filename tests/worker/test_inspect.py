@@ -109,8 +109,8 @@ def test_outcomes_reach_the_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[object, ...]] = []
     monkeypatch.setattr(exploration._strategy, "tell", lambda *values: told.append(values))
     monkeypatch.setattr(exploration._strategy, "doubt", lambda *values: told.append(values))
-    exploration.tell_outcomes([requests.Tried({"n": 1}, Outcome.MEASURED, 2.5, 0.1)])
-    exploration.tell_outcomes([requests.Tried({"n": 2}, Outcome.HUNG)])
+    exploration.tell_outcomes([requests.TriedConfig({"n": 1}, Outcome.MEASURED, 2.5, 0.1)])
+    exploration.tell_outcomes([requests.TriedConfig({"n": 2}, Outcome.HUNG)])
     assert told == [({"n": 1}, 0.1), ({"n": 1}, "measured", 2.5), ({"n": 2}, "hung", None)]
 
 
@@ -163,7 +163,7 @@ def test_strategy_learns_from_similar_searches() -> None:
         (proposal,) = exploration.propose_configs(1).proposals
         asked.append(int(proposal.config["n"]))
         cost = 20.0 + 2 * abs(asked[-1] - 70)
-        exploration.tell_outcomes([requests.Tried(proposal.config, Outcome.MEASURED, cost)])
+        exploration.tell_outcomes([requests.TriedConfig(proposal.config, Outcome.MEASURED, cost)])
     assert asked[:2] == [10, 150]
     assert min(abs(n - 70) for n in asked[10:]) <= 3
 

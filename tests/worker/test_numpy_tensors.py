@@ -11,7 +11,7 @@ import torch
 
 from ktuned import tensor
 from ktuned.model.errors import KernelFileError
-from ktuned.spec.tensors import layout
+from ktuned.spec.tensors import find_layout
 from ktuned.worker.check import compare_outputs
 from ktuned.worker.guards import Guards
 from ktuned.worker.problem import ProblemData
@@ -60,7 +60,7 @@ def test_the_data_are_those_of_torch() -> None:
     kernel = declare()
     ours, theirs = (ProblemData(kernel, PROBLEM, CPU, library=library) for library in (NUMPY, TORCH))
     assert ours.tensors["x"].tobytes() == theirs.tensors["x"].numpy().tobytes()
-    assert layout(np.ones((3, 4), "float32", order="F")) == layout(torch.ones(4, 3).t())
+    assert find_layout(np.ones((3, 4), "float32", order="F")) == find_layout(torch.ones(4, 3).t())
 
 
 def test_inputs_are_restored_and_their_overwriting_is_named(tmp_path: Path) -> None:

@@ -283,6 +283,6 @@ def test_batches_grow_so_that_a_thousand_samples_are_judged_a_few_times(preset: 
 )
 def test_the_incumbent_is_the_fastest_config_that_is_known_well(measured: replies.Measurement, expected: float) -> None:
     """A lower figure takes over, unless its sampling ended early."""
-    after = requests.Incumbent.after(BEST, measured)
+    after = requests.Incumbent.choose_lower(BEST, measured)
     assert after is not None
     assert after.cost == expected

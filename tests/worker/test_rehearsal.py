@@ -36,7 +36,7 @@ def test_a_devices_refusal_is_raised_in_its_own_words(monkeypatch: pytest.Monkey
     """The line that announces a cold spare names the want of memory, and no kernel file of ours."""
 
     def refuse(*arguments: Any) -> None:
-        raise rehearsed.site.failure("inputs(p)", cause) from cause
+        raise rehearsed.site.make_failure("inputs(p)", cause) from cause
 
     cause = RuntimeError("CUDA out of memory")
     monkeypatch.setattr(rehearsal, "ProblemData", refuse)

@@ -33,7 +33,7 @@ class Pipe:
 
     def held(self) -> list[dict[str, Any]]:
         """Return what the journal has of what was not sent."""
-        return list(frames.Decoder().feed(self.journal.read()[1].frames))
+        return list(frames.Decoder().feed(self.journal.read_progress()[1].frames))
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def pipe() -> Iterator[Pipe]:
     read_fd, write_fd = os.pipe()
     os.set_blocking(read_fd, False)
     journal = Journal.create()
-    journal.begin(1, Phase.LOAD)
+    journal.begin_request(1, Phase.LOAD)
     worker = Journal(os.dup(journal.descriptor))
     reply = Reply(write_fd, worker)
     reply.begin_request(Phase.LOAD)
@@ -67,7 +67,7 @@ def test_with_a_journal_a_phase_is_no_message(pipe: Pipe) -> None:
     """It is in the journal."""
     pipe.reply.begin_phase(Phase.CHECK)
     assert pipe.arrived() == []
-    assert pipe.journal.read()[0][-1].phase is Phase.CHECK
+    assert pipe.journal.read_progress()[0][-1].phase is Phase.CHECK
 
 
 def test_without_a_journal_a_phase_is_a_message(pipe: Pipe) -> None:
@@ -98,7 +98,7 @@ def test_an_item_that_is_due_takes_the_held_ones_along(pipe: Pipe) -> None:
     pipe.reply.send_item(number(1), hold_s=0.0)
     assert items(pipe.arrived()) == [0, 1]
     pipe.reply.send_item(number(2), hold_s=60.0)
-    assert pipe.journal.read()[1].first == 2
+    assert pipe.journal.read_progress()[1].first == 2
     assert items(pipe.held()) == [2]
 
 
@@ -115,9 +115,9 @@ def test_large_items_are_not_held(pipe: Pipe) -> None:
 def test_an_item_begins_its_phase_again(pipe: Pipe) -> None:
     """The next one has the whole deadline."""
     pipe.reply.begin_phase(Phase.COMPILE)
-    (*_, before) = pipe.journal.read()[0]
+    (*_, before) = pipe.journal.read_progress()[0]
     pipe.reply.send_item(number(0), hold_s=60.0)
-    (*_, after) = pipe.journal.read()[0]
+    (*_, after) = pipe.journal.read_progress()[0]
     assert after.phase is Phase.COMPILE
     assert after.at > before.at
 
@@ -127,10 +127,10 @@ def test_a_new_request_has_no_items_of_the_last(pipe: Pipe) -> None:
     pipe.reply.send_item(number(0), hold_s=60.0)
     pipe.reply.send_answer(replies.Failed(replies.Failure("raised", "no")))
     assert items(pipe.arrived()) == [0]
-    pipe.journal.begin(2, Phase.LOAD)
+    pipe.journal.begin_request(2, Phase.LOAD)
     pipe.reply.begin_request(Phase.LOAD)
     pipe.reply.send_item(number(5), hold_s=60.0)
-    assert pipe.journal.read()[1].first == 0
+    assert pipe.journal.read_progress()[1].first == 0
 
 
 def test_phases_are_timed_as_they_pass(pipe: Pipe) -> None:
@@ -151,4 +151,4 @@ def test_held_items_are_sent_before_the_end_of_computing(pipe: Pipe) -> None:
     assert pipe.arrived() == [{"item": {"pid": 1}}, {"computed": True}]
     pipe.reply.send_item(number(2), hold_s=60.0)
     assert (pipe.arrived(), pipe.held()) == ([], [{"item": {"pid": 2}}])
-    assert pipe.journal.read()[1].first == 1
+    assert pipe.journal.read_progress()[1].first == 1

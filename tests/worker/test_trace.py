@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from ktuned.dependencies.code_observer import OBSERVER
 from ktuned.ipc.places import Places
 from ktuned.ipc.requests import KernelRef
 from ktuned.ipc.stamps import stamp
-from ktuned.model.trace import Observation, value_digest
-from ktuned.spec.observer import OBSERVER
+from ktuned.model.trace import Observation, digest_variable
 from ktuned.worker.trace import SourceChanged, Trace, look_again
 
 
@@ -52,12 +52,12 @@ def installed(project: Path, version: str) -> Path:
 
 def test_variables_that_the_daemon_knows_by_their_value_are_left_out(project: Path) -> None:
     """They are a part of the key that it asked for; one with another value is told, and contradicts it."""
-    known = {"CC": value_digest("gcc"), "CXX": value_digest(None)}
+    known = {"CC": digest_variable("gcc"), "CXX": digest_variable(None)}
     kernel = KernelRef("p", "tune_k.py", "k", "fake", (), {}, variables=known)
     trace = Trace(kernel, Places({"p": str(project)}, "", "", ""))
     assert trace.list_observations({}, {"CC": "gcc", "CXX": None}, ()) == ()
     found = trace.list_observations({}, {"CC": "clang", "CXX": None, "CPATH": None}, ())
-    assert [(one.name, one.digest) for one in found] == [("env:CC", value_digest("clang")), ("env:CPATH", "")]
+    assert [(one.name, one.digest) for one in found] == [("env:CC", digest_variable("clang")), ("env:CPATH", "")]
 
 
 def test_names_that_the_daemon_knows_are_left_out(project: Path) -> None:

@@ -12,7 +12,7 @@ from ktuned.cli import lines, output, text
 from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, is_path, json_option
-from ktuned.model import sentence
+from ktuned.model import describe_change
 from ktuned_client import Client
 
 
@@ -118,7 +118,7 @@ def _explain_winners(answer: Mapping[str, Any]) -> None:
                 continue
             output.emit_line(f"{place}: {entry['status']}; changed since {day} (trial {entry['trial']}):")
             for change in entry["changes"]:
-                output.emit_line(f"  {sentence(change)}")
+                output.emit_line(f"  {describe_change(change)}")
             if entry["message"]:
                 output.emit_line(f"  the newest job: {entry['message']}")
             _show_notices(entry)

@@ -21,7 +21,7 @@ from ktuned.cli.options import (
     objective_option,
     problem_option,
 )
-from ktuned.model import LATENCY, JobState, Status, is_exact, sentence
+from ktuned.model import LATENCY, JobState, Status, describe_change, is_exact
 from ktuned_client import Client
 from ktuned_client.answers import LEFT_OUT
 
@@ -100,7 +100,7 @@ def lookup(
         if place_in_line:
             output.emit_line(place_in_line)
         for change in answer.get("changes", ()):
-            output.emit_line(f"  {sentence(change)}")
+            output.emit_line(f"  {describe_change(change)}")
     if answer["status"] == Status.UNKNOWN:
         output.print_error(
             f"no kernel {kernel!r} is known", "`ktuned kernels` lists them; `ktuned tune PATH` adds a file"

@@ -17,7 +17,7 @@ from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, is_path
 from ktuned.cli.progress import begin_view
 from ktuned.cli.versions import own_version
-from ktuned.model import LATENCY, KtunedError, UsageError, WinnerKey, sentence
+from ktuned.model import LATENCY, KtunedError, UsageError, WinnerKey, describe_change
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _load_standings(client: Client) -> dict[WinnerKey, Standing]:
 
 
 def _stale_reasons(entry: Mapping[str, Any]) -> list[str]:
-    said = [sentence(change) for change in entry["changes"]]
+    said = [describe_change(change) for change in entry["changes"]]
     return [*said, entry["message"]] if entry["message"] else said
 
 

@@ -10,7 +10,7 @@ from ktuned.cli import lines, progress, text
 from ktuned.cli.job_view import ENDED, FAILURES, Case, JobView, View
 from ktuned.cli.news import FirstFailure, KernelStale, PauseChanged, WinnerChanged
 from ktuned.cli.progress import Event
-from ktuned.model import LATENCY, Config, JobState, Objective, Problem, canonical, figure_of, gain
+from ktuned.model import LATENCY, Config, JobState, Objective, Problem, canonical, compute_gain, figure_of
 
 OPEN = (JobState.QUEUED, JobState.RUNNING, JobState.PAUSED)
 """States of a row whose job has not ended."""
@@ -58,7 +58,7 @@ class BoardRow:
     @property
     def gain(self) -> float | None:
         """Times that the kernel is better than before."""
-        return gain(self.objective, self.before, self.current)
+        return compute_gain(self.objective, self.before, self.current)
 
     @property
     def is_open(self) -> bool:

@@ -41,7 +41,7 @@ class Build(backends.Build):
     layouts: Mapping[str, Layout] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "function", functions.name_of(self.function))
+        object.__setattr__(self, "function", functions.name_function(self.function))
         object.__setattr__(self, "args", tuple(self.args))
         object.__setattr__(
             self, "constants", {name: _check_constant(name, value) for name, value in self.constants.items()}

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from ktuned.backends import Unit, cubin, occupancy_fact
 from ktuned.model import BackendError, KernelFileError, Unsupported
-from ktuned.spec import causes, functions, place
+from ktuned.spec import functions, iterate_causes, locate_user_line
 from ktuned_cutedsl import limits, resources
 from ktuned_cutedsl.build import Build
 from ktuned_cutedsl.linker import Linker
@@ -54,7 +54,7 @@ def compile_unit(unit: Unit, artifact: Path, linker: Linker) -> dict[str, Any]:
         raise CompileError("a cutedsl kernel has no sources: imports of the kernel file are followed without them")
     build = cast(Build, unit.build)
     try:
-        function = functions.find(str(build.function), unit.kernel_file)
+        function = functions.find_function(str(build.function), unit.kernel_file)
     except (KernelFileError, LookupError) as error:
         raise CompileError(str(error)) from error
     try:
@@ -129,7 +129,7 @@ def _trace_and_compile(function: Callable[..., Any], build: Build, target: str) 
     except MemoryError:
         raise
     except Exception as error:
-        for cause in causes(error):
+        for cause in iterate_causes(error):
             if isinstance(cause, Unsupported):
                 raise cause from error
         raise CompileError(_render_error(error)) from error
@@ -140,5 +140,5 @@ def _render_error(error: Exception) -> str:
     message = _COLOURS.sub("", str(error)).strip()
     if not type(error).__module__.startswith("cutlass."):
         # An error of user code during tracing; CuTe DSL's own errors contain their place.
-        message = f"{place(error, _NOT_THEIRS)}{type(error).__name__}: {message}"
+        message = f"{locate_user_line(error, _NOT_THEIRS)}{type(error).__name__}: {message}"
     return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 1] + "…"

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ktuned.backends import Compiled, Resources, Unit, compile_together, cuda_headers, occupancy_fact, ptxas
+from ktuned.dependencies import find_installed_place
 from ktuned.model import Outcome, Unsupported
-from ktuned.spec import installed_in
 from ktuned_nvrtc import precompiled, program
 from ktuned_nvrtc.build import Build, list_name_expressions, pad_to_three
 from ktuned_nvrtc.program import CompileError, Program
@@ -169,7 +169,7 @@ def _normalise_path(path: Path) -> Path:
 
 def _belongs_to_user(path: Path) -> bool:
     """Return whether a header is the user's own, not one of the system, a toolkit or an installed package."""
-    return not str(path).startswith(("/usr/", "/opt/")) and installed_in(str(path)) is None
+    return not str(path).startswith(("/usr/", "/opt/")) and find_installed_place(str(path)) is None
 
 
 def _digest_file(path: Path) -> str:

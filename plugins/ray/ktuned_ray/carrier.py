@@ -28,7 +28,7 @@ import msgspec
 import structlog
 
 from ktuned.fleet import Bridge, BridgeDown, Environment
-from ktuned.ipc import artifact_place, manifest, replies, requests
+from ktuned.ipc import locate_artifact, manifest, replies, requests
 from ktuned_ray import cluster_calls, node_calls, parcels
 from ktuned_ray.node_link import NodeLink
 from ktuned_ray.snapshot import Snapshot, Snapshots, holds_files
@@ -77,7 +77,7 @@ class Carrier:
             await self._lay_out_project(environment, kernel.digests)
         elif isinstance(request, requests.Inspect):
             await self._lay_out_project(environment, dict.fromkeys(request.files))
-        named = {f"artifact-{key}": str(artifact_place(self._artifacts, key)) for key in _list_artifact_keys(request)}
+        named = {f"artifact-{key}": str(locate_artifact(self._artifacts, key)) for key in _list_artifact_keys(request)}
         if isinstance(request, requests.Open) and request.captured:
             named[f"capture-{request.captured}"] = str(self._captures / f"{request.captured}.safetensors")
         lacking = {name: place for name, place in named.items() if name not in self._parcels}
@@ -117,7 +117,7 @@ class Carrier:
             return unit
         key = unit.artifact or unit.key
         self._parcels[f"artifact-{key}"] = None
-        place = artifact_place(self._artifacts, key)
+        place = locate_artifact(self._artifacts, key)
         if place.exists():
             return replace(unit, bytes=0)
         staging = place.with_name(f".{key}.from-{self._link.info.id[:8]}")

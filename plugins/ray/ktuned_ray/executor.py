@@ -88,7 +88,7 @@ class ClusterExecutor(RemoteExecutor):
         self._links: dict[str, NodeLink] = {}
         self._files: dict[NodeLink, Carrier] = {}
         self._workers: set[RemoteWorker] = set()
-        self._watched: dict[Environment, replies.Observed] = {}
+        self._watched: dict[Environment, replies.ProbeDependencies] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
 
     def apply_settings(self, settings: ClusterSettings | None, *, limits_are_given: bool) -> None:
@@ -230,13 +230,15 @@ class ClusterExecutor(RemoteExecutor):
         with contextlib.suppress(BridgeDown, BridgeSlow, CallFailed):
             await link.call_keeper(node_calls.Kill(number, why), CALL_S)
 
-    def watch_toolchain(self, link: NodeLink, environment: Environment, observed: replies.Observed) -> None:
+    def watch_toolchain(self, link: NodeLink, environment: Environment, observed: replies.ProbeDependencies) -> None:
         """Have a node's keeper watch the toolchain that a probe saw there; an earlier probe's no longer counts."""
         if self._tasks is not None:
             self._watched[environment] = observed
             self._tasks.start_soon(self._watch_until_changed, link, environment, observed)
 
-    async def _watch_until_changed(self, link: NodeLink, environment: Environment, observed: replies.Observed) -> None:
+    async def _watch_until_changed(
+        self, link: NodeLink, environment: Environment, observed: replies.ProbeDependencies
+    ) -> None:
         try:
             changed = await link.call_keeper(node_calls.Watch(observed.files, observed.limits), math.inf)
         except (BridgeDown, BridgeSlow, CallFailed) as error:

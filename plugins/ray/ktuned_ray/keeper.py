@@ -30,7 +30,7 @@ import msgspec
 from ktuned.backends import cpu
 from ktuned.bridge import Call, CallFailed, CallServer, Send, Service
 from ktuned.fleet import DeadlineExpired, Environment, LocalExecutor, Output, RequestFailed, Worker, WorkerDied, memory
-from ktuned.ipc import Trust, first_changed, replies, requests, to_message
+from ktuned.ipc import Trust, find_changed_file, replies, requests, to_message
 from ktuned.model import Record, Role, WorkerError
 from ktuned_ray import node_calls, parcels
 from ktuned_ray.node_artifacts import NodeArtifacts
@@ -101,7 +101,7 @@ class Keeper(Service):
     async def _watch_toolchain(self, call: node_calls.Watch) -> node_calls.Changed:
         # Files and CPUs alone: the environment of this process, and so of its workers, cannot change.
         while cpu.limits() == call.limits:
-            if changed := await anyio.to_thread.run_sync(first_changed, call.files):
+            if changed := await anyio.to_thread.run_sync(find_changed_file, call.files):
                 return node_calls.Changed(f"{changed} changed")
             await anyio.sleep(self._watch_s)
         return node_calls.Changed("the CPUs that it may use changed")

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 
 from ktuned.bridge import CallFailed
-from ktuned.ipc import artifact_place, replies
+from ktuned.ipc import locate_artifact, replies
 from ktuned.model import StoreError
 from ktuned.store import Artifacts
 from ktuned_ray import parcels
@@ -57,7 +57,7 @@ class NodeArtifacts:
         if not isinstance(item, replies.CompiledUnit) or item.outcome is not None:
             return b""
         self._news.set()
-        place = artifact_place(self._home / "artifacts", item.artifact or item.key)
+        place = locate_artifact(self._home / "artifacts", item.artifact or item.key)
         with suppress(OSError):
             return await anyio.to_thread.run_sync(parcels.pack_small_parcel, place) or b""
         return b""

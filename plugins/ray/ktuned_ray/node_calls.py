@@ -85,7 +85,7 @@ class Changed(Record):
 class Watch(Call[Changed, Never]):
     """Watch a toolchain: the reply comes when one of its files has changed, or the CPUs that may be used.
 
-    The fields are those of :class:`~ktuned.ipc.replies.Observed`.
+    The fields are those of :class:`~ktuned.ipc.replies.ProbeDependencies`.
     """
 
     operation: ClassVar = "node.watch"

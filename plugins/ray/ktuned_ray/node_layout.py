@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from ktuned.ipc import absolute
+from ktuned.ipc import make_absolute
 from ktuned_ray import node_calls, parcels
 
 
@@ -37,7 +37,7 @@ class NodeLayouts:
         private = top.removesuffix(os.path.normpath(call.root))
         wanted: dict[Path, str] = {}
         for name, digest in call.files.items():
-            path = absolute(name, top)
+            path = make_absolute(name, top)
             # With more `..` than there are directories, a path would lead out of the private one.
             if path.startswith(f"{private}/") and digest:
                 wanted[Path(path)] = digest
@@ -46,12 +46,12 @@ class NodeLayouts:
         missing = {digest for digest in changed.values() if digest not in known and not self._has_parcel(digest)}
         if missing:
             return tuple(sorted(missing))
-        for directory in (top, *(absolute(name, top) for name in call.directories)):
+        for directory in (top, *(make_absolute(name, top) for name in call.directories)):
             if directory.startswith(f"{private}/"):
                 os.makedirs(directory, exist_ok=True)
         # Read all before any is replaced: a renamed file's bytes lie at its earlier place.
         contents = {digest: self._read_content(digest, known) for digest in set(changed.values())}
-        executable = {absolute(name, top) for name in call.executable}
+        executable = {make_absolute(name, top) for name in call.executable}
         for place, digest in changed.items():
             parcels.unpack_file(contents[digest], place)
             place.chmod(0o755 if str(place) in executable else 0o644)

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgpack
 
-from ktuned.ipc import artifact_place
+from ktuned.ipc import locate_artifact
 
 MAX_PARCEL_BYTES: Final = 512 << 20
 """The largest parcel: an artifact with its debug information; Ray holds it in memory."""
@@ -44,7 +44,7 @@ def parcel_path(name: str, home: Path) -> Path:
         raise BadParcel(f"no parcel can be named {name[:100]!r}")
     kind, key = match.groups()
     if kind == "artifact":
-        return artifact_place(home / "artifacts", key)
+        return locate_artifact(home / "artifacts", key)
     if kind == "capture":
         return home / "captures" / f"{key}.safetensors"
     return home / "files" / key

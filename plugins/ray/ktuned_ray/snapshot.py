@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from ktuned.ipc import DIRECTORY, LISTING, absolute, relative
+from ktuned.ipc import DIRECTORY, LISTING, make_absolute, make_relative
 
 MAX_FILES: Final = 8192
 MAX_FILE_BYTES: Final = 32 << 20
@@ -57,8 +57,8 @@ class Snapshots:
         """Return the root's files as they are now, and those that a context has ``listed`` (relative paths). Blocks."""
         found = _SnapshotDraft()
         seen: dict[str, tuple[tuple[int, ...], str]] = {}
-        for place in (*self._walk_files(self._root, found), *(absolute(name, self._root) for name in listed)):
-            name = relative(place, self._root)
+        for place in (*self._walk_files(self._root, found), *(make_absolute(name, self._root) for name in listed)):
+            name = make_relative(place, self._root)
             if name not in found.files:
                 self._add_file(name, place, found, seen)
         self._known = seen
@@ -67,7 +67,7 @@ class Snapshots:
     def _walk_files(self, top: str, found: _SnapshotDraft) -> Iterator[str]:
         for directory, directories, files in os.walk(top):
             directories[:] = sorted(name for name in directories if not name.startswith("."))
-            found.directories += (relative(os.path.join(directory, name), self._root) for name in directories)
+            found.directories += (make_relative(os.path.join(directory, name), self._root) for name in directories)
             directories[:] = [name for name in directories if name not in _LEFT_OUT]
             for name in sorted(files):
                 place = os.path.join(directory, name)

@@ -126,7 +126,7 @@ class RemoteWorker(Worker):
         files = self._executor.get_carrier(self._link)
         small = await files.provide_files(request, self.environment)
         provided_at = monotonic()
-        reply_type, item_type = requests.answer_types(type(request))
+        reply_type, item_type = requests.find_answer_types(type(request))
         brought: list[tuple[replies.CompiledUnit, bytes]] = []
 
         def pass_on(value: Any, output: Output) -> None:
@@ -146,7 +146,7 @@ class RemoteWorker(Worker):
             pass_on(value, output)
 
         call = node_calls.Exchange(
-            self._number, requests.plain(_localize_request(request)), dict(deadlines), small or None
+            self._number, requests.to_map(_localize_request(request)), dict(deadlines), small or None
         )
         # Each item begins the deadline again, as it does for a phase.
         ended = await self._link.call_keeper(call, sum(deadlines.values()) + GRACE_S, take_item)

@@ -95,7 +95,7 @@ def _find_function_name(function: Callable[..., Any] | str) -> str:
         )
     # A @tilelang.jit object has no name of its own: it is found by the name of the decorated function.
     inner = getattr(getattr(function, "func", None), "orig_func", None)
-    return functions.name_of(function, inner if callable(inner) else None)
+    return functions.name_function(function, inner if callable(inner) else None)
 
 
 def _check_argument(value: Any) -> Argument:

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from ktuned.backends import Unit, compute_target, cubin, launch_limits, occupancy_fact
 from ktuned.model import BackendError, KernelFileError, Unsupported
-from ktuned.spec import causes, place
+from ktuned.spec import iterate_causes, locate_user_line
 from ktuned_tilelang.artifact import RECIPE_FILE, SIGNATURE_FILE, check_version
 from ktuned_tilelang.build import Build
 from ktuned_tilelang.elaboration import ElaborationError, elaborate_build
@@ -95,7 +95,7 @@ def _compile_program(unit: Unit, artifact: Path, scratch: Path) -> dict[str, Any
     except (MemoryError, Unsupported):
         raise
     except Exception as error:
-        for cause in causes(error):
+        for cause in iterate_causes(error):
             if isinstance(cause, Unsupported):
                 raise cause from error
         raise CompileError(_render_error(error, output_file.read_text(errors="replace"))) from error
@@ -268,5 +268,5 @@ def _render_error(error: Exception, printed: str) -> str:
     if compiler and (match := _COMPILER_ERROR.search(_COLOURS.sub("", compiler))):
         message = f"{match[0].strip()}\n{compiler.strip()}"
     else:
-        message = f"{place(error, _NOT_THEIRS)}{type(error).__name__}: {message}"
+        message = f"{locate_user_line(error, _NOT_THEIRS)}{type(error).__name__}: {message}"
     return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 1] + "…"

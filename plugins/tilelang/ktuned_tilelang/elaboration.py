@@ -62,7 +62,7 @@ def elaborate_build(build: Build, kernel_file: Path, arch: str) -> Program:
         Exception: whatever the function raises.
     """
     try:
-        function = None if build.program else functions.find(str(build.function), kernel_file)
+        function = None if build.program else functions.find_function(str(build.function), kernel_file)
         arguments = {name: from_plain(value) for name, value in build.arguments.items()}
     except LookupError as error:
         raise ElaborationError(str(error)) from error

@@ -79,7 +79,7 @@ class Build(backends.Build):
     has_tensors: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "function", functions.name_of(self.function))
+        object.__setattr__(self, "function", functions.name_function(self.function))
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -155,7 +155,7 @@ class Torch(backends.Backend):
         if device.target != unit.target:
             raise Unsupported(f"compiled for {unit.target}, and {device.name} is {device.target}")
         build = cast(Build, unit.build)
-        function = functions.find(str(build.function), unit.kernel_file)
+        function = functions.find_function(str(build.function), unit.kernel_file)
         if build.compile is not None:
             function = inductor.compile_function(function, build.compile)
             if (code := artifact / CODE_FILE).is_file():
@@ -178,7 +178,7 @@ def _compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
     is_for_cpu = unit.target.startswith(cpu.TARGET_PREFIX)
     if is_for_cpu and unit.target != cpu.target():
         raise Unsupported(f"the target is {unit.target}; this is {cpu.target()}")
-    function = functions.find(str(build.function), unit.kernel_file)
+    function = functions.find_function(str(build.function), unit.kernel_file)
     if is_for_cpu and (launched := find_launch_without_gpu(function)):
         raise Unsupported(f"the Triton kernel {launched!r} runs only on GPUs, and this machine has none")
     code, reason = b"", EAGER

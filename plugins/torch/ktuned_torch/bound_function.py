@@ -10,7 +10,7 @@ from typing import Any
 from ktuned import backends
 from ktuned.backends import Launch, unknown_tensor
 from ktuned.model import Unsupported
-from ktuned.spec import causes
+from ktuned.spec import iterate_causes
 
 _NEEDS_GPU = (
     # Triton, without a GPU and with one.
@@ -112,7 +112,7 @@ class TorchKernel(backends.Kernel):
 
 def explain_unsupported(error: BaseException) -> str:
     """Return the message of an error or its cause that says that the device cannot run this; empty if none does."""
-    for each in causes(error):
+    for each in iterate_causes(error):
         is_too_large = type(each).__name__ == "OutOfResources" and type(each).__module__.startswith("triton.")
         if is_too_large or any(words in str(each) for words in _CANNOT_RUN):
             needs_gpu = any(words in str(each) for words in _NEEDS_GPU)

@@ -92,7 +92,7 @@ class Build(backends.Build):
         object.__setattr__(self, "function", _find_function_name(self.function))
         for name in HOOKS:
             if (hook := getattr(self, name)) is not None:
-                object.__setattr__(self, name, functions.name_of(hook))
+                object.__setattr__(self, name, functions.name_function(hook))
         object.__setattr__(self, "args", tuple(_check_argument(value) for value in self.args))
         for name in ("constants", "options"):
             values = {key: pack_constant(key, value) for key, value in getattr(self, name).items()}
@@ -149,7 +149,7 @@ def _find_function_name(function: Callable[..., Any] | str) -> str:
         )
     if type(function).__name__ == "InterpretedFunction":
         raise TypeError("TRITON_INTERPRET is set, so that @triton.jit does not compile: unset it")
-    return functions.name_of(function)
+    return functions.name_function(function)
 
 
 def _check_argument(value: Any) -> Argument:

@@ -29,7 +29,7 @@ from typing import Any, cast
 
 from ktuned.backends import Unit, compute_target, occupancy_fact, ptxas
 from ktuned.model import BackendError, KernelFileError, Unsupported
-from ktuned.spec import causes, place
+from ktuned.spec import iterate_causes, locate_user_line
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE
 from ktuned_triton.build import Build
 from ktuned_triton.descriptors import expand_descriptor, is_descriptor_type
@@ -168,7 +168,7 @@ def _convert_errors(function: Any = None) -> Iterator[None]:
     except (MemoryError, UnreadableText):
         raise
     except Exception as error:
-        for cause in causes(error):
+        for cause in iterate_causes(error):
             if isinstance(cause, Unsupported):
                 raise cause from error
         raise CompileError(_render_error(error, function)) from error
@@ -337,7 +337,7 @@ def _render_error(error: Exception, function: Any) -> str:
     """Return an error's message, capped, with the error itself in its first line."""
     message = str(error).strip()
     if not type(error).__module__.startswith("triton."):
-        message = f"{place(error, ('triton',))}{type(error).__name__}: {message}"
+        message = f"{locate_user_line(error, ('triton',))}{type(error).__name__}: {message}"
     else:
         message = f"{_find_reason_line(error, function)}{message}"
     return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 1] + "…"
@@ -351,7 +351,7 @@ def _find_reason_line(error: Exception, function: Any) -> str:
     """
     if match := _ASSEMBLER_ERROR.search(str(error)):
         return f"{match[0].strip()}\n"
-    for cause in causes(error):
+    for cause in iterate_causes(error):
         message = getattr(cause, "error_message", None)
         # A message that begins with "at " is only the place of a call on the way to the error.
         if isinstance(message, str) and message and not message.startswith("at "):

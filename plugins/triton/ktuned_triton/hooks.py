@@ -32,7 +32,7 @@ class _HookedKernel(backends.Kernel):
         self._kernel = kernel
         self._before = _find_hook(build.pre_hook, unit)
         self._after = _find_hook(build.post_hook, unit)
-        function = functions.find(str(build.function), unit.kernel_file)
+        function = functions.find_function(str(build.function), unit.kernel_file)
         self._arguments = {**make_call_arguments(function, build, unit.kernel_file), **build.compiler_options}
 
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
@@ -51,7 +51,7 @@ class _HookedKernel(backends.Kernel):
 
 
 def _find_hook(hook: Callable[..., Any] | str | None, unit: Unit) -> Callable[..., Any] | None:
-    return None if hook is None else functions.find(str(hook), unit.kernel_file)
+    return None if hook is None else functions.find_function(str(hook), unit.kernel_file)
 
 
 def _insert_tensors(value: Any, tensors: Mapping[str, Any]) -> Any:

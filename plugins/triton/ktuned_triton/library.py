@@ -71,7 +71,7 @@ def find_function(name: str, build: Build, kernel_file: Path) -> Callable[..., A
         LookupError: there is no such function.
     """
     if build.library is None:
-        return functions.find(name, kernel_file)
+        return functions.find_function(name, kernel_file)
     module_name, _, qualname = name.rpartition(":")
     try:
         if module_name or not build.source:

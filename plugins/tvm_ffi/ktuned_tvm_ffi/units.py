@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ktuned.backends import Compiled, Resources, Unit, compile_together, ptxas
-from ktuned.spec import installed_in
+from ktuned.dependencies import find_installed_place
 from ktuned_tvm_ffi.build import Build
 from ktuned_tvm_ffi.compiler import CompileError, Compiler
 from ktuned_tvm_ffi.prelude import find_or_make_prelude
@@ -120,7 +120,7 @@ def _summarise_resources(used: Mapping[str, Resources]) -> dict[str, Any]:
 
 def _belongs_to_user(path: Path) -> bool:
     """Return whether a header is the user's own, not one of the system, a toolkit or an installed package."""
-    return not str(path).startswith(("/usr/", "/opt/")) and installed_in(str(path)) is None
+    return not str(path).startswith(("/usr/", "/opt/")) and find_installed_place(str(path)) is None
 
 
 def _copy_sources(files: set[Path], into: Path) -> None:

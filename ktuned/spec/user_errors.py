@@ -1,7 +1,4 @@
-"""Errors that user code raises inside another library: what caused them, and the line that is the user's.
-
-A module of its own: the plugins whose compilers run Python share it.
-"""
+"""Errors of user code that a library has run, for plugins whose compilers do: their causes, and the user's line."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ import traceback
 from collections.abc import Container, Iterator
 from pathlib import Path
 
-from ktuned.spec.origin import is_ours
+from ktuned.dependencies import is_ours
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what it was raised from or while handling, each once: a chain may be a circle."""
+def iterate_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, the one that caused it, and so on; each once, because a chain may be a circle."""
     following: BaseException | None = error
     seen: set[int] = set()
     while following is not None and id(following) not in seen:
@@ -22,10 +19,10 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         following = following.__cause__ or following.__context__
 
 
-def place(error: BaseException, libraries: Container[str]) -> str:
-    """Return ``file:line: `` of the deepest frame that is the user's, or ``""``.
+def locate_user_line(error: BaseException, libraries: Container[str]) -> str:
+    """Return ``file:line: `` of the innermost frame that is the user's, or ``""``.
 
-    That is one of no top-level package in ``libraries``, nor of ktuned or a plugin.
+    Frames of ktuned, of its plugins and of the top-level packages in ``libraries`` are not.
     """
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):

@@ -1,16 +1,16 @@
-"""Programs and libraries that read past the observer, told by their files.
+"""Programs and libraries that read past the observer, recognized by their files.
 
-The observer (:mod:`ktuned.observer`) takes the place of libc's functions, in every process that the loader starts.
-Three kinds of code never come by there:
+The observer (:mod:`ktuned.observer`) replaces functions of libc, in every process that the dynamic loader starts. Three
+kinds of code never call those:
 
 - a program that is linked statically: no loader runs that would put the observer before libc;
-- one that runs as another user: the loader then ignores what its caller wants preloaded;
-- code that asks the kernel itself, by the processor's ``syscall`` instruction. All of Go does. In other code it shows
-  as the number of a call that reads names, set shortly before the instruction. Searched are files of a size that people
-  build for a kernel: in a compiler's 30 MiB chance alone puts these bytes together. What package managers have
-  installed is not searched: its versions stand for it.
+- a program that runs as another user: the loader then ignores what its caller wants to preload;
+- code that asks the kernel itself, by the processor's ``syscall`` instruction. All Go programs do. Other code shows it
+  by the number of a call that takes a path, set shortly before that instruction.
 
-A program that hides its calls on purpose is not found; nobody's build does that.
+Instructions are searched only in files of the size that people build for a kernel: in a compiler of 30 MiB, chance
+alone puts these bytes together. What a package manager has installed is not searched, because its version stands for
+it. Code that hides its calls on purpose is not found; no build does that.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import re
 import stat
 from typing import BinaryIO
 
-_HEAD = 1 << 16
-"""An executable begins with its headers, the loader's name and the notes of its linker."""
+_HEAD_BYTES = 1 << 16
+"""Enough of an executable to hold its headers, the loader's name and the linker's notes."""
 
-_SEARCHED = 4 << 20
-"""Bytes of the largest file whose instructions are searched."""
+_LARGEST_SEARCHED = 4 << 20
+"""Bytes of the largest file whose instructions are searched; larger ones would be found by chance."""
 
 _LOADERS = (b"ld-linux", b"/ld-", b"ld.so")
 
@@ -46,16 +46,16 @@ _READS_NAMES = re.compile(
 )
 """``mov $number, %eax``, or ``%rax``."""
 
-_BETWEEN = 48
-"""Bytes of instructions between that and ``syscall``: the other arguments."""
+_LARGEST_DISTANCE = 48
+"""Bytes between that and ``syscall``: room for the instructions that set the other arguments."""
 
 
 def explain_unobservable(path: str, *, is_program: bool = True, is_installed: bool = False) -> str:
-    """Return why a program that was run, or a library that was mapped, could not be observed; empty if it could.
+    """Return why a program or a mapped library could not be observed, as half a sentence; empty if it could.
 
     Args:
-        path: an absolute path.
-        is_program: it was run.
+        path: its absolute path.
+        is_program: it was run, and not only mapped.
         is_installed: a package manager has put it there.
 
     >>> explain_unobservable("/bin/sh", is_installed=True)
@@ -63,35 +63,37 @@ def explain_unobservable(path: str, *, is_program: bool = True, is_installed: bo
     """
     try:
         found = os.stat(path)
-        return _explain(path, is_program, is_installed, found.st_mode, found.st_mtime_ns)
+        return _explain_file(path, is_program, is_installed, found.st_mode, found.st_mtime_ns)
     except OSError:
         return f"{path} cannot be read" if os.path.exists(path) else ""
 
 
 @functools.lru_cache(1024)
-def _explain(path: str, is_program: bool, is_installed: bool, mode: int, _changed: int) -> str:
+def _explain_file(path: str, is_program: bool, is_installed: bool, mode: int, _changed: int) -> str:
     name = os.path.basename(path)
     if is_program and mode & (stat.S_ISUID | stat.S_ISGID):
         return f"{name} runs as another user, and cannot be observed"
     with open(path, "rb") as stream:
-        head = stream.read(_HEAD)
+        head = stream.read(_HEAD_BYTES)
         if not head.startswith(b"\x7fELF"):
             return ""
         if is_program and not any(loader in head for loader in _LOADERS):
             return f"{name} is linked statically, and cannot be observed"
         if _GO.search(head) or (
-            not is_installed and os.fstat(stream.fileno()).st_size <= _SEARCHED and _calls_kernel(stream)
+            not is_installed
+            and os.fstat(stream.fileno()).st_size <= _LARGEST_SEARCHED
+            and _passes_names_to_kernel(stream)
         ):
             return f"{name} reads files past libc, by system calls of its own, and cannot be observed"
     return ""
 
 
-def _calls_kernel(stream: BinaryIO) -> bool:
-    """Return whether a file has instructions that give names to the kernel."""
+def _passes_names_to_kernel(stream: BinaryIO) -> bool:
+    """Return whether a file has instructions that pass a path to the kernel."""
     with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as code:
         found = code.find(_SYSCALL)
         while found >= 0:
-            if _READS_NAMES.search(code, max(found - _BETWEEN, 0), found):
+            if _READS_NAMES.search(code, max(found - _LARGEST_DISTANCE, 0), found):
                 return True
             found = code.find(_SYSCALL, found + 1)
     return False

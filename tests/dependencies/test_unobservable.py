@@ -1,4 +1,4 @@
-"""Programs and libraries that read past the observer, told by their files."""
+"""Programs and libraries that read past the observer, recognized by their files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.spec.unobservable import explain_unobservable
+from ktuned.dependencies.unobservable import explain_unobservable
 
 ELF = b"\x7fELF" + bytes(60)
 LOADER = b"/lib64/ld-linux-x86-64.so.2\0"
@@ -29,7 +29,7 @@ GO_NOTE = b"\x04\0\0\0\x53\0\0\0\x04\0\0\0Go\0\0"
         (ELF + LOADER + SYSCALL * 1000 + OPENAT + SYSCALL, "past libc"),
     ],
 )
-def test_what_a_program_does_is_told_by_its_file(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_unobservable_programs_are_recognized_by_their_files(tmp_path: Path, content: bytes, reason: str) -> None:
     """Without a loader, by Go's note, or by the number of a call that reads names before ``syscall``."""
     program = tmp_path / "program"
     program.write_bytes(content)
@@ -37,7 +37,7 @@ def test_what_a_program_does_is_told_by_its_file(tmp_path: Path, content: bytes,
     assert (reason in said) if reason else not said, said
 
 
-def test_a_program_that_is_built_anew_is_looked_at_again(tmp_path: Path) -> None:
+def test_a_rebuilt_program_is_examined_again(tmp_path: Path) -> None:
     """The answer belongs to the file's content, not to its name."""
     program = tmp_path / "program"
     program.write_bytes(ELF)
@@ -47,13 +47,13 @@ def test_a_program_that_is_built_anew_is_looked_at_again(tmp_path: Path) -> None
     assert explain_unobservable(str(program)) == ""
 
 
-def test_a_library_needs_no_loader_of_its_own(tmp_path: Path) -> None:
+def test_a_library_without_a_loaders_name_is_observable(tmp_path: Path) -> None:
     """It is loaded by its program's."""
     library = tmp_path / "kernel.so"
     library.write_bytes(ELF)
     assert explain_unobservable(str(library), is_program=False) == ""
 
 
-def test_a_program_that_is_gone_hides_nothing(tmp_path: Path) -> None:
+def test_an_absent_program_is_not_unobservable(tmp_path: Path) -> None:
     """It was never run; one that cannot be read is said."""
     assert explain_unobservable(str(tmp_path / "gone")) == ""

@@ -1,0 +1,27 @@
+"""What a kernel's results depend on: the code and the files that a process reads for it, and what stands for each.
+
+:mod:`.code_observer` has the Python code that a kernel file runs, :mod:`.accesses` all other files and variables that
+the process and its children read, as the observer below it (:mod:`ktuned.observer`) shows them. :mod:`.origin` decides
+by a file's place what stands for it: its content, a distribution (:mod:`.distributions`) or the interpreter.
+:mod:`.unobservable` recognizes programs that read past the observer.
+"""
+
+from ktuned.dependencies.accesses import ACCESSES
+from ktuned.dependencies.code_observer import OBSERVER, FreshProcessNeeded, ImportEnd
+from ktuned.dependencies.distributions import find_distribution, find_owners, read_installed_versions
+from ktuned.dependencies.origin import find_installed_place, is_ours
+from ktuned.dependencies.python_files import digest_meaning, mentions_source_text
+
+__all__ = [
+    "ACCESSES",
+    "OBSERVER",
+    "FreshProcessNeeded",
+    "ImportEnd",
+    "digest_meaning",
+    "find_distribution",
+    "find_installed_place",
+    "find_owners",
+    "is_ours",
+    "mentions_source_text",
+    "read_installed_versions",
+]

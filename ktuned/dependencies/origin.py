@@ -1,0 +1,148 @@
+"""Origin of Python code: what stands for a file in a digest is decided by where the file lies.
+
+=======================================  =====================================================
+code                                     counts by
+=======================================  =====================================================
+of the project, wherever it lies         its content: beside the root, or installed editable
+of the kernel file's own distribution    its content
+the standard library                     the interpreter
+ktuned and its plugins                   the toolchain
+kept by compilers                        the sources that it was made of
+installed otherwise                      its distribution (:mod:`ktuned.dependencies.distributions`)
+=======================================  =====================================================
+
+Paths are told apart by their text alone as far as possible, and answers are cached: each import asks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from ktuned.backends import ENTRY_POINT_GROUP as BACKENDS_GROUP
+
+FOREIGN_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
+"""Directories of installed code. It is not the project's, even when the environment lies inside the project."""
+
+OUR_PACKAGE = Path(__file__).resolve().parent.parent
+"""ktuned's own code, which is not the project's, even if the project is a checkout of ktuned."""
+
+_OUR_PACKAGES = frozenset({"ktuned", "ktuned_client"}) | {
+    f"ktuned_{name}" for name in ("command", "cutedsl", "nvrtc", "tilelang", "torch", "triton", "tvm_ffi")
+}
+"""ktuned's own packages: a plugin's may be imported even where another plugin serves its backend."""
+
+_CACHE_VARIABLES = (
+    *("KTUNED_CACHE", "TRITON_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR"),
+    *("TVM_FFI_CACHE_DIR", "CUDA_CACHE_PATH", "TILELANG_CACHE_DIR"),
+)
+"""Variables that name directories in which compilers keep what they made."""
+
+_HOME_CACHES = ("~/.tilelang", "~/.triton", "~/.nv", "~/.cuda")
+
+_USER_CACHES = ("ktuned", "tvm-ffi", "tvm_ffi", "torch", "torch_extensions", "triton", "tilelang", "cutlass", "nvidia")
+"""Compilers' directories in the user's cache; everything else there is data, which counts."""
+
+_STDLIB_DIRECTORIES = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
+_ZIPPED = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+STDLIB = tuple(f"{place}/" for stdlib in _STDLIB_DIRECTORIES for place in (stdlib, stdlib.parent / _ZIPPED))
+
+
+class InstalledPlace(NamedTuple):
+    """A place in an environment: its directory of packages, and the package or module there."""
+
+    site: str
+    top: str
+
+    @property
+    def package(self) -> str:
+        """The name that the package or module is imported by."""
+        return self.top.partition(".")[0]
+
+
+@cache
+def find_installed_place(path: str) -> InstalledPlace | None:
+    """Return where a file is installed, or ``None`` for one that is not."""
+    parts = path.split("/")
+    for position in range(len(parts) - 2, 0, -1):
+        if parts[position] in FOREIGN_DIRECTORIES:
+            return InstalledPlace("/".join(parts[: position + 1]), parts[position + 1])
+    for site in sys.path:
+        if site and path.startswith(f"{site}/") and _is_site(site):
+            return InstalledPlace(site, path[len(site) + 1 :].partition("/")[0])
+    return None
+
+
+@cache
+def _is_site(directory: str) -> bool:
+    """Return whether pip has installed into a directory, which may have any name (``pip install --target``)."""
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(directory))
+    except OSError:
+        return False
+
+
+@cache
+def list_cache_directories() -> tuple[str, ...]:
+    """Return the directories in which compilers keep what they made of code elsewhere, as beginnings of paths."""
+    import tempfile
+
+    named = [os.environ[name] for name in _CACHE_VARIABLES if os.environ.get(name)]
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    places = [*named, *map(os.path.expanduser, _HOME_CACHES), *(f"{cache}/{name}" for name in _USER_CACHES)]
+    # Inductor adds the user's name.
+    return (*(f"{os.path.abspath(place)}/" for place in places), f"{tempfile.gettempdir()}/torchinductor_")
+
+
+@cache
+def is_foreign(path: str) -> bool:
+    """Return whether something else stands for a file's content: see the module's table."""
+    if path.startswith(list_cache_directories()):
+        return True
+    if not path.startswith("/") or path.startswith(f"{OUR_PACKAGE}/") or find_installed_place(path) is not None:
+        return True
+    if path.startswith(STDLIB) or str(Path(path).resolve()).startswith(STDLIB):
+        return True
+    return is_our_place(path.rpartition("/")[0])
+
+
+def prepare_origins() -> None:
+    """Find the plugins and the compilers' caches now, before any code is observed.
+
+    That imports ``importlib.metadata`` and ``tempfile``: 15 ms, for which no worker's start should wait. Later it would
+    be too late, because the observed code may be in the middle of importing these itself.
+    """
+    _find_our_packages()
+    list_cache_directories()
+
+
+def is_ours(module_name: str) -> bool:
+    """Return whether a module is ktuned's or an installed plugin's, and so not the project's, even below its root."""
+    return module_name.partition(".")[0] in _find_our_packages()
+
+
+@cache
+def is_our_file(path: str) -> bool:
+    """Return whether a file is ktuned's or an installed plugin's, wherever that is imported from."""
+    ours = (f"{site}/{package}" for package in _find_our_packages() for site in sys.path if site)
+    return any(path.startswith((f"{place}/", f"{place}.py")) for place in ours)
+
+
+@cache
+def is_our_place(directory: str) -> bool:
+    """Return whether a directory of ``sys.path`` is a checkout of ktuned or of a plugin: nobody else installs there."""
+    if find_installed_place(f"{directory}/x") is not None:
+        return False
+    return any(os.path.exists(f"{directory}/{package}{end}") for package in _find_our_packages() for end in ("", ".py"))
+
+
+@cache
+def _find_our_packages() -> frozenset[str]:
+    from importlib.metadata import entry_points
+
+    points = [*entry_points(group=BACKENDS_GROUP), *entry_points(group="ktuned.strategies")]
+    return _OUR_PACKAGES | {point.module.partition(".")[0] for point in points}
