@@ -96,7 +96,7 @@ class Registry:
             kind = self._points[name].load()
         except Exception as error:
             plugin = self.plugin(name)
-            # Installing an installed plugin again makes pip install its missing requirements.
+            # pip completes an installed plugin: it installs the requirements that are missing.
             is_incomplete = bool(plugin) and isinstance(error, ModuleNotFoundError)
             raise BackendError(
                 f"the backend {name!r} cannot be imported: {type(error).__name__}: {error}",

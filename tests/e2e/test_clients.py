@@ -248,7 +248,7 @@ def test_captured_inputs_are_what_is_measured_with(daemon: Daemon) -> None:
         (held,) = (daemon.home / "captures").iterdir()
         held.write_bytes(held.read_bytes()[:-1] + b"!")
         _, (job,) = daemon.tune(kernel="it", again=True)
-        assert (job["state"], "damaged, or gone" in job["message"]) == ("failed", True), job["message"]
+        assert (job["state"], "damaged or gone" in job["message"]) == ("failed", True), job["message"]
         client.call("capture", kernel="it", problem=PROBLEM, remove=True)
         assert _look_up(client).status in ("stale", "fresh")
         assert list((daemon.home / "captures").iterdir()) == []
