@@ -67,7 +67,7 @@ def test_records_outlive_both(daemon: Daemon, tmp_path: Path, scale: Scale, row:
     complete: set[int] = set()
     kills = 0
     daemon.start()
-    for number in range(scale.of(200)):
+    for number in range(scale.of(80)):
         first = 10_000 + number * KEYS_A_ROUND
         words = [sys.executable, "-c", WRITER, str(record), str(spool), str(first), str(KEYS_A_ROUND)]
         with subprocess.Popen(words, env=daemon.env, stdout=subprocess.PIPE, text=True) as writer:
@@ -92,7 +92,7 @@ def test_records_outlive_both(daemon: Daemon, tmp_path: Path, scale: Scale, row:
         daemon.until(partial(lambda left: to_end() < left, left), "the next job to end")
     jobs = daemon.client.call("jobs", limit=2000)["jobs"]
     tuned = Counter(job["problem"]["size"] for job in jobs)
-    row.update(rounds=scale.of(200), daemons_killed=kills, complete=len(complete), jobs=len(jobs))
+    row.update(rounds=scale.of(80), daemons_killed=kills, complete=len(complete), jobs=len(jobs))
     assert {job["state"] for job in jobs} == {"done"}, [job for job in jobs if job["state"] != "done"][:3]
     assert complete <= set(tuned)
     assert max(tuned.values()) == 1
