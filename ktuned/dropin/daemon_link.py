@@ -19,6 +19,7 @@ from ktuned.dropin.launch_counts import leave_launch_counts
 from ktuned.dropin.launch_machine import Answer
 from ktuned.model import canonical
 from ktuned_client import Client, DaemonError, DaemonUnavailable
+from ktuned_client.answers import DaemonSilent
 
 FIRST_LOOK_DEADLINE_S: Final = 0.1
 """Limit of the question in a key's first call, which takes long anyway: it compiles a config."""
@@ -76,9 +77,18 @@ class DaemonLink:
         self._thread: threading.Thread | None = None
 
     def ask_about(self, key: CallKey, deadline_s: float = FIRST_LOOK_DEADLINE_S) -> Answer | None:
-        """Return what the daemon knows about a key; ``None`` if none runs."""
-        answers = self._ask_daemon([key], deadline_s)
-        return None if answers is None else answers[0]
+        """Return what the daemon knows about a key; ``None`` if none runs.
+
+        A daemon that is late, because it takes in hundreds of keys at once, is not gone: the key is recorded, and its
+        answer comes later.
+        """
+        try:
+            (answer,) = self._request_answers([key], deadline_s)
+        except DaemonSilent:
+            return Answer()
+        except (DaemonUnavailable, DaemonError):
+            return None
+        return answer
 
     def await_tuning(self, key: CallKey) -> Answer | None:
         """Wait for the end of a key's tuning, and return what the daemon knows then; ``None`` if it is gone.
@@ -122,16 +132,19 @@ class DaemonLink:
 
     def _ask_daemon(self, keys: Iterable[CallKey], deadline_s: float, *, waits: bool = False) -> list[Answer] | None:
         try:
-            found = self._client.call(
-                "calls",
-                deadline_s=deadline_s,
-                keys=[key.to_wire() for key in keys],
-                waits=waits,
-                beside=os.getpid(),
-                pin=self._pin,
-            )
+            return self._request_answers(keys, deadline_s, waits=waits)
         except (DaemonUnavailable, DaemonError):
             return None
+
+    def _request_answers(self, keys: Iterable[CallKey], deadline_s: float, *, waits: bool = False) -> list[Answer]:
+        found = self._client.call(
+            "calls",
+            deadline_s=deadline_s,
+            keys=[key.to_wire() for key in keys],
+            waits=waits,
+            beside=os.getpid(),
+            pin=self._pin,
+        )
         return [_read_answer(entry) for entry in found["answers"]]
 
     def _report_answers(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from ktuned.dropin import Answer, CallKey, DaemonLink, daemon_link
 from ktuned_client import DaemonUnavailable
+from ktuned_client.answers import DaemonSilent
 
 KEY = CallKey("0123456789abcdef", {"size": 1}, "a GPU")
 
@@ -63,6 +64,17 @@ def test_a_question_has_the_key_and_the_pin() -> None:
         "beside": os.getpid(),
         "pin": "a pin",
     }
+
+
+def test_a_daemon_that_is_late_is_there_and_knows_nothing_yet() -> None:
+    """A first call that gave it up would be left to the framework's own tuner, beside the daemon's."""
+    link, client = link_to(FRESH)
+
+    def be_late(method: str, deadline_s: float, **params: Any) -> dict[str, Any]:
+        raise DaemonSilent(f"no answer within {deadline_s} s")
+
+    client.call = be_late  # type: ignore[method-assign]
+    assert link.ask_about(KEY) == Answer()
 
 
 def test_without_a_daemon_there_is_no_answer() -> None:
