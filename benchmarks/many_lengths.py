@@ -22,8 +22,8 @@ from benchmarks.private_daemon import installed_environment, private_home, servi
 
 ROWS = 512
 LONGEST = 16384
-REPEATS = 5
-LAUNCHES = 20
+REPEATS = 3
+LAUNCHES = 10
 """Launches in one timing, of which there are :data:`REPEATS` for each config; the median counts."""
 PATIENCE_S = 400.0
 
@@ -101,7 +101,7 @@ def time_config(function: Any, config: Any, x: Any, y: Any, length: int) -> floa
     taken = []
     for _ in range(REPEATS):
         # The device waits until all launches are enqueued.
-        cuda._sleep(1_500_000)
+        cuda._sleep(1_000_000)
         begin.record()
         for _ in range(LAUNCHES):
             launch()
