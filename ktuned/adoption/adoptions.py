@@ -479,9 +479,12 @@ class Adoptions:
                 continue
             try:
                 kernel = self._catalog.resolve_kernel(name)
-                last = choice.under_way
-                if last is not None and self._find_live_job(kernel, last.problem, device or None) is None:
-                    choice.end_tuning(self._find_loss_before(kernel, device, choice))
+                unlearned = choice.unlearned
+                if any(self._find_live_job(kernel, problem, device or None) is not None for problem in unlearned):
+                    continue
+                for problem in unlearned:
+                    choice.record_tuning(problem)
+                    self._learn_loss(kernel, device, choice, problem)
                 if (chosen := choice.choose_next()) is not None:
                     await self._request_tuning(kernel, chosen.problem, chosen.call, device)
             except KtunedError as error:
@@ -489,17 +492,17 @@ class Adoptions:
                 _log.warning("keys_not_chosen", kernel=name, reason=error.message)
                 del self._choices[name, device]
 
-    def _find_loss_before(self, kernel: KernelInfo, device: str, choice: KeyChoice) -> float | None:
-        """Return what the last tuned key had lost with the config of its nearest tuned key, if that is known."""
-        assert choice.under_way is not None
-        nearest = choice.find_nearest_tuned(choice.under_way.problem)
-        own = self._find_winner(kernel, device, choice.under_way.problem)
-        other = None if nearest is None else self._find_winner(kernel, device, nearest)
-        if own is None or other is None:
-            return None
-        measured = self._store.measured_configs(own.context, MAX_CONFIGS)
-        before = next((known.figure for known in measured if known.text == canonical(other.config)), None)
-        return None if before is None else before / own.latency_us - 1.0
+    def _learn_loss(self, kernel: KernelInfo, device: str, choice: KeyChoice, problem: Problem) -> None:
+        """Have a choice learn what a tuned key loses with the config of its nearest tuned neighbour."""
+        own = self._find_winner(kernel, device, problem)
+        if own is None:
+            # Its tuning has failed, or is about to be requested.
+            return
+        neighbour = choice.find_neighbour(problem)
+        other = None if neighbour is None else self._find_winner(kernel, device, neighbour)
+        measured = [] if other is None else self._store.measured_configs(own.context, MAX_CONFIGS)
+        theirs = next((known.figure for known in measured if other and known.text == canonical(other.config)), None)
+        choice.record_loss(problem, None if theirs is None else theirs / own.latency_us - 1.0)
 
     def _find_winner(self, kernel: KernelInfo, device: str, problem: Problem) -> Winner | None:
         for winner in self._store.list_winners(kernel.name):

@@ -8,9 +8,9 @@
 
 Most functions have few keys, and all of these are tuned. A function with a sequence length among its keys would be
 tuned for hours, and each tuning would gain less than the one before. So further keys are chosen: by the time that they
-take, and by how much they are expected to lose with the config of the nearest tuned key. Each tuning teaches the latter
-(:class:`~ktuned.portfolio.Selection`). They are tuned one after the other, because launches are counted and losses
-learned meanwhile.
+take, and by how much they are expected to lose with the config of the nearest tuned key. Each tuning teaches the
+latter, those of the first keys included (:class:`~ktuned.portfolio.Selection`). Further keys are tuned one after the
+other, because launches are counted and losses learned meanwhile.
 
 Waiting keys are forgotten when the daemon ends. The next process that calls one brings it again.
 """
@@ -61,15 +61,19 @@ class KeyChoice:
         self._selection = Selection(MAX_TUNED, ENOUGH_LOSS)
         self._chosen: set[str] = set()
         self._waiting: dict[str, WaitingKey] = {}
-        self.under_way: WaitingKey | None = None
-        """The key whose tuning teaches what the others lose; the next one is chosen when it has ended."""
+        self._unlearned: dict[str, Problem] = {}
         for problem in tuned:
             self._choose(problem)
 
     @property
     def has_waiting(self) -> bool:
-        """True if keys wait, or the last choice is under way."""
-        return bool(self._waiting) or self.under_way is not None
+        """True if keys wait."""
+        return bool(self._waiting)
+
+    @property
+    def unlearned(self) -> list[Problem]:
+        """The keys whose tuning has not taught yet what others lose; the next key is chosen when theirs have ended."""
+        return list(self._unlearned.values())
 
     def is_waiting(self, problem: Problem) -> bool:
         """Return whether a key waits, and is served by a tuned key near it."""
@@ -95,25 +99,34 @@ class KeyChoice:
         self._selection.add_problem(problem, float(launches))
 
     def choose_next(self) -> WaitingKey | None:
-        """Return the key to be tuned next; ``None`` while one is being tuned, or if enough are."""
-        if self.under_way is not None:
-            return None
+        """Return the key to be tuned next; ``None`` if enough are."""
         problem = self._selection.choose_next_problem(among=self._waiting)
-        if problem is not None:
-            self.under_way = self._waiting.pop(canonical(problem))
-            self._chosen.add(canonical(problem))
-        return self.under_way
+        if problem is None:
+            return None
+        text = canonical(problem)
+        self._chosen.add(text)
+        self._unlearned[text] = problem
+        return self._waiting.pop(text)
 
     def find_nearest_tuned(self, problem: Problem) -> Problem | None:
         """Return the tuned key whose config another key is served."""
         return self._selection.find_nearest_tuned(problem)
 
-    def end_tuning(self, lost: float | None) -> None:
-        """Take in that the chosen key's tuning has ended, and what the key had lost before, if known."""
-        if self.under_way is not None:
-            self._selection.record_tuning(self.under_way.problem, lost)
-            self.under_way = None
+    def find_neighbour(self, problem: Problem) -> Problem | None:
+        """Return the tuned key that is nearest to a tuned one."""
+        return self._selection.find_neighbour(problem)
+
+    def record_tuning(self, problem: Problem) -> None:
+        """Take in that a chosen key's tuning has ended."""
+        self._selection.record_tuning(problem)
+
+    def record_loss(self, problem: Problem, lost: float | None) -> None:
+        """Take in what a tuned key loses with its neighbour's config, as a share; ``None`` if that is not known."""
+        self._unlearned.pop(canonical(problem), None)
+        if lost is not None:
+            self._selection.record_loss(problem, lost)
 
     def _choose(self, problem: Problem) -> None:
         self._chosen.add(canonical(problem))
+        self._unlearned[canonical(problem)] = problem
         self._selection.record_tuning(problem)

@@ -3,13 +3,13 @@
 An application may bring thousands of problems. Tuning one helps the problem itself and those that are like it. So the
 next one is where most time is expected to be lost: a problem's weight (its share of the time) times its expected loss
 with the config that it gets now. The loss is expected to grow with the distance, in octaves, from the nearest tuned
-problem. The rate is learned: from what each tuned problem had lost with the config of its nearest tuned neighbour.
+problem. The rate is learned: from what each tuned problem loses with the config of its nearest tuned neighbour.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from ktuned.model import Scalar, canonical
 
@@ -85,20 +85,30 @@ class Selection:
             self._distances[key] = min(distances, default=math.inf)
         self._weights[key] = self._weights.get(key, 0.0) + weight
 
-    def record_tuning(self, problem: Mapping[str, Scalar], loss_before: float | None = None) -> None:
-        """Record that a problem was tuned, and what it had lost with the config that it got before, if known."""
-        key = canonical(problem)
+    def record_tuning(self, problem: Mapping[str, Scalar]) -> None:
+        """Record that a problem was tuned."""
         self.add_problem(problem, 0.0)
-        if loss_before is not None and self._tuned:
-            self._lost += min(MAX_LOSS, max(0.0, loss_before))
-            self._lost_over += self._distances[key]
-        self._tuned[key] = problem
+        self._tuned[canonical(problem)] = problem
         for other, known_problem in self._problems.items():
             self._distances[other] = min(self._distances[other], count_octaves(problem, known_problem))
 
+    def record_loss(self, problem: Mapping[str, Scalar], lost: float) -> None:
+        """Learn from a tuned problem what it loses with the config of its nearest tuned neighbour, as a share."""
+        neighbour = self.find_neighbour(problem)
+        if neighbour is not None:
+            self._lost += min(MAX_LOSS, max(0.0, lost))
+            self._lost_over += count_octaves(problem, neighbour)
+
+    def find_neighbour(self, problem: Mapping[str, Scalar]) -> Mapping[str, Scalar] | None:
+        """Return the tuned problem that is nearest to another one, tuned or not."""
+        return self._find_nearest(problem, self._tuned.keys() - {canonical(problem)})
+
     def find_nearest_tuned(self, problem: Mapping[str, Scalar]) -> Mapping[str, Scalar] | None:
         """Return the tuned problem whose config a problem gets until it has its own."""
-        nearest = min(self._tuned, key=lambda key: (count_octaves(problem, self._tuned[key]), key), default=None)
+        return self._find_nearest(problem, self._tuned)
+
+    def _find_nearest(self, problem: Mapping[str, Scalar], among: Iterable[str]) -> Mapping[str, Scalar] | None:
+        nearest = min(among, key=lambda key: (count_octaves(problem, self._tuned[key]), key), default=None)
         return None if nearest is None else self._tuned[nearest]
 
     def estimate_mean_loss(self) -> float:

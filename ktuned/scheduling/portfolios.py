@@ -331,8 +331,9 @@ class Portfolios:
             before = None if nearest is None else self._best_config(kernel, build, originals[canonical(nearest)])
             costs = self._costs_of_problem(kernel, build, problem)
             best = min(costs.values(), default=FAILED)
-            lost = None if before is None or before not in costs or best == FAILED else costs[before] / best - 1
-            selection.record_tuning(chosen, lost)
+            selection.record_tuning(chosen)
+            if before is not None and before in costs and best < FAILED:
+                selection.record_loss(chosen, costs[before] / best - 1)
 
     async def _fill_holes(
         self, kernel: KernelInfo, build: PortfolioBuild, problems: Sequence[Problem], configs: Sequence[str]

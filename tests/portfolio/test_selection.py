@@ -48,7 +48,9 @@ def test_500_lengths_cause_at_most_40_tunings(seed: int) -> None:
             row = rows[canonical(chosen)]
             before = served(chosen)
             given[canonical(chosen)] = min(matrix.costs[row], key=lambda config: matrix.costs[row][config])
-            selection.record_tuning(chosen, None if before is None else matrix.compute_loss(row, before))
+            selection.record_tuning(chosen)
+            if before is not None:
+                selection.record_loss(chosen, matrix.compute_loss(row, before))
             if number < LENGTHS:
                 break
     assert selection.tunings <= MAX_TUNINGS
@@ -74,8 +76,32 @@ def test_a_selection_ends_when_little_is_left_to_gain() -> None:
         for size in range(1, 1000):
             selection.add_problem({"N": size}, 1.0)
         while (chosen := selection.choose_next_problem()) is not None:
-            selection.record_tuning(chosen, loss if selection.tunings else None)
+            selection.record_tuning(chosen)
+            selection.record_loss(chosen, loss)
         assert least <= selection.tunings <= most
+
+
+def test_what_tuned_problems_lose_with_their_neighbours_configs_decides_how_many_more_are_tuned() -> None:
+    """Also that of problems which were tuned before anything was chosen; a single one has no neighbour."""
+    chosen = []
+    for loss in (0.0, 0.08):
+        selection = Selection(MAX_TUNINGS)
+        for size in range(64, 2048):
+            selection.add_problem({"N": size}, 1.0)
+        for size in (64, 256, 1024):
+            selection.record_tuning({"N": size})
+        for size in (64, 256, 1024):
+            selection.record_loss({"N": size}, loss * 2)
+        assert selection.find_neighbour({"N": 64}) == {"N": 256}
+        assert selection.loss_per_octave == pytest.approx((0.1 + 6 * loss) / 8)
+        while (problem := selection.choose_next_problem()) is not None:
+            selection.record_tuning(problem)
+        chosen.append(selection.tunings)
+    assert chosen[0] < chosen[1] / 3
+    alone = Selection()
+    alone.record_tuning({"N": 64})
+    alone.record_loss({"N": 64}, 1.0)
+    assert alone.loss_per_octave == Selection().loss_per_octave
 
 
 def test_the_number_of_known_problems_is_bounded() -> None:
