@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 import redis
 
-from benchmarks.pipeline import KERNEL, SOURCE
+from benchmarks.pipeline import HEADER, KERNEL, SOURCE
 from benchmarks.private_daemon import PATIENT_S, PrivateDaemon, forgetful, private_home, serving
 from benchmarks.report import show
 from benchmarks.rest import fill, write_files
@@ -47,7 +47,7 @@ GROWTH_BUDGET = 1.1
 START_BUDGET_S = 0.5
 EXPORT_BUDGET_S = 5.0
 TRIALS, WINNERS = 1_000_000, 10_000
-NAME = "project:saxpy"
+NAME = "project:saxpy_1"
 PROBLEM = {"N": 1 << 20}
 SIZES = {"M": 4096, "N": 4096, "K": 4096}
 """Three sizes, for the memo: the problem of a matrix product."""
@@ -83,7 +83,7 @@ def redis_serving(server: str, home: Path) -> Iterator[tuple[Path, int]]:
 def write_kernel(directory: Path, configs: int) -> None:
     """Write a kernel of ``configs`` configs, for lookups or as load."""
     directory.mkdir()
-    (directory / "tune_saxpy.py").write_text(KERNEL.format(configs=configs, preset="fast"))
+    (directory / "tune_saxpy.py").write_text(HEADER + KERNEL.format(first=1, configs=configs, preset="fast"))
     (directory / "saxpy.cc").write_text(SOURCE)
 
 
