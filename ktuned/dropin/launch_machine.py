@@ -19,7 +19,7 @@ A key's story, as an application's calls see it:
 - **NEW**: no call has been answered yet. The machine asks what the daemon knows.
 - **FIRST**: nothing usable is known, so calls launch the first config that pruning has left and the device can launch.
 - **KNOWN**: calls launch a config that the daemon knows. It may be of an older state, of a near problem, or of a tuning
-  that still runs. A key that is never tuned itself ends here, once the keys near it are tuned.
+  that still runs. A key that only borrows from its neighbours stays here for good, once these are tuned.
 - **WINNER**: calls launch the winner of a tuning that has ended. That is final, unless the policy upgrades always.
 - **FRAMEWORK**: the framework's own tuner decides, as if ktuned were not there.
 

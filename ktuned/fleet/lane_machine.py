@@ -10,8 +10,8 @@ all devices and all roles of workers. ``docs/life-of-a-lane.md`` tells the same 
 to do. It does that, and calls :meth:`LaneMachine.advance_lane` with what came of it, until the lane is open.
 :data:`MOVES` has all ways through. Other instructions are returned, and carried out by whoever caused them.
 
-*Trust* in a lane's worker only falls. With what the lane is needed for next it decides whether the worker stays, is
-released or ends. No other rule does.
+*Trust* in a lane's worker never rises. Trust and the lane's next task together decide whether the worker stays, is
+released or ends; nothing else does.
 
 *Giving up.* ``leave`` gives up the device, and keeps the worker: it is the end of ``Lane.hold``. ``release`` gives up
 the worker, which idles with its problem open. ``end`` kills the process; the next worker does not touch the device

@@ -14,8 +14,8 @@ what computes: an inspection, a    waits for wide timings on all cores, but not 
 strategy, a lane's opening
 =================================  ================================================================================
 
-A timing waits for timings and compiles alone, and both end by themselves: no two that hold something wait for each
-other, so the gate cannot jam. What starts may hang (a constraint for its 30 s), so a wide timing waits for it with
+A timing waits without limit only for other timings and for compiles. Both end without the gate, and nobody waits while
+holding something, so there is no deadlock. What starts may hang (a constraint for its 30 s), so a wide timing waits for it with
 patience only: a timing that is disturbed is repeated, a lane that stands still is lost.
 
 All waiters check again whenever anything changes: a queue for each kind would need rules for who is woken after a

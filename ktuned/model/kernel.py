@@ -1,4 +1,24 @@
-"""Kernels as the daemon knows them, without their code, and the roots that contain them."""
+"""Kernels as the daemon knows them, and the roots that contain them.
+
+A kernel is known by its declaration and by digests: what is kept is found, or thrown away, by these.
+
+==================  ================================================  =================================================
+digest              changes with                                      what is done again then
+==================  ================================================  =================================================
+``digest``          anything that can change a measurement: sources,  measuring; figures are taken over where machine
+                    Python, data, arguments of ``@kernel``            code, arguments and data prove to be the same
+``source_digest``   what compilers get                                compiling
+``plan_digest``     space, problems, budgets, default                 nothing: there may be more to explore
+``data_digest``     what remains where machine code, arguments and    measuring, even then: tolerances and versions of
+                    the bits of the data are equal                    libraries, say
+``code_digest``     what importing the kernel file executes           importing: a worker with an equal one is used on
+``version``         the code as it was inspected, whatever was        reasons why not all was observed belong to one
+                    learned of it later                               version
+==================  ================================================  =================================================
+
+*Learned* names are what compiling and measuring have shown to be read, besides what inspection found. They are parts of
+``digest``, and of ``source_digest`` if a compiler has read them.
+"""
 
 from __future__ import annotations
 
@@ -98,8 +118,8 @@ class KernelInfo(Record):
     """A kernel's declaration without its code.
 
     Attributes:
-        digest: changes when old measurements no longer hold.
-        source_digest: changes when old artifacts no longer do.
+        digest: changes when existing measurements become invalid.
+        source_digest: changes when existing artifacts become invalid.
         plan_digest: changes when there may be more to explore.
         stamps: the SHA-256 of each file that it depends on, by absolute path; empty for an absent one.
         problems: the declared problems, as representatives of their buckets.
@@ -134,9 +154,10 @@ class KernelInfo(Record):
 
     @property
     def data_digest(self) -> str:
-        """Digest of what decides a figure besides machine code, arguments, and the bits of inputs and expected outputs.
+        """Digest of everything else that can change a measurement, such as tolerances and library versions.
 
-        Tolerances and imported libraries do, for example. Python does only where it judges, as a ``check`` does.
+        Machine code, arguments and the bits of inputs and expected outputs are compared elsewhere. The user's Python
+        counts only where it judges outputs (a ``check``).
         """
         return str(self.extra.get("data_digest", self.digest))
 
@@ -195,7 +216,7 @@ class KernelInfo(Record):
     def compiled_files(self) -> list[str]:
         """The files in ``stamps`` on which artifacts depend, or would if they appeared.
 
-        These are all files of a kernel without sources, because compilers get its own code.
+        If the kernel declares no sources, its own Python is compiled, so every file counts.
         """
         read = self._read_by_compilers()
         return [path for path, digest in self.stamps.items() if not (self.sources and digest) or path in read]

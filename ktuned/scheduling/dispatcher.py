@@ -297,7 +297,7 @@ class Dispatcher:
             artifacts=self._artifacts,
             publish=self._publish,
             on_stage=advance,
-            is_after_kin=any(
+            follows_same_kernel=any(
                 other.id != job.id and other.kernel == job.kernel for other in self._machine.running_on(job.device)
             ),
         )

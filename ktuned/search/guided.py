@@ -1,17 +1,23 @@
-"""Search that a model guides: a spread of first configs, then those that promise most, as a Gaussian process sees it.
+"""Guided search: a few configs spread over the space, then those that a Gaussian process expects to gain most.
 
-Two kinds of choices take turns. A wide one is among a random share of the whole space; a near one among the neighbours
-of the few best configs, which is local search whose steps a model ranks. The first choices are wide, and seek a large
-improvement: the best of few configs is mostly a local optimum. Later most are near, because a model errs where little
-was tried, and the promise of the unknown would be chosen forever.
+Each choice after the first ones maximises the expected improvement, times the chance that the config works. Two kinds
+of choices take turns:
 
-A choice maximises the expected improvement times the chance not to fail. Improvements are in units of how much the
-latencies differ, so that a space of small differences is not searched for large ones. Configs under way count with the
-value that the model expects of them, so that batches spread.
+=====  ===========================  ==================================================================================
+kind   candidates                   why
+=====  ===========================  ==================================================================================
+wide   a random sample of all       the best of few configs is mostly a local optimum, so the first choices are wide,
+                                    and look for a large improvement
+near   neighbours of the best few   local search whose steps a model ranks: later most choices are near, because a
+                                    model errs where little was tried, and the unknown would look promising for ever
+=====  ===========================  ==================================================================================
 
-Where the same kernel was searched elsewhere, that search's model explains a part of what is measured: see
-:mod:`ktuned.search.transfer`. Every other choice then goes on from what such choices have found themselves, and does
-not hear of that search until its order is seen to hold here, so that one which misleads costs half of them at most.
+Improvements are measured in units of how much the latencies differ, so a space of small differences is not searched for
+large ones. A config under way counts with the value that the model expects of it, so that a batch spreads out.
+
+If a similar kernel was searched elsewhere, that search's model explains a part of what is measured
+(:mod:`ktuned.search.transfer`). It may mislead, so every other choice continues only from configs that such choices
+have found themselves, and hears nothing of it until its order is seen to hold here.
 
 Imported only by name: it needs NumPy.
 """
@@ -34,75 +40,78 @@ from ktuned.search.points import PointStrategy
 from ktuned.search.transfer import TransferModel, fit_sources
 from ktuned.spec import BoundSpace
 
-FIRST = 8
+# The numbers were found on recorded tuning spaces. `benchmarks/search.py` shows what a change to one of them costs.
+
+SPREAD_CONFIGS = 8
 """Configs that are spread over the space before the model chooses."""
 
-GIVEN = 3 * FIRST
-"""Configs that a search may be given (the default, winners elsewhere) and still begins as if it had none: they are of
-one corner of the space, which may be the wrong one here."""
+MAX_GIVEN_CONFIGS = 3 * SPREAD_CONFIGS
+"""Up to so many given configs (the default, winners elsewhere) a search begins as if it had none: they come from one
+corner of the space, which may be the wrong one here."""
 
-WIDE = 32
-"""Configs until which all choices are wide."""
+WIDE_UNTIL = 32
+"""All choices are wide until so many configs were chosen."""
 
-WIDE_SHARE = 8
-"""Of a small space, no more than one in so many configs are tried before the first near choice."""
+WIDE_SHARE_OF_SPACE = 8
+"""In a small space the first near choice comes after one in so many configs."""
 
-WIDE_TURN = 4
-"""Every so many choices a later one is wide."""
+WIDE_EVERY = 4
+"""From then on, one in so many choices is wide."""
 
-PRIORS = {"main": -1.0, "power": -1.5, "pair": -2.0, "choice": -1.5}
-"""Logarithms of the usual weights by kind of feature: a whole axis is about one correlation length."""
+LOG_WEIGHT_PRIORS = {"main": -1.0, "power": -1.5, "pair": -2.0, "choice": -1.5}
+"""Logarithms of the usual weights, by kind of feature: a whole axis is about one correlation length."""
 
-PRIOR_SPREAD = 1.2
+LOG_WEIGHT_SPREAD = 1.2
 
-MODELLED = 180
-"""Measurements that the model takes at once, for its time grows with their cube: the best, and a share of the rest."""
+MAX_MODELLED = 180
+"""Most measurements in the model, because its time grows with their cube: the best, and a random part of the rest."""
 
-MODELLED_BEST = 110
+MAX_MODELLED_BEST = 110
 
-SAMPLED = 800
-"""Points of the pool that are compared for one choice."""
+POOL_SAMPLE = 800
+"""Points of the whole space that a wide choice compares."""
 
-BEST_EXPECTED = 20
-"""The fastest measurements among which the lowest expected one is."""
+FASTEST_CONSIDERED = 20
+"""So many of the fastest measured configs are searched for the lowest expected latency."""
 
-AROUND = 2
-"""The best configs by the model whose neighbours are compared, besides those of the fastest one."""
+NEIGHBOURHOODS = 2
+"""A near choice compares the neighbours of so many configs that the model expects to be best, and of the fastest."""
 
-LEARNING_STEPS = ((60, 4), (130, 2), (MODELLED, 1))
+LEARNING_STEPS = ((60, 4), (130, 2), (MAX_MODELLED, 1))
 """Steps of the model's climb for each choice, by how many measurements it has."""
 
 FIRST_LEARNING_STEPS = 25
 
-SOUGHT = (0.05, 0.02)
+SOUGHT_IMPROVEMENTS = (0.05, 0.02)
 """Improvements that are sought in turns, in standard deviations of the log latency."""
 
-FIRST_SOUGHT = 2.0
+EARLY_AMBITION = 2.0
 """Added to both at first: what the first few configs suggest is mostly a local optimum."""
 
-FADING = 20.0
-"""Configs after which a third of :data:`FIRST_SOUGHT` is left."""
+AMBITION_FADES_AFTER = 20.0
+"""Configs after which a third of :data:`EARLY_AMBITION` is left."""
 
-WELL_MODELLED = 1.5
-"""Logarithm of how many times slower than the best a config may be and be modelled as it is, with the faster half."""
+LOG_SLOWDOWN_MODELLED = 1.5
+"""Log of the slowdown against the best config up to which latencies enter the model unchanged; those of the faster half
+always do."""
 
 SLOW_SHARE = 0.3
-"""Latencies beyond that are compressed to this share: how slow the slow are need not be known well."""
+"""Latencies beyond that are compressed to this share: how slow the slow ones are need not be known well."""
 
-JUDGED = 80
-"""Failures, and as many successes, that the chance of failing is judged by: the latest."""
+FAILURE_WINDOW = 80
+"""The chance to fail is learned from so many failures, the latest, and as many successes."""
 
 CONVERGED_AFTER = 60
 """Measurements before a search may have converged; half as many must have brought no improvement."""
 
 LITTLE_CHANCE = 0.1
-"""Chance that some untried config is more than 1 % faster than the best one, below which a search has converged."""
+"""A search has converged when the chance that an untried config is more than 1 % faster is below this."""
 
 WEIGHED_EVERY = 4
-"""Configs after which the whole space is weighed again: it takes as long as some proposals."""
+"""Configs between two estimates of that chance over the whole space, which take as long as some proposals."""
 
-SLIGHT = 0.005
-"""Relative gain below which a config is no improvement."""
+LEAST_IMPROVEMENT = 0.005
+"""A relative gain below this is none."""
 
 
 class Guided(PointStrategy):
@@ -140,7 +149,7 @@ class Guided(PointStrategy):
         """Count the outcomes since the last improvement."""
         log = self.logs.get(code, math.inf)
         self._surprises.record_outcome(code, self.logs.get(code))
-        self._since_best = 0 if log < self._best - SLIGHT else self._since_best + 1
+        self._since_best = 0 if log < self._best - LEAST_IMPROVEMENT else self._since_best + 1
         self._best = min(self._best, log)
 
     def choose(self) -> Code | None:
@@ -152,7 +161,7 @@ class Guided(PointStrategy):
     def converged(self) -> bool:
         """True if none was faster for a while, and hardly any config is likely to be more than 1 % faster."""
         is_quiet = len(self.logs) >= CONVERGED_AFTER and self._since_best >= CONVERGED_AFTER // 2
-        # A single config that may well be faster answers this at no cost.
+        # The cheap check first: if one config alone is likely enough to be faster, the search has not converged.
         if not is_quiet or self._largest_chance >= LITTLE_CHANCE:
             return False
         if len(self.taken) >= self._weighed_at + WEIGHED_EVERY:
@@ -168,7 +177,7 @@ class Guided(PointStrategy):
         if self._lowest == -math.inf:
             return 1.0
         with limit_blas_to_one_thread():
-            near, features = self._candidates.pick_candidates(0, self.taken, self.fastest_points(BEST_EXPECTED))
+            near, features = self._candidates.pick_candidates(0, self.taken, self.fastest_points(FASTEST_CONSIDERED))
             far, others = self._candidates.list_others(self.taken | set(near))
             rest = max(0, self.domain.count - len(self.taken) - len(near))
             # One of the pool stands for as many as there are in the space.
@@ -184,22 +193,22 @@ class Guided(PointStrategy):
 
     def _choose_next(self) -> Code | None:
         self._choices += 1
-        if self._age < FIRST:
+        if self._age < SPREAD_CONFIGS:
             found = self.draw_least_tried()
         elif len(self.logs) < 3 or len(self._features) == 0:
             found = self.draw_untried()
         else:
             self._model.is_heard = self._model.order_holds or not self._is_own_turn
             found = self._choose_most_promising()
-        if found is not None and (self._age < FIRST or self._is_own_turn):
+        if found is not None and (self._age < SPREAD_CONFIGS or self._is_own_turn):
             self._own.add(found)
         return found
 
     @property
     def _is_own_turn(self) -> bool:
-        """True if this choice continues from what such turns have found, as if nothing else had been suggest_name.
+        """True on every other choice of a search with sources: it builds only on configs that such choices have found.
 
-        The best configs of another search lie in a valley that may not be the deepest one here, and all that improves
+        The best configs of another search lie in a valley that may not be the deepest one here, and whatever improves
         on them lies there, too.
         """
         return self._model.has_sources and self._choices % 2 == 1
@@ -207,7 +216,7 @@ class Guided(PointStrategy):
     def _make_process(self) -> GaussianProcess:
         kinds = self._features.kinds
         plain = [place for place, kind in enumerate(kinds) if kind in ("main", "choice")]
-        return GaussianProcess(np.array([PRIORS[kind] for kind in kinds]), PRIOR_SPREAD, plain)
+        return GaussianProcess(np.array([LOG_WEIGHT_PRIORS[kind] for kind in kinds]), LOG_WEIGHT_SPREAD, plain)
 
     def _place_earlier_search(self, earlier: EarlierSearch) -> dict[Code, float]:
         """Return an earlier search's log costs by point, of the configs whose values are on the axes here."""
@@ -219,13 +228,13 @@ class Guided(PointStrategy):
 
     @property
     def _age(self) -> int:
-        """Progress of the search: its choices before this one, or what was known beyond :data:`GIVEN`."""
-        return max(self._choices - 1, len(self.taken) - GIVEN)
+        """Progress of the search: its choices before this one, or what was known beyond :data:`MAX_GIVEN_CONFIGS`."""
+        return max(self._choices - 1, len(self.taken) - MAX_GIVEN_CONFIGS)
 
     @property
     def _is_wide(self) -> bool:
-        first = min(WIDE, self.domain.count // WIDE_SHARE)
-        return self._age < first or self._age % WIDE_TURN == 0
+        first = min(WIDE_UNTIL, self.domain.count // WIDE_SHARE_OF_SPACE)
+        return self._age < first or self._age % WIDE_EVERY == 0
 
     def _pick_candidates(self, best: Sequence[Code]) -> tuple[list[Code], Floats]:
         """Return the candidates of this choice, with features."""
@@ -233,7 +242,7 @@ class Guided(PointStrategy):
             codes, features = self._candidates.pick_candidates(0, self.taken, best)
             if codes:
                 return codes, features
-        return self._candidates.pick_candidates(SAMPLED, self.taken, best)
+        return self._candidates.pick_candidates(POOL_SAMPLE, self.taken, best)
 
     def _choose_most_promising(self) -> Code | None:
         known, values, scale = self._select_modelled_points()
@@ -255,7 +264,7 @@ class Guided(PointStrategy):
         fastest = self._fastest_places(known)
         expected = self._model.predict(points[fastest]).mean
         lowest = float(expected.min())
-        around = [known[fastest[0]], *(known[fastest[place]] for place in np.argsort(expected)[:AROUND])]
+        around = [known[fastest[0]], *(known[fastest[place]] for place in np.argsort(expected)[:NEIGHBOURHOODS])]
         codes, features = self._pick_candidates(list(dict.fromkeys(around)))
         if not codes:
             return self.draw_untried()
@@ -278,20 +287,20 @@ class Guided(PointStrategy):
     def _fastest_places(self, known: Sequence[Code]) -> list[int]:
         """Return the places of the fastest points that this choice continues from."""
         own = [place for place, code in enumerate(known) if code in self._own] if self._is_own_turn else []
-        return own[:BEST_EXPECTED] or list(range(min(BEST_EXPECTED, len(known))))
+        return own[:FASTEST_CONSIDERED] or list(range(min(FASTEST_CONSIDERED, len(known))))
 
     def _improvement_sought(self) -> float:
         """Return the improvement that this choice seeks, in units of the model's values."""
-        return SOUGHT[self._choices % 2] + FIRST_SOUGHT * math.exp(-self._age / FADING)
+        return SOUGHT_IMPROVEMENTS[self._choices % 2] + EARLY_AMBITION * math.exp(-self._age / AMBITION_FADES_AFTER)
 
     def _select_modelled_points(self) -> tuple[list[Code], Floats, float]:
         """Return the points that the model learns from, their standardised values, and a unit's log latency."""
         codes = self.fastest_points(len(self.logs))
-        if len(codes) > MODELLED:
-            rest = codes[MODELLED_BEST:]
-            picked = [rest[int(self.random.random() * len(rest))] for _ in range(MODELLED - MODELLED_BEST)]
-            codes = codes[:MODELLED_BEST] + list(dict.fromkeys(picked))
-        slow = list(self.slow)[-MODELLED_BEST // 3 :]
+        if len(codes) > MAX_MODELLED:
+            rest = codes[MAX_MODELLED_BEST:]
+            picked = [rest[int(self.random.random() * len(rest))] for _ in range(MAX_MODELLED - MAX_MODELLED_BEST)]
+            codes = codes[:MAX_MODELLED_BEST] + list(dict.fromkeys(picked))
+        slow = list(self.slow)[-MAX_MODELLED_BEST // 3 :]
         logs = np.array([self.logs[code] for code in codes])
         logs = np.append(logs, np.full(len(slow), logs.max()))
         excess = compress_slow(logs - logs[0])
@@ -303,8 +312,8 @@ class Guided(PointStrategy):
         """Return the chance of each point not to fail: a second model regresses on what failed and what did not."""
         if not self.failed:
             return np.ones(len(features))
-        failed = list(self.failed)[-JUDGED:]
-        worked = list(self.logs)[-JUDGED:]
+        failed = list(self.failed)[-FAILURE_WINDOW:]
+        worked = list(self.logs)[-FAILURE_WINDOW:]
         share = len(worked) / (len(failed) + len(worked))
         labels = np.append(np.full(len(failed), -share), np.full(len(worked), 1 - share)) * 2
         points = self._features(np.array(failed + worked))
@@ -319,7 +328,7 @@ class Guided(PointStrategy):
 
 def compress_slow(excess: Floats) -> Floats:
     """Compress the log costs of slow configs; costs are given above the lowest one."""
-    middle = max(float(np.median(excess)), WELL_MODELLED)
+    middle = max(float(np.median(excess)), LOG_SLOWDOWN_MODELLED)
     return np.where(excess > middle, middle + SLOW_SHARE * (excess - middle), excess)
 
 

@@ -87,7 +87,7 @@ class Pipeline:
 
     Args:
         on_stage: Called when the job reaches its next stage.
-        is_after_kin: Whether a job of the same kernel has the lanes before this one. A strategy that learns then waits
+        follows_same_kernel: Whether a job of the same kernel has the lanes before this one. A strategy that learns then waits
             for that job's results and begins with them.
     """
 
@@ -101,7 +101,7 @@ class Pipeline:
         artifacts: Artifacts,
         publish: Publish,
         on_stage: Callable[[JobStage], None],
-        is_after_kin: bool = False,
+        follows_same_kernel: bool = False,
     ) -> None:
         self.brief = brief
         brief.traces.add_follower(brief)
@@ -113,9 +113,9 @@ class Pipeline:
         self._publish = publish
         self._stages = StageReport(on_stage)
         self._access = LaneAccess()
-        self._is_after_kin = is_after_kin
+        self._follows_same_kernel = follows_same_kernel
         self._knows_served = False
-        self._looking = anyio.Lock()
+        self._refresh_lock = anyio.Lock()
         self._compiling = CompileStage(brief, fleet, artifacts, on_begun=self._report_last_compiles)
         self._prior = PriorResults(brief, store)
         self._measuring = MeasureStage(brief, self._lanes, self._compiling, artifacts, self._prior)
@@ -343,7 +343,7 @@ class Pipeline:
         """
         outcomes = self._outcomes
         while True:
-            is_early = self._is_after_kin and not self._access.is_granted
+            is_early = self._follows_same_kernel and not self._access.is_granted
             served = outcomes.opening.served
             order = self._prior.plan_order(served, outcomes.lead.configs, slots=self._compiling.slots)
             request = self.brief.make_explore_request(order.first, order.last, order.earlier, served=served)
@@ -470,7 +470,7 @@ class Pipeline:
     async def _await_lanes(self) -> None:
         """Wait until the job may measure; the first time, look again at what is served: others may have measured."""
         await self._access.await_lanes()
-        async with self._looking:
+        async with self._refresh_lock:
             if not self._knows_served and not self.progress.has_measured:
                 await self._outcomes.refresh_opening()
             self._knows_served = True

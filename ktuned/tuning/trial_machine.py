@@ -42,8 +42,8 @@ killed      2     someone sent SIGKILL, or the kernel did for want of memory; a 
                   is the cause
 doubted     1     the config before it, in the same worker, had written outside its tensors. The second try has a new
                   worker. A deadline is not doubted: to find out would cost another one
-given back  1     the GPU fails its canary afterwards. Only where another one can stand in, or the job would never end;
-                  a config after which a second device fails is the cause
+given back  1     the GPU fails its canary afterwards, and another GPU can take the retry (otherwise the job would never
+                  end). If a second GPU fails after it, too, the config is the cause
 disturbed   2     other programs used the device, so that the figure is not the config's. Beside an application that the
                   tuning is for, the last try is not judged: that one may be at work for days
 ==========  ====  =================================================================================================
@@ -104,7 +104,7 @@ class ArtifactFound(msgspec.Struct, frozen=True):
 
 
 class TwinFound(msgspec.Struct, frozen=True):
-    """A trial that has its outcome has equal bytes, is called alike, on equal data."""
+    """A trial with an outcome has the same machine code, arguments and data: its outcome is reused."""
 
     attempt: Attempt
     twin: Trial
@@ -211,7 +211,7 @@ class Compile(msgspec.Struct, frozen=True):
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """Measure these trials on a lane: ``at_once``, before all others, or after others may have had the lane."""
+    """Measure these trials on a lane: ``at_once``, ahead of all that wait for it, or behind them."""
 
     attempts: Sequence[Attempt]
     at_once: bool
