@@ -15,8 +15,8 @@ strategy, a lane's opening
 =================================  ================================================================================
 
 A timing waits without limit only for other timings and for compiles. Both end without the gate, and nobody waits while
-holding something, so there is no deadlock. What starts may hang (a constraint for its 30 s), so a wide timing waits for it with
-patience only: a timing that is disturbed is repeated, a lane that stands still is lost.
+holding something, so there is no deadlock. What starts may hang (a constraint for its 30 s), so a wide timing waits
+for it with patience only: a timing that is disturbed is repeated, a lane that stands still is lost.
 
 All waiters check again whenever anything changes: a queue for each kind would need rules for who is woken after a
 cancellation.

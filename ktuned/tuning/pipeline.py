@@ -87,8 +87,8 @@ class Pipeline:
 
     Args:
         on_stage: Called when the job reaches its next stage.
-        follows_same_kernel: Whether a job of the same kernel has the lanes before this one. A strategy that learns then waits
-            for that job's results and begins with them.
+        follows_same_kernel: Whether a job of the same kernel has the lanes before this one. A strategy that learns then
+            waits for that job's results and begins with them.
     """
 
     def __init__(
