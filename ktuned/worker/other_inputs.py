@@ -23,17 +23,20 @@ Change = Callable[[int, "TensorSpec"], "TensorSpec | None"]
 
 
 class OtherInputs:
-    """The inputs by their number. ``make`` takes a change and a seed, and makes the tensors that differ."""
+    """The inputs by their number, of which some are kept."""
 
-    def __init__(self, make: Callable[[Change, int], dict[str, Any]]) -> None:
-        self._make = make
+    def __init__(self) -> None:
         self._kept: dict[int, Mapping[str, Any]] = {}
         self._room = KEPT_BYTES
 
-    def find_tensors(self, number: int) -> Mapping[str, Any]:
-        """Return the tensors that differ from the problem's own in the inputs of a number; possibly none."""
+    def find_tensors(self, number: int, make: Callable[[Change, int], dict[str, Any]]) -> Mapping[str, Any]:
+        """Return the tensors that differ from the problem's own in the inputs of a number; possibly none.
+
+        ``make`` takes a change and a seed, and makes the tensors that differ. It is not kept: the problem's data would
+        refer to itself, and its memory would be free only when Python looks for such circles.
+        """
         if number not in self._kept:
-            made = self._make(*_choose_change(number)) if number else {}
+            made = make(*_choose_change(number)) if number else {}
             size = sum(library_of(tensor).count_element_bytes(tensor) for tensor in made.values())
             if size > self._room:
                 return made

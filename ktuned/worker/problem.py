@@ -100,7 +100,7 @@ class ProblemData:
         if self._rows is not None:
             self._rows.check_own(declared)
         self._seed_text = seed_text
-        self._other_inputs = OtherInputs(self._make_changed_tensors)
+        self._other_inputs = OtherInputs()
         self._captured: set[str] = set()
         self._pristine: dict[str, Any] = {}
         moved: dict[int, Any] = {}
@@ -275,7 +275,7 @@ class ProblemData:
         Yields:
             Whether they differ from the problem's own.
         """
-        others = self._other_inputs.find_tensors(number)
+        others = self._other_inputs.find_tensors(number, self._make_changed_tensors)
         own = {name: self._pristine[name] for name in others}
         # More launches follow, so the last look is out of date.
         self._guards_are_intact = self._inputs_are_untouched = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -42,6 +44,26 @@ def test_a_devices_refusal_is_raised_in_its_own_words(monkeypatch: pytest.Monkey
     monkeypatch.setattr(rehearsal, "ProblemData", refuse)
     with pytest.raises(RuntimeError, match=r"^CUDA out of memory$"):
         rehearse_problem(GPU)
+
+
+def test_a_problems_data_is_free_as_soon_as_nobody_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only when Python looks for circles: the lane's worker may need a GPU's memory before."""
+    # Its first import keeps frames.
+    pytest.importorskip("torch")
+    opened: list[weakref.ref[ProblemData]] = []
+
+    class Watched(ProblemData):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            opened.append(weakref.ref(self))
+
+    monkeypatch.setattr(rehearsal, "ProblemData", Watched)
+    gc.disable()
+    try:
+        rehearse_problem(CPU)
+        assert [data() for data in opened] == [None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.gpu
