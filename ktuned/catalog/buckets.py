@@ -48,7 +48,7 @@ class Buckets:
     def known_representative(self, kernel: KernelInfo, problem: Problem) -> Representative | None:
         """Return a problem's representative; ``None`` if a worker must be asked."""
         if not kernel.has_bucket_function:
-            return Representative(kernel.represent(problem), is_current=True)
+            return Representative(kernel.choose_representative(problem), is_current=True)
         self._load_representatives(kernel)
         found = self._chosen.get((kernel.name, canonical(problem)))
         return None if found is None else Representative(dict(found[1]), is_current=found[0] == kernel.digest)

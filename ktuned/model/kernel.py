@@ -321,13 +321,13 @@ class KernelInfo(Record):
         """True if code of the kernel file chooses the buckets of problems."""
         return FUNCTION in self.bucket.values()
 
-    def represent(self, problem: Problem) -> dict[str, Scalar]:
+    def choose_representative(self, problem: Problem) -> dict[str, Scalar]:
         """Return the problem that stands for a problem's bucket, by the rules that are data."""
         return apply_bucket_rules(self.bucket, problem) if self.bucket else dict(problem)
 
     def select_key_values(self, problem: Problem) -> dict[str, Scalar]:
         """Return the part of a problem, or of its bucket's representative, that enters the key."""
-        problem = self.represent(problem)
+        problem = self.choose_representative(problem)
         return problem if self.specialize is None else {key: problem[key] for key in self.specialize}
 
     def make_key_problem(self, problem: Problem) -> KeyProblem:

@@ -54,7 +54,7 @@ class Captures:
         """Say where to write a problem's tensors, or take those that were written."""
         kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
         check_problem(kernel, wanted.problem)
-        if (representative := kernel.represent(wanted.problem)) != dict(wanted.problem):
+        if (representative := kernel.choose_representative(wanted.problem)) != dict(wanted.problem):
             raise UsageError(
                 f"{kernel.name} measures {canonical(representative)} for {canonical(wanted.problem)}",
                 hint="capture the tensors of the problem that stands for the bucket",

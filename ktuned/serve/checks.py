@@ -88,5 +88,5 @@ class Checks:
             raise NotFound(f"there is no {winner.context.device} here")
         check = WinnerCheck(brief, self._lane(brief.devices[0]), self._fleet, self._artifacts)
         if sanitizers is None:
-            return await check.run(trial.detail["build"])
+            return await check.check_winner(trial.detail["build"])
         return await check.sanitize_winner(trial.detail["build"], sanitizers, self._scratch)

@@ -34,7 +34,7 @@ class TorchArrays:
         """Return words as smaller signed integers."""
         return words.view(getattr(self._torch, f"int{bits}"))
 
-    def convert(self, array: Any, dtype: str) -> Any:
+    def convert_dtype(self, array: Any, dtype: str) -> Any:
         """Return a converted copy."""
         return array.to(getattr(self._torch, dtype), copy=True)
 
@@ -73,7 +73,7 @@ class NumPyArrays:
         """Return words as smaller signed integers."""
         return words.view(f"<i{bits // 8}")
 
-    def convert(self, array: Any, dtype: str) -> Any:
+    def convert_dtype(self, array: Any, dtype: str) -> Any:
         """Return a converted copy."""
         return array.astype(dtype)
 

@@ -154,7 +154,7 @@ class Kernel:
         """Return the weight of each representative: the sum of the weights of the declared problems in its bucket."""
         total: dict[str, float] = {}
         for problem, weight in self._weighted_problems:
-            text = canonical(self.represent(problem))
+            text = canonical(self.choose_representative(problem))
             total[text] = total.get(text, 0.0) + weight
         return tuple(total[canonical(problem)] for problem in problems)
 
@@ -205,7 +205,7 @@ class Kernel:
         """The problem keys that have a rule of their own."""
         return () if self.bucket is None or callable(self.bucket) else tuple(self.bucket)
 
-    def represent(self, problem: Problem) -> dict[str, Scalar]:
+    def choose_representative(self, problem: Problem) -> dict[str, Scalar]:
         """Return the problem that stands for a problem's bucket.
 
         Raises:
@@ -248,7 +248,7 @@ class Kernel:
         problems = self.list_problems()
         if not self.bucket_rules:
             return problems
-        found = {canonical(chosen): chosen for chosen in map(self.represent, problems)}
+        found = {canonical(chosen): chosen for chosen in map(self.choose_representative, problems)}
         return tuple(found.values())
 
     def bind_space(self, problem: Problem) -> BoundSpace:

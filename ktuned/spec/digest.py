@@ -184,16 +184,16 @@ def _label_file(path: Path, home: Path) -> str:
 
 
 def _digest_each(texts: Mapping[str, str]) -> dict[str, str]:
-    return {label: hashlib.sha256(_encode(text)).hexdigest()[:16] for label, text in sorted(texts.items())}
+    return {label: hashlib.sha256(_encode_text(text)).hexdigest()[:16] for label, text in sorted(texts.items())}
 
 
 def _digest_together(texts: Mapping[str, str]) -> str:
     total = hashlib.sha256(f"ktuned digest {DIGEST_VERSION}\n".encode())
     for label, text in sorted(texts.items()):
         # The text's own digest, so that no text can imitate the boundary between two.
-        total.update(_encode(label) + b"\0" + hashlib.sha256(_encode(text)).digest())
+        total.update(_encode_text(label) + b"\0" + hashlib.sha256(_encode_text(text)).digest())
     return total.hexdigest()
 
 
-def _encode(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")

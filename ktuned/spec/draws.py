@@ -38,7 +38,7 @@ class Arrays(Protocol):
     def split_words(self, words: Any, bits: int) -> Any:
         """Return int64 words as signed integers of 16, 32 or 64 bits, the low part of each word first."""
 
-    def convert(self, array: Any, dtype: str) -> Any:
+    def convert_dtype(self, array: Any, dtype: str) -> Any:
         """Return an array as int64, float32 or float64, rounded to nearest even; a new one, that may be changed."""
 
     def make_table(self, entries: Sequence[int]) -> Any:
@@ -83,7 +83,7 @@ def make_uniform(arrays: Arrays, drawn: Any, bits: int, low: float, high: float)
     The numbers lie on a grid of 2^53, 2^24 or 2^16 points, and are exact where ``low`` and ``high`` are powers of two.
     """
     kept = {64: 53, 32: 24, 16: 16}[bits]
-    x = arrays.convert(drawn >> (bits - kept) if kept < bits else drawn, "float64" if bits == 64 else "float32")
+    x = arrays.convert_dtype(drawn >> (bits - kept) if kept < bits else drawn, "float64" if bits == 64 else "float32")
     half = 1 << (kept - 1)
     if low == -high:
         x *= high / half
@@ -100,7 +100,7 @@ def make_integers(arrays: Arrays, drawn: Any, bits: int, low: int, high: int) ->
     Their chances differ by the share ``(high - low) / 2^bits`` at most.
     """
     count = high - low
-    z = arrays.convert(drawn, "int64")
+    z = arrays.convert_dtype(drawn, "int64")
     if bits == 32:
         z &= _LOW_32
         z *= count
@@ -131,7 +131,7 @@ def make_normal(arrays: Arrays, table: Any, drawn: Any, dtype: str) -> Any:
     x = arrays.take_entries(table, drawn & mask)
     x += arrays.take_entries(table, (drawn >> _TABLE_BITS) & mask)
     if dtype != "float32":
-        x = arrays.convert(x, dtype)
+        x = arrays.convert_dtype(x, dtype)
     x *= 1 / _TABLE_ONE
     return x
 

@@ -100,7 +100,7 @@ def _mask_runs(arrays: Arrays, first: int, count: int) -> Any:
     """Return 1 for elements of runs that are not zero, else 0: one run in sixteen, and always the first."""
     run = arrays.make_counters(first, count) >> _RUN
     is_first = run == 0
-    return arrays.convert(is_first | ((draws.mix_bits(run) & _RARE) == 0), "int64")
+    return arrays.convert_dtype(is_first | ((draws.mix_bits(run) & _RARE) == 0), "int64")
 
 
 def _make_bits(arrays: Arrays, fill: str, form: _Format, z: Any, *, is_start: bool) -> Any:
@@ -127,7 +127,7 @@ def _make_bits(arrays: Arrays, fill: str, form: _Format, z: Any, *, is_start: bo
     if fill == "nans":
         # A NaN without a payload would be an infinity.
         special = special | mantissa | 1
-    is_special = arrays.convert((chosen & _RARE) == 0, "int64")
+    is_special = arrays.convert_dtype((chosen & _RARE) == 0, "int64")
     if is_start:
         # Even the smallest tensor gets one.
         is_special[:1] = 1

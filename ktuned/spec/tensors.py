@@ -302,7 +302,7 @@ def _draw_values(arrays: Arrays, spec: TensorSpec, part: str, count: int, key: i
             values = draws.make_integers(arrays, drawn, bits, *whole)
             if part in FLOATS and not draws.are_exact_floats(*whole):
                 # Every library rounds float32 to narrower formats alike; int64 it may not.
-                values = arrays.convert(values, "float64" if part == "float64" else "float32")
+                values = arrays.convert_dtype(values, "float64" if part == "float64" else "float32")
         if max(-low, high) > largest:
             # Libraries convert larger numbers differently.
             values = values.clip(-largest, largest)

@@ -74,7 +74,7 @@ class WinnerCheck:
         self._compiling = CompileStage(brief, fleet, artifacts)
         self._measuring = MeasureStage(brief, [lane], self._compiling, artifacts)
 
-    async def run(self, build: Mapping[str, Any]) -> CheckResult:
+    async def check_winner(self, build: Mapping[str, Any]) -> CheckResult:
         """Launch the config of a Build on its inputs, before and after it is timed, and on those of other seeds.
 
         Raises:
