@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import anyio
 import click
@@ -30,10 +31,10 @@ from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.trial import Trial
 from ktuned.model.values import Outcome, Status
+from ktuned.protocol import NoParams
 from ktuned.serve import connection, methods, server
 from ktuned.serve.connection import Connection
 from ktuned.serve.listener import bind_socket
-from ktuned.serve.params import NoParams
 from ktuned.sharing.settings import MIN_PULL_S, ShareSettings
 from ktuned.spec.tensors import FILLS
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
@@ -257,9 +258,9 @@ def test_options(name: str) -> None:
 async def test_methods(daemon: Daemon) -> None:
     """The protocol's table has every method and none besides, with its params; `?` stands where one has a default."""
     told = {name: _words(row[1]) for row in _table("docs/protocol.md", "## Methods") for name in _words(row[0])}
-    assert told.keys() == daemon.parts.methods.keys()
+    assert told.keys() == daemon.parts.handlers.keys()
     for name, params in told.items():
-        known = fields(daemon.parts.methods[name].params)
+        known = fields(daemon.parts.handlers[name].method.params)
         # The sentence above the table has it, for every method that takes a kernel.
         params += ["directory?"] * ("kernel" in {field.name for field in known})
         assert sorted(param.rstrip("?") for param in params) == sorted(field.name for field in known), name
@@ -272,8 +273,8 @@ async def test_methods(daemon: Daemon) -> None:
 async def test_status(daemon: Daemon) -> None:
     """The protocol's table has every field of a status, and none besides."""
     told = [name for row in _table("docs/protocol.md", "## Status") for name in _words(row[0])]
-    peer = Connection(server.Server({}))
-    assert sorted(told) == sorted(daemon.parts.methods["status"].answer(NoParams(), peer))
+    peer = Connection(server.Server([]))
+    assert sorted(told) == sorted(cast(Any, daemon.parts.handlers["status"].handle)(NoParams(), peer))
 
 
 JOB = Job(1, KernelName("p:k"), {}, DeviceModel("x"), JobState.QUEUED, 100, "asked", Plan(), created=0.0)

@@ -59,6 +59,7 @@ ORDER = (
     "observer",
     "ipc",
     "portfolio",
+    "protocol",
     "model",
 )
 """The packages of ktuned, highest first: each imports those below it alone."""
@@ -102,6 +103,7 @@ AT_REST = {
     "model",
     "observer",
     "portfolio",
+    "protocol",
     "scheduling",
     "serve",
     "sharing",

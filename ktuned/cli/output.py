@@ -9,13 +9,16 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from ktuned.cli import text
 from ktuned.cli.tables import table_lines
 from ktuned.model import show_controls, show_controls_in_json
+
+if TYPE_CHECKING:
+    import msgspec
 
 COMPLAINT: Final = "ktuned: "
 """The beginning of each error's line."""
@@ -45,6 +48,14 @@ def emit_line(line: str = "", *, is_heading: bool = False) -> None:
 def emit_json(value: Any) -> None:
     """Print one JSON value as one line on stdout and flush it."""
     emit_line(show_controls_in_json(json.dumps(value, ensure_ascii=False)))
+
+
+def emit_answer(answer: msgspec.Struct) -> None:
+    """Print an answer of the daemon as :func:`emit_json` prints its map."""
+    # Not at the top: `--help` and errors print without it.
+    import msgspec
+
+    emit_json(msgspec.to_builtins(answer))
 
 
 def print_message(line: str) -> None:

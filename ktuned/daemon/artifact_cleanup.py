@@ -15,7 +15,8 @@ import anyio.to_thread
 import structlog
 
 from ktuned.model import StoreError, UsageError
-from ktuned.serve import CollectParams, Connection, Method
+from ktuned.protocol import COLLECT, CollectParams
+from ktuned.serve import Connection, Handler
 from ktuned.store import Artifacts, Store
 
 _log = structlog.get_logger()
@@ -32,9 +33,9 @@ class ArtifactCleanup:
         self._on_collected = on_collected
         self._due = anyio.Event()
 
-    def list_methods(self) -> dict[str, Method[Any]]:
-        """Return the methods by their names on the wire."""
-        return {"gc": Method(CollectParams, self.handle_gc)}
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the methods with their handlers."""
+        return [Handler(COLLECT, self.handle_gc)]
 
     def request_collection(self) -> None:
         """Check the cap soon: there are new artifacts, or the cap has changed."""

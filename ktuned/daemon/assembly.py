@@ -86,7 +86,7 @@ from ktuned.serve import (
     DevicePeaks,
     Events,
     Explainer,
-    Method,
+    Handler,
     Methods,
     PortfolioMethods,
     RootMethods,
@@ -124,7 +124,7 @@ class Replacements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """All parts of a daemon; ``methods`` are the protocol's, by their names on the wire.
+    """All parts of a daemon; ``handlers`` are those of the protocol's methods, by their names.
 
     Setting ``stopping`` ends the daemon; the next one continues what is unfinished.
     """
@@ -148,7 +148,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     lifetime: Lifetime
     lookups: Lookups
     machine: Machine
-    methods: Mapping[str, Method[Any]]
+    handlers: Mapping[str, Handler[Any, Any]]
     notifier: Notifier
     portfolios: Portfolios
     preparation: Preparation
@@ -538,12 +538,12 @@ def assemble_parts(
         publish=router.publish_event,
     )
     subscriptions = Subscriptions(events, jobs)
-    table = {
-        **methods.list_methods(),
-        **subscriptions.list_methods(),
-        **Control(catalog=catalog, machine=machine, jobs=jobs).list_methods(),
-        **exchange.list_methods(),
-        **Checks(
+    found: list[Handler[Any, Any]] = [
+        *methods.list_handlers(),
+        *subscriptions.list_handlers(),
+        *Control(catalog=catalog, machine=machine, jobs=jobs).list_handlers(),
+        *exchange.list_handlers(),
+        *Checks(
             catalog=catalog,
             store=store,
             fleet=fleet,
@@ -551,26 +551,27 @@ def assemble_parts(
             prepare=preparation.prepare_brief,
             lane=dispatcher.get_lane,
             scratch=executor.scratch / "sanitizers",
-        ).list_methods(),
-        **DevicePeaks(
+        ).list_handlers(),
+        *DevicePeaks(
             machine=machine,
             store=store,
             fleet=fleet,
             environments=probes.list_probed_environments,
             lane=dispatcher.get_lane,
-        ).list_methods(),
-        **CallMethods(adoptions, applications).list_methods(),
-        **Captures(captured_inputs, catalog, jobs, lookups.results_changed).list_methods(),
-        **RootMethods(
+        ).list_handlers(),
+        *CallMethods(adoptions, applications).list_handlers(),
+        *Captures(captured_inputs, catalog, jobs, lookups.results_changed).list_handlers(),
+        *RootMethods(
             catalog=catalog, intake=intake, renewal=renewal, store=store, configured=list_configured_roots
-        ).list_methods(),
-        **ShareMethods(
+        ).list_handlers(),
+        *ShareMethods(
             catalog=catalog, events=events, exchange=share_exchange, jobs=jobs, shared=shared_winners
-        ).list_methods(),
-        **PortfolioMethods(catalog, portfolios).list_methods(),
-        **artifact_cleanup.list_methods(),
-        **reload.list_methods(),
-    }
+        ).list_handlers(),
+        *PortfolioMethods(catalog, portfolios).list_handlers(),
+        *artifact_cleanup.list_handlers(),
+        *reload.list_handlers(),
+    ]
+    handlers = {handler.method.name: handler for handler in found}
     return Parts(
         activity=activity,
         admission=admission,
@@ -591,7 +592,7 @@ def assemble_parts(
         lifetime=lifetime,
         lookups=lookups,
         machine=machine,
-        methods=table,
+        handlers=handlers,
         notifier=notifier,
         portfolios=portfolios,
         preparation=preparation,
@@ -602,7 +603,7 @@ def assemble_parts(
         reverification=reverification,
         root_expiry=root_expiry,
         router=router,
-        server=Server(table, shortcuts=caches.shortcuts, traffic=traffic, subscribers=subscriptions),
+        server=Server(handlers.values(), shortcuts=caches.shortcuts, traffic=traffic, subscribers=subscriptions),
         share_exchange=share_exchange,
         shared_winners=shared_winners,
         stopping=stopping,

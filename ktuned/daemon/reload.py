@@ -23,8 +23,9 @@ from ktuned.devices import Machine
 from ktuned.fleet import Executors, Fleet
 from ktuned.ipc import Trust
 from ktuned.model import KtunedError, Root
+from ktuned.protocol import RELOAD, NoParams
 from ktuned.scheduling import IdlePolicy, Jobs, JobSettings, Preparation, Renewal, ShareExchange
-from ktuned.serve import Connection, Method, NoParams
+from ktuned.serve import Connection, Handler
 from ktuned.store import Artifacts, Store
 
 _log = structlog.get_logger()
@@ -103,9 +104,9 @@ class Reload:
         self._trust = trust
         self._lock = anyio.Lock()
 
-    def list_methods(self) -> dict[str, Method[Any]]:
-        """Return the methods by their names on the wire."""
-        return {"reload": Method(NoParams, self.handle_reload)}
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the methods with their handlers."""
+        return [Handler(RELOAD, self.handle_reload)]
 
     async def handle_reload(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Reload, and return the names of the settings that changed."""

@@ -9,25 +9,17 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
 from ktuned.lookup.answer import Answer
 from ktuned.model import NotFound, Problem, UsageError
+from ktuned.protocol import PinInfo
 from ktuned.store import Store, pinned_question
 
 MAX_PINNED: Final = 100_000
 """Answers that all pins may hold together: a thousand runs of a hundred kernels."""
 
 MAX_PIN_BYTES: Final = 200
-
-
-class PinInfo(msgspec.Struct, frozen=True):
-    """A pin, with the number of questions that it answers and the Unix time of the first."""
-
-    pin: str
-    questions: int
-    created: float
 
 
 class Pins:

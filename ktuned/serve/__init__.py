@@ -10,9 +10,8 @@ from ktuned.serve.events import Events
 from ktuned.serve.exchange import WinnerExchange
 from ktuned.serve.explain import Explainer
 from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
-from ktuned.serve.method import DeferredAnswer, Method
+from ktuned.serve.method import DeferredAnswer, Handler
 from ktuned.serve.methods import Methods
-from ktuned.serve.params import CollectParams, NoParams, UnpinParams
 from ktuned.serve.peaks import DevicePeaks
 from ktuned.serve.portfolios import PortfolioMethods
 from ktuned.serve.roots import RootMethods
@@ -27,16 +26,14 @@ __all__ = [
     "CallMethods",
     "Captures",
     "Checks",
-    "CollectParams",
     "Connection",
     "Control",
     "DeferredAnswer",
     "DevicePeaks",
     "Events",
     "Explainer",
-    "Method",
+    "Handler",
     "Methods",
-    "NoParams",
     "PortfolioMethods",
     "RootMethods",
     "Server",
@@ -45,7 +42,6 @@ __all__ = [
     "Subscriptions",
     "Traffic",
     "TrialCount",
-    "UnpinParams",
     "WinnerExchange",
     "bind_socket",
     "inherit_socket",

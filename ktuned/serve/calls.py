@@ -8,40 +8,13 @@ import msgspec
 
 from ktuned.adoption import Adoptions
 from ktuned.fleet import Applications
-from ktuned.model import Scalar, UsageError
+from ktuned.model import UsageError
+from ktuned.protocol import CALLS, PREPARE_LIBRARY, CallsParams, LibraryParams
 from ktuned.serve.connection import Connection
-from ktuned.serve.method import Method
+from ktuned.serve.method import Handler
 
 MAX_KEYS = 2_000
 """Keys in one question: a process follows a thousand at most."""
-
-
-class CalledKey(msgspec.Struct, frozen=True):
-    """A function by its identity, a tuning key, and a GPU's model."""
-
-    identity: str
-    problem: dict[str, Scalar]
-    device: str | None = None
-
-
-class CallsParams(msgspec.Struct, frozen=True):
-    """``calls``: keys of functions. With ``waits`` their tunings go first while the connection lasts; ``beside`` is the
-    process that asks, which uses the device.
-    """
-
-    keys: list[CalledKey]
-    waits: bool = False
-    beside: int | None = None
-    pin: str | None = None
-
-
-class LibraryParams(msgspec.Struct, frozen=True):
-    """``prepare_library``: what a plugin's front end imports, for an interpreter with such variables."""
-
-    tool: str
-    python: str
-    library: dict[str, Any]
-    variables: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class CallMethods:
@@ -51,12 +24,12 @@ class CallMethods:
         self._adoptions = adoptions
         self._applications = applications
 
-    def list_methods(self) -> dict[str, Method[Any]]:
-        """Return every method by its name on the wire."""
-        return {
-            "calls": Method(CallsParams, self.answer_calls),
-            "prepare_library": Method(LibraryParams, self.prepare_library),
-        }
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return every method with its handler."""
+        return [
+            Handler(CALLS, self.answer_calls),
+            Handler(PREPARE_LIBRARY, self.prepare_library),
+        ]
 
     def prepare_library(self, wanted: LibraryParams, connection: Connection) -> dict[str, Any]:
         """Have a library imported whose functions an application is about to call."""

@@ -19,10 +19,10 @@ import anyio.to_thread
 
 from ktuned.catalog import CapturedInputs, Catalog, check_problem
 from ktuned.model import UsageError, canonical
+from ktuned.protocol import CAPTURE, CaptureParams
 from ktuned.scheduling import Jobs
 from ktuned.serve.connection import Connection
-from ktuned.serve.method import Method
-from ktuned.serve.params import CaptureParams
+from ktuned.serve.method import Handler
 from ktuned.store import Capture, file_fault
 
 MAX_CAPTURE_BYTES: Final = 2 * 2**30
@@ -46,9 +46,9 @@ class Captures:
         self._jobs = jobs
         self._changed = changed
 
-    def list_methods(self) -> dict[str, Method[Any]]:
-        """Return the methods by their names on the wire."""
-        return {"capture": Method(CaptureParams, self.handle_capture)}
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the methods with their handlers."""
+        return [Handler(CAPTURE, self.handle_capture)]
 
     async def handle_capture(self, wanted: CaptureParams, connection: Connection) -> dict[str, Any]:
         """Say where to write a problem's tensors, or take those that were written."""

@@ -10,9 +10,9 @@ from typing import Any
 from ktuned.catalog import Catalog
 from ktuned.fleet import Fleet, Lane
 from ktuned.model import Device, Job, KernelInfo, KtunedError, NotFound, Winner
+from ktuned.protocol import CHECK, CheckParams
 from ktuned.serve.connection import Connection
-from ktuned.serve.method import Method
-from ktuned.serve.params import CheckParams
+from ktuned.serve.method import Handler
 from ktuned.store import Artifacts, Store
 from ktuned.tuning import CheckResult, JobBrief, Sanitizers, WinnerCheck
 
@@ -39,9 +39,9 @@ class Checks:
         self._lane = lane
         self._scratch = scratch
 
-    def list_methods(self) -> dict[str, Method[Any]]:
-        """Return the methods by their names on the wire."""
-        return {"check": Method(CheckParams, self.check_winners)}
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the methods with their handlers."""
+        return [Handler(CHECK, self.check_winners)]
 
     async def check_winners(self, wanted: CheckParams, connection: Connection) -> dict[str, Any]:
         """Check the winners of a kernel, or the one of a problem; each has its verdict.

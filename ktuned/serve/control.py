@@ -9,10 +9,10 @@ from typing import Any
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.model import Job, NotFound, UsageError
+from ktuned.protocol import PAUSE, RESUME, PauseParams
 from ktuned.scheduling import EVERYTHING, Jobs
 from ktuned.serve.connection import Connection
-from ktuned.serve.method import Method
-from ktuned.serve.params import PauseParams
+from ktuned.serve.method import Handler
 
 
 class Control:
@@ -23,9 +23,9 @@ class Control:
         self._machine = machine
         self._jobs = jobs
 
-    def list_methods(self) -> dict[str, Method[Any]]:
-        """Return the methods by their names on the wire."""
-        return {"pause": Method(PauseParams, self.handle_pause), "resume": Method(PauseParams, self.handle_resume)}
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the methods with their handlers."""
+        return [Handler(PAUSE, self.handle_pause), Handler(RESUME, self.handle_resume)]
 
     async def handle_pause(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
         """Let something wait until it is resumed, in the next daemon's life too."""

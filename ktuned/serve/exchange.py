@@ -35,9 +35,9 @@ from ktuned.model import (
     canonical,
     metric_of,
 )
+from ktuned.protocol import EXPORT, IMPORT, ExportParams, ImportParams
 from ktuned.serve.connection import Connection
-from ktuned.serve.method import Method
-from ktuned.serve.params import ExportParams, ImportParams
+from ktuned.serve.method import Handler
 from ktuned.store import Artifacts, Offer, Store, exchange
 
 MAX_IMPORTED: Final = 200
@@ -72,12 +72,12 @@ class WinnerExchange:
         self._served = served
         self._publish = publish
 
-    def list_methods(self) -> dict[str, Method[Any]]:
-        """Return the methods by their names on the wire."""
-        return {
-            "export": Method(ExportParams, self.export_winners),
-            "import": Method(ImportParams, self.import_winners),
-        }
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the methods with their handlers."""
+        return [
+            Handler(EXPORT, self.export_winners),
+            Handler(IMPORT, self.import_winners),
+        ]
 
     async def export_winners(self, wanted: ExportParams, connection: Connection) -> dict[str, Any]:
         """List the kernels and device models that have winners, or return the document of one of each.

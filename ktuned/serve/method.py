@@ -1,4 +1,4 @@
-"""A method of the protocol as the server sees it: the type of its params, and its handler."""
+"""A method's handler, and how the server reads what it is called with."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ktuned.model import UsageError
+from ktuned.protocol import Method
 from ktuned.serve.connection import Connection
 
-P = TypeVar("P")
+P = TypeVar("P", bound=msgspec.Struct)
+A = TypeVar("A")
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
 """Ends of the integers that the store holds."""
 
 
-class Method(msgspec.Struct, Generic[P], frozen=True):
-    """One method: the type of its params, and its handler, called with the params and their connection.
+class Handler(msgspec.Struct, Generic[P, A], frozen=True):
+    """A method, and what is called with its params and their connection.
 
     An ``async`` function may wait. Any other must not block: where it would have to, it returns a
     :class:`DeferredAnswer`.
     """
 
-    params: type[P]
-    answer: Callable[[P, Connection], Any]
+    method: Method[P, A]
+    handle: Callable[[P, Connection], A | Awaitable[A] | DeferredAnswer]
 
     def read_params(self, params: dict[str, Any]) -> P:
         """Return the params that a request holds; fields that the method does not have are passed over.
@@ -38,7 +40,7 @@ class Method(msgspec.Struct, Generic[P], frozen=True):
             if isinstance(value, str) and "\0" in value:
                 raise UsageError(f"{name} holds a NUL: {value!r}", hint="no file and no kernel has such a name")
         try:
-            return msgspec.convert(params, self.params)
+            return msgspec.convert(params, self.method.params)
         except msgspec.ValidationError as error:
             raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
 

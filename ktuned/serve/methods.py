@@ -10,7 +10,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 import ktuned
 from ktuned.catalog import Catalog, FileError, check_problem
@@ -31,11 +31,22 @@ from ktuned.model import (
     is_nondeterministic,
     read_objective,
 )
-from ktuned.scheduling import Intake, Jobs, TuningRequest
-from ktuned.serve.connection import Connection
-from ktuned.serve.events import Events
-from ktuned.serve.method import DeferredAnswer, Method
-from ktuned.serve.params import (
+from ktuned.protocol import (
+    BACKENDS,
+    CANCEL,
+    COMPILE,
+    FORGET,
+    HELLO,
+    JOBS,
+    KERNELS,
+    LOOKUP,
+    LOOKUP_MANY,
+    PINS,
+    RESULTS,
+    SHUTDOWN,
+    STATUS,
+    TUNE,
+    UNPIN,
     CancelParams,
     CompileParams,
     ForgetParams,
@@ -45,10 +56,16 @@ from ktuned.serve.params import (
     LookupManyParams,
     LookupParams,
     NoParams,
+    PinsAnswer,
     ResultsParams,
     TuneParams,
+    UnpinAnswer,
     UnpinParams,
 )
+from ktuned.scheduling import Intake, Jobs, TuningRequest
+from ktuned.serve.connection import Connection
+from ktuned.serve.events import Events
+from ktuned.serve.method import DeferredAnswer, Handler
 from ktuned.store import Store
 from ktuned_client.wire import PROTOCOL_VERSION
 
@@ -98,25 +115,25 @@ class Methods:
         self._probe = probe
         self._stop = stop
 
-    def list_methods(self) -> dict[str, Method[Any]]:
-        """Return every method by its name on the wire."""
-        return {
-            "hello": Method(NoParams, self.handle_hello),
-            "lookup": Method(LookupParams, self.handle_lookup),
-            "lookup_many": Method(LookupManyParams, self.lookup_many),
-            "tune": Method(TuneParams, self.handle_tune),
-            "compile": Method(CompileParams, self.handle_compile),
-            "cancel": Method(CancelParams, self.handle_cancel),
-            "jobs": Method(JobsParams, self.handle_jobs),
-            "kernels": Method(KernelsParams, self.handle_kernels),
-            "results": Method(ResultsParams, self.handle_results),
-            "pins": Method(NoParams, self.handle_pins),
-            "unpin": Method(UnpinParams, self.handle_unpin),
-            "forget": Method(ForgetParams, self.handle_forget),
-            "backends": Method(NoParams, self.handle_backends),
-            "status": Method(NoParams, self.handle_status),
-            "shutdown": Method(NoParams, self.handle_shutdown),
-        }
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return every method with its handler."""
+        return [
+            Handler(HELLO, self.handle_hello),
+            Handler(LOOKUP, self.handle_lookup),
+            Handler(LOOKUP_MANY, self.lookup_many),
+            Handler(TUNE, self.handle_tune),
+            Handler(COMPILE, self.handle_compile),
+            Handler(CANCEL, self.handle_cancel),
+            Handler(JOBS, self.handle_jobs),
+            Handler(KERNELS, self.handle_kernels),
+            Handler(RESULTS, self.handle_results),
+            Handler(PINS, self.handle_pins),
+            Handler(UNPIN, self.handle_unpin),
+            Handler(FORGET, self.handle_forget),
+            Handler(BACKENDS, self.handle_backends),
+            Handler(STATUS, self.handle_status),
+            Handler(SHUTDOWN, self.handle_shutdown),
+        ]
 
     def handle_hello(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Say who serves here."""
@@ -146,13 +163,13 @@ class Methods:
 
         return DeferredAnswer(rest)
 
-    def handle_pins(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    def handle_pins(self, nothing: NoParams, connection: Connection) -> PinsAnswer:
         """List the pins, and how many answers each holds since when."""
-        return {"pins": [asdict(pin) for pin in self._lookups.pins.list_pins()]}
+        return PinsAnswer(tuple(self._lookups.pins.list_pins()))
 
-    async def handle_unpin(self, wanted: UnpinParams, connection: Connection) -> dict[str, Any]:
+    async def handle_unpin(self, wanted: UnpinParams, connection: Connection) -> UnpinAnswer:
         """Give up a pin."""
-        return {"pin": wanted.pin, "questions": await self._lookups.pins.give_up(wanted.pin)}
+        return UnpinAnswer(wanted.pin, await self._lookups.pins.give_up(wanted.pin))
 
     def _look_up(self, wanted: LookupParams) -> dict[str, Any] | DeferredAnswer:
         settle_until = monotonic() + min(wanted.settle, SETTLE_S)

@@ -11,9 +11,9 @@ from ktuned.devices import Machine
 from ktuned.fleet import NO_JOB, Environment, Fleet, Lane
 from ktuned.ipc import replies, requests
 from ktuned.model import Device, DeviceModel, Peaks, Phase, Role, WorkerError
+from ktuned.protocol import PEAKS, PeaksParams
 from ktuned.serve.connection import Connection
-from ktuned.serve.method import Method
-from ktuned.serve.params import PeaksParams
+from ktuned.serve.method import Handler
 from ktuned.store import Store
 
 _DEADLINES: Mapping[str, float] = {Phase.LOAD: 120.0, Phase.TIMING: 120.0}
@@ -38,9 +38,9 @@ class DevicePeaks:
         self._environments = environments
         self._lane = lane
 
-    def list_methods(self) -> dict[str, Method[Any]]:
-        """Return the methods by their names on the wire."""
-        return {"peaks": Method(PeaksParams, self.handle_peaks)}
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the methods with their handlers."""
+        return [Handler(PEAKS, self.handle_peaks)]
 
     async def handle_peaks(self, wanted: PeaksParams, connection: Connection) -> dict[str, Any]:
         """Return the stored limits; ``measure`` measures the missing ones first, ``again`` measures all."""

@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from ktuned.catalog import Catalog
 from ktuned.model import Priority
+from ktuned.protocol import PORTFOLIO, PortfolioParams
 from ktuned.scheduling import Portfolios
 from ktuned.serve.connection import Connection
-from ktuned.serve.method import Method
-
-
-class PortfolioParams(msgspec.Struct, frozen=True):
-    """``portfolio``: a kernel, and with ``make`` what to make; what is left out is the kernel file's to say."""
-
-    kernel: str
-    directory: str | None = None
-    device: str | None = None
-    objective: str | None = None
-    make: bool = False
-    configs: int | None = None
-    loss: float | None = None
-    tunings: int | None = None
+from ktuned.serve.method import Handler
 
 
 class PortfolioMethods:
@@ -33,9 +19,9 @@ class PortfolioMethods:
         self._catalog = catalog
         self._portfolios = portfolios
 
-    def list_methods(self) -> dict[str, Method[Any]]:
-        """Return the method by its name on the wire."""
-        return {"portfolio": Method(PortfolioParams, self.handle_portfolio)}
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the method with its handler."""
+        return [Handler(PORTFOLIO, self.handle_portfolio)]
 
     def handle_portfolio(self, wanted: PortfolioParams, connection: Connection) -> dict[str, Any]:
         """Have a portfolio made, if that is asked for, and return what there is."""

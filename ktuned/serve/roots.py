@@ -8,10 +8,10 @@ from typing import Any
 
 from ktuned.catalog import Catalog
 from ktuned.model import NotFound, Root, UsageError
+from ktuned.protocol import ADD, UNWATCH, AddParams, UnwatchParams
 from ktuned.scheduling import Intake, Renewal
 from ktuned.serve.connection import Connection
-from ktuned.serve.method import Method
-from ktuned.serve.params import AddParams, UnwatchParams
+from ktuned.serve.method import Handler
 from ktuned.store import Store
 
 
@@ -33,9 +33,9 @@ class RootMethods:
         self._store = store
         self._configured = configured
 
-    def list_methods(self) -> dict[str, Method[Any]]:
-        """Return the methods by their names on the wire."""
-        return {"add": Method(AddParams, self.handle_add), "unwatch": Method(UnwatchParams, self.handle_unwatch)}
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the methods with their handlers."""
+        return [Handler(ADD, self.handle_add), Handler(UNWATCH, self.handle_unwatch)]
 
     async def handle_add(self, wanted: AddParams, connection: Connection) -> dict[str, Any]:
         """Inspect and watch a path, without tuning it."""

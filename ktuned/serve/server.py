@@ -9,18 +9,19 @@ import asyncio
 import inspect
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import anyio
 import anyio.abc
+import msgspec
 import structlog
 
 from ktuned.lookup import Shortcuts
 from ktuned.model import KtunedError
 from ktuned.serve.connection import Connection, Limits
-from ktuned.serve.method import DeferredAnswer, Method
+from ktuned.serve.method import DeferredAnswer, Handler
 from ktuned.serve.traffic import Traffic
 from ktuned_client import wire
 
@@ -56,14 +57,14 @@ class Subscribers(Protocol):
 
 
 class Server:
-    """Answers requests on a listening Unix socket with ``methods``; ``shortcuts`` hold recent answers.
+    """Answers requests on a listening Unix socket with ``handlers``; ``shortcuts`` hold recent answers.
 
     ``traffic`` counts what it does; ``subscribers`` learn which connections take bytes again, or are gone.
     """
 
     def __init__(
         self,
-        methods: Mapping[str, Method[Any]],
+        handlers: Iterable[Handler[Any, Any]],
         limits: Limits | None = None,
         *,
         shortcuts: Shortcuts | None = None,
@@ -74,7 +75,9 @@ class Server:
         self.shortcuts = shortcuts
         self._traffic = traffic or Traffic(shortcuts)
         self._subscribers = subscribers
-        self._methods = {name: (method, inspect.iscoroutinefunction(method.answer)) for name, method in methods.items()}
+        self._handlers = {
+            handler.method.name: (handler, inspect.iscoroutinefunction(handler.handle)) for handler in handlers
+        }
         self._connections = self._traffic.connections
         self._tasks: anyio.abc.TaskGroup | None = None
         self._is_empty = anyio.Event()
@@ -164,17 +167,17 @@ class Server:
 
     def answer_message(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
         """Return the server's response to a client's message, or ``None`` if a task will send it."""
-        method, waits = self._methods.get(message.method, (None, False))
-        if method is None or message.params is None:
+        handler, waits = self._handlers.get(message.method, (None, False))
+        if handler is None or message.params is None:
             return self._encode_response(message, self._explain_refusal(message), None)
         if waits and self._is_draining:
             return self._encode_response(message, _STOPPING, None)
         try:
-            params = method.read_params(message.params)
+            params = handler.read_params(message.params)
             result = (
-                DeferredAnswer(partial(method.answer, params, connection))
+                DeferredAnswer(cast(Callable[[], Awaitable[Any]], partial(handler.handle, params, connection)))
                 if waits
-                else method.answer(params, connection)
+                else handler.handle(params, connection)
             )
         except Exception as error:
             return self._encode_response(message, _explain_error(error, message.method), None)
@@ -212,8 +215,8 @@ class Server:
             connection.finish_request()
 
     def _explain_refusal(self, message: wire.Request | wire.Notification) -> dict[str, str]:
-        if message.method not in self._methods:
-            methods = ", ".join(sorted(self._methods))
+        if message.method not in self._handlers:
+            methods = ", ".join(sorted(self._handlers))
             return {
                 "code": "unknown_method",
                 "message": f"there is no method {message.method[:100]!r}",
@@ -228,7 +231,8 @@ class Server:
         if type(message) is not wire.Request:
             return None
         try:
-            response = wire.encode_response(message.id, error, result)
+            plain = result if type(result) is dict else msgspec.to_builtins(result)
+            response = wire.encode_response(message.id, error, plain)
         except (TypeError, ValueError) as failure:
             response = wire.encode_response(message.id, _explain_error(failure, message.method), None)
         if len(response) > self.limits.response_bytes:

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from ktuned.catalog import Catalog
 from ktuned.model import UsageError
+from ktuned.protocol import SHARE, SHARE_PULL, SHARE_PUSH, NoParams, SharePullParams
 from ktuned.scheduling import Jobs, SharedWinners, ShareExchange
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
-from ktuned.serve.method import Method
-from ktuned.serve.params import NoParams
+from ktuned.serve.method import Handler
 from ktuned.sharing import ShareSettings, hide_secrets
-
-
-class SharePullParams(msgspec.Struct, frozen=True):
-    """``share_pull``: one kernel, or all; ``directory`` decides which project a short name means."""
-
-    kernel: str | None = None
-    directory: str | None = None
 
 
 class ShareMethods:
@@ -35,13 +26,13 @@ class ShareMethods:
         self._jobs = jobs
         self._shared = shared
 
-    def list_methods(self) -> dict[str, Method[Any]]:
-        """Return the methods by their names on the wire."""
-        return {
-            "share": Method(NoParams, self.handle_status),
-            "share_push": Method(NoParams, self.handle_push),
-            "share_pull": Method(SharePullParams, self.handle_pull),
-        }
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the methods with their handlers."""
+        return [
+            Handler(SHARE, self.handle_status),
+            Handler(SHARE_PUSH, self.handle_push),
+            Handler(SHARE_PULL, self.handle_pull),
+        ]
 
     def handle_status(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Return where the store is, and how the exchange with it stands."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ktuned.protocol import SUBSCRIBE, UNSUBSCRIBE, NoParams, SubscribeParams
 from ktuned.scheduling import Jobs
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
-from ktuned.serve.method import Method
-from ktuned.serve.params import NoParams, SubscribeParams
+from ktuned.serve.method import Handler
 
 
 class Subscriptions:
@@ -18,12 +18,12 @@ class Subscriptions:
         self._events = events
         self._jobs = jobs
 
-    def list_methods(self) -> dict[str, Method[Any]]:
-        """Return the methods by their names on the wire."""
-        return {
-            "subscribe": Method(SubscribeParams, self._handle_subscribe),
-            "unsubscribe": Method(NoParams, self._handle_unsubscribe),
-        }
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the methods with their handlers."""
+        return [
+            Handler(SUBSCRIBE, self._handle_subscribe),
+            Handler(UNSUBSCRIBE, self._handle_unsubscribe),
+        ]
 
     def resume_sending(self, connection: Connection) -> None:
         """Send a connection that takes bytes again what it has missed."""

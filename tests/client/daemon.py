@@ -19,10 +19,11 @@ import msgpack
 
 from ktuned.lookup.winner_table import WinnerTable
 from ktuned.model.errors import NotFound, UsageError
+from ktuned.protocol import Method
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
 from ktuned.serve.listener import bind_socket
-from ktuned.serve.method import Method
+from ktuned.serve.method import Handler
 from ktuned.serve.server import Server
 from ktuned_client.table import kernel_key, winner_prefix
 
@@ -62,9 +63,8 @@ class Daemon:
             "publish": self.publish,
             "subscribe": self.subscribe,
         }
-        self.server = Server(
-            {name: Method(dict[str, Any], answer) for name, answer in methods.items()}, subscribers=self.events
-        )
+        handlers = [Handler[Any, Any](Method[Any, Any](name, dict, dict), answer) for name, answer in methods.items()]
+        self.server = Server(handlers, subscribers=self.events)
 
     def hello(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         return {"protocol": self.protocol, "build": "9.9", "table": self.table.path}

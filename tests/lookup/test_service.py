@@ -17,10 +17,10 @@ from ktuned.model.keys import WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome, Problem
+from ktuned.protocol import CaptureParams, ForgetParams, LookupManyParams, LookupParams, TuneParams
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.serve.connection import Connection
 from ktuned.serve.explain import Explainer
-from ktuned.serve.params import CaptureParams, ForgetParams, LookupManyParams, LookupParams, TuneParams
 from ktuned.store import Capture
 from ktuned.store.database import Store
 from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text, wanted
@@ -110,12 +110,12 @@ async def test_wrong_questions_are_refused(parts: Parts) -> None:
         ask(parts, {"m": 1})
     other = parts.project.parent / "q"
     parts.write(kernel_text(), str(other / "tune_it.py"))
-    tune = parts.daemon.methods["tune"]
-    accepted = await tune.answer(TuneParams(path=str(other)), cast(Connection, None))
+    tune = parts.daemon.handlers["tune"]
+    accepted = await cast(Any, tune.handle)(TuneParams(path=str(other)), cast(Connection, None))
     watched, notice = accepted["notices"]
     assert watched.startswith(f"{other} is watched from now on")
     assert notice.startswith("'it' alone may mean q:it or project:it now")
-    assert (await tune.answer(TuneParams(path=str(other)), cast(Connection, None)))["notices"] == []
+    assert (await cast(Any, tune.handle)(TuneParams(path=str(other)), cast(Connection, None)))["notices"] == []
     with pytest.raises(AmbiguousName):
         ask(parts)
     for name, directory in (("project:it", None), ("it", str(parts.project))):
@@ -319,7 +319,7 @@ async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
     """After ``forget`` of a kernel, or a capture of its inputs, the next lookup has its problem tuned once more."""
     kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0)]"))
     problem = wanted({"n": 64}).problem
-    forget = parts.daemon.methods["forget"]
+    forget = parts.daemon.handlers["forget"]
 
     async def ends_fresh(count: int) -> None:
         assert ask(parts, tune=True)["status"] == "default"
@@ -328,13 +328,15 @@ async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
 
     async with parts.working():
         await ends_fresh(1)
-        await forget.answer(ForgetParams(kernel=kernel.name), cast(Connection, None))
+        await cast(Any, forget.handle)(ForgetParams(kernel=kernel.name), cast(Connection, None))
         await ends_fresh(2)
         # A capture that is taken back while nothing was looked up: the context is the one from before.
         await parts.store.forget_trials(kernel.name, None)
         await parts.captured_inputs.hold_capture(Capture(kernel.name, problem, "0" * 64, 1, 0.0))
-        capture = parts.daemon.methods["capture"]
-        await capture.answer(CaptureParams(kernel=kernel.name, problem={"n": 64}, remove=True), cast(Connection, None))
+        capture = parts.daemon.handlers["capture"]
+        await cast(Any, capture.handle)(
+            CaptureParams(kernel=kernel.name, problem={"n": 64}, remove=True), cast(Connection, None)
+        )
         await ends_fresh(3)
 
 
@@ -438,7 +440,9 @@ async def test_a_lookup_waits_for_a_worker_no_longer_than_it_may(parts: Parts) -
     (answer,) = await settled(parts, {"n": 40}, within_s=0.05)
     assert (answer.status, len(answer.undecided)) == ("default", 1)
     asked_together = [LookupParams("it", {"n": n}, tune=False, settle=1.0) for n in range(1, 9)]
-    found = parts.daemon.methods["lookup_many"].answer(LookupManyParams(asked_together), cast(Connection, None))
+    found = cast(Any, parts.daemon.handlers["lookup_many"].handle)(
+        LookupManyParams(asked_together), cast(Connection, None)
+    )
     began = monotonic()
     assert {one["status"] for one in (await found.rest())["answers"]} == {"default"}
     # Not one second after the other.

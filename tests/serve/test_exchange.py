@@ -14,8 +14,8 @@ from ktuned.ipc.places import make_relative
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.objective import ENERGY, LATENCY
 from ktuned.model.trace import Observation
+from ktuned.protocol import ExportParams, ImportParams
 from ktuned.serve.exchange import WinnerExchange
-from ktuned.serve.params import ExportParams, ImportParams
 from ktuned_client.winners import check_document, render
 from tests.assembled import ALL_ROUNDS, Parts, assembled, kernel_text
 

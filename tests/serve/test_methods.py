@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 import ktuned
@@ -82,13 +83,13 @@ class Desk:
     def __init__(self, parts: Parts) -> None:
         self.events = parts.told
         self.peer = Peer()
-        self._table = parts.daemon.methods
+        self._table = parts.daemon.handlers
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Return a method's result."""
         asked = self._table[method]
-        found = asked.answer(asked.read_params(params), self.peer)  # type: ignore[arg-type]
-        result: dict[str, Any] = await found if inspect.isawaitable(found) else found
+        found = asked.handle(asked.read_params(params), self.peer)  # type: ignore[arg-type]
+        result: dict[str, Any] = msgspec.to_builtins(await found if inspect.isawaitable(found) else found)
         return result
 
 
@@ -197,9 +198,10 @@ async def test_a_short_name_means_the_kernel_of_the_project_that_the_client_work
     parts.write(kernel_text(), str(other / "tune_it.py"))
     for place in (parts.project, other):
         await desk.call("tune", path=str(place))
-    for name, method in parts.daemon.methods.items():
-        if "kernel" in method.params.__struct_fields__:
-            assert "directory" in method.params.__struct_fields__, name
+    for name, handler in parts.daemon.handlers.items():
+        params = handler.method.params
+        if "kernel" in params.__struct_fields__:
+            assert "directory" in params.__struct_fields__, name
     with pytest.raises(AmbiguousName):
         await desk.call("jobs", kernel="it")
     for place, meant in ((other, "q:it"), (parts.project, "project:it")):

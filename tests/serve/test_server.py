@@ -13,10 +13,11 @@ import pytest
 import uvloop
 
 from ktuned.model.errors import NotFound
+from ktuned.protocol import Method
 from ktuned.serve.connection import Connection, Limits
 from ktuned.serve.events import Events
 from ktuned.serve.listener import bind_socket
-from ktuned.serve.method import Method
+from ktuned.serve.method import Handler
 from ktuned.serve.server import Server
 from ktuned_client import wire
 from ktuned_client.wire import Decoder, Message, Notification, Response
@@ -88,9 +89,8 @@ class Running:
             "hold_and_boom": self.hold_and_boom,
             "subscribe": self.subscribe,
         }
-        self.server = Server(
-            {name: Method(dict[str, Any], answer) for name, answer in methods.items()}, LIMITS, subscribers=self.events
-        )
+        handlers = [Handler[Any, Any](Method[Any, Any](name, dict, dict), answer) for name, answer in methods.items()]
+        self.server = Server(handlers, LIMITS, subscribers=self.events)
         self.peers: list[Peer] = []
 
     def peer(self) -> Peer:

@@ -22,6 +22,7 @@ from ktuned.cli.options import (
     problem_option,
 )
 from ktuned.model import LATENCY, JobState, Status, describe_change, is_exact
+from ktuned.protocol import PINS, UNPIN, PinInfo, UnpinParams, call_method
 from ktuned_client import Client
 from ktuned_client.answers import LEFT_OUT
 
@@ -143,26 +144,26 @@ def _load_changes(client: Client, answer: Mapping[str, Any]) -> list[Mapping[str
 def _list_pins(as_json: bool) -> int:
     """Print the pins, and how many answers each holds."""
     with Client() as client:
-        found = client.call("pins")
+        found = call_method(client, PINS)
     if as_json:
-        output.emit_json(found)
-    elif found["pins"]:
-        output.print_table(["pin", "questions", "age"], map(_pin_row, found["pins"]), right=["questions", "age"])
+        output.emit_answer(found)
+    elif found.pins:
+        output.print_table(["pin", "questions", "age"], map(_pin_row, found.pins), right=["questions", "age"])
     else:
         output.print_message("there are no pins")
     return Exit.DONE
 
 
-def _pin_row(pin: Mapping[str, Any]) -> list[str]:
-    return [pin["pin"], str(pin["questions"]), text.format_duration(max(0.0, time.time() - pin["created"]))]
+def _pin_row(pin: PinInfo) -> list[str]:
+    return [pin.pin, str(pin.questions), text.format_duration(max(0.0, time.time() - pin.created))]
 
 
 def _release_pin(pin: str, as_json: bool) -> int:
     """Give a pin up: its questions get the best answers again."""
     with Client() as client:
-        found = client.call("unpin", pin=pin)
+        found = call_method(client, UNPIN, UnpinParams(pin))
     if as_json:
-        output.emit_json(found)
+        output.emit_answer(found)
     else:
-        output.emit_line(f"{pin}: {text.count_of(found['questions'], 'question')} forgotten")
+        output.emit_line(f"{pin}: {text.count_of(found.questions, 'question')} forgotten")
     return Exit.DONE

@@ -1,0 +1,76 @@
+"""A method of the protocol: its name, and the types of its params and its answer.
+
+Params and answers are frozen structs, or records of :mod:`ktuned.model`; on the wire they are the maps of
+docs/protocol.md. The daemon returns an answer as its type, and :func:`call_method` gives the caller the same type back:
+neither side takes a map apart by hand. A field that a newer daemon adds is passed over, and one that has a default may
+be missing from an older daemon's answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from ktuned_client.answers import CALL_DEADLINE_S
+
+P = TypeVar("P", bound=msgspec.Struct)
+A = TypeVar("A")
+
+
+class NoParams(msgspec.Struct, frozen=True):
+    """Params of a method that takes none; fields that are sent are ignored."""
+
+
+class Method(msgspec.Struct, Generic[P, A], frozen=True):
+    """One method: its name on the wire, the type of its params, the type of its answer."""
+
+    name: str
+    params: type[P]
+    answer: type[A]
+
+    def encode_params(self, params: P | None) -> dict[str, Any]:
+        """Return the map of params, without the fields that hold their defaults: older daemons lack some of them."""
+        if params is None:
+            return {}
+        fields = msgspec.structs.fields(self.params)
+        defaults = {field.encode_name: field.default for field in fields}
+        plain: dict[str, Any] = msgspec.to_builtins(params)
+        return {name: value for name, value in plain.items() if value != defaults[name]}
+
+    def read_answer(self, answer: Any) -> A:
+        """Return a daemon's answer as its type.
+
+        Raises:
+            msgspec.ValidationError: a field is missing or of another type.
+        """
+        return msgspec.convert(answer, self.answer)
+
+
+class _Client(Protocol):
+    def call(self, method: str, *, deadline_s: float = ..., **params: Any) -> Any: ...
+
+
+class _AsyncClient(Protocol):
+    def call(self, method: str, *, deadline_s: float = ..., **params: Any) -> Awaitable[Any]: ...
+
+
+def call_method(
+    client: _Client, method: Method[P, A], params: P | None = None, *, deadline_s: float = CALL_DEADLINE_S
+) -> A:
+    """Send a request and return its answer: ``call_method(client, JOBS, JobsParams(kernel="matmul")).jobs``.
+
+    Raises:
+        DaemonError: the daemon refused the request.
+        DaemonUnavailable: no daemon answered within ``deadline_s``.
+        msgspec.ValidationError: the answer is not of the method's type.
+    """
+    return method.read_answer(client.call(method.name, deadline_s=deadline_s, **method.encode_params(params)))
+
+
+async def call_method_async(
+    client: _AsyncClient, method: Method[P, A], params: P | None = None, *, deadline_s: float = CALL_DEADLINE_S
+) -> A:
+    """Do what :func:`call_method` does, with the client for ``async`` programs."""
+    return method.read_answer(await client.call(method.name, deadline_s=deadline_s, **method.encode_params(params)))
