@@ -5,7 +5,7 @@
 Under ``ktuned run`` a program calls an autotuned Triton function once for each length. When the daemon has nothing left
 to tune, a second program calls it again, and times every config for every length, too: that is what tuning them all
 would have found. Printed are the tunings, and the time of a step over all lengths with the configs that the program
-got, with the first config alone, and with the best one of each length.
+got, with the first config alone, and with the best one of each length. A portfolio serves the lengths that are not tuned.
 """
 
 import argparse
@@ -118,7 +118,9 @@ def wait_until_idle(client: Any) -> list[dict[str, Any]]:
     while monotonic() < end:
         Event().wait(2.0)
         jobs: list[dict[str, Any]] = client.call("jobs", limit=2000)["jobs"]
-        was_idle, is_idle = is_idle, all(job["state"] not in ("waiting", "queued", "running") for job in jobs)
+        kernels = {job["kernel"] for job in jobs}
+        builds = [build for kernel in kernels for build in client.call("portfolio", kernel=kernel)["making"]]
+        was_idle, is_idle = is_idle, all(one["state"] not in ("queued", "running") for one in (*jobs, *builds))
         if was_idle and is_idle:
             break
     return jobs
@@ -141,10 +143,16 @@ def main() -> None:
             subprocess.run(words, env=installed_environment() | daemon.environment, check=True)
             began = monotonic()
             jobs = wait_until_idle(client)
+            tunings = sum(job["reason"] != "portfolio" for job in jobs)
             print(
-                f"after {role}: {len(jobs)} tunings of {options.lengths} lengths, {monotonic() - began:.0f} s",
+                f"after {role}: {tunings} tunings of {options.lengths} lengths, and {len(jobs) - tunings} keys "
+                f"measured with a portfolio's configs, {monotonic() - began:.0f} s",
                 flush=True,
             )
+            for kernel in {job["kernel"] for job in jobs}:
+                for known in client.call("portfolio", kernel=kernel)["portfolios"]:
+                    figures = {name: known[name] for name in ("problems", "expected_loss", "single_loss")}
+                    print(f"portfolio of {len(known['configs'])} configs: {json.dumps(figures)}", flush=True)
 
 
 if __name__ == "__main__":
