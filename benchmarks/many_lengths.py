@@ -5,7 +5,8 @@
 Under ``ktuned run`` a program calls an autotuned Triton function once for each length. When the daemon has nothing left
 to tune, a second program calls it again, and times every config for every length, too: that is what tuning them all
 would have found. Printed are the tunings, and the time of a step over all lengths with the configs that the program
-got, with the first config alone, and with the best one of each length. A portfolio serves the lengths that are not tuned.
+got, with the first config alone, and with the best one of each length. A portfolio serves the lengths that were not
+tuned.
 """
 
 import argparse

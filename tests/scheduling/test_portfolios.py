@@ -95,7 +95,8 @@ async def test_a_portfolio_answers_problems_that_were_never_tuned(parts: Parts) 
         assert build.tuned <= 4
         found = kept(parts, kernel)
         matrix = Matrix.from_wire(found.document["matrix"])
-        assert [problem["n"] for problem in matrix.problems] == list(SIZES)
+        # A border where the tree had erred counts, too.
+        assert [problem["n"] for problem in matrix.problems][: len(SIZES)] == list(SIZES)
         assert all(matrix.works(row, found.portfolio.find_leaf(p).config) for row, p in enumerate(matrix.problems))
         configs = set(found.portfolio.configs)
         assert {json.loads(text)["kind"] for text in configs} == {"small", "large"}
