@@ -90,6 +90,22 @@ def compare_all(lengths: list[int]) -> None:
     )
 
 
+def record_matrix(lengths: list[int]) -> None:
+    """Print what each config takes for each length, in µs, as JSON: what ``tests/adoption`` replays."""
+    import torch
+
+    function = make_function()
+    rows: dict[str, dict[str, float]] = {}
+    for length in lengths:
+        x = torch.rand(ROWS, length, device="cuda")
+        y = torch.empty_like(x)
+        rows[str(length)] = {
+            f"{config.kwargs['BLOCK']}/{config.num_warps}": round(time_config(function, config, x, y, length), 2)
+            for config in function.configs
+        }
+    print(json.dumps({"device": torch.cuda.get_device_name(), "latencies_us": rows}))
+
+
 def time_config(function: Any, config: Any, x: Any, y: Any, length: int) -> float:
     """Return the median of a launch of one config, in µs."""
     cuda: Any = importlib.import_module("torch").cuda
@@ -131,11 +147,11 @@ def main() -> None:
     """Run both programs around the tuning, or be one of them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--lengths", type=int, default=500)
-    parser.add_argument("--role", choices=("call", "compare"))
+    parser.add_argument("--role", choices=("call", "compare", "record"))
     options = parser.parse_args()
     lengths = choose_lengths(options.lengths)
     if options.role:
-        (call_all if options.role == "call" else compare_all)(lengths)
+        {"call": call_all, "compare": compare_all, "record": record_matrix}[options.role](lengths)
         return
     with private_home() as home, serving(home) as daemon, daemon.client() as client:
         for role in ("call", "compare"):
