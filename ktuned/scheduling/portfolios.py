@@ -39,6 +39,7 @@ from ktuned.model import (
     KernelInfo,
     KtunedError,
     Objective,
+    Outcome,
     Priority,
     Problem,
     Role,
@@ -431,12 +432,17 @@ class Portfolios:
     def _costs_of_problem(self, kernel: KernelInfo, build: PortfolioBuild, problem: Problem) -> dict[str, float]:
         """Return what each config costs for a problem now; one that does not work is :data:`FAILED`."""
         context = self._context_of_problem(kernel, build.device, problem)
-        costs = dict.fromkeys((known.text for known in self._store.failed_configs(context, MAX_KNOWN)), FAILED)
-        for known in self._store.measured_configs(context, MAX_KNOWN, objective=build.objective):
-            cost = cost_of(build.objective, known.figure)
-            if cost is not None:
-                costs[known.text] = cost
-        return costs
+        failed = self._store.failed_configs(context, MAX_KNOWN, objective=build.objective)
+        measured = self._store.measured_configs(context, MAX_KNOWN, objective=build.objective)
+        # One that was given up as slower works, and what it costs is known well enough: too much.
+        costs = {
+            known.text: cost_of(build.objective, known.figure)
+            for known in (*failed, *measured)
+            if known.outcome in (Outcome.MEASURED, Outcome.SLOWER)
+        }
+        return {known.text: FAILED for known in failed} | {
+            config: cost for config, cost in costs.items() if cost is not None
+        }
 
     def _best_config(self, kernel: KernelInfo, build: PortfolioBuild, problem: Problem) -> str | None:
         costs = self._costs_of_problem(kernel, build, problem)
