@@ -13,8 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ktuned.ipc import InvalidMessage, Places, from_plain, make_absolute, make_relative, replies, requests, to_plain
+from ktuned.ipc import (
+    InvalidMessage,
+    Places,
+    from_plain,
+    make_absolute,
+    make_relative,
+    replies,
+    requests,
+    to_message,
+    to_plain,
+)
 from ktuned.ipc.frames import Decoder
+from ktuned.model import TrialDetail, TrialResult
 from ktuned.model.keys import Phase
 from ktuned.model.values import Outcome
 
@@ -160,10 +171,17 @@ def test_a_message_that_is_no_answer_is_refused(bad: dict[str, Any]) -> None:
 
 def test_neighbouring_versions_understand_each_other() -> None:
     """Unknown fields are ignored, absent ones have their default."""
-    plain = to_plain(replies.Measurement(Outcome.MEASURED, latency_us=1.5)) | {"of_the_future": 1}
-    del plain["contention"]
-    assert from_plain(replies.Measurement, plain) == replies.Measurement(Outcome.MEASURED, latency_us=1.5)
-    assert from_plain(replies.Measurement, {"outcome": None, "latency_us": 3}).latency_us == 3.0
+    plain = to_plain(TrialResult(Outcome.MEASURED, 1.5)) | {"of_the_future": 1}
+    del plain["spread_us"]
+    assert from_plain(TrialResult, plain) == TrialResult(Outcome.MEASURED, 1.5)
+    assert from_plain(TrialResult, {"outcome": None, "latency_us": 3}).latency_us == 3.0
+
+
+def test_a_message_leaves_out_what_holds_its_default_at_any_depth() -> None:
+    """Most of a measurement's fields do, and its worker sends many."""
+    plain = to_message(replies.Measurement(TrialResult(Outcome.MEASURED, detail=TrialDetail(cores=2))))
+    assert plain == {"result": {"outcome": "measured", "detail": {"cores": 2}, "metrics": {}}}
+    assert from_plain(replies.Measurement, plain).result.detail == TrialDetail(cores=2)
 
 
 def test_a_request_names_no_place_of_this_machine() -> None:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 def result(latency_us: float, **metrics: float) -> TrialResult:
     """Return a measured result with metrics."""
-    return TrialResult(Outcome.MEASURED, latency_us, 0.1, detail={"metrics": metrics})
+    return TrialResult(Outcome.MEASURED, latency_us, 0.1, metrics=metrics)
 
 
 async def finish(store: Store, objective: Objective, *results: TrialResult) -> list[int]:
