@@ -57,7 +57,11 @@ def trial_map(number: int = 1, outcome: str = "measured", **changes: Any) -> dic
         "artifact": None,
         "digest": "d" * 8,
         "updated": 1000.0,
+        "metrics": {},
         "winner": False,
+        "objectives": [],
+        "facts": {},
+        "class": "",
         "detail": {},
     }
     return trial | changes

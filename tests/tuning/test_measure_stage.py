@@ -98,14 +98,14 @@ class PlayedLane:
             if isinstance(answer, Exception):
                 self.drop()
                 raise answer
-            ends = answer.outcome is Outcome.LAUNCH_ERROR or answer.is_guilty or answer.is_unsound
+            ends = answer.result.outcome is Outcome.LAUNCH_ERROR or answer.is_guilty or answer.is_unsound
             if ends or place == len(request.units) - 1:
                 break
             assert on_item is not None
             on_item(answer)
         was_doubtful, self.is_doubtful = self.is_doubtful, answer.is_guilty
-        failed_in_doubt = was_doubtful and answer.outcome is Outcome.MISMATCH
-        if answer.is_unsound or failed_in_doubt or answer.outcome is Outcome.LAUNCH_ERROR:
+        failed_in_doubt = was_doubtful and answer.result.outcome is Outcome.MISMATCH
+        if answer.is_unsound or failed_in_doubt or answer.result.outcome is Outcome.LAUNCH_ERROR:
             self.drop()
         return answer, Output()
 

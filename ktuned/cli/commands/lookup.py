@@ -21,7 +21,7 @@ from ktuned.cli.options import (
     objective_option,
     problem_option,
 )
-from ktuned.model import LATENCY, JobState, Status, describe_change, is_exact
+from ktuned.model import LATENCY, JobState, Status, describe_change, is_exact, mention_objective
 from ktuned.protocol import PINS, RESULTS, UNPIN, PinInfo, ResultsParams, UnpinParams, call_method
 from ktuned_client import Client
 from ktuned_client.answers import LEFT_OUT
@@ -83,7 +83,7 @@ def lookup(
     elif answer["status"] != Status.UNKNOWN:
         output.emit_line(text.format_values(answer["config"]))
         objective = answer.get("objective") or LATENCY
-        by = "" if objective == LATENCY else f"by {objective}"
+        by = mention_objective(objective).strip()
         facts = [answer["status"], by, answer["device"], text.format_latency(answer["latency_us"])]
         facts.append(text.format_metrics(answer.get("metrics") or {}))
         facts.append(share)
