@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar
 
-from ktuned.model import KtunedError
+from ktuned.model import KtunedError, SparseRecord
 
 _T = TypeVar("_T")
 _Converter = Callable[[Any], Any]
@@ -91,14 +91,16 @@ def _make_dataclass_writer(kind: Any) -> _Converter:
 @cache
 def _make_message_writer(kind: Any) -> _Converter:
     hints = typing.get_type_hints(kind)
-    writers = [
-        (field.name, field.default, _make_writer(hints[field.name], _make_message_writer))
+    writers = {
+        field.name: (field.default, _make_writer(hints[field.name], _make_message_writer))
         for field in dataclasses.fields(kind)
-    ]
+    }
+    holds_no_defaults = issubclass(kind, SparseRecord)
 
     def encode_fields(value: Any) -> dict[str, Any]:
         data = {}
-        for name, default, write in writers:
+        for name in vars(value) if holds_no_defaults else writers:
+            default, write = writers[name]
             held = getattr(value, name)
             if held is not default:
                 data[name] = held if write is None else write(held)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Self
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey
@@ -171,7 +171,9 @@ class TrialResult(Record):
 
     def add_details(self, **details: Any) -> Self:
         """Return the result with further fields of its detail: ``result.add_details(cores=2)``."""
-        return replace(self, detail=replace(self.detail, **details))
+        # As `replace` does, which would look at each of the fields that a detail might have.
+        detail = TrialDetail(**{**vars(self.detail), **details})
+        return type(self)(**{**vars(self), "detail": detail})
 
 
 @record
@@ -194,7 +196,7 @@ class Trial(TrialResult):
     @property
     def result(self) -> TrialResult:
         """The result alone."""
-        return TrialResult(**{name: getattr(self, name) for name in TrialResult.__match_args__})
+        return TrialResult(*(getattr(self, name) for name in TrialResult.__match_args__))
 
     def without_detail(self) -> Self:
         """Return the trial as lists and events have it: whatever writes it leaves its detail out."""

@@ -89,8 +89,10 @@ class Desk:
         """Return a method's result."""
         asked = self._table[method]
         found = asked.handle(asked.read_params(params), self.peer)  # type: ignore[arg-type]
-        result: dict[str, Any] = msgspec.to_builtins(await found if inspect.isawaitable(found) else found)
-        return result
+        result = await found if inspect.isawaitable(found) else found
+        # Over the wire a tuple is a list.
+        travelled: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(result))
+        return travelled
 
 
 @pytest.fixture
