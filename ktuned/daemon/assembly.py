@@ -96,6 +96,7 @@ from ktuned.serve import (
     Subscriptions,
     Traffic,
     TrialCount,
+    TrialMethods,
     WinnerExchange,
 )
 from ktuned.store import Artifacts, Store
@@ -515,7 +516,6 @@ def assemble_parts(
     )
     methods = Methods(
         catalog=catalog,
-        machine=machine,
         intake=intake,
         lookups=lookups,
         jobs=jobs,
@@ -540,6 +540,7 @@ def assemble_parts(
     subscriptions = Subscriptions(events, jobs)
     found: list[Handler[Any, Any]] = [
         *methods.list_handlers(),
+        *TrialMethods(catalog=catalog, machine=machine, lookups=lookups, jobs=jobs, store=store).list_handlers(),
         *subscriptions.list_handlers(),
         *Control(catalog=catalog, machine=machine, jobs=jobs).list_handlers(),
         *exchange.list_handlers(),

@@ -33,7 +33,15 @@ from ktuned.protocol.kernels import (
     UnwatchParams,
 )
 from ktuned.protocol.method import Method, NoParams, call_method, call_method_async
-from ktuned.protocol.trials import FORGET, RESULTS, ForgetParams, ResultsParams
+from ktuned.protocol.trials import (
+    FORGET,
+    RESULTS,
+    ForgetAnswer,
+    ForgetParams,
+    NumericsReport,
+    ResultsAnswer,
+    ResultsParams,
+)
 from ktuned.protocol.winners import (
     CHECK,
     EXPORT,
@@ -103,6 +111,7 @@ __all__ = [
     "CollectParams",
     "CompileParams",
     "ExportParams",
+    "ForgetAnswer",
     "ForgetParams",
     "ImportParams",
     "JobParams",
@@ -113,11 +122,13 @@ __all__ = [
     "LookupParams",
     "Method",
     "NoParams",
+    "NumericsReport",
     "PauseParams",
     "PeaksParams",
     "PinInfo",
     "PinsAnswer",
     "PortfolioParams",
+    "ResultsAnswer",
     "ResultsParams",
     "SharePullParams",
     "SubscribeParams",

@@ -14,6 +14,9 @@ from ktuned.serve.connection import Connection
 P = TypeVar("P", bound=msgspec.Struct)
 A = TypeVar("A")
 
+MAX_ROWS = 2_000
+"""Trials or jobs in one answer, which must stay below the limit of a message."""
+
 _LEAST, _MOST = -(2**63), 2**63 - 1
 """Ends of the integers that the store holds."""
 
@@ -43,6 +46,17 @@ class Handler(msgspec.Struct, Generic[P, A], frozen=True):
             return msgspec.convert(params, self.method.params)
         except msgspec.ValidationError as error:
             raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
+
+
+def bound_limit(limit: int) -> int:
+    """Return how many rows an answer may have where a request wants ``limit``.
+
+    Raises:
+        UsageError: it wants none.
+    """
+    if limit < 1:
+        raise UsageError(f"limit is {limit}", hint="give at least 1")
+    return min(limit, MAX_ROWS)
 
 
 class DeferredAnswer(msgspec.Struct, frozen=True):

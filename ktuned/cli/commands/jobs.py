@@ -12,7 +12,7 @@ from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import WholeNumber, drop_missing, json_option
-from ktuned.model import LATENCY, JobState, Objective, is_latency
+from ktuned.model import LATENCY, JobState, Objective, mention_objective, needs_metric
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 200
@@ -167,15 +167,14 @@ def _job_row(job: Mapping[str, Any], now: float) -> list[str]:
 
 
 def _job_objective(job: Mapping[str, Any]) -> str:
-    return "" if job.get("objective") in (None, LATENCY) else f" by {job['objective']}"
+    return mention_objective(job.get("objective") or LATENCY)
 
 
 def _best_and_default(job: Mapping[str, Any]) -> list[str]:
     """Return the best figure and the default's, by the job's objective."""
     objective = Objective(job.get("objective") or LATENCY)
-    if is_latency(objective):
-        return [text.format_latency(job["best_us"]), text.format_latency(job.get("default_us"))]
-    return [text.by_objective(objective, job.get(name)) for name in ("best_figure", "default_figure")]
+    names = ("best_figure", "default_figure") if needs_metric(objective) else ("best_us", "default_us")
+    return [text.by_objective(objective, job.get(name)) for name in names]
 
 
 def _describe_reason(job: Mapping[str, Any]) -> str:
