@@ -554,7 +554,7 @@ def test_a_reader_that_goes_away_is_no_error(serve: Serve) -> None:
 
 @pytest.mark.parametrize("arguments", [("--help",), ("lookup", "gemm"), ("jobs",)])
 def test_what_only_asks_stays_light(serve: Serve, arguments: tuple[str, ...]) -> None:
-    """Help and questions import neither the daemon nor what it is built on; questions need msgspec for their answers."""
+    """Help and questions import no part of the daemon; msgspec reads the answers to questions."""
     serve(lookup=answer_map(), jobs={"jobs": []})
     program = (
         "import sys; from ktuned.cli import main; main(sys.argv[1:]);"
