@@ -43,7 +43,7 @@ from ktuned.adoption.key_choice import KeyChoice
 from ktuned.catalog import Catalog, Project, environment_of, make_root
 from ktuned.devices import Machine
 from ktuned.fleet import FrontEnds
-from ktuned.lookup import Answer, Lookups
+from ktuned.lookup import Lookup, Lookups
 from ktuned.model import (
     DeviceModel,
     Job,
@@ -219,22 +219,23 @@ class Adoptions:
             self.look_through_spool()
             return KeyAnswer(Status.UNKNOWN)
         if pin is None:
-            found = self._lookups.find_answer(kernel.name, problem, device, tune=False, admits=_admits_any)
+            found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admits_any)
         else:
             held = self._lookups.lookup_pinned(pin, kernel.name, problem, device, tune=False, admits=_admits_any)
-            found = held if isinstance(held, Answer) else await held()
-        job = self._find_live_job(kernel, problem, found.device)
+            found = held if isinstance(held, Lookup) else await held()
+        answer = found.answer
+        job = self._find_live_job(kernel, problem, answer.device)
         if job is not None and waiter is not None:
             self._jobs.add_waiter(waiter, [job.id])
         is_open = job is not None or self._awaits_near_key(kernel, problem, device)
-        has_ended = not is_open and found.status is not Status.FRESH
+        has_ended = not is_open and answer.status is not Status.FRESH
         message = self._explain_ending(kernel, problem, device, found) if has_ended else ""
         return KeyAnswer(
-            found.status,
-            found.config,
+            answer.status,
+            answer.config,
             is_open=is_open,
-            artifact=found.artifact,
-            latency_us=found.latency_us,
+            artifact=answer.artifact,
+            latency_us=answer.latency_us,
             message=message,
         )
 
@@ -255,7 +256,7 @@ class Adoptions:
                 return job
         return None
 
-    def _explain_ending(self, kernel: KernelInfo, problem: Problem, device: str | None, found: Answer) -> str:
+    def _explain_ending(self, kernel: KernelInfo, problem: Problem, device: str | None, found: Lookup) -> str:
         """Return why the last tuning of a key has no winner; empty if it has one, or no tuning has ended yet.
 
         A lookup's other messages (not tuned yet, a file is being inspected) are no ending: the application waits on.
@@ -363,7 +364,7 @@ class Adoptions:
             if kernel is None:
                 continue
             del self._launches[place]
-            found = self._lookups.find_answer(kernel.name, problem, device or None, tune=False, admits=_admits_any)
+            found = self._lookups.look_up(kernel.name, problem, device or None, tune=False, admits=_admits_any).answer
             if found.device is not None:
                 known[kernel.make_winner_key(problem, DeviceModel(found.device), kernel.objective(None))] = number
                 if (choice := self._choices.get((kernel.name, device))) is not None:
@@ -511,9 +512,9 @@ class Adoptions:
         return None
 
     def _is_served(self, kernel: KernelInfo, record: CallRecord) -> bool:
-        found = self._lookups.find_answer(
+        found = self._lookups.look_up(
             kernel.name, dict(record.problem), record.device or None, tune=False, admits=_admits_any
-        )
+        ).answer
         configs = {canonical(config) for config in record.configs}
         return found.status is Status.FRESH and found.config is not None and canonical(found.config) in configs
 

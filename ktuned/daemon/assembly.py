@@ -87,6 +87,7 @@ from ktuned.serve import (
     Events,
     Explainer,
     Handler,
+    LookupMethods,
     Methods,
     PortfolioMethods,
     RootMethods,
@@ -540,6 +541,7 @@ def assemble_parts(
     subscriptions = Subscriptions(events, jobs)
     found: list[Handler[Any, Any]] = [
         *methods.list_handlers(),
+        *LookupMethods(lookups).list_handlers(),
         *subscriptions.list_handlers(),
         *Control(catalog=catalog, machine=machine, jobs=jobs).list_handlers(),
         *exchange.list_handlers(),

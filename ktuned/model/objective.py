@@ -12,6 +12,7 @@ numerics are kept apart from those that go by a tolerance.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Final, NewType
 
@@ -86,7 +87,8 @@ def read_objective(text: str) -> Objective:
     """
     plain = strip_numerics(text)
     if plain in BUILT_IN or (plain.startswith((_MOST, _LEAST)) and metric_of(plain).isidentifier()):
-        return Objective(text)
+        # One object for each text, by which a field that holds its default is recognised.
+        return Objective(sys.intern(text))
     hint = "give latency, energy, edp, or a metric of the kernel file with its direction, max:NAME or min:NAME"
     raise UsageError(f"there is no objective {text!r}", hint=hint)
 
@@ -100,6 +102,11 @@ def metric_of(objective: Objective) -> str:
     """Return the name of an objective's figure: ``latency``, or a metric's name."""
     plain = strip_numerics(objective)
     return plain.partition(":")[2] or plain
+
+
+def phrase_objective(objective: Objective) -> str:
+    """Return ``by energy``, say; nothing for the latency, which goes without saying."""
+    return "" if objective == LATENCY else f"by {objective}"
 
 
 def unit_of(objective: Objective) -> str:

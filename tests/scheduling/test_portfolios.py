@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from ktuned.model import KernelInfo, Objective, Priority, UsageError
@@ -103,12 +104,12 @@ async def test_a_portfolio_answers_problems_that_were_never_tuned(parts: Parts) 
         assert all(measured(int(problem["n"])) >= configs for problem in borders)
         jobs = len(parts.store.list_jobs(limit=1000))
         for size, kind in ((12, "small"), (40, "small"), (200, "large"), (300, "large")):
-            answer = parts.lookups.find_answer("it", {"n": size}, None, tune=True).to_wire()
+            answer = msgspec.to_builtins(parts.lookups.look_up("it", {"n": size}, None, tune=True).answer)
             assert (answer["status"], answer["config"]) == ("near", {"kind": kind}), size
             assert answer["expected_loss"] < 1.0
         assert len(parts.store.list_jobs(limit=1000)) == jobs
         assert found.noted == {f'{{"n":{size}}}': 1 for size in (12, 40, 200, 300)}
-        await until(lambda: parts.lookups.find_answer("it", {"n": 300}, None, tune=False).status == "fresh")
+        await until(lambda: parts.lookups.look_up("it", {"n": 300}, None, tune=False).answer.status == "fresh")
         await until(lambda: measured(300) >= configs)
     again = KeptPortfolios(parts.store).find_portfolio(kernel, "Fake CPU", LATENCY)
     assert again is not None
@@ -125,9 +126,9 @@ async def test_a_declared_portfolio_is_made_when_it_is_needed(parts: Parts) -> N
     assert kernel.extra["portfolio"]["configs"] == 2
     async with at_work(parts):
         for size in range(1, 41):
-            parts.lookups.find_answer("it", {"n": size}, None, tune=True)
+            parts.lookups.look_up("it", {"n": size}, None, tune=True)
         await until(lambda: kept(parts, kernel) is not None)
-        answers = [parts.lookups.find_answer("it", {"n": size}, None, tune=False) for size in range(1, 41)]
+        answers = [parts.lookups.look_up("it", {"n": size}, None, tune=False).answer for size in range(1, 41)]
     assert {answer.status for answer in answers} <= {"fresh", "near"}
     assert all(answer.config is not None for answer in answers)
     assert len({job.problem["n"] for job in parts.store.list_jobs(limit=1000)}) <= len(SIZES) + 4

@@ -121,7 +121,7 @@ async def imported(parts: Parts, given: dict[str, Any], *, dry_run: bool = False
 
 def status(parts: Parts) -> str:
     """Return the status of a lookup."""
-    return parts.lookups.find_answer("it", {"n": 64}, None, tune=False).status.value
+    return parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status.value
 
 
 @pytest.fixture
