@@ -52,6 +52,7 @@ from ktuned.model.objective import (
     NUMERICS,
     TOLERANCE,
     Objective,
+    as_latency,
     compute_energy_figures,
     compute_gain,
     cost_of,
@@ -67,6 +68,7 @@ from ktuned.model.objective import (
     strip_numerics,
     unit_of,
     with_numerics,
+    word_improvement,
 )
 from ktuned.model.peaks import (
     BANDWIDTH_METRIC,
@@ -193,6 +195,7 @@ __all__ = [
     "add_captured",
     "add_digests",
     "apply_bucket_rules",
+    "as_latency",
     "canonical",
     "choose_class",
     "compare_contexts",
@@ -244,4 +247,5 @@ __all__ = [
     "suggest_name",
     "unit_of",
     "with_numerics",
+    "word_improvement",
 ]

@@ -109,6 +109,16 @@ def phrase_objective(objective: Objective) -> str:
     return "" if objective == LATENCY else f"by {objective}"
 
 
+def word_improvement(objective: Objective) -> str:
+    """Return ``faster`` of a latency, ``better`` of any other figure."""
+    return "faster" if is_latency(objective) else "better"
+
+
+def as_latency(objective: Objective, figure: float | None) -> float | None:
+    """Return a figure if it is a latency (µs); None for another objective's."""
+    return figure if is_latency(objective) else None
+
+
 def unit_of(objective: Objective) -> str:
     """Return the unit of an objective's figures; for a kernel file's metric, its name."""
     return {LATENCY: "µs", ENERGY: "J", EDP: "J·s"}.get(strip_numerics(objective), metric_of(objective))

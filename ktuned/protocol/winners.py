@@ -8,11 +8,12 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ktuned.model import LATENCY, Config, Objective, Problem, Scalar, Status
+from ktuned.model import LATENCY, Config, Objective, Problem, Scalar, Status, figure_of
 from ktuned.protocol.method import Method, NoParams
+from ktuned_client.answers import DaemonError
 
 
-class LookupParams(msgspec.Struct, frozen=True):
+class LookupParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """``lookup``: a kernel, a problem and a device; ``tune`` requests a better answer.
 
     ``objective`` is what the config is to be the best by; the kernel file's own if there is none. ``settle`` is how
@@ -20,7 +21,7 @@ class LookupParams(msgspec.Struct, frozen=True):
     """
 
     kernel: str
-    problem: dict[str, Scalar]
+    problem: Problem
     device: str | None = None
     tune: bool = True
     pin: str | None = None
@@ -74,6 +75,11 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     objective: Objective = LATENCY
     expected_loss: float | None = None
 
+    @property
+    def figure(self) -> float | None:
+        """The winner's figure by the objective; None if it has none."""
+        return figure_of(self.objective, self.latency_us, self.metrics)
+
 
 class RefusedLookup(msgspec.Struct, frozen=True):
     """In the place of the answer to one of several lookups: why it was refused, as the protocol's error map."""
@@ -88,11 +94,14 @@ class LookupManyAnswer(msgspec.Struct, frozen=True):
     answers: Sequence[Any]
 
     def read_answers(self) -> list[Answer]:
-        """Return the answers of lookups of which none was refused.
+        """Return the answers.
 
         Raises:
-            msgspec.ValidationError: one was.
+            DaemonError: one of the lookups was refused.
         """
+        for answer in self.answers:
+            if "error" in answer:
+                raise DaemonError.from_wire(answer["error"])
         return msgspec.convert(self.answers, list[Answer])
 
 
@@ -354,9 +363,9 @@ class ImportedWinner(msgspec.Struct, frozen=True):
     problem: Problem
     config: Config
     objective: str
-    taken: bool
-    status: Status | None
-    reason: str
+    taken: bool = False
+    status: Status | None = None
+    reason: str = ""
 
 
 class ImportAnswer(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ import pytest
 from ktuned.model import KernelInfo, Objective, Priority, UsageError
 from ktuned.portfolio import Branch, Condition, Leaf, Matrix, Portfolio, list_leaves
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.scheduling.portfolios import PortfolioBuild, border_problems
+from ktuned.scheduling.portfolios import PortfolioBuild, PortfolioRequest, border_problems
 from tests.assembled import PATIENCE_S, Parts, assembled
 
 pytestmark = pytest.mark.anyio
@@ -59,8 +59,10 @@ async def at_work(parts: Parts) -> AsyncIterator[None]:
 
 async def made(parts: Parts, kernel: KernelInfo, **asked: Any) -> PortfolioBuild:
     """Have a portfolio made, and wait for its end."""
-    build = parts.daemon.portfolios.request_portfolio(kernel, None, LATENCY, asked, Priority.REQUESTED)
-    await until(lambda: build.state not in ("queued", "running"))
+    build = parts.daemon.portfolios.request_portfolio(
+        kernel, None, LATENCY, PortfolioRequest(**asked), Priority.REQUESTED
+    )
+    await until(lambda: not build.progress.is_under_way)
     return build
 
 
@@ -91,10 +93,10 @@ async def test_a_portfolio_answers_problems_that_were_never_tuned(parts: Parts) 
 
     async with at_work(parts):
         build = await made(parts, kernel, tunings=4, configs=3)
-        assert (build.state, build.message) == ("done", "")
-        assert build.tuned <= 4
+        assert (build.progress.state, build.progress.message) == ("done", "")
+        assert build.progress.tuned <= 4
         found = kept(parts, kernel)
-        matrix = Matrix.from_wire(found.document["matrix"])
+        matrix = Matrix.from_wire(found.stored.document.matrix)
         assert [problem["n"] for problem in matrix.problems] == list(SIZES)
         assert all(matrix.works(row, found.portfolio.find_leaf(p).config) for row, p in enumerate(matrix.problems))
         configs = set(found.portfolio.configs)
@@ -115,7 +117,7 @@ async def test_a_portfolio_answers_problems_that_were_never_tuned(parts: Parts) 
     assert again is not None
     assert again.portfolio == found.portfolio
     (described,) = parts.daemon.portfolios.describe_portfolios(kernel)
-    assert (described["device"], described["current"]) == ("Fake CPU", True)
+    assert (described.device, described.current) == ("Fake CPU", True)
     parts.kill_workers()
 
 
@@ -140,9 +142,9 @@ async def test_a_leafs_config_that_fails_at_its_border_is_not_given_there(parts:
     kernel = await parts.inspect(kernel_file(failing=failing))
     async with at_work(parts):
         build = await made(parts, kernel, tunings=4, configs=2)
-    assert build.state == "done"
+    assert build.progress.state == "done"
     portfolio: Portfolio = kept(parts, kernel).portfolio
-    problems = Matrix.from_wire(kept(parts, kernel).document["matrix"]).problems
+    problems = Matrix.from_wire(kept(parts, kernel).stored.document.matrix).problems
     for problem in border_problems(portfolio.tree, problems):
         fails = portfolio.choose_config(problem)["kind"] == "large" and int(problem["n"]) in range(108, 116)
         assert not fails
@@ -152,10 +154,12 @@ async def test_a_portfolio_of_one_problem_is_refused(parts: Parts) -> None:
     """It is for many; and numbers have their ranges."""
     kernel = await parts.inspect(kernel_file((64,)))
     with pytest.raises(UsageError, match="names 1 problems"):
-        parts.daemon.portfolios.request_portfolio(kernel, None, LATENCY, {}, Priority.REQUESTED)
+        parts.daemon.portfolios.request_portfolio(kernel, None, LATENCY, PortfolioRequest(), Priority.REQUESTED)
     kernel = await parts.inspect(kernel_file())
     with pytest.raises(UsageError, match="configs is 99"):
-        parts.daemon.portfolios.request_portfolio(kernel, None, LATENCY, {"configs": 99}, Priority.REQUESTED)
+        parts.daemon.portfolios.request_portfolio(
+            kernel, None, LATENCY, PortfolioRequest(configs=99), Priority.REQUESTED
+        )
 
 
 def test_borders_are_whole_numbers_of_one_field() -> None:
