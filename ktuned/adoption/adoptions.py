@@ -35,7 +35,6 @@ from typing import Any, Final
 
 import anyio
 import anyio.to_thread
-import msgspec
 import structlog
 
 from ktuned.adoption.adopted_files import AdoptedDirectory, identity_of
@@ -45,6 +44,8 @@ from ktuned.devices import Machine
 from ktuned.fleet import FrontEnds
 from ktuned.lookup import Lookup, Lookups
 from ktuned.model import (
+    CallKey,
+    Config,
     DeviceModel,
     Job,
     JobState,
@@ -59,6 +60,7 @@ from ktuned.model import (
     canonical,
     is_exact,
 )
+from ktuned.protocol import KeyAnswer
 from ktuned.scheduling import Intake, JobRequests, Jobs, TuningRequest
 from ktuned.spool import (
     CALL_KEY,
@@ -68,6 +70,7 @@ from ktuned.spool import (
     STAGED_PREFIX,
     CallRecord,
     InvalidRecord,
+    KeyLaunches,
     LaunchCounts,
     RefusedFile,
     read_file,
@@ -108,20 +111,6 @@ MAX_AT_ONCE: Final = 4
 _STEP_MS: Final = 100
 
 
-class KeyAnswer(msgspec.Struct, frozen=True):
-    """What the daemon knows about one key of an application's function.
-
-    ``status`` is a lookup's; ``is_open`` says that a tuning waits or runs; ``message`` why there is no winner.
-    """
-
-    status: str
-    config: Mapping[str, Any] | None = None
-    is_open: bool = False
-    artifact: str | None = None
-    latency_us: float | None = None
-    message: str = ""
-
-
 class Adoptions:
     """Takes records in as they come, and answers applications' questions about their functions."""
 
@@ -154,7 +143,7 @@ class Adoptions:
         self._deadlines = deadlines
         self._kernels: dict[str, str] = {}
         self._job_of: dict[str, int] = {}
-        self._launches: dict[str, tuple[str, Problem, str, int]] = {}
+        self._launches: dict[str, KeyLaunches] = {}
         self._refused: list[str] = []
         self._news = anyio.Event()
         self._under_way: set[str] = set()
@@ -204,17 +193,10 @@ class Adoptions:
         """Look through the spool at once."""
         self._news.set()
 
-    async def find_answer(
-        self,
-        identity: str,
-        problem: Problem,
-        device: str | None,
-        *,
-        waiter: Hashable | None = None,
-        pin: str | None = None,
-    ) -> KeyAnswer:
+    async def find_answer(self, key: CallKey, *, waiter: Hashable | None = None, pin: str | None = None) -> KeyAnswer:
         """Return what is known about a key, or what a pin holds. A tuning that a ``waiter`` waits for goes first."""
-        kernel = self._find_kernel(identity)
+        problem, device = key.problem, key.device
+        kernel = self._find_kernel(key.identity)
         if kernel is None:
             self.look_through_spool()
             return KeyAnswer(Status.UNKNOWN)
@@ -354,21 +336,20 @@ class Adoptions:
 
     async def _add_launches(self, counts: Iterable[LaunchCounts]) -> None:
         """Add up launches; pass those of keys that are known by now on to the jobs."""
-        for identity, problem, device, number in (row for one in counts for row in one.launches):
-            place = f"{identity} {device} {canonical(problem)}"
-            before = self._launches.get(place)
-            self._launches[place] = identity, problem, device, number + (before[3] if before else 0)
+        for row in (row for one in counts for row in one.launches):
+            before = self._launches.get(row.key.text)
+            self._launches[row.key.text] = KeyLaunches(row.key, row.number + (before.number if before else 0))
         known: dict[WinnerKey, int] = {}
-        for place, (identity, problem, device, number) in list(self._launches.items()):
-            kernel = self._find_kernel(identity)
+        for place, row in list(self._launches.items()):
+            kernel, problem, device = self._find_kernel(row.key.identity), row.key.problem, row.key.device
             if kernel is None:
                 continue
             del self._launches[place]
-            found = self._lookups.look_up(kernel.name, problem, device or None, tune=False, admits=_admits_any).answer
+            found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admits_any).answer
             if found.device is not None:
-                known[kernel.make_winner_key(problem, DeviceModel(found.device), kernel.objective(None))] = number
-                if (choice := self._choices.get((kernel.name, device))) is not None:
-                    choice.count_launches(kernel.select_key_values(problem), number)
+                known[kernel.make_winner_key(problem, DeviceModel(found.device), kernel.objective(None))] = row.number
+                if (choice := self._choices.get((kernel.name, device or ""))) is not None:
+                    choice.count_launches(kernel.select_key_values(problem), row.number)
         for place in list(self._launches)[:-MAX_COUNTED]:
             del self._launches[place]
         if known:
@@ -513,7 +494,7 @@ class Adoptions:
 
     def _is_served(self, kernel: KernelInfo, record: CallRecord) -> bool:
         found = self._lookups.look_up(
-            kernel.name, dict(record.problem), record.device or None, tune=False, admits=_admits_any
+            kernel.name, record.problem, record.device or None, tune=False, admits=_admits_any
         ).answer
         configs = {canonical(config) for config in record.configs}
         return found.status is Status.FRESH and found.config is not None and canonical(found.config) in configs
@@ -559,6 +540,6 @@ def _make_place(kernel: str, problem: Problem) -> str:
     return f"{kernel} {canonical(problem)}"
 
 
-def _admits_any(config: Mapping[str, Any]) -> bool:
+def _admits_any(config: Config) -> bool:
     """Admit any config: the application itself leaves out those that its pruning has removed."""
     return True

@@ -26,6 +26,7 @@ from ktuned.model.errors import (
 from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, find_notices, format_notice
 from ktuned.model.kernel import KernelInfo, Root, RootSettings
 from ktuned.model.keys import (
+    CallKey,
     DeviceModel,
     DeviceName,
     KernelName,
@@ -143,6 +144,7 @@ __all__ = [
     "BitClass",
     "BitClasses",
     "Bits",
+    "CallKey",
     "Candidate",
     "Change",
     "Config",

@@ -5,7 +5,7 @@ the params and the answers of its methods, and then the methods as constants, wi
 (:func:`call_method`) and the daemon answers. docs/protocol.md says what they mean to clients of any language.
 """
 
-from ktuned.protocol.application_calls import CALLS, PREPARE_LIBRARY, CalledKey, CallsParams, LibraryParams
+from ktuned.protocol.application_calls import CALLS, PREPARE_LIBRARY, CallsAnswer, CallsParams, KeyAnswer, LibraryParams
 from ktuned.protocol.daemon import BACKENDS, COLLECT, HELLO, PEAKS, RELOAD, SHUTDOWN, STATUS, CollectParams, PeaksParams
 from ktuned.protocol.events import SUBSCRIBE, UNSUBSCRIBE, SubscribeParams
 from ktuned.protocol.jobs import (
@@ -32,7 +32,7 @@ from ktuned.protocol.kernels import (
     KernelsParams,
     UnwatchParams,
 )
-from ktuned.protocol.method import Method, NoParams, call_method, call_method_async
+from ktuned.protocol.method import EmptyAnswer, Method, NoParams, call_method, call_method_async
 from ktuned.protocol.trials import FORGET, RESULTS, ForgetParams, ResultsParams
 from ktuned.protocol.winners import (
     CHECK,
@@ -115,7 +115,7 @@ __all__ = [
     "UNWATCH",
     "AddParams",
     "Answer",
-    "CalledKey",
+    "CallsAnswer",
     "CallsParams",
     "CancelParams",
     "CaptureParams",
@@ -124,6 +124,7 @@ __all__ = [
     "CheckedWinner",
     "CollectParams",
     "CompileParams",
+    "EmptyAnswer",
     "ExportAnswer",
     "ExportInfo",
     "ExportParams",
@@ -135,6 +136,7 @@ __all__ = [
     "JobParams",
     "JobsParams",
     "KernelsParams",
+    "KeyAnswer",
     "LibraryParams",
     "LookupManyAnswer",
     "LookupManyParams",

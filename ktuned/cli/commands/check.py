@@ -39,7 +39,7 @@ def check(kernel: str, problem: dict[str, Any] | None, sanitize: bool, as_json: 
     """
     tools = {"address": _library_of_address_sanitizer(), "compute": _compute_sanitizer()} if sanitize else {}
     with Client() as client, output.report_waiting(f"checking the winners of {kernel}"):
-        params = CheckParams(kernel, problem, sanitize, **tools)
+        params = CheckParams(kernel, problem or None, sanitize, **tools)
         found = call_method(client, CHECK, params, deadline_s=CHECK_DEADLINE_S)
     if as_json:
         output.emit_answer(found)
