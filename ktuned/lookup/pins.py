@@ -24,19 +24,8 @@ MAX_PINNED: Final = 100_000
 
 MAX_PIN_BYTES: Final = 200
 
-_PASSING: Final = ("age_s", "generation", "message")
-"""Fields of an answer that a pin does not hold: they are true of a moment alone."""
-
-_ALWAYS: Final = {
-    "config": None,
-    "latency_us": None,
-    "artifact": None,
-    "decided": None,
-    "file": None,
-    "generation": 0,
-    "message": "",
-}
-"""What an answer says that a pin does not, or that one of an earlier version may not."""
+_PASSING: Final[dict[str, Any]] = {"age_s": None, "generation": 0, "message": ""}
+"""What an answer says of a moment alone, which a pin does not hold."""
 
 
 class Pins:
@@ -95,16 +84,12 @@ class Pins:
 
 
 def _render_answer(answer: Answer) -> str:
-    kept: dict[str, Any] = msgspec.to_builtins(answer)
-    for name in _PASSING:
-        del kept[name]
-    return json.dumps(kept)
+    return msgspec.json.encode(replace(answer, **_PASSING)).decode()
 
 
 def _read_answer(text: str) -> Answer:
-    """Rebuild from :func:`_render_answer`'s text, without an artifact that is gone."""
-    held: dict[str, Any] = json.loads(text)
-    age_s = compute_age(held.get("decided"))
-    answer = msgspec.convert({**_ALWAYS, **held, "age_s": age_s}, Answer)
-    is_gone = answer.artifact is not None and not os.path.isdir(answer.artifact)
-    return replace(answer, artifact=None) if is_gone else answer
+    """Rebuild from :func:`_render_answer`'s text, without an artifact that is gone; older texts have fewer fields."""
+    absent = dict.fromkeys(("config", "latency_us", "artifact", "decided", "file"))
+    held = msgspec.convert({**absent, **_PASSING, **json.loads(text)}, Answer)
+    is_gone = held.artifact is not None and not os.path.isdir(held.artifact)
+    return replace(held, age_s=compute_age(held.decided), artifact=None if is_gone else held.artifact)

@@ -323,6 +323,18 @@ class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     objectives: Mapping[Objective, Sequence[ExportedWinner]] = msgspec.field(default_factory=dict)
     artifacts: str | None = None
 
+    @classmethod
+    def read(cls, content: Any) -> WinnersDocument:
+        """Read a document that :func:`ktuned_client.winners.check_document` has checked.
+
+        Raises:
+            ValueError: a further field is of a wrong type; the message continues a sentence, as that function's does.
+        """
+        try:
+            return msgspec.convert(content, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"is invalid: {error}") from error
+
     @property
     def by_objective(self) -> dict[Objective, Sequence[ExportedWinner]]:
         """All winners, by what they are the best by."""

@@ -14,7 +14,6 @@ from time import time
 from typing import Any, Final
 
 import anyio.to_thread
-import msgspec
 from msgspec import UNSET, structs
 
 from ktuned.catalog import PROJECT_FILE, Admission, Catalog, ForeignNames, check_problem
@@ -136,9 +135,9 @@ class WinnerExchange:
 
         try:
             winners.check_document(wanted.document)
+            document = WinnersDocument.read(wanted.document)
         except ValueError as error:
             raise UsageError(f"the document {error}") from error
-        document = msgspec.convert(wanted.document, WinnersDocument)
         if (count := document.count_winners()) > MAX_IMPORTED:
             raise UsageError(f"{count} winners are too many at once", hint=f"send {MAX_IMPORTED}")
         try:

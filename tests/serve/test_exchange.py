@@ -12,6 +12,7 @@ import pytest
 
 from ktuned.catalog.foreign_names import ForeignNames
 from ktuned.ipc.places import make_relative
+from ktuned.model.errors import UsageError
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.objective import ENERGY, LATENCY
 from ktuned.model.trace import Observation
@@ -208,3 +209,11 @@ async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
     winners = {won.objective: won for won in parts.store.list_winners()}
     assert (winners[LATENCY].config, winners[ENERGY].config) == ({"us": 50.0}, {"us": 90.0})
     assert winners[ENERGY].metrics == {"energy": 1.0}
+
+
+async def test_a_document_with_a_field_of_a_wrong_type_is_refused(parts: Parts) -> None:
+    """Also where the files' own reader does not look at the field."""
+    await parts.inspect(kernel_text())
+    wanted = ImportParams(document={**document((50.0, 1.0)), "bucket": 5})
+    with pytest.raises(UsageError, match=r"the document is invalid: Expected `object`, got `int` - at `\$.bucket`"):
+        await sharing(parts).import_winners(wanted, None)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -163,13 +163,10 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
     is served as stale; one that does not fit the kernel is refused. `docs/sharing.md` has the rules.
     """
     told: list[tuple[str, WinnersDocument, ImportedWinner]] = []
-    try:
-        files = [(path, winners.read_file(path)) for given_path in paths for path in winners.paths_of(given_path)]
-    except winners.WinnersError as error:
-        raise CannotShare(str(error)) from error
+    documents = read_documents(paths)
     with Client() as client:
-        for path, content in files:
-            for part in _split_document(msgspec.convert(content, WinnersDocument)):
+        for path, document in documents:
+            for part in _split_document(document):
                 told += [(path, part, winner) for winner in _import_document(client, part, dry_run)]
     if as_json:
         entries = [
@@ -185,6 +182,25 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
         output.print_message(f"{taken} {'would be taken' if dry_run else 'taken'}, {len(told) - taken} left")
     is_unknown = told and all(winner.status is Status.UNKNOWN for _, _, winner in told)
     return Exit.NOT_REACHED if is_unknown else Exit.DONE
+
+
+def read_documents(paths: Iterable[str]) -> list[tuple[str, WinnersDocument]]:
+    """Read files of winners, or directories of them, each with its path.
+
+    Raises:
+        CannotShare: a file cannot be read, or is invalid.
+    """
+    found = []
+    try:
+        for path in (path for given_path in paths for path in winners.paths_of(given_path)):
+            content = winners.read_file(path)
+            try:
+                found.append((path, WinnersDocument.read(content)))
+            except ValueError as error:
+                raise CannotShare(f"{path} {error}") from error
+    except winners.WinnersError as error:
+        raise CannotShare(str(error)) from error
+    return found
 
 
 def _import_document(client: Client, document: WinnersDocument, dry_run: bool) -> Sequence[ImportedWinner]:

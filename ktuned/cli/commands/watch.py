@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from ktuned.cli import output, regression, spawn, text
+from ktuned.cli.commands.share import read_documents
 from ktuned.cli.commands.tune import begin_tuning
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.job_view import ENDED, View
@@ -20,9 +20,9 @@ from ktuned.cli.limits import load_limits
 from ktuned.cli.options import SectionedCommand, as_path, drop_missing, json_option, no_spawn_option
 from ktuned.cli.present import Presenter, choose_presenter, follow_tuning
 from ktuned.cli.progress import Event, add_earlier_winners, begin_view, fold_event, resync_view
-from ktuned.model import LATENCY, Objective, Problem, Status, UsageError, figure_of, phrase_objective
-from ktuned.protocol import LOOKUP_MANY, Answer, LookupManyParams, LookupParams, WinnersDocument, call_method
-from ktuned_client import Client, winners
+from ktuned.model import LATENCY, Objective, Problem, Status, figure_of, phrase_objective
+from ktuned.protocol import LOOKUP_MANY, Answer, LookupManyParams, LookupParams, call_method
+from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
 
 DEFAULT_TOLERANCE = 0.03
@@ -160,13 +160,9 @@ def _read_committed_figures(place: Path, answers: Iterable[Answer]) -> dict[regr
     """Return for each answer the figure of the winner in files of `ktuned export` that is of its problem and device.
 
     Raises:
-        UsageError: a file cannot be read.
+        CannotShare: a file cannot be read.
     """
-    try:
-        files = [winners.read_file(path) for path in winners.paths_of(str(place))]
-    except winners.WinnersError as error:
-        raise UsageError(str(error)) from error
-    documents = [msgspec.convert(content, WinnersDocument) for content in files]
+    documents = [document for _, document in read_documents([str(place)])]
     known = {(document.kernel, document.device): document.by_objective for document in documents}
     found: dict[regression.Case, float | None] = {}
     for answer in answers:
