@@ -12,7 +12,7 @@ from ktuned.model.objective import LATENCY, Objective, figure_of, is_exact
 from ktuned.model.record import Record, record
 from ktuned.model.values import Config, Outcome, Problem
 
-MEASURING_VERSION = 3
+MEASURING_VERSION = 4
 """Raised whenever measuring changes, so that latencies that were measured in two ways are never compared."""
 
 
