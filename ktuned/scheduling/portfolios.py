@@ -86,6 +86,9 @@ MAX_MEASURED: Final = 40
 MARGIN: Final = 0.02
 """A problem that loses this much more than its leaf has ever lost shows that the tree errs there."""
 
+MAX_REFINEMENTS: Final = 4
+"""Fits of one build after which a border counts no more where its config works, but loses more than was expected."""
+
 MAX_FITS: Final = 24
 """Fits of one build: after each, borders are measured, and one where the tree errs moves by half a gap."""
 
@@ -306,32 +309,34 @@ class Portfolios:
         }
         useful = shortlist_configs(self._build_matrix(kernel, build, rows), SHORTLIST * wanted.limits.configs)
         fitted: Portfolio | None = None
-        for _ in range(MAX_FITS):
+        for number in range(MAX_FITS):
             await self._fill_holes(kernel, build, [problem for problem, _ in rows.values()], useful)
             matrix = self._build_matrix(kernel, build, rows, useful)
             fitted = await self._fit_portfolio(kernel, matrix, wanted)
-            known_problems = [problem for problem, _ in rows.values()]
+            problems = [problem for problem, _ in rows.values()]
+            # Whole problems, not only what enters the key: an application's call is a part of them.
             borders = {
                 canonical(problem): (problem, 0.0)
-                for problem in border_problems(fitted.tree, known_problems, wanted.measurable)
+                for problem in border_problems(fitted.tree, problems, wanted.measurable)
                 if canonical(problem) not in rows
             }
             if not borders:
                 break
             await self._fill_holes(kernel, build, [problem for problem, _ in borders.values()], fitted.configs)
             known = self._build_matrix(kernel, build, borders, fitted.configs)
-            places = [(row, fitted.find_leaf(problem)) for row, problem in enumerate(known.problems)]
-            erring = [known.problems[row] for row, leaf in places if is_erring(known, row, leaf)]
+            leaves = [fitted.find_leaf(problem) for problem in known.problems]
+            erring = {
+                text: problem
+                for row, (text, (problem, _)) in enumerate(borders.items())
+                if is_erring(known, row, leaves[row], also_slow=number < MAX_REFINEMENTS)
+            }
             if not erring:
                 break
             # A leaf's config fails at its border, or loses more than was expected: that problem counts from now on.
             weight = sum(weight for _, weight in rows.values()) / len(rows)
-            rows |= {canonical(problem): (problem, weight) for problem in erring}
+            rows |= {text: (problem, weight) for text, problem in erring.items()}
         else:
-            if any(not known.works(row, leaf.config) for row, leaf in places):
-                raise UsageError(
-                    f"{kernel.name}: configs fail at every border", hint="repair them, or constrain the space"
-                )
+            raise UsageError(f"{kernel.name}: configs fail at every border", hint="repair them, or constrain the space")
         assert fitted is not None
         if state != self._measuring_state(kernel := self._catalog.resolve_kernel(build.kernel), build.device):
             raise UsageError(f"{kernel.name} changed meanwhile", hint="ask again")
@@ -531,11 +536,13 @@ class Portfolios:
         self.request_portfolio(kernel, model, objective, wanted, Priority.BACKGROUND)
 
 
-def is_erring(matrix: Matrix, row: int, leaf: Leaf) -> bool:
+def is_erring(matrix: Matrix, row: int, leaf: Leaf, *, also_slow: bool = True) -> bool:
     """Return whether a leaf's config fails for a measured problem of it, or loses clearly more than was expected."""
     if matrix.best[row] == FAILED:
         # Nothing works there: that says nothing about the leaf.
         return False
+    if not also_slow:
+        return not matrix.works(row, leaf.config)
     return matrix.compute_loss(row, leaf.config) > max(leaf.worst_loss, leaf.expected_loss) + MARGIN
 
 

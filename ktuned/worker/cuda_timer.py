@@ -59,9 +59,9 @@ LEAD_IN_FLUSHES = 4
 the GPU by then: without these flushes, the first sample of each batch was 10 to 25 µs too long on an H100."""
 
 FIRST_LEAD_S = 0.0002
-MOST_LEAD_S = 0.01
+MOST_LEAD_S = 0.02
 """The work in addition to those flushes where the host was late: the first time, and at most. In a batch of 20
-launches, the host then has 0.5 ms for each."""
+launches, the host then has 1 ms for each."""
 
 MANY_LATE = 0.25
 """The part of a batch's launches that were late from which the next batch begins with more work."""
@@ -76,6 +76,7 @@ IDLE_S = 0.5
 """Pause after which the clock may be cold. An H100's was still warm after seconds."""
 
 _BATCH = 20
+"""Launches that are enqueued at once; the host waits for the GPU after each such piece."""
 _WARMING_SIZE = 2048
 
 
@@ -245,6 +246,11 @@ class CudaTimer:
         self.synchronize()
 
     def _time_batch(self, launches: TimedLaunches, run: Callable[[], object], count: int, samples: Samples) -> None:
+        """Take ``count`` samples or fewer, in pieces for which the host's lead lasts."""
+        for first in range(0, count, _BATCH):
+            self._time_piece(launches, run, min(_BATCH, count - first), samples)
+
+    def _time_piece(self, launches: TimedLaunches, run: Callable[[], object], count: int, samples: Samples) -> None:
         """Take samples of ``run``, which launches the whole ring: by itself, or as a captured graph."""
         event = self._torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]  # type: ignore[no-untyped-call]
