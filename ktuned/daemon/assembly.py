@@ -87,6 +87,7 @@ from ktuned.serve import (
     Events,
     Explainer,
     Handler,
+    LookupMethods,
     Methods,
     PortfolioMethods,
     RootMethods,
@@ -541,6 +542,7 @@ def assemble_parts(
     found: list[Handler[Any, Any]] = [
         *methods.list_handlers(),
         *TrialMethods(catalog=catalog, machine=machine, lookups=lookups, jobs=jobs, store=store).list_handlers(),
+        *LookupMethods(lookups).list_handlers(),
         *subscriptions.list_handlers(),
         *Control(catalog=catalog, machine=machine, jobs=jobs).list_handlers(),
         *exchange.list_handlers(),

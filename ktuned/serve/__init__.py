@@ -10,6 +10,7 @@ from ktuned.serve.events import Events
 from ktuned.serve.exchange import WinnerExchange
 from ktuned.serve.explain import Explainer
 from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
+from ktuned.serve.lookup_methods import LookupMethods
 from ktuned.serve.method import DeferredAnswer, Handler
 from ktuned.serve.methods import Methods
 from ktuned.serve.peaks import DevicePeaks
@@ -34,6 +35,7 @@ __all__ = [
     "Events",
     "Explainer",
     "Handler",
+    "LookupMethods",
     "Methods",
     "PortfolioMethods",
     "RootMethods",

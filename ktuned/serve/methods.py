@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
-from time import monotonic
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,11 +12,10 @@ from msgspec.structs import replace
 import ktuned
 from ktuned.catalog import Catalog, FileError
 from ktuned.fleet import Applications
-from ktuned.lookup import SETTLE_S, Answer, Lookups
+from ktuned.lookup import Lookups
 from ktuned.model import (
     Job,
     KernelInfo,
-    KtunedError,
     NotFound,
     Priority,
     UsageError,
@@ -32,30 +29,21 @@ from ktuned.protocol import (
     HELLO,
     JOBS,
     KERNELS,
-    LOOKUP,
-    LOOKUP_MANY,
-    PINS,
     SHUTDOWN,
     STATUS,
     TUNE,
-    UNPIN,
     CancelParams,
     CompileParams,
     JobParams,
     JobsParams,
     KernelsParams,
-    LookupManyParams,
-    LookupParams,
     NoParams,
-    PinsAnswer,
     TuneParams,
-    UnpinAnswer,
-    UnpinParams,
 )
 from ktuned.scheduling import Intake, Jobs, TuningRequest
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
-from ktuned.serve.method import MAX_ROWS, DeferredAnswer, Handler, bound_limit
+from ktuned.serve.method import MAX_ROWS, Handler, bound_limit
 from ktuned.store import Store
 from ktuned_client.wire import PROTOCOL_VERSION
 
@@ -103,15 +91,11 @@ class Methods:
         """Return every method with its handler."""
         return [
             Handler(HELLO, self.handle_hello),
-            Handler(LOOKUP, self.handle_lookup),
-            Handler(LOOKUP_MANY, self.lookup_many),
             Handler(TUNE, self.handle_tune),
             Handler(COMPILE, self.handle_compile),
             Handler(CANCEL, self.handle_cancel),
             Handler(JOBS, self.handle_jobs),
             Handler(KERNELS, self.handle_kernels),
-            Handler(PINS, self.handle_pins),
-            Handler(UNPIN, self.handle_unpin),
             Handler(BACKENDS, self.handle_backends),
             Handler(STATUS, self.handle_status),
             Handler(SHUTDOWN, self.handle_shutdown),
@@ -127,65 +111,6 @@ class Methods:
             "table": self._lookups.table.path,
             "pid": os.getpid(),
         }
-
-    def handle_lookup(self, wanted: LookupParams, connection: Connection) -> dict[str, Any] | DeferredAnswer:
-        """Answer one lookup, from memory; the first of a problem under a pin waits for the disk."""
-        return self._look_up(wanted)
-
-    def lookup_many(self, wanted: LookupManyParams, connection: Connection) -> dict[str, Any] | DeferredAnswer:
-        """Answer several lookups, in their order; one that is refused has its error in its place."""
-        answers = [self._look_up_or_explain(entry) for entry in wanted.lookups]
-        if not any(type(answer) is DeferredAnswer for answer in answers):
-            return {"answers": answers}
-
-        async def rest() -> dict[str, Any]:
-            return {
-                "answers": [await answer.rest() if type(answer) is DeferredAnswer else answer for answer in answers]
-            }
-
-        return DeferredAnswer(rest)
-
-    def handle_pins(self, nothing: NoParams, connection: Connection) -> PinsAnswer:
-        """List the pins, and how many answers each holds since when."""
-        return PinsAnswer(tuple(self._lookups.pins.list_pins()))
-
-    async def handle_unpin(self, wanted: UnpinParams, connection: Connection) -> UnpinAnswer:
-        """Give up a pin."""
-        return UnpinAnswer(wanted.pin, await self._lookups.pins.give_up(wanted.pin))
-
-    def _look_up(self, wanted: LookupParams) -> dict[str, Any] | DeferredAnswer:
-        settle_until = monotonic() + min(wanted.settle, SETTLE_S)
-        if wanted.pin is not None:
-            found = self._lookups.lookup_pinned(
-                wanted.pin,
-                wanted.kernel,
-                wanted.problem,
-                wanted.device,
-                tune=wanted.tune,
-                directory=wanted.directory,
-                objective=wanted.objective,
-                settle_until=settle_until,
-            )
-            return found.to_wire() if isinstance(found, Answer) else _answer_later(found)
-        look_up = partial(
-            self._lookups.find_answer,
-            wanted.kernel,
-            wanted.problem,
-            wanted.device,
-            tune=wanted.tune,
-            directory=wanted.directory,
-            objective=wanted.objective,
-        )
-        answer = look_up()
-        if answer.undecided and wanted.settle > 0:
-            return _answer_later(partial(self._lookups.settle_answer, answer, look_up, settle_until))
-        return answer.to_wire()
-
-    def _look_up_or_explain(self, wanted: LookupParams) -> dict[str, Any] | DeferredAnswer:
-        try:
-            return self._look_up(wanted)
-        except KtunedError as error:
-            return {"error": error.to_wire()}
 
     async def handle_tune(self, wanted: TuneParams, connection: Connection) -> dict[str, Any]:
         """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
@@ -369,10 +294,3 @@ def _parse_request(wanted: JobParams) -> TuningRequest:
         seed=wanted.seed,
         keep_going=wanted.keep_going,
     )
-
-
-def _answer_later(find: Callable[[], Awaitable[Answer]]) -> DeferredAnswer:
-    async def rest() -> dict[str, Any]:
-        return (await find()).to_wire()
-
-    return DeferredAnswer(rest)
