@@ -29,6 +29,7 @@ from ktuned.protocol.kernels import (
     UNWATCH,
     AddParams,
     CaptureParams,
+    FileError,
     KernelsParams,
     UnwatchParams,
 )
@@ -103,6 +104,7 @@ __all__ = [
     "CollectParams",
     "CompileParams",
     "ExportParams",
+    "FileError",
     "ForgetParams",
     "ImportParams",
     "JobParams",

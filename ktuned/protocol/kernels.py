@@ -10,6 +10,24 @@ from ktuned.model import Scalar
 from ktuned.protocol.method import Method
 
 
+class FileError(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An error in a kernel file.
+
+    Attributes:
+        path: the file, absolute; empty if it is not known.
+        line: from 1, or 0 if it is not known.
+        message: one line, which may begin with the place.
+        hint: the remedy, if one is known.
+        excerpt: of a syntax error, the line of source and a caret below it.
+    """
+
+    path: str
+    line: int
+    message: str
+    hint: str
+    excerpt: str = ""
+
+
 class KernelsParams(msgspec.Struct, frozen=True):
     """``kernels``: one kernel, or those below a path; all without either. ``why`` adds what made winners stale."""
 

@@ -10,10 +10,11 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 import ktuned
-from ktuned.catalog import Catalog, FileError, check_problem
+from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.fleet import Applications
 from ktuned.lookup import SETTLE_S, Answer, Lookups
@@ -49,6 +50,7 @@ from ktuned.protocol import (
     UNPIN,
     CancelParams,
     CompileParams,
+    FileError,
     ForgetParams,
     JobParams,
     JobsParams,
@@ -266,7 +268,7 @@ class Methods:
             notices += [_explain_joined_job(job) for job in jobs if job.id in live]
         return {
             "jobs": entries,
-            "errors": [error.to_wire() for error in errors],
+            "errors": msgspec.to_builtins(errors),
             "notices": list(filter(None, notices)),
             **place,
         }
@@ -341,7 +343,7 @@ class Methods:
             entries = [{**entry, "why": self._explain(kernel)} for entry, kernel in zip(entries, kernels, strict=True)]
         return {
             "kernels": entries,
-            "errors": [error.to_wire() for error in errors],
+            "errors": msgspec.to_builtins(errors),
             "roots": [root.to_wire() for root in self._catalog.roots],
         }
 

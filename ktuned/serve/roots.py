@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Collection
 from typing import Any
 
+import msgspec
+
 from ktuned.catalog import Catalog
 from ktuned.model import NotFound, Root, UsageError
 from ktuned.protocol import ADD, UNWATCH, AddParams, UnwatchParams
@@ -44,7 +46,7 @@ class RootMethods:
         return {
             "root": added.root.to_wire(),
             "kernels": [{"name": kernel.name, **kernel.to_wire()} for kernel in added.kernels],
-            "errors": [error.to_wire() for error in added.errors],
+            "errors": msgspec.to_builtins(added.errors),
             "notices": [line for line in self._intake.moves if line not in moves],
         }
 

@@ -99,8 +99,8 @@ def _show_faults(answer: Mapping[str, Any]) -> None:
         for missing in kernel["extra"].get("missing", ()):
             output.emit_line(f"{kernel['name']}: {missing}, which is missing")
     for error in answer["errors"]:
-        what = lines.error_line(error.get("path"), error.get("line"), error["message"])
-        output.emit_line(f"{what}; {error['hint']}" if error.get("hint") else what)
+        what = lines.error_line(error)
+        output.emit_line(f"{what}; {error.hint}" if error.hint else what)
         for line in lines.source_excerpt(error):
             output.emit_line(line)
 
