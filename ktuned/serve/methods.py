@@ -39,7 +39,6 @@ from ktuned.protocol import (
     FORGET,
     HELLO,
     JOBS,
-    KERNELS,
     LOOKUP,
     LOOKUP_MANY,
     PINS,
@@ -54,7 +53,6 @@ from ktuned.protocol import (
     ForgetParams,
     JobParams,
     JobsParams,
-    KernelsParams,
     LookupManyParams,
     LookupParams,
     NoParams,
@@ -98,7 +96,6 @@ class Methods:
         jobs: Jobs,
         store: Store,
         events: Events,
-        explain: Callable[[KernelInfo], list[dict[str, Any]]],
         status: Callable[[], dict[str, Any]],
         probe: Callable[[], Awaitable[list[dict[str, Any]]]],
         stop: Callable[[], None],
@@ -112,7 +109,6 @@ class Methods:
         self._jobs = jobs
         self._store = store
         self._events = events
-        self._explain = explain
         self._status = status
         self._probe = probe
         self._stop = stop
@@ -127,7 +123,6 @@ class Methods:
             Handler(COMPILE, self.handle_compile),
             Handler(CANCEL, self.handle_cancel),
             Handler(JOBS, self.handle_jobs),
-            Handler(KERNELS, self.handle_kernels),
             Handler(RESULTS, self.handle_results),
             Handler(PINS, self.handle_pins),
             Handler(UNPIN, self.handle_unpin),
@@ -329,23 +324,6 @@ class Methods:
         with suppress(NotFound):
             public["problem"] = self._catalog.resolve_kernel(job.kernel).order_problem(job.problem)
         return public
-
-    def handle_kernels(self, wanted: KernelsParams, connection: Connection) -> dict[str, Any]:
-        """List kernels, errors in kernel files, and roots."""
-        kernels, errors = self._catalog.kernels, self._catalog.errors
-        if wanted.path is not None:
-            place = os.path.realpath(wanted.path)
-            kernels, errors = self._catalog.kernels_below(place), self._catalog.errors_below(place)
-        if wanted.kernel is not None:
-            kernels, errors = [self._catalog.resolve_kernel(wanted.kernel, wanted.directory)], []
-        entries = [{"name": kernel.name, **kernel.to_wire()} for kernel in kernels]
-        if wanted.why:
-            entries = [{**entry, "why": self._explain(kernel)} for entry, kernel in zip(entries, kernels, strict=True)]
-        return {
-            "kernels": entries,
-            "errors": msgspec.to_builtins(errors),
-            "roots": [root.to_wire() for root in self._catalog.roots],
-        }
 
     def handle_results(self, wanted: ResultsParams, connection: Connection) -> dict[str, Any]:
         """List trials; ``detail`` comes with a single one, or where it is asked for."""

@@ -89,7 +89,8 @@ class Desk:
         """Return a method's result."""
         asked = self._table[method]
         found = asked.handle(asked.read_params(params), self.peer)  # type: ignore[arg-type]
-        result: dict[str, Any] = msgspec.to_builtins(await found if inspect.isawaitable(found) else found)
+        answer = await found if inspect.isawaitable(found) else found
+        result: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(answer))
         return result
 
 
