@@ -39,6 +39,7 @@ from ktuned.daemon.last_end import END_NAME
 from ktuned.daemon.lifetime import Lifetime
 from ktuned.daemon.notices import Notices
 from ktuned.daemon.reload import CurrentSettings, Reload, list_watched_roots
+from ktuned.daemon.status import StatusReport
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, ToolchainSurvey
 from ktuned.fleet import (
@@ -83,6 +84,7 @@ from ktuned.serve import (
     Captures,
     Checks,
     Control,
+    DaemonMethods,
     DevicePeaks,
     Events,
     Explainer,
@@ -92,7 +94,6 @@ from ktuned.serve import (
     PortfolioMethods,
     Server,
     ShareMethods,
-    StatusReport,
     Subscriptions,
     Traffic,
     TrialCount,
@@ -454,8 +455,8 @@ def assemble_parts(
         notifier,
         watchdog_s=watchdog_s,
         idle_exit_s=current.idle_exit_s,
-        busy=activity.count_busy,
-        counters=activity.read_counters,
+        busy=activity.list_reasons_to_stay,
+        totals=activity.read_totals,
         describe=activity.describe_activity,
         stop=stopping.set,
     )
@@ -476,20 +477,17 @@ def assemble_parts(
         watcher=watcher,
     )
     status = StatusReport(
-        socket=settings.socket,
-        home=str(settings.state),
-        activity=activity,
+        settings,
         artifacts=artifacts,
         catalog=catalog,
-        executors=executors,
         events=events,
+        executors=executors,
         fleet=fleet,
-        idle_policy=idle_policy,
         jobs=jobs,
+        lifetime=lifetime,
         lookups=lookups,
         machine=machine,
-        notices=notices.collect_notices,
-        pace=lifetime,
+        notices=notices,
         store=store,
         traffic=traffic,
     )
@@ -521,9 +519,6 @@ def assemble_parts(
         jobs=jobs,
         store=store,
         events=events,
-        status=status.collect_figures,
-        probe=probes.collect_reports,
-        stop=stopping.set,
         applications=applications,
     )
     exchange = WinnerExchange(
@@ -538,6 +533,13 @@ def assemble_parts(
     )
     subscriptions = Subscriptions(events, jobs)
     found: list[Handler[Any, Any]] = [
+        *DaemonMethods(
+            events=events,
+            table=caches.table,
+            status=status.collect_figures,
+            probe=probes.collect_reports,
+            stop=stopping.set,
+        ).list_handlers(),
         *methods.list_handlers(),
         *subscriptions.list_handlers(),
         *Control(catalog=catalog, machine=machine, jobs=jobs).list_handlers(),

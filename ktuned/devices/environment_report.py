@@ -12,7 +12,7 @@ from typing import Any
 
 from ktuned.backends import deciding, finding
 from ktuned.ipc import InvalidMessage, find_changed_file, from_plain, replies, to_plain
-from ktuned.model import ENVIRONMENT, Device, Record, canonical, record
+from ktuned.model import ENVIRONMENT, BackendReport, Device, Fault, Record, canonical, record
 
 
 @record
@@ -25,8 +25,8 @@ class EnvironmentReport(Record):
     """
 
     python: str
-    backends: Mapping[str, replies.BackendReport] = dataclasses.field(default_factory=dict)
-    error: replies.Fault | None = None
+    backends: Mapping[str, BackendReport] = dataclasses.field(default_factory=dict)
+    error: Fault | None = None
     version: str | None = None
     nvml: str | None = None
     strategies: tuple[str, ...] | None = None
@@ -47,13 +47,6 @@ class EnvironmentReport(Record):
                 del report[name]
         if not self.host:
             del report["host"]
-        return report
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return the protocol's map: without the hundreds of files that only this machine can compare."""
-        report = self.to_json()
-        report.pop("observed", None)
-        report.pop("distributions", None)
         return report
 
     @classmethod

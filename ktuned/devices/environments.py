@@ -44,7 +44,18 @@ from ktuned.devices.environment_report import (
 )
 from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import replies, requests
-from ktuned.model import DeviceName, Role, StoreError, UsageError, WorkerError, canonical, suggest_name
+from ktuned.model import (
+    BackendReport,
+    DeviceName,
+    Fault,
+    Role,
+    StoreError,
+    UsageError,
+    WorkerError,
+    canonical,
+    suggest_name,
+)
+from ktuned.protocol import EnvironmentInfo
 from ktuned.store import Store
 
 _log = structlog.get_logger()
@@ -158,7 +169,7 @@ class Environments:
                     self._compare_with_workers(key, report, environment)
             except WorkerError as error:
                 # Lookups depend on the backends, so those that were known stay while no worker can answer.
-                fault = replies.Fault(error.code, error.message, error.hint)
+                fault = Fault(error.code, error.message, error.hint)
                 report = replace(
                     EnvironmentReport(environment.python, known.backends, fault, observed=known.observed),
                     host=environment.host,
@@ -207,9 +218,7 @@ class Environments:
         """A line for each interpreter whose ktuned is another one than this daemon's."""
         return [*dict.fromkeys(filter(None, map(self._describe_outdated, self._disagreements)))]
 
-    def _place_devices(
-        self, found: replies.ProbeReport, environment: Environment
-    ) -> Mapping[str, replies.BackendReport]:
+    def _place_devices(self, found: replies.ProbeReport, environment: Environment) -> Mapping[str, BackendReport]:
         """Return the backends that a probe found; a host's devices get the host into their names.
 
         A host's interpreter is part of the context: how it differs from this machine's goes into its devices'
@@ -362,9 +371,9 @@ class Environments:
         self._fleet.prepare_spares(Role.EXPLORE, environment, backend)
         self._fleet.prepare_compilers(environment, backend)
 
-    def describe_environments(self) -> list[dict[str, Any]]:
+    def describe_environments(self) -> tuple[EnvironmentInfo, ...]:
         """Return every environment's report, for a status."""
-        return [report.to_wire() for report in self._reports.values()]
+        return tuple(map(EnvironmentInfo.of, self._reports.values()))
 
 
 def _list_fingerprints(report: EnvironmentReport) -> dict[str, Mapping[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 from ktuned.ipc import frames
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_message
 from ktuned.ipc.memory_fault import MemoryFault, decode_fault
-from ktuned.model import Config, Device, KernelInfo, Observation, Outcome, Phase, Problem, Record, record
+from ktuned.model import BackendReport, Config, KernelInfo, Observation, Outcome, Phase, Problem, Record, record
 
 
 @record
@@ -27,38 +27,6 @@ class Ready(Record):
 
     pid: int
     keeps_journal: bool = False
-
-
-@record
-class Absence(Record):
-    """Why a backend has no device: the reason's name, one line about it, and a command that helps."""
-
-    reason: str
-    message: str
-    hint: str = ""
-
-
-@record
-class Fault(Record):
-    """An error as data: its code, one line, and the remedy."""
-
-    code: str
-    message: str
-    hint: str = ""
-
-
-@record
-class BackendReport(Record):
-    """One backend: its versions, how many configs it compiles together, its devices, or why it has none."""
-
-    version: str
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
-    group_size: int = 1
-    lowers: bool = False
-    target: str = ""
-    devices: tuple[Device, ...] = ()
-    absent: Absence | None = None
-    error: Fault | None = None
 
 
 @record

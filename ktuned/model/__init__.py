@@ -3,6 +3,7 @@
 Plain and frozen, with only the standard library, because workers import them under the project's interpreter.
 """
 
+from ktuned.model.backend_report import Absence, BackendReport, Fault
 from ktuned.model.batch_invariance import Candidate, Member, Verdict, choose_class, find_batch_fault, find_groups
 from ktuned.model.buckets import FUNCTION as BUCKET_FUNCTION
 from ktuned.model.buckets import apply_bucket_rules, find_rule_fault
@@ -135,8 +136,10 @@ __all__ = [
     "TRIED_AGAIN",
     "UNOBSERVED",
     "UNTIL",
+    "Absence",
     "AmbiguousName",
     "BackendError",
+    "BackendReport",
     "BitClass",
     "BitClasses",
     "Bits",
@@ -148,6 +151,7 @@ __all__ = [
     "DeviceModel",
     "DeviceName",
     "EarlierSearch",
+    "Fault",
     "IllegalMove",
     "Job",
     "JobState",

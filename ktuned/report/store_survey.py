@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from time import time
 from typing import Any
@@ -338,7 +337,7 @@ def _to_device_peaks(peaks: Peaks) -> DevicePeaks:
 
 
 def _share_of_peaks(metrics: Mapping[str, float], peaks: Peaks) -> PeakShare | None:
-    found = compute_shares(metrics, asdict(peaks))
+    found = compute_shares(metrics, peaks)
     if not found:
         return None
     figure = f"{metrics[found[0].metric]:.4g} {'GB/s' if found[0].metric == BANDWIDTH_METRIC else 'TFLOP/s'}"

@@ -1,4 +1,4 @@
-"""The socket: server, connections, the protocol's methods, events, status."""
+"""The socket: server, connections, the protocol's methods, events."""
 
 from ktuned.serve.activity import Activity, TrialCount
 from ktuned.serve.calls import CallMethods
@@ -6,6 +6,7 @@ from ktuned.serve.captures import Captures
 from ktuned.serve.checks import Checks
 from ktuned.serve.connection import Connection
 from ktuned.serve.control import Control
+from ktuned.serve.daemon_methods import DaemonMethods
 from ktuned.serve.events import Events
 from ktuned.serve.exchange import WinnerExchange
 from ktuned.serve.explain import Explainer
@@ -17,7 +18,6 @@ from ktuned.serve.peaks import DevicePeaks
 from ktuned.serve.portfolios import PortfolioMethods
 from ktuned.serve.server import Server
 from ktuned.serve.share import ShareMethods
-from ktuned.serve.status import StatusReport
 from ktuned.serve.subscriptions import Subscriptions
 from ktuned.serve.traffic import Traffic
 
@@ -28,6 +28,7 @@ __all__ = [
     "Checks",
     "Connection",
     "Control",
+    "DaemonMethods",
     "DeferredAnswer",
     "DevicePeaks",
     "Events",
@@ -38,7 +39,6 @@ __all__ = [
     "PortfolioMethods",
     "Server",
     "ShareMethods",
-    "StatusReport",
     "Subscriptions",
     "Traffic",
     "TrialCount",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -13,7 +12,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-import ktuned
 from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.fleet import Applications
@@ -33,18 +31,14 @@ from ktuned.model import (
     read_objective,
 )
 from ktuned.protocol import (
-    BACKENDS,
     CANCEL,
     COMPILE,
     FORGET,
-    HELLO,
     JOBS,
     LOOKUP,
     LOOKUP_MANY,
     PINS,
     RESULTS,
-    SHUTDOWN,
-    STATUS,
     TUNE,
     UNPIN,
     CancelParams,
@@ -67,10 +61,6 @@ from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
 from ktuned.serve.method import DeferredAnswer, Handler
 from ktuned.store import Store
-from ktuned_client.wire import PROTOCOL_VERSION
-
-CAPABILITIES = ("lookup", "tune", "subscribe", "pin", "capture", "export")
-"""Features that a client may rely on besides the protocol's version."""
 
 MAX_CONFIGS = 200
 """Configs that one request may name: every map of its job has them, and a larger set is a space of its own."""
@@ -84,7 +74,7 @@ MAX_DETAILED_ROWS = 200
 
 
 class Methods:
-    """Handlers of the protocol's methods; ``status`` and ``stop`` are the daemon's."""
+    """Handlers of the protocol's methods."""
 
     def __init__(
         self,
@@ -96,9 +86,6 @@ class Methods:
         jobs: Jobs,
         store: Store,
         events: Events,
-        status: Callable[[], dict[str, Any]],
-        probe: Callable[[], Awaitable[list[dict[str, Any]]]],
-        stop: Callable[[], None],
         applications: Applications,
     ) -> None:
         self._applications = applications
@@ -109,14 +96,10 @@ class Methods:
         self._jobs = jobs
         self._store = store
         self._events = events
-        self._status = status
-        self._probe = probe
-        self._stop = stop
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return every method with its handler."""
         return [
-            Handler(HELLO, self.handle_hello),
             Handler(LOOKUP, self.handle_lookup),
             Handler(LOOKUP_MANY, self.lookup_many),
             Handler(TUNE, self.handle_tune),
@@ -127,21 +110,7 @@ class Methods:
             Handler(PINS, self.handle_pins),
             Handler(UNPIN, self.handle_unpin),
             Handler(FORGET, self.handle_forget),
-            Handler(BACKENDS, self.handle_backends),
-            Handler(STATUS, self.handle_status),
-            Handler(SHUTDOWN, self.handle_shutdown),
         ]
-
-    def handle_hello(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
-        """Say who serves here."""
-        return {
-            "protocol": PROTOCOL_VERSION,
-            "build": ktuned.__version__,
-            "capabilities": list(CAPABILITIES),
-            "epoch": self._events.epoch,
-            "table": self._lookups.table.path,
-            "pid": os.getpid(),
-        }
 
     def handle_lookup(self, wanted: LookupParams, connection: Connection) -> dict[str, Any] | DeferredAnswer:
         """Answer one lookup, from memory; the first of a problem under a pin waits for the disk."""
@@ -424,19 +393,6 @@ class Methods:
         self._jobs.forget_failures(name)
         self._lookups.results_changed(name)
         return {"kernel": name, "trials": forgotten}
-
-    async def handle_backends(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
-        """Say what every environment's backends are and can do, asking those that have not been asked yet."""
-        return {"environments": await self._probe()}
-
-    def handle_status(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
-        """Say how every part does."""
-        return self._status()
-
-    def handle_shutdown(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
-        """Stop the daemon; the next one continues unfinished jobs."""
-        self._stop()
-        return {}
 
 
 def _trial_to_wire(trial: Trial, won: Sequence[Objective]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ktuned.protocol import STATUS, StatusAnswer
+
 KERNEL = "project:gemm"
 PROBLEM = {"M": 64, "dtype": "float32"}
 DEVICE = "cpu-model"
@@ -137,6 +139,11 @@ def standing_map(**changes: Any) -> dict[str, Any]:
     return standing | changes
 
 
+def status_of(**changes: Any) -> StatusAnswer:
+    """Return a daemon's status as commands read it."""
+    return STATUS.read_answer(status_map(**changes))
+
+
 def status_map(**changes: Any) -> dict[str, Any]:
     """Return a daemon's status."""
     status: dict[str, Any] = {
@@ -151,7 +158,7 @@ def status_map(**changes: Any) -> dict[str, Any]:
         "seq": 0,
         "lanes": [{"device": "cpu:0", "model": DEVICE, "state": "open", "reason": "", "job": None, "worker_pid": 4243}],
         "workers": [{"pid": 4243, "role": "bench", "environment": "python", "state": "idle", "age_s": 5.0}],
-        "channels": {"compile": {"buffered": 1, "capacity": 8}},
+        "channels": {"compile": {"used": 1, "size": 8}},
         "jobs": {"queued": 0, "running": 1},
         "store": {"trials": 5, "winners": 1, "jobs": 2, "bytes": 4096, "notice": ""},
         "artifacts": {"count": 3, "bytes": 2048, "cap_bytes": 1024**3},

@@ -509,7 +509,7 @@ def test_status_names_what_there_is(run: Run, serve: Serve) -> None:
     """The tables hold the lanes, workers, channels and roots; what is paused has a line."""
     serve(status=status_map(notices=["the disk is nearly full"], paused=["", "H200"]))
     ran = run("status")
-    for words in ("pid 4242", "up 1 min 15 s", "cpu:0", "4243", "buffered=1 capacity=8", "/src"):
+    for words in ("pid 4242", "up 1 min 15 s", "cpu:0", "4243", "used=1 size=8", "/src"):
         assert words in ran.out
     assert ran.err == "notice: the disk is nearly full\n"
     assert "paused     all tuning, H200; `ktuned jobs --resume` ends it" in ran.out

@@ -202,7 +202,7 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         untouched = parts.lookups.find_answer("other", {"n": 64}, None, tune=True)
         assert (untouched.status, untouched.message) == ("fresh", "")
         assert callable(parts.lookups.lookup_pinned("run", "other", {"n": 64}, None, tune=True))
-        assert parts.lookups.statistics()["follow_ups"]["used"] == 0
+        assert parts.lookups.describe_follow_ups().used == 0
         assert parts.jobs.list_live_jobs() == []
         # Its inspection, which a start's scan begins, ends the doubt.
         await parts.inspect()

@@ -18,7 +18,7 @@ from ktuned.cli.options import as_path, is_path
 from ktuned.cli.progress import begin_view
 from ktuned.cli.versions import own_version
 from ktuned.model import LATENCY, KtunedError, UsageError, WinnerKey, describe_change
-from ktuned.protocol import KERNELS, KernelsParams, call_method
+from ktuned.protocol import KERNELS, STATUS, KernelsParams, call_method
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
     if live and place != DEFAULT_OUTPUT:
         raise click.UsageError("--live writes no file, so --output does not go with it", click.get_current_context())
     with Client() as client:
-        store = Path(client.call("status")["home"]) / STORE_NAME
+        store = Path(call_method(client, STATUS).home) / STORE_NAME
         kernels = _kernels_meant(client, targets)
         if live:
             return _serve_report(client, store, kernels, opens=opens)
