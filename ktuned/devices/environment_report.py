@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ktuned.backends import deciding, finding
-from ktuned.ipc import InvalidMessage, find_changed_file, from_plain, replies, to_plain
+from ktuned.ipc import find_changed_file, replies
 from ktuned.model import ENVIRONMENT, BackendReport, Device, Fault, Record, canonical, record
 
 
@@ -38,24 +38,6 @@ class EnvironmentReport(Record):
     def devices(self) -> Iterator[Device]:
         """All devices of all backends; two backends may know one device by two models."""
         return (device for backend in self.backends.values() for device in backend.devices)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the map that the store keeps; before the first probe it has no version."""
-        report = to_plain(self)
-        for name in ("version", "nvml", "strategies", "observed"):
-            if report[name] is None:
-                del report[name]
-        if not self.host:
-            del report["host"]
-        return report
-
-    @classmethod
-    def from_json(cls, report: object) -> EnvironmentReport | None:
-        """Rebuild a report from the store's map; ``None`` if it cannot be understood: the next probe replaces it."""
-        try:
-            return from_plain(cls, report)
-        except InvalidMessage:
-            return None
 
 
 def find_difference(

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from time import monotonic
@@ -43,7 +44,7 @@ from ktuned.devices.environment_report import (
     fingerprint_digest,
 )
 from ktuned.fleet import Environment, Fleet
-from ktuned.ipc import replies, requests
+from ktuned.ipc import InvalidMessage, from_plain, replies, requests, to_message
 from ktuned.model import (
     BackendReport,
     DeviceName,
@@ -98,11 +99,11 @@ class Environments:
         self._fleet = fleet
         self._store = store
         self._deadlines = deadlines
-        self._reports = {
-            key: report
-            for key, kept in store.load_probes().items()
-            if (report := EnvironmentReport.from_json(kept)) is not None
-        }
+        self._reports: dict[str, EnvironmentReport] = {}
+        for key, kept in store.load_probes().items():
+            # The next probe replaces a report that cannot be understood.
+            with suppress(InvalidMessage):
+                self._reports[key] = from_plain(EnvironmentReport, kept)
         self._base_env = dict(os.environ if base_env is None else base_env)
         self._hosts: dict[str, None] = {}
         """The hosts that are there, in the order in which they came. Used as an ordered set."""
@@ -180,7 +181,7 @@ class Environments:
                 self._reports[key] = report
                 try:
                     await self._store.save_versions(_list_fingerprints(report))
-                    await self._store.save_probe(key, report.to_json())
+                    await self._store.save_probe(key, to_message(report))
                 except StoreError as error:
                     _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
             return report

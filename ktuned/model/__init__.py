@@ -25,7 +25,7 @@ from ktuned.model.errors import (
     suggest_name,
 )
 from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, find_notices, format_notice
-from ktuned.model.kernel import KernelInfo, Root, RootSettings
+from ktuned.model.kernel import KernelInfo, Root, RootSettings, SpaceInfo
 from ktuned.model.keys import (
     DeviceModel,
     DeviceName,
@@ -181,6 +181,7 @@ __all__ = [
     "Scalar",
     "SettingsError",
     "Share",
+    "SpaceInfo",
     "Status",
     "StoreDamaged",
     "StoreError",

@@ -169,7 +169,7 @@ def _build_section(
     metrics = [_parse_numbers(row.metrics) for row in kept]
     fact_names = list(dict.fromkeys(name for found in facts for name in found))
     metric_names = list(dict.fromkeys(name for found in metrics for name in found))
-    axes: Mapping[str, Sequence[Any]] = (kernel.space.get("axes") or {}) if kernel is not None else {}
+    axes: Mapping[str, Sequence[Any]] = (kernel.space.axes or {}) if kernel is not None else {}
     problem = parse_key_problem(key.problem)
     return Section(
         kernel=key.kernel,

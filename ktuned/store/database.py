@@ -26,6 +26,7 @@ from typing import Any, Self, TypeVar
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from ktuned.model import (
     FAILURES,
@@ -199,7 +200,7 @@ class Store:
         now = time.time()
 
         def save(connection: sqlite3.Connection) -> None:
-            entries = [(info.name, json.dumps(info.to_wire()), now) for info in infos]
+            entries = [(info.name, json.dumps(msgspec.to_builtins(info)), now) for info in infos]
             parts = [(info.name, info.digest, json.dumps(info.parts)) for info in infos]
             connection.executemany("DELETE FROM kernels WHERE name = ?", [(name,) for name in removed])
             connection.executemany("INSERT OR REPLACE INTO kernels (name, info, updated) VALUES (?, ?, ?)", entries)

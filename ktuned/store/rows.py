@@ -7,6 +7,8 @@ import sys
 from dataclasses import fields
 from typing import Any
 
+import msgspec
+
 from ktuned.model import (
     LATENCY,
     Candidate,
@@ -153,7 +155,7 @@ def decode_root(row: Row) -> Root:
 
 def decode_kernel(row: Row) -> KernelInfo:
     """Read a row ``name, info``."""
-    return KernelInfo.from_wire(json.loads(row[1]))
+    return msgspec.convert(json.loads(row[1]), KernelInfo)
 
 
 def decode_record(row: Row) -> tuple[str, dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 from ktuned.catalog.catalog import Catalog, Changes, Inspection, check_problem, is_below
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.model.errors import AmbiguousName, NotFound, UsageError
-from ktuned.model.kernel import KernelInfo, Root
+from ktuned.model.kernel import KernelInfo, Root, SpaceInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
@@ -34,7 +34,7 @@ def kernel(file: Path | str, name: str = "gemm", project: str = "p", **changes: 
         (),
         None,
         None,
-        {},
+        SpaceInfo(),
         Plan(),
     )
     return replace(base, **changes)

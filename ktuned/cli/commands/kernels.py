@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
 import click
 import msgspec
@@ -13,7 +11,7 @@ from ktuned.cli import lines, output, text
 from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, is_path, json_option
-from ktuned.model import Status, describe_change
+from ktuned.model import SpaceInfo, Status, describe_change
 from ktuned.protocol import KERNELS, AddAnswer, KernelEntry, KernelsAnswer, KernelsParams, RootInfo, call_method
 from ktuned_client import Client
 
@@ -127,7 +125,7 @@ def _explain_winners(kernel: KernelEntry) -> None:
             output.emit_line(f"  notice: {notice}")
 
 
-def _describe_space(space: Mapping[str, Any]) -> str:
-    size = "configs from a callable" if space.get("size") is None else f"{space['size']} configs"
-    axes = f" of {' '.join(space['axes'])}" if space.get("axes") else ""
-    return size + axes + (", constrained" if space.get("constrained") else "")
+def _describe_space(space: SpaceInfo) -> str:
+    size = "configs from a callable" if space.size is None else f"{space.size} configs"
+    axes = f" of {' '.join(space.axes)}" if space.axes else ""
+    return size + axes + (", constrained" if space.constrained else "")
