@@ -11,7 +11,7 @@ import anyio
 from msgspec.structs import astuple
 
 from ktuned.daemon.systemd import Notifier
-from ktuned.protocol import IdleInfo, Rates, Totals
+from ktuned.protocol import IdleInfo, WorkFigures
 
 AUTO_IDLE_EXIT_S: Final = 1800.0
 """Idle time after which a daemon that was started on demand ends; the next command starts another."""
@@ -68,14 +68,14 @@ class Lifetime:
         watchdog_s: float,
         idle_exit_s: float,
         busy: Callable[[], Sequence[str]],
-        totals: Callable[[], Totals],
+        totals: Callable[[], WorkFigures],
         describe: Callable[[], str],
         stop: Callable[[], None],
     ) -> None:
         self._notifier = notifier
         self._watchdog_s = watchdog_s
         self._idleness = Idleness(idle_exit_s, monotonic())
-        self._looks: deque[tuple[float, Totals]] = deque(maxlen=LOOKS_KEPT)
+        self._looks: deque[tuple[float, WorkFigures]] = deque(maxlen=LOOKS_KEPT)
         self._described = ""
         self._busy = busy
         self._totals = totals
@@ -93,7 +93,7 @@ class Lifetime:
         self._idleness.limit_s = limit_s
         self._changed.set()
 
-    def read_totals(self) -> Totals:
+    def read_totals(self) -> WorkFigures:
         """Return the totals of all activity since the start."""
         return self._totals()
 
@@ -101,14 +101,14 @@ class Lifetime:
         """Return the idle time after which the daemon ends, and what keeps it from ending now."""
         return IdleInfo(self.idle_exit_s, tuple(self._busy()))
 
-    def compute_rates(self, now: float | None = None) -> Rates:
+    def compute_rates(self, now: float | None = None) -> WorkFigures:
         """Return each total's rise per second over the last minute; 0 before the first look."""
         now = monotonic() if now is None else now
         totals = self._totals()
         then, before = self._looks[0] if self._looks else (now, totals)
         span_s = max(now - then, 1e-9)
         rises = (value - old for value, old in zip(astuple(totals), astuple(before), strict=True))
-        return Rates(*(round(rise / span_s, 3) for rise in rises))
+        return WorkFigures(*(round(rise / span_s, 3) for rise in rises))
 
     def check_end(self, now: float) -> bool:
         """Record the totals, describe the daemon to the service manager, and return whether it is to end."""

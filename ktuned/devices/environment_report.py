@@ -5,34 +5,23 @@ The store keeps it; ``status`` and ``backends`` show most of its fields.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from ktuned.backends import deciding, finding
 from ktuned.ipc import find_changed_file, replies
-from ktuned.model import ENVIRONMENT, BackendReport, Device, Fault, Record, canonical, record
+from ktuned.model import ENVIRONMENT, Device, canonical
+from ktuned.protocol import EnvironmentInfo
 
 
-@record
-class EnvironmentReport(Record):
-    """An interpreter and its backends. ``error`` says why the last probe failed; the backends are then older ones.
+class EnvironmentReport(EnvironmentInfo, frozen=True, omit_defaults=True):
+    """What is known of an interpreter, with what the report depends on and the distributions installed there."""
 
-    ``version`` is Python's. ``nvml`` says why NVML cannot list the programs on the GPUs; it is empty if it can.
-    ``strategies`` are the names of the installed ones. ``observed`` is what the report depends on. ``host`` is where
-    the interpreter is, empty for this machine. ``distributions`` are the versions of those installed there, by name.
-    """
-
-    python: str
-    backends: Mapping[str, BackendReport] = dataclasses.field(default_factory=dict)
-    error: Fault | None = None
-    version: str | None = None
-    nvml: str | None = None
-    strategies: tuple[str, ...] | None = None
     observed: replies.ProbeDependencies | None = None
-    host: str = ""
-    distributions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    distributions: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def devices(self) -> Iterator[Device]:

@@ -44,7 +44,7 @@ from ktuned.devices.environment_report import (
     fingerprint_digest,
 )
 from ktuned.fleet import Environment, Fleet
-from ktuned.ipc import InvalidMessage, from_plain, replies, requests, to_message
+from ktuned.ipc import replies, requests
 from ktuned.model import (
     BackendReport,
     DeviceName,
@@ -102,8 +102,8 @@ class Environments:
         self._reports: dict[str, EnvironmentReport] = {}
         for key, kept in store.load_probes().items():
             # The next probe replaces a report that cannot be understood.
-            with suppress(InvalidMessage):
-                self._reports[key] = from_plain(EnvironmentReport, kept)
+            with suppress(msgspec.ValidationError):
+                self._reports[key] = msgspec.convert(kept, EnvironmentReport)
         self._base_env = dict(os.environ if base_env is None else base_env)
         self._hosts: dict[str, None] = {}
         """The hosts that are there, in the order in which they came. Used as an ordered set."""
@@ -144,7 +144,7 @@ class Environments:
         async with self._locks.setdefault(key, anyio.Lock()):
             if key in self._probed and not again and not self.check_toolchain(environment):
                 return self._reports[key]
-            known = self._reports.get(key, EnvironmentReport(environment.python, host=environment.host))
+            known = self._reports.get(key, EnvironmentReport(environment.python, {}, None, host=environment.host))
             if self.check_toolchain(environment):
                 # Idle workers have imported the libraries that were there before.
                 self._fleet.outdate_workers(environment)
@@ -159,8 +159,8 @@ class Environments:
                     found.version,
                     found.nvml,
                     found.strategies,
-                    found.observed,
                     environment.host,
+                    found.observed,
                     found.distributions,
                 )
                 self._probed.add(key)
@@ -171,9 +171,12 @@ class Environments:
             except WorkerError as error:
                 # Lookups depend on the backends, so those that were known stay while no worker can answer.
                 fault = Fault(error.code, error.message, error.hint)
-                report = replace(
-                    EnvironmentReport(environment.python, known.backends, fault, observed=known.observed),
+                report = EnvironmentReport(
+                    environment.python,
+                    known.backends,
+                    fault,
                     host=environment.host,
+                    observed=known.observed,
                     distributions=known.distributions,
                 )
                 _log.warning("probe_failed", python=environment.python, reason=error.message)
@@ -181,7 +184,7 @@ class Environments:
                 self._reports[key] = report
                 try:
                     await self._store.save_versions(_list_fingerprints(report))
-                    await self._store.save_probe(key, to_message(report))
+                    await self._store.save_probe(key, msgspec.to_builtins(report))
                 except StoreError as error:
                     _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
             return report

@@ -65,15 +65,6 @@ class ProbeReport(Record):
 
 
 @record
-class MeasuredPeaks(Record):
-    """Limits of a device: GB/s, TFLOP/s by precision, and the reason for each that could not be measured."""
-
-    gbps: float | None = None
-    tflops: Mapping[str, float] = field(default_factory=dict)
-    absent: Mapping[str, str] = field(default_factory=dict)
-
-
-@record
 class GpuUsers(Record):
     """How many foreign processes had work on each GPU lately; ``absence`` says why that is unknown."""
 

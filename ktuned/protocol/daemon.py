@@ -59,20 +59,12 @@ class IdleInfo(msgspec.Struct, frozen=True):
     busy: tuple[str, ...]
 
 
-class Totals(msgspec.Struct, frozen=True):
-    """Answered requests of any method, answered lookups, and ended trials, since the start."""
+class WorkFigures(msgspec.Struct, frozen=True):
+    """Answered requests of any method, answered lookups, and ended trials: since the start, or per second."""
 
-    requests: int = 0
-    lookups: int = 0
-    trials: int = 0
-
-
-class Rates(msgspec.Struct, frozen=True):
-    """The rise of each of :class:`Totals` per second, over the last minute."""
-
-    requests: float | None = None
-    lookups: float | None = None
-    trials: float | None = None
+    requests: int | float = 0
+    lookups: int | float = 0
+    trials: int | float = 0
 
 
 class LaneInfo(msgspec.Struct, frozen=True):
@@ -216,8 +208,8 @@ class EnvironmentInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str = ""
 
     @classmethod
-    def of(cls, report: object) -> EnvironmentInfo:
-        """Return what the protocol tells of a report, which has these attributes and more."""
+    def of(cls, report: EnvironmentInfo) -> EnvironmentInfo:
+        """Return what the protocol tells of a report that has more fields."""
         return msgspec.convert(report, cls, from_attributes=True)
 
 
@@ -225,6 +217,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
     """How every part of the daemon does. What an earlier daemon lacks is None, or empty.
 
     Attributes:
+        rates: over the last minute.
         cpu_s: CPU time of the daemon process itself, as ``rss_bytes`` is its memory.
         gate: whether compiles may run.
         channels: each queue, by its name; of a running job ``NAME (job ID)``.
@@ -244,8 +237,8 @@ class StatusAnswer(msgspec.Struct, frozen=True):
     epoch: int = 0
     seq: int = 0
     idle: IdleInfo | None = None
-    totals: Totals | None = None
-    rates: Rates = Rates()
+    totals: WorkFigures | None = None
+    rates: WorkFigures | None = None
     lanes: tuple[LaneInfo, ...] = ()
     workers: tuple[WorkerInfo, ...] = ()
     gate: str = ""

@@ -6,7 +6,7 @@ import os
 
 from ktuned.catalog import Catalog
 from ktuned.lookup import Lookups
-from ktuned.protocol import Totals
+from ktuned.protocol import WorkFigures
 from ktuned.scheduling import Jobs
 from ktuned.serve.traffic import Traffic
 
@@ -34,10 +34,10 @@ class Activity:
         self._traffic = traffic
         self._trial_count = trial_count
 
-    def read_totals(self) -> Totals:
+    def read_totals(self) -> WorkFigures:
         """Return totals, which only rise."""
         answered = self._traffic.describe_traffic().answered
-        return Totals(requests=answered, lookups=self._lookups.answered, trials=self._trial_count.ended)
+        return WorkFigures(requests=answered, lookups=self._lookups.answered, trials=self._trial_count.ended)
 
     def list_reasons_to_stay(self) -> list[str]:
         """Return what keeps an idle daemon from ending: ``clients``, ``jobs``, ``watches``."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from ktuned.devices import Machine
 from ktuned.fleet import NO_JOB, Environment, Fleet, Lane
-from ktuned.ipc import replies, requests
-from ktuned.model import Device, DeviceModel, Peaks, Phase, Role, WorkerError
+from ktuned.ipc import requests
+from ktuned.model import Device, Peaks, Phase, Role, WorkerError
 from ktuned.protocol import PEAKS, PeaksAnswer, PeaksParams
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Handler
@@ -69,14 +69,12 @@ class DevicePeaks:
         async with self._fleet.gate.hold_quiet(), self._lane(device).hold(NO_JOB):
             worker = await self._fleet.acquire_worker(Role.BENCH, environment)
             try:
-                found, _ = await worker.send_request(requests.MeasurePeaks(device), _DEADLINES)
+                peaks, _ = await worker.send_request(requests.MeasurePeaks(device), _DEADLINES)
             except WorkerError as error:
-                reason = error.message.splitlines()[0]
-                found = replies.MeasuredPeaks(absent={"all": reason})
+                peaks = Peaks(device.model, absent={"all": error.message.splitlines()[0]}, measured=time())
             finally:
                 # It holds gigabytes of the device.
                 worker.kill()
-        peaks = Peaks(DeviceModel(device.model), found.gbps, found.tflops, found.absent, time())
         if peaks.gbps is None and not peaks.tflops and device.model in self._store.load_peaks():
             return False
         await self._store.save_peaks(peaks)

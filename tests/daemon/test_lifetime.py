@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ktuned.daemon.lifetime import Idleness, Lifetime
 from ktuned.daemon.systemd import Notifier
-from ktuned.protocol import Totals
+from ktuned.protocol import WorkFigures
 
 
 def test_idleness_is_over_after_the_limit_without_activity() -> None:
@@ -80,7 +80,7 @@ def test_rates_reach_back_a_minute() -> None:
             watchdog_s=0.0,
             idle_exit_s=0.0,
             busy=list,
-            totals=lambda: Totals(lookups=lookups),
+            totals=lambda: WorkFigures(lookups=lookups),
             describe=str,
             stop=lambda: None,
         )
@@ -108,7 +108,7 @@ async def test_the_loop_feeds_the_watchdog_and_ends_when_idle(tmp_path: Path) ->
                 watchdog_s=0.1,
                 idle_exit_s=0.05,
                 busy=lambda: list(busy),
-                totals=lambda: Totals(requests=1),
+                totals=lambda: WorkFigures(requests=1),
                 describe=lambda: "at rest",
                 stop=stopped.set,
             )
@@ -136,7 +136,7 @@ async def test_a_new_limit_counts_at_once() -> None:
             watchdog_s=0.0,
             idle_exit_s=0.0,
             busy=list,
-            totals=Totals,
+            totals=WorkFigures,
             describe=str,
             stop=stopped.set,
         )

@@ -44,7 +44,7 @@ def sample_load(status: StatusAnswer, ticks: CpuTicks | None, at: float) -> Samp
 
 def load_between(before: Sample | None, now: Sample, status: StatusAnswer) -> Load:
     """Return the load between two samples; ``status`` is the daemon's at the second one."""
-    rate = status.rates.trials
+    rate = None if status.rates is None else status.rates.trials
     sick: dict[str, str] = {lane.device: lane.reason for lane in status.lanes if lane.is_sick}
     if before is None or now.at - before.at < MIN_SPAN_S:
         return Load({}, None, rate, sick)
