@@ -477,7 +477,7 @@ def assemble_parts(
         watcher=watcher,
     )
     status = StatusReport(
-        settings,
+        settings=settings,
         artifacts=artifacts,
         catalog=catalog,
         events=events,
