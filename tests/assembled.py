@@ -172,7 +172,7 @@ class Parts:
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         """Run the jobs for the length of a block; the workers that they started end with it."""
-        before = {worker["pid"] for worker in self.fleet.describe_workers()}
+        before = {worker.pid for worker in self.fleet.describe_workers()}
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.jobs.run_until_cancelled)
             yield
@@ -182,9 +182,9 @@ class Parts:
     def kill_workers(self, spare: Container[int] = ()) -> None:
         """Kill every worker but some."""
         for worker in self.fleet.describe_workers():
-            if worker["pid"] not in spare:
+            if worker.pid not in spare:
                 with suppress(ProcessLookupError):
-                    os.killpg(worker["pid"], signal.SIGKILL)
+                    os.killpg(worker.pid, signal.SIGKILL)
 
     async def reached(self, gate: str) -> None:
         """Wait until a config stands at a gate."""

@@ -28,7 +28,7 @@ STRATEGIES = {"ktuned_optuna"}
 SERVICES = {"ktuned_ray", "ktuned_team"}
 """Plugins of executors and of the bridge; on other hosts they run workers with the fleet's own parts."""
 
-SERVICES_MAY_IMPORT = {"backends", "bridge", "fleet", "ipc", "model", "sharing", "store"}
+SERVICES_MAY_IMPORT = {"backends", "bridge", "fleet", "ipc", "model", "protocol", "sharing", "store"}
 
 SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}
 

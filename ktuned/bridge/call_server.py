@@ -22,8 +22,8 @@ from typing import Any, Final, NoReturn, cast
 from ktuned.bridge import messages
 from ktuned.bridge.messages import CallFailed, Hello, Versions
 from ktuned.bridge.service import Service, load_service
-from ktuned.ipc import InvalidMessage, frames, from_plain, parent, replies
-from ktuned.model import KtunedError, Record
+from ktuned.ipc import InvalidMessage, frames, from_plain, parent
+from ktuned.model import Fault, KtunedError, Record
 
 MAX_CALLS: Final = 4096
 """Calls under way at once: two for each worker of the largest fleet. More is a fault of the daemon."""
@@ -110,10 +110,10 @@ class CallServer(asyncio.Protocol):
         try:
             answer = messages.encode_reply(number, await self._find_reply(asked, send))
         except KtunedError as error:
-            answer = messages.encode_fault(number, replies.Fault(error.code, error.message, error.hint))
+            answer = messages.encode_fault(number, Fault(error.code, error.message, error.hint))
         except Exception as error:
             text = " ".join(str(error).split())[:500]
-            answer = messages.encode_fault(number, replies.Fault("service", f"{type(error).__name__}: {text}"))
+            answer = messages.encode_fault(number, Fault("service", f"{type(error).__name__}: {text}"))
         self._transport.write(answer)
 
     async def _find_reply(self, asked: messages.ReceivedCall, send: Callable[[Record], Any]) -> Record:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
 
 from ktuned.ipc import InvalidMessage, frames, from_plain, replies, to_plain
-from ktuned.model import KtunedError, Record, record
+from ktuned.model import Fault, KtunedError, Record, record
 
 R = TypeVar("R")
 I = TypeVar("I")  # noqa: E741 - an item
@@ -72,7 +72,7 @@ class Answer:
     number: int
     value: object = None
     is_last: bool = False
-    fault: replies.Fault | None = None
+    fault: Fault | None = None
 
 
 def encode_service_call(number: int, call: Call[Any, Any]) -> bytes:
@@ -116,7 +116,7 @@ def encode_reply(number: int, reply: Record) -> bytes:
     return frames.encode({"id": number, "done": to_plain(reply)})
 
 
-def encode_fault(number: int, fault: replies.Fault) -> bytes:
+def encode_fault(number: int, fault: Fault) -> bytes:
     """Return the frame of a failure."""
     return frames.encode({"id": number, "failed": to_plain(fault)})
 
@@ -149,7 +149,7 @@ def decode_answer(data: Mapping[str, Any]) -> Answer:
         case {"id": int(number), "done": value}:
             return Answer(number, value, is_last=True)
         case {"id": int(number), "failed": value}:
-            return Answer(number, is_last=True, fault=from_plain(replies.Fault, value))
+            return Answer(number, is_last=True, fault=from_plain(Fault, value))
     raise InvalidMessage(f"no answer: a message of {', '.join(map(str, data)) or 'nothing'}"[:200])
 
 

@@ -3,7 +3,7 @@
 from ktuned.catalog.admission import Admission, complete_config, declared_admission
 from ktuned.catalog.buckets import Buckets
 from ktuned.catalog.captured_inputs import CapturedInputs
-from ktuned.catalog.catalog import Catalog, Changes, FileError, check_problem, environment_of, is_below
+from ktuned.catalog.catalog import Catalog, Changes, check_problem, environment_of, is_below
 from ktuned.catalog.discovery import (
     MAX_DIRECTORIES,
     Listing,
@@ -28,7 +28,6 @@ __all__ = [
     "CapturedInputs",
     "Catalog",
     "Changes",
-    "FileError",
     "FileInspector",
     "ForeignNames",
     "Listing",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import structlog
 
@@ -39,8 +39,7 @@ _ELSEWHERE = frozenset({"default", "plan", "problems", "specialize"})
 
 def declared_admission(kernel: KernelInfo, config: Config) -> bool | None:
     """Return whether a kernel's space admits a config, as far as its declaration says; ``None`` if code must be run."""
-    space: Mapping[str, Any] = kernel.space
-    axes, configs = space.get("axes"), space.get("configs")
+    axes, configs = kernel.space.axes, kernel.space.configs
     if axes is not None:
         is_held = set(config) == set(axes) and all(is_among(config[knob], axes[knob]) for knob in axes)
     elif configs is not None:
@@ -49,7 +48,7 @@ def declared_admission(kernel: KernelInfo, config: Config) -> bool | None:
         is_held = any(canonical(listed) == text for listed in configs if listed == config)
     else:
         return None
-    return None if is_held and space["constrained"] else is_held
+    return None if is_held and kernel.space.constrained else is_held
 
 
 def is_checked_default(kernel: KernelInfo, problem: Problem, config: Config) -> bool:

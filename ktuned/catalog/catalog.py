@@ -23,7 +23,6 @@ import os
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -45,6 +44,7 @@ from ktuned.model import (
     project_of,
     suggest_name,
 )
+from ktuned.protocol import FileError
 
 _OF_PROJECT = "project "
 """Marks a project file as the owner of its own stamp."""
@@ -55,22 +55,6 @@ _OF_FILE = "file "
 
 MAX_PROBLEM_SIZE = 4096
 """Most characters of a problem's keys and values: it is part of many keys, and thousands are kept in memory."""
-
-
-class FileError(msgspec.Struct, frozen=True):
-    """An error in a kernel file: one line, and its place; of a syntax error also the line of source with a caret."""
-
-    path: str
-    line: int
-    message: str
-    hint: str = ""
-    excerpt: str = ""
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return the protocol's error entry."""
-        return {"path": self.path, "line": self.line, "message": self.message, "hint": self.hint} | (
-            {"excerpt": self.excerpt} if self.excerpt else {}
-        )
 
 
 class Inspection(msgspec.Struct, frozen=True):

@@ -12,13 +12,14 @@ import anyio.to_thread
 import msgspec
 import structlog
 
-from ktuned.catalog.catalog import Catalog, Changes, FileError, Inspection, environment_of
+from ktuned.catalog.catalog import Catalog, Changes, Inspection, environment_of
 from ktuned.catalog.discovery import find_kernel_files, is_kernel_file
 from ktuned.catalog.project_file import PROJECT_FILE, digest_of
 from ktuned.catalog.roots import asked_again, name_roots
 from ktuned.fleet import COURTESY_S, KILLS_EXCUSED, Fleet, is_outside_kill
 from ktuned.ipc import Trust, Untrusted, make_absolute, make_relative, replies, requests
 from ktuned.model import KernelInfo, Observation, Role, Root, SettingsError, StoreError, WorkerError
+from ktuned.protocol import FileError
 from ktuned.store import Store
 
 _log = structlog.get_logger()

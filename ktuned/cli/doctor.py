@@ -1,7 +1,7 @@
 """Checks of an installation; each returns findings with the command that mends the fault.
 
 A check takes its subject as arguments and never raises, because it exists for broken installations. None needs a
-daemon; facts that only a daemon has come from its ``status`` map.
+daemon; facts that only a daemon has come from its ``status``.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ktuned.cli import text
 from ktuned.model import Record, record
@@ -21,6 +20,8 @@ from ktuned_client import paths
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from ktuned.protocol import StatusAnswer
 
 SUPPORTED_PYTHON = ((3, 11), (3, 13))
 """The oldest and the newest Python that ktuned is tested with."""
@@ -50,10 +51,6 @@ class Finding(Record):
     what: str
     message: str
     mend: str = ""
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return the finding as plain data."""
-        return asdict(self)
 
 
 def check_observer(environment: Mapping[str, str] = os.environ) -> Finding:
@@ -175,7 +172,7 @@ def check_plugins(points: list[EntryPoint]) -> Finding:
 
 
 def check_daemon(
-    status: Mapping[str, Any] | None, version: str, absence: str = "", mend: str = "", *, is_new: bool = False
+    status: StatusAnswer | None, version: str, absence: str = "", mend: str = "", *, is_new: bool = False
 ) -> Finding:
     """Check that a daemon of this version answers; ``absence`` is the reason if none does, ``mend`` the remedy.
 
@@ -185,21 +182,21 @@ def check_daemon(
         if is_new:
             return Finding(Level.OK, "daemon", "none runs yet; `ktuned tune` and `ktuned watch` start one")
         return Finding(Level.WARN, "daemon", absence or "none runs", mend or "ktuned start")
-    said = f"pid {status['pid']}, version {status['version']}"
-    if status["version"] != version:
+    said = f"pid {status.pid}, version {status.version}"
+    if status.version != version:
         return Finding(Level.WARN, "daemon", f"{said}; this is {version}", "ktuned stop")
     return Finding(Level.OK, "daemon", said)
 
 
-def check_lanes(status: Mapping[str, Any]) -> list[Finding]:
+def check_lanes(status: StatusAnswer) -> list[Finding]:
     """Check the state of each lane."""
     return [
-        Finding(Level.FAIL, f"lane {lane['device']}", lane.get("reason") or "sick", "ktuned status")
-        for lane in status.get("lanes", ())
-        if lane["state"] == "sick"
+        Finding(Level.FAIL, f"lane {lane.device}", lane.reason or "sick", "ktuned status")
+        for lane in status.lanes
+        if lane.is_sick
     ]
 
 
-def check_notices(status: Mapping[str, Any]) -> list[Finding]:
+def check_notices(status: StatusAnswer) -> list[Finding]:
     """Return the daemon's notices as findings."""
-    return [Finding(Level.WARN, "daemon", text.first_line(str(notice), 400)) for notice in status.get("notices", ())]
+    return [Finding(Level.WARN, "daemon", text.first_line(notice, 400)) for notice in status.notices or ()]

@@ -5,18 +5,21 @@ As in :mod:`ktuned.cli.doctor`, each check takes its subject as arguments and ne
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from ktuned.cli import text
 from ktuned.cli.doctor import Finding, Level
+from ktuned.ipc import replies
+from ktuned.model import BackendReport, Fault, KernelInfo
+from ktuned.protocol import EnvironmentInfo, RootInfo
 
 COMPILERS = ("c++", "g++", "clang++")
 PROBE_HERE_S = 60.0
@@ -97,9 +100,8 @@ def check_gpu(
     return Finding(Level.OK, "NVIDIA driver", name if visible is None else f"{name}; CUDA_VISIBLE_DEVICES={visible}")
 
 
-def probe_here(python: str = sys.executable, *, deadline_s: float = PROBE_HERE_S) -> dict[str, Any]:
+def probe_here(python: str = sys.executable, *, deadline_s: float = PROBE_HERE_S) -> EnvironmentInfo:
     """Probe an interpreter's backends in a process of their own, as a daemon does."""
-    report: dict[str, Any] = {"python": python, "error": None, "backends": {}}
     hint = f"{python} -m pip install ktuned"
     try:
         ran = subprocess.run(
@@ -111,95 +113,86 @@ def probe_here(python: str = sys.executable, *, deadline_s: float = PROBE_HERE_S
             timeout=deadline_s,
             check=False,
         )
-        return {**report, **json.loads(ran.stdout.splitlines()[-1])}
+        found = msgspec.json.decode(ran.stdout.splitlines()[-1], type=replies.ProbeReport)
+        return EnvironmentInfo(python, found.backends, None, found.version, found.nvml, found.strategies)
     except subprocess.TimeoutExpired:
         message = f"its backends did not answer in {deadline_s:.0f} s"
         hint = "a driver or an import hangs: try `import torch` there"
     except OSError as error:
         message = f"cannot be run: {error.strerror}"
-    except (ValueError, IndexError):
+    except (msgspec.DecodeError, IndexError):
         said = ran.stderr.strip().splitlines()
         message = said[-1] if said else f"the probe of its backends failed (exit status {ran.returncode})"
-    return {**report, "error": {"code": "worker", "message": message, "hint": hint}}
+    return EnvironmentInfo(python, {}, Fault("worker", message, hint))
 
 
-def check_backends(
-    environments: Iterable[Mapping[str, Any]], roots: Iterable[Mapping[str, Any]] = ()
-) -> Iterator[Finding]:
+def check_backends(environments: Iterable[EnvironmentInfo], roots: Iterable[RootInfo] = ()) -> Iterator[Finding]:
     """Check the equipment of each interpreter: its backends, and each of their devices."""
     users: dict[str, list[str]] = {}
     for root in roots:
-        users.setdefault(root["python"], []).append(root["name"])
+        users.setdefault(root.python, []).append(root.name)
     for environment in environments:
-        python = environment["python"]
+        python = environment.python
         used = f"; for {', '.join(users[python])}" if python in users else ""
-        if environment.get("error"):
-            error = environment["error"]
-            mend = error["hint"] or "check the python that the root's config names"
-            yield Finding(Level.FAIL, python, text.first_line(error["message"]) + used, mend)
+        if error := environment.error:
+            mend = error.hint or "check the python that the root's config names"
+            yield Finding(Level.FAIL, python, text.first_line(error.message) + used, mend)
             continue
-        version = environment.get("version", "")
+        version = environment.version
         yield Finding(Level.OK, python, f"Python {version}{used}" if version else f"answers{used}")
-        for name, backend in environment["backends"].items():
+        for name, backend in environment.backends.items():
             yield from _judge_backend(name, backend)
-        if environment.get("nvml"):
-            said = f"whether other programs use the GPUs is unknown, and timings ignore it: {environment['nvml']}"
-            mend = f"{python} -m pip install nvidia-ml-py" if "not installed" in environment["nvml"] else ""
+        if nvml := environment.nvml:
+            said = f"whether other programs use the GPUs is unknown, and timings ignore it: {nvml}"
+            mend = f"{python} -m pip install nvidia-ml-py" if "not installed" in nvml else ""
             yield Finding(Level.WARN, "NVML", said, mend)
 
 
-def _judge_backend(name: str, backend: Mapping[str, Any]) -> Iterator[Finding]:
+def _judge_backend(name: str, backend: BackendReport) -> Iterator[Finding]:
     what = f"backend {name}"
-    if backend.get("error"):
-        error = backend["error"]
-        mend = error["hint"] or "reinstall its distribution"
-        yield Finding(Level.FAIL, what, text.first_line(error["message"]), mend)
+    if error := backend.error:
+        yield Finding(Level.FAIL, what, text.first_line(error.message), error.hint or "reinstall its distribution")
         return
-    absent = backend.get("absent")
-    if absent:
+    if absent := backend.absent:
         still = ""
-        if backend.get("target") and absent["reason"] != "no_compiler":
-            still = f"; it still compiles for {backend['target']}"
-        said = f"{absent['reason']}: {absent['message']}{still}"
-        yield Finding(Level.WARN, what, said, absent.get("hint", ""))
+        if backend.target and absent.reason != "no_compiler":
+            still = f"; it still compiles for {backend.target}"
+        yield Finding(Level.WARN, what, f"{absent.reason}: {absent.message}{still}", absent.hint)
         return
-    toolchain = list(backend.get("fingerprint", {}).items())[:_SAID_OF_A_TOOLCHAIN]
-    said = ", ".join([str(backend.get("version", "")), *(f"{part} {version}" for part, version in toolchain)])
-    if not backend["devices"]:
+    toolchain = list(backend.fingerprint.items())[:_SAID_OF_A_TOOLCHAIN]
+    said = ", ".join([backend.version, *(f"{part} {version}" for part, version in toolchain)])
+    if not backend.devices:
         yield Finding(Level.WARN, what, "finds no device", "reinstall its distribution")
         return
     yield Finding(Level.OK, what, said.strip(", ") or "is installed")
-    for device in backend["devices"]:
-        facts = [device["model"], device["target"], *(f"{part} {v}" for part, v in device["fingerprint"].items())]
-        yield Finding(Level.OK, f"{name} on {device['name']}", ", ".join(facts))
+    for device in backend.devices:
+        facts = [device.model, device.target, *(f"{part} {v}" for part, v in device.fingerprint.items())]
+        yield Finding(Level.OK, f"{name} on {device.name}", ", ".join(facts))
 
 
 def check_kernels(
-    kernels: Iterable[Mapping[str, Any]],
-    environments: Iterable[Mapping[str, Any]],
-    roots: Iterable[Mapping[str, Any]],
+    kernels: Iterable[KernelInfo], environments: Iterable[EnvironmentInfo], roots: Sequence[RootInfo]
 ) -> Iterator[Finding]:
     """Find the backends that kernels need and their interpreters lack."""
     # Not at the top: `--help` needs no backends.
     from ktuned.backends import install_hint
 
-    reports = {environment["python"]: environment for environment in environments if not environment.get("error")}
+    backends = {environment.python: environment.backends for environment in environments if not environment.error}
     missing: dict[tuple[str, str], list[str]] = {}
     for kernel in kernels:
         for root in roots:
-            report = reports.get(root["python"])
-            is_its = report is not None and Path(kernel["file"]).is_relative_to(root["path"])
-            if report is not None and is_its and kernel["backend"] not in report["backends"]:
-                missing.setdefault((root["python"], kernel["backend"]), []).append(kernel["name"])
+            is_its = root.python in backends and Path(kernel.file).is_relative_to(root.path)
+            if is_its and kernel.backend not in backends[root.python]:
+                missing.setdefault((root.python, kernel.backend), []).append(kernel.name)
     for (python, backend), names in missing.items():
         mend = install_hint(backend, python)
         said = f"not installed for {python}, and needed by {', '.join(sorted(set(names)))}"
         yield Finding(Level.FAIL, f"backend {backend}", said, mend)
 
 
-def check_artifacts(census: Mapping[str, tuple[int, int]], environments: Iterable[Mapping[str, Any]]) -> list[Finding]:
+def check_artifacts(census: Mapping[str, tuple[int, int]], environments: Iterable[EnvironmentInfo]) -> list[Finding]:
     """Count the artifacts of each backend, and find those that no installed backend can load."""
-    known = {name for environment in environments for name in environment["backends"]}
+    known = {name for environment in environments for name in environment.backends}
     return [
         Finding(
             Level.OK,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import msgspec
 
 from ktuned.cli import text
 from ktuned.cli.job_view import JobView, View, spread_bounds
@@ -31,6 +30,7 @@ from ktuned.model import (
     mention_objective,
     needs_metric,
 )
+from ktuned.protocol import FileError
 
 MAX_STANDING = 4
 """Jobs whose standing is printed at once."""
@@ -180,16 +180,16 @@ def _describe_reload(news: Reloaded) -> list[str]:
         )
         if names
     ]
-    return lines + [error_line(error.get("path"), error.get("line"), error["message"]) for error in news.errors]
+    return lines + [error_line(msgspec.convert(error, FileError)) for error in news.errors]
 
 
-def source_excerpt(error: Mapping[str, Any]) -> list[str]:
+def source_excerpt(error: FileError) -> list[str]:
     """Return the line of source of a kernel file's error and the caret below it, indented; nothing without them."""
-    return [f"    {line}" for line in text.clean_message(error.get("excerpt") or "").splitlines()]
+    return [f"    {line}" for line in text.clean_message(error.excerpt).splitlines()]
 
 
-def error_line(path: str | None, line: int | None, message: str) -> str:
+def error_line(error: FileError) -> str:
     """Return a kernel file's error, with its place unless the message starts with it."""
-    where = f"{path}:{line}" if line else path or ""
-    words = text.first_line(message, limit=500)
+    where = f"{error.path}:{error.line}" if error.line else error.path
+    words = text.first_line(error.message, limit=500)
     return words if not where or words.startswith(where) else f"{where}: {words}"

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any, Final, Literal
 
+import msgspec
+
 from ktuned.model import Record, record
+from ktuned.protocol import StatusAnswer, WorkerInfo
 
 _OF_A_JOB: Final = re.compile(r"(?P<name>.+) \(job (?P<job>\d+)\)")
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
@@ -42,60 +45,59 @@ class Family(Record):
             yield f"{self.name}{suffix}{f'{{{said}}}' if said else ''} {value}"
 
 
-def render_metrics(status: Mapping[str, Any]) -> str:
+def render_metrics(status: StatusAnswer) -> str:
     """Return the exposition of a daemon's status; fields that another version lacks have no samples."""
-    return "\n".join([*(line for family in list_families(status) for line in family.render_lines()), "# EOF", ""])
+    lines = (line for family in _list_families(status) if family.samples for line in family.render_lines())
+    return "\n".join([*lines, "# EOF", ""])
 
 
-def list_families(status: Mapping[str, Any]) -> Iterator[Family]:
-    """Yield the metrics of a status whose figures it contains."""
-    for family in _all_families(status):
-        if family.samples:
-            yield family
-
-
-def _all_families(status: Mapping[str, Any]) -> Iterator[Family]:
-    server, events, store = (status.get(part, {}) for part in ("server", "events", "store"))
-    build = {name: status[name] for name in ("version", "protocol") if name in status}
-    yield Family("ktuned_build", "info", "The daemon that answered.", ((build, 1),) if build else ())
+def _list_families(status: StatusAnswer) -> Iterator[Family]:
+    build = {"version": status.version, "protocol": status.protocol}
+    yield Family("ktuned_build", "info", "The daemon that answered.", ((build, 1),))
+    yield _gauge_family("ktuned_uptime_seconds", "Time since the daemon's start.", status.uptime_s, unit="seconds")
     yield _gauge_family(
-        "ktuned_uptime_seconds", "Time since the daemon's start.", status.get("uptime_s"), unit="seconds"
+        "ktuned_resident_memory_bytes", "Resident memory of the daemon.", status.rss_bytes, unit="bytes"
     )
-    yield _gauge_family(
-        "ktuned_resident_memory_bytes", "Resident memory of the daemon.", status.get("rss_bytes"), unit="bytes"
-    )
-    yield _counter_family("ktuned_cpu_seconds", "CPU time of the daemon itself.", status.get("cpu_s"), unit="seconds")
-    totals = status.get("totals", {})
-    yield _counter_family("ktuned_requests", "Answered requests of any method.", totals.get("requests"))
-    yield _counter_family("ktuned_lookups", "Answered lookups.", totals.get("lookups"))
-    yield _counter_family("ktuned_trials", "Ended trials.", totals.get("trials"))
-    yield _counter_family(
-        "ktuned_connections_refused", "Connections closed for exceeding a limit.", server.get("refused")
-    )
-    yield _gauge_family("ktuned_connections", "Open connections.", server.get("connections"))
-    yield _gauge_family("ktuned_requests_pending", "Requests without an answer yet.", server.get("pending"))
-    yield _gauge_family("ktuned_subscribers", "Connections that receive events.", events.get("subscribers"))
-    yield _gauge_family("ktuned_subscribers_lagging", "Those of them that read too slowly.", events.get("lagging"))
-    jobs = {state: count for state, count in status.get("jobs", {}).items() if isinstance(count, int)}
-    yield _labelled_family("ktuned_jobs", "Jobs by state.", "state", jobs)
-    yield Family("ktuned_workers", "gauge", "Worker processes.", tuple(_worker_families(status.get("workers", ()))))
-    lanes = status.get("lanes", ())
-    yield Family("ktuned_lane_busy", "gauge", "1 if a device is measuring.", _lane_families(lanes, _is_busy))
-    yield Family("ktuned_lane_sick", "gauge", "1 if a device has failed.", _lane_families(lanes, _is_sick))
-    channels = status.get("channels", {})
-    yield Family("ktuned_channel_used", "gauge", "Entries in a queue.", tuple(_channel_family(channels, "used")))
-    yield Family("ktuned_channel_size", "gauge", "Capacity of a queue.", tuple(_channel_family(channels, "size")))
-    yield _labelled_family("ktuned_cache_entries", "Entries in a cache of answers.", "cache", status.get("caches", {}))
-    rows = {table: store[table] for table in ("trials", "winners", "jobs") if table in store}
-    yield _labelled_family("ktuned_store_rows", "Rows of the store.", "table", rows)
-    yield _gauge_family("ktuned_store_bytes", "Size of the store.", store.get("bytes"), unit="bytes")
-    artifacts = status.get("artifacts", {})
-    yield _gauge_family("ktuned_artifacts_bytes", "Size of the compiled kernels.", artifacts.get("bytes"), unit="bytes")
-    yield _gauge_family(
-        "ktuned_artifacts_cap_bytes", "Limit of the compiled kernels' size.", artifacts.get("cap_bytes"), unit="bytes"
-    )
-    notices = status.get("notices")
-    yield _gauge_family("ktuned_notices", "Notices of `ktuned status`.", None if notices is None else len(notices))
+    yield _counter_family("ktuned_cpu_seconds", "CPU time of the daemon itself.", status.cpu_s, unit="seconds")
+    if (totals := status.totals) is not None:
+        yield _counter_family("ktuned_requests", "Answered requests of any method.", totals.requests)
+        yield _counter_family("ktuned_lookups", "Answered lookups.", totals.lookups)
+        yield _counter_family("ktuned_trials", "Ended trials.", totals.trials)
+    if (server := status.server) is not None:
+        yield _counter_family("ktuned_connections_refused", "Connections closed for exceeding a limit.", server.refused)
+        yield _gauge_family("ktuned_connections", "Open connections.", server.connections)
+        yield _gauge_family("ktuned_requests_pending", "Requests without an answer yet.", server.pending)
+    if (events := status.events) is not None:
+        yield _gauge_family("ktuned_subscribers", "Connections that receive events.", events.subscribers)
+        yield _gauge_family("ktuned_subscribers_lagging", "Those of them that read too slowly.", events.lagging)
+    if (jobs := status.jobs) is not None:
+        states = {"queued": jobs.queued, "running": jobs.running, "paused": jobs.paused}
+        yield _labelled_family("ktuned_jobs", "Jobs by state.", "state", states)
+    yield Family("ktuned_workers", "gauge", "Worker processes.", tuple(_count_workers(status.workers)))
+    lanes = [({"device": lane.device, "model": lane.model}, lane) for lane in status.lanes]
+    busy = tuple((labels, int(lane.job is not None)) for labels, lane in lanes)
+    yield Family("ktuned_lane_busy", "gauge", "1 if a device is measuring.", busy)
+    sick = tuple((labels, int(lane.is_sick)) for labels, lane in lanes)
+    yield Family("ktuned_lane_sick", "gauge", "1 if a device has failed.", sick)
+    channels = [(_label_channel(name), channel) for name, channel in status.channels.items()]
+    used = tuple((labels, channel.used) for labels, channel in channels)
+    yield Family("ktuned_channel_used", "gauge", "Entries in a queue.", used)
+    sizes = tuple((labels, channel.size) for labels, channel in channels if channel.size is not None)
+    yield Family("ktuned_channel_size", "gauge", "Capacity of a queue.", sizes)
+    if status.caches is not None:
+        entries = msgspec.structs.asdict(status.caches)
+        yield _labelled_family("ktuned_cache_entries", "Entries in a cache of answers.", "cache", entries)
+    if (store := status.store) is not None:
+        rows = {"trials": store.trials, "winners": store.winners, "jobs": store.jobs}
+        yield _labelled_family("ktuned_store_rows", "Rows of the store.", "table", rows)
+        yield _gauge_family("ktuned_store_bytes", "Size of the store.", store.bytes, unit="bytes")
+    if (artifacts := status.artifacts) is not None:
+        yield _gauge_family("ktuned_artifacts_bytes", "Size of the compiled kernels.", artifacts.bytes, unit="bytes")
+        yield _gauge_family(
+            "ktuned_artifacts_cap_bytes", "Limit of the compiled kernels' size.", artifacts.cap_bytes, unit="bytes"
+        )
+    if status.notices is not None:
+        yield _gauge_family("ktuned_notices", "Notices of `ktuned status`.", len(status.notices))
 
 
 def _gauge_family(name: str, said: str, value: float | None, *, unit: str = "") -> Family:
@@ -110,31 +112,12 @@ def _labelled_family(name: str, said: str, label: str, values: Mapping[str, floa
     return Family(name, "gauge", said, tuple(({label: key}, value) for key, value in values.items()))
 
 
-def _worker_families(workers: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], float]]:
-    counted = Counter((worker["role"], worker["state"]) for worker in workers)
+def _count_workers(workers: Iterable[WorkerInfo]) -> Iterator[tuple[Mapping[str, Any], float]]:
+    counted = Counter((worker.role, worker.state) for worker in workers)
     for (role, state), count in sorted(counted.items()):
         yield {"role": role, "state": state}, count
 
 
-def _is_busy(lane: Mapping[str, Any]) -> bool:
-    return lane.get("job") is not None
-
-
-def _is_sick(lane: Mapping[str, Any]) -> bool:
-    return bool(lane["state"] == "sick")
-
-
-def _lane_families(
-    lanes: Iterable[Mapping[str, Any]], holds: Callable[[Mapping[str, Any]], bool]
-) -> tuple[tuple[Mapping[str, Any], float], ...]:
-    return tuple(({"device": lane["device"], "model": lane["model"]}, int(holds(lane))) for lane in lanes)
-
-
-def _channel_family(
-    channels: Mapping[str, Mapping[str, int]], figure: str
-) -> Iterator[tuple[Mapping[str, Any], float]]:
-    for channel, statistics in channels.items():
-        if figure in statistics:
-            of_a_job = _OF_A_JOB.fullmatch(channel)
-            labels = {"channel": of_a_job["name"], "job": of_a_job["job"]} if of_a_job else {"channel": channel}
-            yield labels, statistics[figure]
+def _label_channel(name: str) -> dict[str, str]:
+    of_a_job = _OF_A_JOB.fullmatch(name)
+    return {"channel": of_a_job["name"], "job": of_a_job["job"]} if of_a_job else {"channel": name}

@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,8 @@ from ktuned.model import show_controls, show_controls_in_json
 
 if TYPE_CHECKING:
     import msgspec
+
+    from ktuned.protocol import FileError
 
 COMPLAINT: Final = "ktuned: "
 """The beginning of each error's line."""
@@ -71,13 +73,13 @@ def print_error(message: str, hint: str = "") -> None:
     print_message(f"{COMPLAINT}{what}; {mend}" if mend else f"{COMPLAINT}{what}")
 
 
-def complain_of(errors: Iterable[Mapping[str, Any]]) -> None:
+def complain_of(errors: Iterable[FileError]) -> None:
     """Print a line for each error in a kernel file, and its line of source."""
     # Not at the top: a daemon that starts prints its errors by this module, and needs no client.
     from ktuned.cli import lines
 
     for error in errors:
-        print_error(lines.error_line(error.get("path"), error.get("line"), error["message"]), error.get("hint", ""))
+        print_error(lines.error_line(error), error.hint)
         for line in lines.source_excerpt(error):
             print_message(line)
 

@@ -39,19 +39,19 @@ def check_protocol() -> None:
         DaemonUnavailable: it differs from ours; the message names both versions.
         DaemonSilent: the daemon does not answer; the next request would wait in vain as well.
     """
+    from ktuned.protocol import HELLO, call_method
     from ktuned_client import Client
 
     try:
         with Client() as client:
-            said = client.call("hello")
+            told = call_method(client, HELLO)
     except DaemonSilent:
         raise
     except (DaemonUnavailable, DaemonError):
         return
-    spoken = said.get("protocol", PROTOCOL_VERSION)
-    if spoken != PROTOCOL_VERSION:
+    if told.protocol != PROTOCOL_VERSION:
         raise DaemonUnavailable(
-            f"the daemon is ktuned {said.get('build', 'of an unknown version')} and speaks protocol {spoken}; "
+            f"the daemon is ktuned {told.build} and speaks protocol {told.protocol}; "
             f"this is {own_version()}, which speaks {PROTOCOL_VERSION}",
             "`ktuned stop` ends it, and the next command starts one of this version",
         )

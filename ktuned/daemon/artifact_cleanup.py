@@ -15,7 +15,7 @@ import anyio.to_thread
 import structlog
 
 from ktuned.model import StoreError, UsageError
-from ktuned.protocol import COLLECT, CollectParams
+from ktuned.protocol import COLLECT, CollectAnswer, CollectParams
 from ktuned.serve import Connection, Handler
 from ktuned.store import Artifacts, Store
 
@@ -52,7 +52,7 @@ class ArtifactCleanup:
                 _log.warning("artifacts_not_collected", reason=error.message)
             await self._due.wait()
 
-    async def handle_gc(self, params: CollectParams, connection: Connection) -> dict[str, Any]:
+    async def handle_gc(self, params: CollectParams, connection: Connection) -> CollectAnswer:
         """Remove the least recently served artifacts, those of winners last, down to ``keep_gib`` or the cap."""
         if params.keep_gib is not None and not 0 <= params.keep_gib < math.inf:
             raise UsageError(f"keep_gib is {params.keep_gib}", hint="give GiB, 0 for none")
@@ -63,7 +63,7 @@ class ArtifactCleanup:
         else:
             count, freed = await self._collect_artifacts(bytes_kept)
         size = await anyio.to_thread.run_sync(lambda: self._artifacts.size)
-        return {"artifacts": count, "freed_bytes": freed, "bytes": size, "cap_bytes": self._artifacts.cap_bytes}
+        return CollectAnswer(artifacts=count, freed_bytes=freed, bytes=size, cap_bytes=self._artifacts.cap_bytes)
 
     async def _collect_artifacts(self, bytes_kept: int) -> tuple[int, int]:
         removed = await self._artifacts.collect_garbage(self._list_won_artifacts(), bytes_kept)

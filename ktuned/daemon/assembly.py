@@ -39,6 +39,7 @@ from ktuned.daemon.last_end import END_NAME
 from ktuned.daemon.lifetime import Lifetime
 from ktuned.daemon.notices import Notices
 from ktuned.daemon.reload import CurrentSettings, Reload, list_watched_roots
+from ktuned.daemon.status import StatusReport
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, ToolchainSurvey
 from ktuned.fleet import (
@@ -83,17 +84,17 @@ from ktuned.serve import (
     Captures,
     Checks,
     Control,
+    DaemonMethods,
     DevicePeaks,
     Events,
     Explainer,
     Handler,
+    KernelMethods,
     LookupMethods,
     Methods,
     PortfolioMethods,
-    RootMethods,
     Server,
     ShareMethods,
-    StatusReport,
     Subscriptions,
     Traffic,
     TrialCount,
@@ -456,8 +457,8 @@ def assemble_parts(
         notifier,
         watchdog_s=watchdog_s,
         idle_exit_s=current.idle_exit_s,
-        busy=activity.count_busy,
-        counters=activity.read_counters,
+        busy=activity.list_reasons_to_stay,
+        totals=activity.read_totals,
         describe=activity.describe_activity,
         stop=stopping.set,
     )
@@ -478,20 +479,17 @@ def assemble_parts(
         watcher=watcher,
     )
     status = StatusReport(
-        socket=settings.socket,
-        home=str(settings.state),
-        activity=activity,
+        settings=settings,
         artifacts=artifacts,
         catalog=catalog,
-        executors=executors,
         events=events,
+        executors=executors,
         fleet=fleet,
-        idle_policy=idle_policy,
         jobs=jobs,
+        lifetime=lifetime,
         lookups=lookups,
         machine=machine,
-        notices=notices.collect_notices,
-        pace=lifetime,
+        notices=notices,
         store=store,
         traffic=traffic,
     )
@@ -522,10 +520,6 @@ def assemble_parts(
         jobs=jobs,
         store=store,
         events=events,
-        explain=Explainer(catalog, admission, machine, store, lookups.find_doubt).explain_winners,
-        status=status.collect_figures,
-        probe=probes.collect_reports,
-        stop=stopping.set,
         applications=applications,
     )
     exchange = WinnerExchange(
@@ -540,6 +534,13 @@ def assemble_parts(
     )
     subscriptions = Subscriptions(events, jobs)
     found: list[Handler[Any, Any]] = [
+        *DaemonMethods(
+            events=events,
+            table=caches.table,
+            status=status.collect_figures,
+            probe=probes.collect_reports,
+            stop=stopping.set,
+        ).list_handlers(),
         *methods.list_handlers(),
         *TrialMethods(catalog=catalog, machine=machine, lookups=lookups, jobs=jobs, store=store).list_handlers(),
         *LookupMethods(lookups).list_handlers(),
@@ -564,8 +565,13 @@ def assemble_parts(
         ).list_handlers(),
         *CallMethods(adoptions, applications).list_handlers(),
         *Captures(captured_inputs, catalog, jobs, lookups.results_changed).list_handlers(),
-        *RootMethods(
-            catalog=catalog, intake=intake, renewal=renewal, store=store, configured=list_configured_roots
+        *KernelMethods(
+            catalog=catalog,
+            explainer=Explainer(catalog, admission, machine, store, lookups.find_doubt),
+            intake=intake,
+            renewal=renewal,
+            store=store,
+            configured=list_configured_roots,
         ).list_handlers(),
         *ShareMethods(
             catalog=catalog, events=events, exchange=share_exchange, jobs=jobs, shared=shared_winners

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final
 
 import anyio
+from msgspec.structs import astuple
 
 from ktuned.daemon.systemd import Notifier
+from ktuned.protocol import IdleInfo, WorkFigures
 
 AUTO_IDLE_EXIT_S: Final = 1800.0
 """Idle time after which a daemon that was started on demand ends; the next command starts another."""
@@ -54,7 +56,7 @@ class Lifetime:
         watchdog_s: The watchdog's period in seconds; 0 for none.
         idle_exit_s: Seconds without activity after which the daemon ends; 0 is never.
         busy: Names what keeps the daemon from ending.
-        counters: Returns totals of all activity since the start.
+        totals: Returns totals of all activity since the start.
         describe: Returns one line for the service manager.
         stop: Ends the daemon.
     """
@@ -66,17 +68,17 @@ class Lifetime:
         watchdog_s: float,
         idle_exit_s: float,
         busy: Callable[[], Sequence[str]],
-        counters: Callable[[], Mapping[str, int]],
+        totals: Callable[[], WorkFigures],
         describe: Callable[[], str],
         stop: Callable[[], None],
     ) -> None:
         self._notifier = notifier
         self._watchdog_s = watchdog_s
         self._idleness = Idleness(idle_exit_s, monotonic())
-        self._looks: deque[tuple[float, Mapping[str, int]]] = deque(maxlen=LOOKS_KEPT)
+        self._looks: deque[tuple[float, WorkFigures]] = deque(maxlen=LOOKS_KEPT)
         self._described = ""
         self._busy = busy
-        self._counters = counters
+        self._totals = totals
         self._describe = describe
         self._stop = stop
         self._changed = anyio.Event()
@@ -91,22 +93,31 @@ class Lifetime:
         self._idleness.limit_s = limit_s
         self._changed.set()
 
-    def compute_rates(self, now: float | None = None) -> dict[str, float]:
-        """Return each counter's rise per second over the last minute; 0 before the first look."""
+    def read_totals(self) -> WorkFigures:
+        """Return the totals of all activity since the start."""
+        return self._totals()
+
+    def describe_idleness(self) -> IdleInfo:
+        """Return the idle time after which the daemon ends, and what keeps it from ending now."""
+        return IdleInfo(self.idle_exit_s, tuple(self._busy()))
+
+    def compute_rates(self, now: float | None = None) -> WorkFigures:
+        """Return each total's rise per second over the last minute; 0 before the first look."""
         now = monotonic() if now is None else now
-        counters = self._counters()
-        then, before = self._looks[0] if self._looks else (now, counters)
+        totals = self._totals()
+        then, before = self._looks[0] if self._looks else (now, totals)
         span_s = max(now - then, 1e-9)
-        return {name: round((value - before[name]) / span_s, 3) for name, value in counters.items()}
+        rises = (value - old for value, old in zip(astuple(totals), astuple(before), strict=True))
+        return WorkFigures(*(round(rise / span_s, 3) for rise in rises))
 
     def check_end(self, now: float) -> bool:
-        """Record the counters, describe the daemon to the service manager, and return whether it is to end."""
-        counters = self._counters()
-        self._looks.append((now, dict(counters)))
+        """Record the totals, describe the daemon to the service manager, and return whether it is to end."""
+        totals = self._totals()
+        self._looks.append((now, totals))
         if self._notifier.is_heard and (line := self._describe()) != self._described:
             self._described = line
             self._notifier.report_status(line)
-        return self._idleness.is_over(self._busy(), sum(counters.values()), now)
+        return self._idleness.is_over(self._busy(), sum(astuple(totals)), now)
 
     async def run_until_cancelled(self) -> None:
         """Feed the watchdog and look at the daemon, until cancelled."""

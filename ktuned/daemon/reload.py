@@ -23,7 +23,7 @@ from ktuned.devices import Machine
 from ktuned.fleet import Executors, Fleet
 from ktuned.ipc import Trust
 from ktuned.model import KtunedError, Root
-from ktuned.protocol import RELOAD, NoParams
+from ktuned.protocol import RELOAD, NoParams, ReloadAnswer
 from ktuned.scheduling import IdlePolicy, Jobs, JobSettings, Preparation, Renewal, ShareExchange
 from ktuned.serve import Connection, Handler
 from ktuned.store import Artifacts, Store
@@ -108,10 +108,10 @@ class Reload:
         """Return the methods with their handlers."""
         return [Handler(RELOAD, self.handle_reload)]
 
-    async def handle_reload(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    async def handle_reload(self, nothing: NoParams, connection: Connection) -> ReloadAnswer:
         """Reload, and return the names of the settings that changed."""
         changed = await self.reload_settings()
-        return {"path": str(self._current.settings.config_path), "changed": changed}
+        return ReloadAnswer(str(self._current.settings.config_path), tuple(changed))
 
     async def reload_settings(self) -> list[str]:
         """Apply ``config.toml`` as it is now; return the names of the settings that changed.

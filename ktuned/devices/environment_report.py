@@ -5,64 +5,28 @@ The store keeps it; ``status`` and ``backends`` show most of its fields.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from ktuned.backends import deciding, finding
-from ktuned.ipc import InvalidMessage, find_changed_file, from_plain, replies, to_plain
-from ktuned.model import ENVIRONMENT, Device, Record, canonical, record
+from ktuned.ipc import find_changed_file, replies
+from ktuned.model import ENVIRONMENT, Device, canonical
+from ktuned.protocol import EnvironmentInfo
 
 
-@record
-class EnvironmentReport(Record):
-    """An interpreter and its backends. ``error`` says why the last probe failed; the backends are then older ones.
+class EnvironmentReport(EnvironmentInfo, frozen=True, omit_defaults=True):
+    """What is known of an interpreter, with what the report depends on and the distributions installed there."""
 
-    ``version`` is Python's. ``nvml`` says why NVML cannot list the programs on the GPUs; it is empty if it can.
-    ``strategies`` are the names of the installed ones. ``observed`` is what the report depends on. ``host`` is where
-    the interpreter is, empty for this machine. ``distributions`` are the versions of those installed there, by name.
-    """
-
-    python: str
-    backends: Mapping[str, replies.BackendReport] = dataclasses.field(default_factory=dict)
-    error: replies.Fault | None = None
-    version: str | None = None
-    nvml: str | None = None
-    strategies: tuple[str, ...] | None = None
     observed: replies.ProbeDependencies | None = None
-    host: str = ""
-    distributions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    distributions: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def devices(self) -> Iterator[Device]:
         """All devices of all backends; two backends may know one device by two models."""
         return (device for backend in self.backends.values() for device in backend.devices)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the map that the store keeps; before the first probe it has no version."""
-        report = to_plain(self)
-        for name in ("version", "nvml", "strategies", "observed"):
-            if report[name] is None:
-                del report[name]
-        if not self.host:
-            del report["host"]
-        return report
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return the protocol's map: without the hundreds of files that only this machine can compare."""
-        report = self.to_json()
-        report.pop("observed", None)
-        report.pop("distributions", None)
-        return report
-
-    @classmethod
-    def from_json(cls, report: object) -> EnvironmentReport | None:
-        """Rebuild a report from the store's map; ``None`` if it cannot be understood: the next probe replaces it."""
-        try:
-            return from_plain(cls, report)
-        except InvalidMessage:
-            return None
 
 
 def find_difference(

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from time import monotonic
@@ -44,7 +45,18 @@ from ktuned.devices.environment_report import (
 )
 from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import replies, requests
-from ktuned.model import DeviceName, Role, StoreError, UsageError, WorkerError, canonical, suggest_name
+from ktuned.model import (
+    BackendReport,
+    DeviceName,
+    Fault,
+    Role,
+    StoreError,
+    UsageError,
+    WorkerError,
+    canonical,
+    suggest_name,
+)
+from ktuned.protocol import EnvironmentInfo
 from ktuned.store import Store
 
 _log = structlog.get_logger()
@@ -87,11 +99,11 @@ class Environments:
         self._fleet = fleet
         self._store = store
         self._deadlines = deadlines
-        self._reports = {
-            key: report
-            for key, kept in store.load_probes().items()
-            if (report := EnvironmentReport.from_json(kept)) is not None
-        }
+        self._reports: dict[str, EnvironmentReport] = {}
+        for key, kept in store.load_probes().items():
+            # The next probe replaces a report that cannot be understood.
+            with suppress(msgspec.ValidationError):
+                self._reports[key] = msgspec.convert(kept, EnvironmentReport)
         self._base_env = dict(os.environ if base_env is None else base_env)
         self._hosts: dict[str, None] = {}
         """The hosts that are there, in the order in which they came. Used as an ordered set."""
@@ -132,7 +144,7 @@ class Environments:
         async with self._locks.setdefault(key, anyio.Lock()):
             if key in self._probed and not again and not self.check_toolchain(environment):
                 return self._reports[key]
-            known = self._reports.get(key, EnvironmentReport(environment.python, host=environment.host))
+            known = self._reports.get(key, EnvironmentReport(environment.python, {}, None, host=environment.host))
             if self.check_toolchain(environment):
                 # Idle workers have imported the libraries that were there before.
                 self._fleet.outdate_workers(environment)
@@ -147,8 +159,8 @@ class Environments:
                     found.version,
                     found.nvml,
                     found.strategies,
-                    found.observed,
                     environment.host,
+                    found.observed,
                     found.distributions,
                 )
                 self._probed.add(key)
@@ -158,10 +170,13 @@ class Environments:
                     self._compare_with_workers(key, report, environment)
             except WorkerError as error:
                 # Lookups depend on the backends, so those that were known stay while no worker can answer.
-                fault = replies.Fault(error.code, error.message, error.hint)
-                report = replace(
-                    EnvironmentReport(environment.python, known.backends, fault, observed=known.observed),
+                fault = Fault(error.code, error.message, error.hint)
+                report = EnvironmentReport(
+                    environment.python,
+                    known.backends,
+                    fault,
                     host=environment.host,
+                    observed=known.observed,
                     distributions=known.distributions,
                 )
                 _log.warning("probe_failed", python=environment.python, reason=error.message)
@@ -169,7 +184,7 @@ class Environments:
                 self._reports[key] = report
                 try:
                     await self._store.save_versions(_list_fingerprints(report))
-                    await self._store.save_probe(key, report.to_json())
+                    await self._store.save_probe(key, msgspec.to_builtins(report))
                 except StoreError as error:
                     _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
             return report
@@ -207,9 +222,7 @@ class Environments:
         """A line for each interpreter whose ktuned is another one than this daemon's."""
         return [*dict.fromkeys(filter(None, map(self._describe_outdated, self._disagreements)))]
 
-    def _place_devices(
-        self, found: replies.ProbeReport, environment: Environment
-    ) -> Mapping[str, replies.BackendReport]:
+    def _place_devices(self, found: replies.ProbeReport, environment: Environment) -> Mapping[str, BackendReport]:
         """Return the backends that a probe found; a host's devices get the host into their names.
 
         A host's interpreter is part of the context: how it differs from this machine's goes into its devices'
@@ -362,9 +375,9 @@ class Environments:
         self._fleet.prepare_spares(Role.EXPLORE, environment, backend)
         self._fleet.prepare_compilers(environment, backend)
 
-    def describe_environments(self) -> list[dict[str, Any]]:
+    def describe_environments(self) -> tuple[EnvironmentInfo, ...]:
         """Return every environment's report, for a status."""
-        return [report.to_wire() for report in self._reports.values()]
+        return tuple(map(EnvironmentInfo.of, self._reports.values()))
 
 
 def _list_fingerprints(report: EnvironmentReport) -> dict[str, Mapping[str, Any]]:

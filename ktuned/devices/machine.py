@@ -15,9 +15,9 @@ from ktuned.backends import Absence, install_hint
 from ktuned.devices.environment_report import EnvironmentReport, fingerprint_digest
 from ktuned.devices.environments import Environments
 from ktuned.fleet import Environment
-from ktuned.ipc import replies
 from ktuned.model import (
     BackendError,
+    BackendReport,
     Context,
     Device,
     DeviceModel,
@@ -95,7 +95,7 @@ class Machine:
     def _is_there(self, device: Device) -> bool:
         return not device.host or device.host in self.environments.hosts
 
-    def _get_backend_report(self, environment: Environment, backend: str) -> replies.BackendReport:
+    def _get_backend_report(self, environment: Environment, backend: str) -> BackendReport:
         """Return what is known of a backend; an empty report if nothing is."""
         report = self.environments.get_report(environment)
         return _UNKNOWN if report is None else report.backends.get(backend, _UNKNOWN)
@@ -284,7 +284,7 @@ def _report_unjudged(reports: Iterable[EnvironmentReport]) -> Iterator[str]:
             yield f"who else uses the GPUs is not known to {report.python}, so no timing is judged by it: {report.nvml}"
 
 
-_UNKNOWN = replies.BackendReport("")
+_UNKNOWN = BackendReport("")
 
 
 def _is_like(one: Device, other: Device) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import anyio
 from msgspec.structs import replace
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 from ktuned.catalog import Catalog, environment_of
 from ktuned.devices.environments import Environments
 from ktuned.fleet import Environment
+from ktuned.protocol import EnvironmentInfo
 
 
 class Probes:
@@ -49,11 +49,11 @@ class Probes:
         """Return the environments of all roots; without a root, the daemon's interpreter."""
         return self.list_environments() or [Environment(sys.executable, self._directory)]
 
-    async def collect_reports(self) -> list[dict[str, Any]]:
-        """Probe every root's environment, or else the daemon's interpreter; return the reports for the wire."""
+    async def collect_reports(self) -> list[EnvironmentInfo]:
+        """Probe every root's environment, or else the daemon's interpreter; return the reports."""
         found = [await self._environments.probe_environment(one) for one in self.list_probed_environments()]
         # Roots that share an interpreter share its report, which is listed once.
-        return [report.to_wire() for report in {id(one): one for one in found}.values()]
+        return [EnvironmentInfo.of(report) for report in {id(one): one for one in found}.values()]
 
     def probe_after_failure(self) -> None:
         """Probe all devices again soon: one may be gone, and the next job must not count on it."""

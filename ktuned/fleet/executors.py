@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Self
 
 import anyio
 import anyio.abc
@@ -14,6 +14,7 @@ from ktuned.fleet.executor import Environment, Executor, Worker
 from ktuned.fleet.failures import HostLost
 from ktuned.fleet.remote import HostEvents, RemoteExecutor, Surroundings, load_executor
 from ktuned.model import Phase, Role
+from ktuned.protocol import ExecutorInfo
 
 
 class Executors(Executor):
@@ -89,7 +90,7 @@ class Executors(Executor):
         for remote in list(self.remotes.values()):
             await remote.await_hosts()
 
-    def describe_hosts(self) -> dict[str, Any]:
+    def describe_hosts(self) -> dict[str, ExecutorInfo]:
         """Return the executors of other machines for ``status``, by name; those without settings are left out."""
         return {name: found for name, remote in self.remotes.items() if (found := remote.describe_hosts())}
 

@@ -46,6 +46,7 @@ from ktuned.fleet.priority_semaphore import NO_JOB, RankOf, Turns
 from ktuned.fleet.quiet import QuietGate
 from ktuned.ipc import requests
 from ktuned.model import Device, Phase, Role, WorkerError
+from ktuned.protocol import WorkerInfo
 
 _log = structlog.get_logger()
 
@@ -413,18 +414,18 @@ class Fleet:
                     worker.kill(memory.describe_excess(worker.memory_bytes, limit))
             await anyio.sleep(_MEMORY_S)
 
-    def describe_workers(self) -> list[dict[str, Any]]:
-        """Return every worker for a status: ``pid role state age_s requests memory_bytes``."""
+    def describe_workers(self) -> tuple[WorkerInfo, ...]:
+        """Return every worker for a status."""
         idle = set(self.machine.idle)
-        return [
-            {
-                "pid": worker.pid,
-                "host": worker.environment.host,
-                "role": worker.role,
-                "state": "idle" if worker in idle else "busy",
-                "age_s": round(monotonic() - worker.started, 3),
-                "requests": worker.requests,
-                "memory_bytes": worker.memory_bytes,
-            }
+        return tuple(
+            WorkerInfo(
+                pid=worker.pid,
+                host=worker.environment.host,
+                role=worker.role,
+                state="idle" if worker in idle else "busy",
+                age_s=round(monotonic() - worker.started, 3),
+                requests=worker.requests,
+                memory_bytes=worker.memory_bytes,
+            )
             for worker in self._executor.workers
-        ]
+        )

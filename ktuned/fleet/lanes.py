@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import structlog
@@ -32,6 +32,7 @@ from ktuned.fleet.pace import Pace
 from ktuned.fleet.quiet import COURTESY_S, QuietGate
 from ktuned.ipc import replies, requests
 from ktuned.model import Device, Role, WorkerError
+from ktuned.protocol import LaneInfo
 
 _log = structlog.get_logger()
 
@@ -304,14 +305,14 @@ class Lane:
             "lane_opened", device=self.device.name, pid=worker.pid, took_s=took_s, phases=worker.read_phase_durations()
         )
 
-    def describe_lane(self) -> dict[str, Any]:
+    def describe_lane(self) -> LaneInfo:
         """Return the lane for a status."""
-        return {
-            "device": self.device.name,
-            "model": self.device.model,
-            "state": self.state,
-            "reason": self.health.reason,
-            "job": self.job,
-            "worker_pid": self.worker_pid,
-            "busy_s": round(self.busy_s, 3),
-        }
+        return LaneInfo(
+            device=self.device.name,
+            model=self.device.model,
+            state=self.state,
+            reason=self.health.reason,
+            job=self.job,
+            worker_pid=self.worker_pid,
+            busy_s=round(self.busy_s, 3),
+        )

@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from ktuned.fleet.executor import Executor
+from ktuned.protocol import ExecutorInfo
 
 EXECUTORS = "ktuned.executors"
 """The group of entry points."""
@@ -88,10 +89,8 @@ class RemoteExecutor(Executor):
         """Wait until it is known which hosts there are; give up after a while."""
 
     @abstractmethod
-    def describe_hosts(self) -> Mapping[str, Any]:
-        """Return the executor for ``status``: ``name``, ``version`` (empty while it reaches no hosts), ``mend`` and
-        ``hosts``, each with ``name state cpus gpus interpreter python ktuned reason mend``.
-        """
+    def describe_hosts(self) -> ExecutorInfo | None:
+        """Return the executor and its hosts for a status; None without settings."""
 
     @property
     @abstractmethod

@@ -14,8 +14,8 @@ from ktuned.ipc import frames
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_message
 from ktuned.ipc.memory_fault import MemoryFault, decode_fault
 from ktuned.model import (
+    BackendReport,
     Config,
-    Device,
     KernelInfo,
     Observation,
     Outcome,
@@ -38,38 +38,6 @@ class Ready(Record):
 
     pid: int
     keeps_journal: bool = False
-
-
-@record
-class Absence(Record):
-    """Why a backend has no device: the reason's name, one line about it, and a command that helps."""
-
-    reason: str
-    message: str
-    hint: str = ""
-
-
-@record
-class Fault(Record):
-    """An error as data: its code, one line, and the remedy."""
-
-    code: str
-    message: str
-    hint: str = ""
-
-
-@record
-class BackendReport(Record):
-    """One backend: its versions, how many configs it compiles together, its devices, or why it has none."""
-
-    version: str
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
-    group_size: int = 1
-    lowers: bool = False
-    target: str = ""
-    devices: tuple[Device, ...] = ()
-    absent: Absence | None = None
-    error: Fault | None = None
 
 
 @record
@@ -105,15 +73,6 @@ class ProbeReport(Record):
     observed: ProbeDependencies | None = None
     distributions: Mapping[str, str] = field(default_factory=dict)
     executable: str = ""
-
-
-@record
-class MeasuredPeaks(Record):
-    """Limits of a device: GB/s, TFLOP/s by precision, and the reason for each that could not be measured."""
-
-    gbps: float | None = None
-    tflops: Mapping[str, float] = field(default_factory=dict)
-    absent: Mapping[str, str] = field(default_factory=dict)
 
 
 @record

@@ -24,6 +24,7 @@ from ktuned.model import (
     KernelInfo,
     Observation,
     Outcome,
+    Peaks,
     Phase,
     Plan,
     Preset,
@@ -348,7 +349,7 @@ class Canary(Request[replies.Empty, Never]):
 
 
 @record
-class MeasurePeaks(Request[replies.MeasuredPeaks, Never]):
+class MeasurePeaks(Request[Peaks, Never]):
     """Measure the limits of a device."""
 
     operation: ClassVar = "measure_peaks"

@@ -60,7 +60,7 @@ from ktuned.model import (
     needs_metric,
     strip_numerics,
 )
-from ktuned.protocol import Answer
+from ktuned.protocol import Answer, CacheSizes, ChannelInfo
 from ktuned.scheduling import Jobs, Portfolios
 from ktuned.store import Artifacts, Store
 
@@ -143,17 +143,18 @@ class Lookups:
         in_table = self.table.used_since((kernel.name for kernel in self._catalog.kernels), since)
         return list(dict.fromkeys([*self._looked_up, *in_table]))
 
-    def statistics(self) -> dict[str, dict[str, int]]:
-        """Return how full the queue of ``follow_ups`` is, and the sizes of the ``caches``."""
-        return {
-            "follow_ups": {"used": self._follow_ups.waiting, "size": MAX_FOLLOW_UPS},
-            "caches": {
-                "answers": self.shortcuts.held,
-                "shortcuts": len(self.shortcuts),
-                "winners": sum(map(len, self._winners.values())),
-                "admitted": len(self._admission),
-            },
-        }
+    def describe_follow_ups(self) -> ChannelInfo:
+        """Return how full the queue of follow-ups is."""
+        return ChannelInfo(self._follow_ups.waiting, MAX_FOLLOW_UPS)
+
+    def measure_caches(self) -> CacheSizes:
+        """Return how many entries the caches have."""
+        return CacheSizes(
+            answers=self.shortcuts.held,
+            shortcuts=len(self.shortcuts),
+            winners=sum(map(len, self._winners.values())),
+            admitted=len(self._admission),
+        )
 
     def look_up(
         self,

@@ -3,6 +3,7 @@
 Plain and frozen, with only the standard library, because workers import them under the project's interpreter.
 """
 
+from ktuned.model.backend_report import Absence, BackendReport, Fault
 from ktuned.model.batch_invariance import Candidate, Member, Verdict, choose_class, find_batch_fault, find_groups
 from ktuned.model.buckets import FUNCTION as BUCKET_FUNCTION
 from ktuned.model.buckets import apply_bucket_rules, find_rule_fault
@@ -24,7 +25,7 @@ from ktuned.model.errors import (
     suggest_name,
 )
 from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, find_notices, format_notice
-from ktuned.model.kernel import KernelInfo, Root, RootSettings
+from ktuned.model.kernel import KernelInfo, Root, RootSettings, SpaceInfo
 from ktuned.model.keys import (
     CallKey,
     DeviceModel,
@@ -151,8 +152,10 @@ __all__ = [
     "TRIED_AGAIN",
     "UNOBSERVED",
     "UNTIL",
+    "Absence",
     "AmbiguousName",
     "BackendError",
+    "BackendReport",
     "BitClass",
     "BitClasses",
     "Bits",
@@ -165,6 +168,7 @@ __all__ = [
     "DeviceModel",
     "DeviceName",
     "EarlierSearch",
+    "Fault",
     "IllegalMove",
     "Job",
     "JobState",
@@ -195,6 +199,7 @@ __all__ = [
     "Scalar",
     "SettingsError",
     "Share",
+    "SpaceInfo",
     "SparseRecord",
     "Status",
     "StoreDamaged",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
 
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.objective import Objective
@@ -50,15 +49,6 @@ class Device(Record):
     def local_name(self) -> str:
         """Its name on its own machine."""
         return self.name.rpartition("/")[2]
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return plain data that :meth:`from_wire` reads."""
-        return {"name": self.name, "model": self.model, "target": self.target, "fingerprint": dict(self.fingerprint)}
-
-    @classmethod
-    def from_wire(cls, data: Mapping[str, Any]) -> Device:
-        """Rebuild a device from :meth:`to_wire`'s data."""
-        return cls(data["name"], data["model"], data["target"], dict(data["fingerprint"]))
 
 
 def explain_unmeasurable(objective: Objective, device: Device) -> str:

@@ -103,15 +103,24 @@ class Root:
     defaults: PlanDefaults = field(default_factory=PlanDefaults)
     workers: str = ""
 
-    def to_wire(self) -> dict[str, Any]:
-        """Return the protocol's map."""
-        return {
-            "path": self.path,
-            "name": self.name,
-            "python": self.python,
-            "env": dict(self.env),
-            "polling": self.polling,
-        }
+
+@record
+class SpaceInfo(Record):
+    """A declared space, as far as that is data.
+
+    Attributes:
+        kind: ``cartesian``, ``list`` or ``callable``.
+        axes: each knob's values; None for other kinds, and where there are very many.
+        configs: the listed ones; None likewise.
+        constrained: code decides about each config.
+        size: number of configs before that; None where they cannot be counted.
+    """
+
+    kind: str = ""
+    axes: Mapping[str, tuple[Scalar, ...]] | None = None
+    configs: tuple[Config, ...] | None = None
+    constrained: bool = False
+    size: int | None = None
 
 
 @record
@@ -142,7 +151,7 @@ class KernelInfo(Record):
     problems: tuple[Problem, ...]
     default: Config | None
     specialize: tuple[str, ...] | None
-    space: Mapping[str, Any]
+    space: SpaceInfo
     plan: Plan
     extra: Mapping[str, Any] = field(default_factory=dict)
     learned: Mapping[str, Observation] = field(default_factory=dict)
@@ -374,8 +383,8 @@ class KernelInfo(Record):
 
     def order_config(self, config: Config) -> dict[str, Scalar]:
         """Return a config with its knobs in the order of the declared space; the store sorts them by name."""
-        listed = self.space.get("configs") or [self.default or {}]
-        return _order_values(config, self.space.get("axes") or listed[0])
+        listed = self.space.configs or [self.default or {}]
+        return _order_values(config, self.space.axes or listed[0])
 
     def order_problem(self, problem: Problem) -> dict[str, Scalar]:
         """Return a problem with its keys in the order of the first declared one; the store sorts them by name."""
@@ -388,27 +397,6 @@ class KernelInfo(Record):
             return self
         digest = sha256(f"{self.plan_digest} {canonical(plan.to_wire())}")
         return dataclasses.replace(self, plan=plan, plan_digest=digest)
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return plain data that :meth:`from_wire` reads; it shares the kernel's nested values."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        learned = {name: dataclasses.asdict(entry) for name, entry in self.learned.items()}
-        return values | {"plan": self.plan.to_wire(), "learned": learned}
-
-    @classmethod
-    def from_wire(cls, data: Mapping[str, Any]) -> KernelInfo:
-        """Rebuild from :meth:`to_wire`'s data."""
-        values = dict(data)
-        values["plan"] = Plan.from_wire(values["plan"])
-        for key in ("sources", "problems"):
-            values[key] = tuple(values[key])
-        if values["specialize"] is not None:
-            values["specialize"] = tuple(values["specialize"])
-        learned = values.get("learned", {}).items()
-        values["learned"] = {
-            name: Observation(**{**entry, "places": tuple(entry["places"])}) for name, entry in learned
-        }
-        return cls(**values)
 
 
 def _order_values(values: Mapping[str, Scalar], names: Iterable[str]) -> dict[str, Scalar]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ktuned.model.keys import DeviceModel
 from ktuned.model.record import Record, record
@@ -62,7 +61,7 @@ def name_arithmetic_metric(precision: str) -> str:
     return _ARITHMETIC_METRIC if precision == FLOAT32 else f"{_ARITHMETIC_METRIC}_{precision}"
 
 
-def compute_shares(metrics: Mapping[str, float], peaks: Mapping[str, Any]) -> list[Share]:
+def compute_shares(metrics: Mapping[str, float], peaks: Peaks) -> list[Share]:
     """Return a kernel's share of each limit for which there is a metric, the largest first.
 
     The largest is of the limit that holds the kernel back, if any does. A share above 100 % means that the data stayed
@@ -70,12 +69,11 @@ def compute_shares(metrics: Mapping[str, float], peaks: Mapping[str, Any]) -> li
 
     Args:
         metrics: a config's figures by name.
-        peaks: the protocol's map of :class:`Peaks`.
+        peaks: the limits of its device.
     """
-    limits = {BANDWIDTH_METRIC: (MEMORY, peaks.get("gbps"))}
-    tflops: Mapping[str, float] = peaks.get("tflops") or {}
+    limits = {BANDWIDTH_METRIC: (MEMORY, peaks.gbps)}
     for precision, unit in PRECISIONS.items():
-        limits[name_arithmetic_metric(precision)] = (unit, tflops.get(precision))
+        limits[name_arithmetic_metric(precision)] = (unit, peaks.tflops.get(precision))
     found = [
         Share(name, metrics[metric] / limit, metric)
         for metric, (name, limit) in limits.items()

@@ -48,7 +48,8 @@ class Record:
         return vars(self) == vars(other) if type(other) is type(self) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash((type(self), *vars(self).values()))
+        # In the order of the fields: what was decoded from a map has them in the map's.
+        return hash((type(self), *map(vars(self).__getitem__, self._blank)))
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from time import time
 from typing import Any
@@ -172,7 +171,7 @@ def _build_section(
     metrics = [row.metrics for row in kept]
     fact_names = list(dict.fromkeys(name for found in facts for name in found))
     metric_names = list(dict.fromkeys(name for found in metrics for name in found))
-    axes: Mapping[str, Sequence[Any]] = (kernel.space.get("axes") or {}) if kernel is not None else {}
+    axes: Mapping[str, Sequence[Any]] = (kernel.space.axes or {}) if kernel is not None else {}
     problem = parse_key_problem(key.problem)
     return Section(
         kernel=key.kernel,
@@ -322,7 +321,7 @@ def _to_device_peaks(peaks: Peaks) -> DevicePeaks:
 
 
 def _share_of_peaks(metrics: Mapping[str, float], peaks: Peaks) -> PeakShare | None:
-    found = compute_shares(metrics, asdict(peaks))
+    found = compute_shares(metrics, peaks)
     if not found:
         return None
     figure = f"{metrics[found[0].metric]:.4g} {'GB/s' if found[0].metric == BANDWIDTH_METRIC else 'TFLOP/s'}"
@@ -393,7 +392,7 @@ def _describe_changes(overview: Overview, then: Context, now: Context, kernel: K
         ),
         file,
     )
-    return [describe_change(change.to_wire()) for change in found]
+    return [describe_change(change) for change in found]
 
 
 def _job_figures(job: Job) -> JobFigures:

@@ -101,7 +101,7 @@ class Dispatcher:
         self._prepare = prepare
         self._inspect = inspect
         self._publish = publish
-        self._idle_policy = idle_policy
+        self.idle_policy = idle_policy
         self._read = read
         self._intervals = intervals
         self._applications = applications
@@ -324,7 +324,7 @@ class Dispatcher:
 
     async def _watch_others(self, read: Callable[[], Awaitable[Reading]]) -> None:
         """Look at the machine for as long as there is work that may have to yield; at rest nothing is read."""
-        policy = self._idle_policy
+        policy = self.idle_policy
         while True:
             if not (policy.needs_readings and (self._machine.running or len(self._machine.queue))):
                 policy.forget_readings()

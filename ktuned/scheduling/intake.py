@@ -16,7 +16,6 @@ from ktuned.catalog import (
     PROJECT_FILE,
     Catalog,
     Changes,
-    FileError,
     FileInspector,
     asked_again,
     check_extent,
@@ -32,6 +31,7 @@ from ktuned.catalog import (
 from ktuned.devices import Machine
 from ktuned.ipc import stamp, stamps_agree
 from ktuned.model import Job, KernelInfo, KtunedError, NotFound, Plan, Root, UsageError
+from ktuned.protocol import FileError
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.renewal import Renewal
 from ktuned.scheduling.root_moves import RootMoves

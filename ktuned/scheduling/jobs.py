@@ -27,6 +27,7 @@ from ktuned.model import (
     WinnerKey,
     median,
 )
+from ktuned.protocol import ChannelInfo, JobCounts
 from ktuned.scheduling.dispatcher import Dispatcher, describe_failure
 from ktuned.scheduling.job_events import (
     Arrived,
@@ -322,22 +323,29 @@ class Jobs:
         task = self._dispatcher.pipelines.get(job.id)
         return public | {"left_s": None if task is None else task.pipeline.progress.left_s, "waits_for": has_device}
 
-    def count_obstacles(self) -> dict[str, int]:
-        """Return why jobs wait although their device may be free, and how many do for each reason."""
-        return dict(Counter(filter(None, map(self._queue.why_not_now, self._queue))))
+    def count_jobs(self) -> JobCounts:
+        """Return how many live jobs there are by state, and why some wait although their device may be free."""
+        states = Counter(job.state for job in self.list_live_jobs())
+        waits = Counter(filter(None, map(self._queue.why_not_now, self._queue)))
+        return JobCounts(states[JobState.QUEUED], states[JobState.RUNNING], states[JobState.PAUSED], waits)
 
     def join_devices(self) -> None:
         """Let running jobs measure on devices that have come meanwhile."""
         self._dispatcher.join_devices()
 
+    @property
+    def policy(self) -> str:
+        """When tuning yields to others: the ``policy`` of ``config.toml``."""
+        return self._dispatcher.idle_policy.policy
+
     def list_lanes(self) -> list[Lane]:
         """Return every lane that has been opened."""
         return list(self._dispatcher.lanes.values())
 
-    def channel_statistics(self) -> dict[str, Mapping[str, int]]:
+    def describe_channels(self) -> dict[str, ChannelInfo]:
         """Return how full the running jobs' channels are."""
         return {
             f"{name} (job {job})": figures
             for job, task in self._dispatcher.pipelines.items()
-            for name, figures in task.pipeline.statistics().items()
+            for name, figures in task.pipeline.describe_channels().items()
         }

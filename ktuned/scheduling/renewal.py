@@ -26,6 +26,7 @@ from contextlib import suppress
 from functools import partial
 
 import anyio
+import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -159,7 +160,7 @@ class Renewal:
             replanned=list(changes.replanned),
             removed=list(changes.removed),
             mended=list(changes.mended),
-            errors=[error.to_wire() for error in changes.errors],
+            errors=msgspec.to_builtins(changes.errors),
         )
         for name in changes.removed:
             await self._jobs.cancel_jobs_of_kernel(name)

@@ -6,19 +6,19 @@ from ktuned.serve.captures import Captures
 from ktuned.serve.checks import Checks
 from ktuned.serve.connection import Connection
 from ktuned.serve.control import Control
+from ktuned.serve.daemon_methods import DaemonMethods
 from ktuned.serve.events import Events
 from ktuned.serve.exchange import WinnerExchange
 from ktuned.serve.explain import Explainer
+from ktuned.serve.kernel_methods import KernelMethods
 from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
 from ktuned.serve.lookup_methods import LookupMethods
 from ktuned.serve.method import DeferredAnswer, Handler
 from ktuned.serve.methods import Methods
 from ktuned.serve.peaks import DevicePeaks
 from ktuned.serve.portfolios import PortfolioMethods
-from ktuned.serve.roots import RootMethods
 from ktuned.serve.server import Server
 from ktuned.serve.share import ShareMethods
-from ktuned.serve.status import StatusReport
 from ktuned.serve.subscriptions import Subscriptions
 from ktuned.serve.traffic import Traffic
 from ktuned.serve.trial_methods import TrialMethods
@@ -30,18 +30,18 @@ __all__ = [
     "Checks",
     "Connection",
     "Control",
+    "DaemonMethods",
     "DeferredAnswer",
     "DevicePeaks",
     "Events",
     "Explainer",
     "Handler",
+    "KernelMethods",
     "LookupMethods",
     "Methods",
     "PortfolioMethods",
-    "RootMethods",
     "Server",
     "ShareMethods",
-    "StatusReport",
     "Subscriptions",
     "Traffic",
     "TrialCount",

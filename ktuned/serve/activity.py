@@ -6,6 +6,7 @@ import os
 
 from ktuned.catalog import Catalog
 from ktuned.lookup import Lookups
+from ktuned.protocol import WorkFigures
 from ktuned.scheduling import Jobs
 from ktuned.serve.traffic import Traffic
 
@@ -33,15 +34,15 @@ class Activity:
         self._traffic = traffic
         self._trial_count = trial_count
 
-    def read_counters(self) -> dict[str, int]:
-        """Return totals that only rise: answered ``requests`` and ``lookups``, ended ``trials``."""
-        answered = self._traffic.statistics()["answered"]
-        return {"requests": answered, "lookups": self._lookups.answered, "trials": self._trial_count.ended}
+    def read_totals(self) -> WorkFigures:
+        """Return totals, which only rise."""
+        answered = self._traffic.describe_traffic().answered
+        return WorkFigures(requests=answered, lookups=self._lookups.answered, trials=self._trial_count.ended)
 
-    def count_busy(self) -> list[str]:
+    def list_reasons_to_stay(self) -> list[str]:
         """Return what keeps an idle daemon from ending: ``clients``, ``jobs``, ``watches``."""
         reasons = {
-            "clients": self._traffic.statistics()["connections"] > 0,
+            "clients": bool(self._traffic.connections),
             "jobs": bool(self._jobs.list_live_jobs()),
             "watches": any(os.path.isdir(root.path) for root in self._catalog.roots),
         }
@@ -51,5 +52,5 @@ class Activity:
         """Return jobs and clients as one line."""
         live = self._jobs.list_live_jobs()
         running = sum(job.state == "running" for job in live)
-        clients = self._traffic.statistics()["connections"]
+        clients = len(self._traffic.connections)
         return f"{running} jobs running, {len(live) - running} queued; {clients} clients"

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 
 from ktuned.model import UsageError
+from ktuned.protocol import EventsInfo
 from ktuned_client.wire import encode_notification
 
 RING_EVENTS: Final = 4096
@@ -142,15 +143,15 @@ class Events:
         """Give a sink no more events; return whether it had any to get."""
         return self._subscriptions.pop(id(sink), None) is not None
 
-    def statistics(self) -> dict[str, int]:
+    def describe_ring(self) -> EventsInfo:
         """Return how full the ring is, how many subscribe, and how many of them lag."""
-        return {
-            "seq": self.seq,
-            "events": len(self._ring),
-            "bytes": self._bytes,
-            "subscribers": len(self._subscriptions),
-            "lagging": sum(one.place < self.seq for one in self._subscriptions.values()),
-        }
+        return EventsInfo(
+            seq=self.seq,
+            events=len(self._ring),
+            bytes=self._bytes,
+            subscribers=len(self._subscriptions),
+            lagging=sum(one.place < self.seq for one in self._subscriptions.values()),
+        )
 
     def _find_start(self, since: Any) -> tuple[int, bool]:
         """Return the seq that ``since`` stands for, and whether it is one that cannot be gone on from."""

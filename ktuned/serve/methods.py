@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
-import ktuned
-from ktuned.catalog import Catalog, FileError
+from ktuned.catalog import Catalog
 from ktuned.fleet import Applications
 from ktuned.lookup import Lookups
 from ktuned.model import (
@@ -23,21 +21,15 @@ from ktuned.model import (
     read_objective,
 )
 from ktuned.protocol import (
-    BACKENDS,
     CANCEL,
     COMPILE,
-    HELLO,
     JOBS,
-    KERNELS,
-    SHUTDOWN,
-    STATUS,
     TUNE,
     CancelParams,
     CompileParams,
+    FileError,
     JobParams,
     JobsParams,
-    KernelsParams,
-    NoParams,
     TuneParams,
 )
 from ktuned.scheduling import Intake, Jobs, TuningRequest
@@ -45,10 +37,6 @@ from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
 from ktuned.serve.method import MAX_ROWS, Handler, bound_limit
 from ktuned.store import Store
-from ktuned_client.wire import PROTOCOL_VERSION
-
-CAPABILITIES = ("lookup", "tune", "subscribe", "pin", "capture", "export")
-"""Features that a client may rely on besides the protocol's version."""
 
 MAX_CONFIGS = 200
 """Configs that one request may name: every map of its job has them, and a larger set is a space of its own."""
@@ -58,7 +46,7 @@ MAX_NAMED = 4
 
 
 class Methods:
-    """Handlers of the protocol's methods; ``status`` and ``stop`` are the daemon's."""
+    """Handlers of the protocol's methods."""
 
     def __init__(
         self,
@@ -69,10 +57,6 @@ class Methods:
         jobs: Jobs,
         store: Store,
         events: Events,
-        explain: Callable[[KernelInfo], list[dict[str, Any]]],
-        status: Callable[[], dict[str, Any]],
-        probe: Callable[[], Awaitable[list[dict[str, Any]]]],
-        stop: Callable[[], None],
         applications: Applications,
     ) -> None:
         self._applications = applications
@@ -82,35 +66,15 @@ class Methods:
         self._jobs = jobs
         self._store = store
         self._events = events
-        self._explain = explain
-        self._status = status
-        self._probe = probe
-        self._stop = stop
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return every method with its handler."""
         return [
-            Handler(HELLO, self.handle_hello),
             Handler(TUNE, self.handle_tune),
             Handler(COMPILE, self.handle_compile),
             Handler(CANCEL, self.handle_cancel),
             Handler(JOBS, self.handle_jobs),
-            Handler(KERNELS, self.handle_kernels),
-            Handler(BACKENDS, self.handle_backends),
-            Handler(STATUS, self.handle_status),
-            Handler(SHUTDOWN, self.handle_shutdown),
         ]
-
-    def handle_hello(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
-        """Say who serves here."""
-        return {
-            "protocol": PROTOCOL_VERSION,
-            "build": ktuned.__version__,
-            "capabilities": list(CAPABILITIES),
-            "epoch": self._events.epoch,
-            "table": self._lookups.table.path,
-            "pid": os.getpid(),
-        }
 
     async def handle_tune(self, wanted: TuneParams, connection: Connection) -> dict[str, Any]:
         """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
@@ -173,7 +137,7 @@ class Methods:
             notices += [_explain_joined_job(job) for job in jobs if job.id in live]
         return {
             "jobs": entries,
-            "errors": [error.to_wire() for error in errors],
+            "errors": msgspec.to_builtins(errors),
             "notices": list(filter(None, notices)),
             **place,
         }
@@ -234,36 +198,6 @@ class Methods:
         with suppress(NotFound):
             public["problem"] = self._catalog.resolve_kernel(job.kernel).order_problem(job.problem)
         return public
-
-    def handle_kernels(self, wanted: KernelsParams, connection: Connection) -> dict[str, Any]:
-        """List kernels, errors in kernel files, and roots."""
-        kernels, errors = self._catalog.kernels, self._catalog.errors
-        if wanted.path is not None:
-            place = os.path.realpath(wanted.path)
-            kernels, errors = self._catalog.kernels_below(place), self._catalog.errors_below(place)
-        if wanted.kernel is not None:
-            kernels, errors = [self._catalog.resolve_kernel(wanted.kernel, wanted.directory)], []
-        entries = [{"name": kernel.name, **kernel.to_wire()} for kernel in kernels]
-        if wanted.why:
-            entries = [{**entry, "why": self._explain(kernel)} for entry, kernel in zip(entries, kernels, strict=True)]
-        return {
-            "kernels": entries,
-            "errors": [error.to_wire() for error in errors],
-            "roots": [root.to_wire() for root in self._catalog.roots],
-        }
-
-    async def handle_backends(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
-        """Say what every environment's backends are and can do, asking those that have not been asked yet."""
-        return {"environments": await self._probe()}
-
-    def handle_status(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
-        """Say how every part does."""
-        return self._status()
-
-    def handle_shutdown(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
-        """Stop the daemon; the next one continues unfinished jobs."""
-        self._stop()
-        return {}
 
 
 def _explain_joined_job(job: Job) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from time import time
 from typing import Any
 
 from ktuned.devices import Machine
 from ktuned.fleet import NO_JOB, Environment, Fleet, Lane
-from ktuned.ipc import replies, requests
-from ktuned.model import Device, DeviceModel, Peaks, Phase, Role, WorkerError
-from ktuned.protocol import PEAKS, PeaksParams
+from ktuned.ipc import requests
+from ktuned.model import Device, Peaks, Phase, Role, WorkerError
+from ktuned.protocol import PEAKS, PeaksAnswer, PeaksParams
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Handler
 from ktuned.store import Store
@@ -42,7 +41,7 @@ class DevicePeaks:
         """Return the methods with their handlers."""
         return [Handler(PEAKS, self.handle_peaks)]
 
-    async def handle_peaks(self, wanted: PeaksParams, connection: Connection) -> dict[str, Any]:
+    async def handle_peaks(self, wanted: PeaksParams, connection: Connection) -> PeaksAnswer:
         """Return the stored limits; ``measure`` measures the missing ones first, ``again`` measures all."""
         if wanted.measure or wanted.again:
             known = {} if wanted.again else self._store.load_peaks()
@@ -54,7 +53,7 @@ class DevicePeaks:
                     and await self._measure_device(environment, device)
                 ):
                     done.add(device.model)
-        return {"peaks": [asdict(peaks) for peaks in self._store.load_peaks().values()]}
+        return PeaksAnswer(tuple(self._store.load_peaks().values()))
 
     async def _find_devices(self) -> list[tuple[Environment, Device]]:
         """Return the devices of all interpreters; one that lacks torch is followed by another that may have it."""
@@ -70,14 +69,12 @@ class DevicePeaks:
         async with self._fleet.gate.hold_quiet(), self._lane(device).hold(NO_JOB):
             worker = await self._fleet.acquire_worker(Role.BENCH, environment)
             try:
-                found, _ = await worker.send_request(requests.MeasurePeaks(device), _DEADLINES)
+                peaks, _ = await worker.send_request(requests.MeasurePeaks(device), _DEADLINES)
             except WorkerError as error:
-                reason = error.message.splitlines()[0]
-                found = replies.MeasuredPeaks(absent={"all": reason})
+                peaks = Peaks(device.model, absent={"all": error.message.splitlines()[0]}, measured=time())
             finally:
                 # It holds gigabytes of the device.
                 worker.kill()
-        peaks = Peaks(DeviceModel(device.model), found.gbps, found.tflops, found.absent, time())
         if peaks.gbps is None and not peaks.tflops and device.model in self._store.load_peaks():
             return False
         await self._store.save_peaks(peaks)

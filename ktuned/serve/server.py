@@ -76,12 +76,12 @@ class Server:
     ) -> None:
         self.limits = limits or Limits()
         self.shortcuts = shortcuts
-        self._traffic = traffic or Traffic(shortcuts)
+        self.traffic = traffic or Traffic(shortcuts)
         self._subscribers = subscribers
         self._handlers = {
             handler.method.name: (handler, inspect.iscoroutinefunction(handler.handle)) for handler in handlers
         }
-        self._connections = self._traffic.connections
+        self._connections = self.traffic.connections
         self._tasks: anyio.abc.TaskGroup | None = None
         self._is_empty = anyio.Event()
         self._settled = anyio.Event()
@@ -120,10 +120,6 @@ class Server:
             while any(connection.pending for connection in self._connections):
                 self._settled = anyio.Event()
                 await self._settled.wait()
-
-    def statistics(self) -> dict[str, int]:
-        """Return how many connections there are, what waits, and what was answered and refused since the start."""
-        return self._traffic.statistics()
 
     async def _close_all(self) -> None:
         for connection in list(self._connections):
@@ -166,7 +162,7 @@ class Server:
 
     def record_refusal(self, what: str, why: str) -> None:
         """Note that a connection is closed for what its peer did."""
-        self._traffic.count_refusal(what, why)
+        self.traffic.count_refusal(what, why)
 
     def answer_message(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
         """Return the server's response to a client's message, or ``None`` if a task will send it."""
@@ -230,7 +226,7 @@ class Server:
     def _encode_response(
         self, message: wire.Request | wire.Notification, error: Mapping[str, Any] | None, result: Any
     ) -> bytes | None:
-        self._traffic.answered += 1
+        self.traffic.answered += 1
         if type(message) is not wire.Request:
             return None
         try:

@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from ktuned.lookup import Shortcuts
+from ktuned.protocol import TrafficInfo
 from ktuned.serve.connection import Connection
 
 REFUSAL_LOG_S: Final = 1.0
@@ -30,14 +31,14 @@ class Traffic:
         self._refused = 0
         self._logged = -REFUSAL_LOG_S
 
-    def statistics(self) -> dict[str, int]:
+    def describe_traffic(self) -> TrafficInfo:
         """Return how many connections there are, what waits, and what was answered and refused since the start."""
-        return {
-            "connections": len(self.connections),
-            "pending": sum(connection.pending for connection in self.connections),
-            "answered": self.answered + (0 if self._shortcuts is None else self._shortcuts.taken),
-            "refused": self._refused,
-        }
+        return TrafficInfo(
+            connections=len(self.connections),
+            pending=sum(connection.pending for connection in self.connections),
+            answered=self.answered + (0 if self._shortcuts is None else self._shortcuts.taken),
+            refused=self._refused,
+        )
 
     def count_refusal(self, limit: str, reason: str) -> None:
         """Count a connection that is closed for what its peer did."""

@@ -113,7 +113,7 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         default=None if kernel.default is None else dict(kernel.default),
         specialize=kernel.specialize,
         bucket={name: BUCKET_FUNCTION if callable(rule) else rule for name, rule in kernel.bucket_rules.items()},
-        space=kernel.space.to_plain(),
+        space=kernel.space.describe_space(),
         plan=kernel.plan,
         extra={
             "knobs": list(kernel.space.knobs or ()),

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from ktuned.model import Config, Problem, Scalar, UsageError, canonical, listed
+from ktuned.model import Config, Problem, Scalar, SpaceInfo, UsageError, canonical, listed
 from ktuned.spec.bound_space import (
     AxisProduct,
     BoundSpace,
@@ -31,7 +31,7 @@ __all__ = ["BoundSpace", "CallableSpace", "CartesianSpace", "ListSpace", "Space"
 NOWHERE = Site()
 
 MAX_PLAIN_VALUES = 1000
-"""Most axis values or configs that :meth:`Space.to_plain` spells out, for people and for messages."""
+"""Most axis values or configs that :meth:`Space.describe_space` spells out, for people and for messages."""
 
 LARGEST_PLAIN_SIZE = 2**63 - 1
 """MessagePack and SQLite carry no larger integer."""
@@ -68,21 +68,16 @@ class Space(ABC):
             raise site.make_error(self.fault)
         return self._bind(problem, site)
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return the declaration as plain data, as far as that takes no user code.
-
-        ``kind`` is ``cartesian``, ``list`` or ``callable``. ``size`` is None for a callable, and beyond 63 bits.
-        ``axes`` and ``configs`` are None for the other kinds, and beyond :data:`MAX_PLAIN_VALUES` values.
-        """
+    def describe_space(self) -> SpaceInfo:
+        """Return what the declaration says without user code, up to :data:`MAX_PLAIN_VALUES` values."""
         size = None if self.size is None or self.size > LARGEST_PLAIN_SIZE else self.size
-        plain = {"kind": "", "axes": None, "configs": None, "constrained": bool(self.where), "size": size}
-        return plain | self._plain()
+        return replace(self._describe(), constrained=bool(self.where), size=size)
 
     @abstractmethod
     def _bind(self, problem: Problem, site: Site) -> BoundSpace: ...
 
     @abstractmethod
-    def _plain(self) -> dict[str, Any]: ...
+    def _describe(self) -> SpaceInfo: ...
 
 
 @dataclass(frozen=True)
@@ -104,10 +99,10 @@ class CartesianSpace(Space):
     def _bind(self, problem: Problem, site: Site) -> BoundSpace:
         return IndexedSpace(AxisProduct(self.axes), problem, self.where, site)
 
-    def _plain(self) -> dict[str, Any]:
-        small = sum(len(values) for values in self.axes.values()) <= MAX_PLAIN_VALUES
-        axes = {knob: list(values) for knob, values in self.axes.items()} if small else None
-        return {"kind": "cartesian", "axes": axes}
+    def _describe(self) -> SpaceInfo:
+        is_small = sum(len(values) for values in self.axes.values()) <= MAX_PLAIN_VALUES
+        axes = {knob: tuple(values) for knob, values in self.axes.items()} if is_small else None
+        return SpaceInfo("cartesian", axes=axes)
 
 
 @dataclass(frozen=True)
@@ -129,9 +124,9 @@ class ListSpace(Space):
     def _bind(self, problem: Problem, site: Site) -> BoundSpace:
         return IndexedSpace(ConfigList(self.configs), problem, self.where, site)
 
-    def _plain(self) -> dict[str, Any]:
-        small = self.size <= MAX_PLAIN_VALUES
-        return {"kind": "list", "configs": [dict(config) for config in self.configs] if small else None}
+    def _describe(self) -> SpaceInfo:
+        is_small = self.size <= MAX_PLAIN_VALUES
+        return SpaceInfo("list", configs=tuple(map(dict, self.configs)) if is_small else None)
 
 
 @dataclass(frozen=True)
@@ -153,8 +148,8 @@ class CallableSpace(Space):
     def _bind(self, problem: Problem, site: Site) -> BoundSpace:
         return GeneratedSpace(self.function, problem, self.where, site)
 
-    def _plain(self) -> dict[str, Any]:
-        return {"kind": "callable"}
+    def _describe(self) -> SpaceInfo:
+        return SpaceInfo("callable")
 
 
 def space(

@@ -20,6 +20,7 @@ import msgspec
 import structlog
 
 from ktuned.ipc import MANIFEST_NAME, DamagedArtifact, Manifest, locate_artifact, locate_staging, manifest
+from ktuned.protocol import ArtifactsInfo
 from ktuned.store.faults import file_fault
 
 _log = structlog.get_logger()
@@ -58,6 +59,10 @@ class Artifacts:
         if self._size is None:
             self._size = sum(entry.size for entry in self._list_sealed())
         return self._size
+
+    def describe_artifacts(self) -> ArtifactsInfo:
+        """Return how large all artifacts are, how large they may get, and where they are."""
+        return ArtifactsInfo(self.size, self.cap_bytes, str(self.directory))
 
     def clean_staging(self) -> None:
         """Remove unfinished artifacts of an earlier daemon.

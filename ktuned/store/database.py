@@ -26,6 +26,7 @@ from typing import Any, Self, TypeVar
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from ktuned.model import (
     FAILURES,
@@ -53,6 +54,7 @@ from ktuned.model import (
     WinnerKey,
     canonical,
 )
+from ktuned.protocol import ChannelInfo, StoreInfo
 from ktuned.store import (
     database_file,
     digest_parts,
@@ -75,7 +77,7 @@ from ktuned.store.portfolios import StoredPortfolio
 from ktuned.store.projects import Projects
 from ktuned.store.reader import Reader
 from ktuned.store.trial_writes import Recovered
-from ktuned.store.writer import Writer, WriterStatistics
+from ktuned.store.writer import Writer
 
 T = TypeVar("T")
 
@@ -145,21 +147,18 @@ class Store:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.close)
 
-    def statistics(self) -> WriterStatistics:
+    def describe_writer(self) -> ChannelInfo:
         """Return how much waits to be written and how well writes share their commits."""
-        return self._writer.statistics()
+        return self._writer.describe_queue()
 
-    def count_rows(self) -> dict[str, int]:
-        """Return how many ``trials``, ``winners`` and ``jobs`` there are, and their ``bytes`` on the disk.
-
-        It takes some 10 ms at a million trials.
-        """
+    def measure_store(self) -> StoreInfo:
+        """Return how many rows there are, and their size on the disk; it takes some 10 ms at a million trials."""
         ((trials, winners, jobs),) = self._reader.fetch_rows(
             "SELECT (SELECT count(*) FROM trials), (SELECT count(*) FROM winners), (SELECT count(*) FROM jobs)"
         )
         files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
         size = sum(file.stat().st_size for file in files if file.exists())
-        return {"trials": trials, "winners": winners, "jobs": jobs, "bytes": size}
+        return StoreInfo(trials, winners, jobs, size, self.notice)
 
     async def add_root(self, root: Root) -> None:
         """Remember a watched root, or change the one at its path.
@@ -201,7 +200,7 @@ class Store:
         now = time.time()
 
         def save(connection: sqlite3.Connection) -> None:
-            entries = [(info.name, json.dumps(info.to_wire()), now) for info in infos]
+            entries = [(info.name, json.dumps(msgspec.to_builtins(info)), now) for info in infos]
             parts = [(info.name, info.digest, json.dumps(info.parts)) for info in infos]
             connection.executemany("DELETE FROM kernels WHERE name = ?", [(name,) for name in removed])
             connection.executemany("INSERT OR REPLACE INTO kernels (name, info, updated) VALUES (?, ?, ?)", entries)

@@ -11,6 +11,8 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict
 
+import msgspec
+
 from ktuned.model import KernelInfo, KernelName, Observation, add_captured, extend_digest
 from ktuned.store import context_moves, digest_parts
 from ktuned.store.pins import Write
@@ -44,9 +46,8 @@ class LearnedNames:
                 [(kernel.name, entry.name, json.dumps(asdict(entry))) for entry in changed],
             )
             _rename_contexts(connection, kernel, fresh)
-            connection.execute(
-                "UPDATE kernels SET info = ? WHERE name = ?", (json.dumps(kernel.to_wire()), kernel.name)
-            )
+            info = json.dumps(msgspec.to_builtins(kernel))
+            connection.execute("UPDATE kernels SET info = ? WHERE name = ?", (info, kernel.name))
 
         await self._write(learn_names)
 

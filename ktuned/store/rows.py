@@ -199,7 +199,7 @@ def decode_root(row: Row) -> Root:
 
 def decode_kernel(row: Row) -> KernelInfo:
     """Read a row ``name, info``."""
-    return KernelInfo.from_wire(json.loads(row[1]))
+    return msgspec.convert(json.loads(row[1]), KernelInfo)
 
 
 def decode_record(row: Row) -> tuple[str, dict[str, Any]]:

@@ -23,6 +23,7 @@ import msgspec
 import structlog
 
 from ktuned.model import StoreError
+from ktuned.protocol import ChannelInfo
 
 _log = structlog.get_logger()
 
@@ -30,14 +31,6 @@ T = TypeVar("T")
 
 MAX_PENDING_WRITES = 1024
 """Writes that may wait for the disk; beyond it, :meth:`Writer.write` waits, and with it the producer."""
-
-
-class WriterStatistics(msgspec.Struct, frozen=True):
-    """``waiting`` writes now; ``writes`` settled and ``groups`` committed since the start."""
-
-    waiting: int
-    writes: int
-    groups: int
 
 
 class _Write(msgspec.Struct, frozen=True):
@@ -103,9 +96,9 @@ class Writer:
                 self._queue.put(None)
         self._thread.join()
 
-    def statistics(self) -> WriterStatistics:
+    def describe_queue(self) -> ChannelInfo:
         """Return how much waits and how well writes share their commits."""
-        return WriterStatistics(self._queue.qsize(), self._writes, self._groups)
+        return ChannelInfo(self._queue.qsize(), writes=self._writes, commits=self._groups)
 
     def _run_thread(self) -> None:
         is_last = False

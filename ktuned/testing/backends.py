@@ -19,7 +19,7 @@ from typing import Any
 import msgpack
 
 from ktuned.backends import API_VERSION, Absent, Backend, Build, Compiled, Unit
-from ktuned.ipc import manifest
+from ktuned.ipc import from_plain, manifest, to_plain
 from ktuned.model import Device, DeviceModel, DeviceName, Outcome, Target
 
 LOAD_DEADLINE_S = 120.0
@@ -130,7 +130,7 @@ def check_devices(backend: Backend) -> tuple[Device, ...]:
     for device in devices:
         _require(device.name.rpartition(":")[2].isdigit(), f"a device's name is kind:index, not {device.name!r}")
         _require(bool(device.model and device.target), f"{device.name} has no model or no target")
-        travelled = Device.from_wire(msgpack.unpackb(msgpack.packb(device.to_wire())))
+        travelled = from_plain(Device, msgpack.unpackb(msgpack.packb(to_plain(device))))
         _require(travelled == device, f"{device.name} does not survive MessagePack: {travelled}")
     return devices
 
@@ -246,7 +246,7 @@ def _load_in_new_process(
         "sources": [str(path) for path in example.sources],
         "kernel_file": str(example.kernel_file),
         "kernel": example.kernel,
-        "device": device.to_wire(),
+        "device": to_plain(device),
         "is_there": is_there,
         "artifact": str(artifact),
         "inputs": _place(example.inputs),

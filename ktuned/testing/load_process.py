@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 
 from ktuned.backends import Backend, Unit
+from ktuned.ipc import from_plain
 from ktuned.model import BackendError, Device
 
 
@@ -22,7 +23,7 @@ def main() -> None:
     request = msgpack.unpackb(sys.stdin.buffer.read())
     module, name = request["backend"]
     backend: Backend = getattr(importlib.import_module(module), name)()
-    device = Device.from_wire(request["device"])
+    device = from_plain(Device, request["device"])
     unit = Unit(
         "good",
         backend.build.from_plain(request["build"]),

@@ -16,6 +16,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from ktuned.fleet import COURTESY_S, Fleet
 from ktuned.ipc import replies, requests
 from ktuned.model import Config, JobState, Outcome, Role, TrialResult
+from ktuned.protocol import ChannelInfo
 from ktuned.store import Artifacts
 from ktuned.tuning.batches import MAX_BATCH
 from ktuned.tuning.compile_stage import CompileStage
@@ -60,12 +61,12 @@ class CompileOnly:
         self._hopelessness = Hopelessness(keeps_going=brief.job.plan.keep_going)
         self._has_asked_all = False
 
-    def statistics(self) -> dict[str, dict[str, int]]:
+    def describe_channels(self) -> dict[str, ChannelInfo]:
         """Return how full the channel is."""
         if self._channel is None:
             return {}
         now = self._channel.statistics()
-        return {"compile": {"used": now.current_buffer_used, "size": int(now.max_buffer_size)}}
+        return {"compile": ChannelInfo(now.current_buffer_used, int(now.max_buffer_size))}
 
     @property
     def verdict(self) -> tuple[JobState, str]:

@@ -43,6 +43,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from ktuned.fleet import COURTESY_S, Fleet, Lane, ReferenceUnusable, Worker
 from ktuned.ipc import replies, requests
 from ktuned.model import JobState, Role, Trial, WorkerError, canonical
+from ktuned.protocol import ChannelInfo
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.batches import (
     LANE_S,
@@ -129,12 +130,13 @@ class Pipeline:
         self._is_ending = False
         self._channels: dict[str, MemoryObjectSendStream[Attempt]] = {}
 
-    def statistics(self) -> dict[str, dict[str, int]]:
+    def describe_channels(self) -> dict[str, ChannelInfo]:
         """Return how full each channel is, and how many configs are ``ahead``: proposed, but without an outcome."""
-        found = {"ahead": {"used": len(self._outcomes.under_way), "size": self._most_under_way + self._question_size}}
+        most_ahead = self._most_under_way + self._question_size
+        found = {"ahead": ChannelInfo(len(self._outcomes.under_way), most_ahead)}
         for name, stream in self._channels.items():
             now = stream.statistics()
-            found[name] = {"used": now.current_buffer_used, "size": int(now.max_buffer_size)}
+            found[name] = ChannelInfo(now.current_buffer_used, int(now.max_buffer_size))
         return found
 
     @property

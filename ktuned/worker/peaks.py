@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
-from ktuned.ipc import replies, requests
-from ktuned.model import FLOAT32, Device, Phase, UsageError
+from ktuned.ipc import requests
+from ktuned.model import FLOAT32, Device, Peaks, Phase, UsageError
 from ktuned.worker.reply import Reply
 
 RUNS = 12
@@ -31,7 +31,7 @@ _GPU = (FLOAT32, "float64", "tf32", "float16", "bfloat16", "float8", "int8")
 
 def measure_peaks(
     request: requests.MeasurePeaks, reply: Reply, *, copy_bytes: int | None = None, size: int | None = None
-) -> replies.MeasuredPeaks:
+) -> Peaks:
     """Measure a device's bandwidth and arithmetic. A figure that cannot be measured is absent, with the reason.
 
     Args:
@@ -65,10 +65,12 @@ def measure_peaks(
         except Exception as error:
             absent[kind] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     memory = figures.pop("memory", None)
-    return replies.MeasuredPeaks(
+    return Peaks(
+        device.model,
         gbps=None if memory is None else memory / 1e9,
         tflops={kind: figure / 1e12 for kind, figure in figures.items()},
         absent=absent,
+        measured=time(),
     )
 
 

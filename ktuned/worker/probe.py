@@ -25,7 +25,7 @@ from ktuned.backends import (
 )
 from ktuned.dependencies import read_installed_versions
 from ktuned.ipc import replies, requests
-from ktuned.model import BackendError, Device
+from ktuned.model import Absence, BackendError, BackendReport, Device, Fault
 from ktuned.worker import imports
 from ktuned.worker.toolchain import ToolchainObservation
 
@@ -57,15 +57,15 @@ def _read_environment(environ: Path) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
-def _probe_backend(registry: Registry, name: str, observation: ToolchainObservation) -> replies.BackendReport:
+def _probe_backend(registry: Registry, name: str, observation: ToolchainObservation) -> BackendReport:
     version = registry.version(name)
     required = observation.observe_distribution(registry.distribution(name))
     try:
         backend = registry.load(name)
     except BackendError as raised:
-        return replies.BackendReport(version, error=replies.Fault(raised.code, raised.message, raised.hint))
-    absent: replies.Absence | None = None
-    error: replies.Fault | None = None
+        return BackendReport(version, error=Fault(raised.code, raised.message, raised.hint))
+    absent: Absence | None = None
+    error: Fault | None = None
     devices: tuple[Device, ...] = ()
     fingerprint: dict[str, str] = {}
     try:
@@ -73,7 +73,7 @@ def _probe_backend(registry: Registry, name: str, observation: ToolchainObservat
         contents = observation.observe_files(backend.toolchain_files())
         devices_found = backend.devices()
         if isinstance(devices_found, Absent):
-            absent = replies.Absence(str(devices_found.reason), devices_found.message, devices_found.hint)
+            absent = Absence(str(devices_found.reason), devices_found.message, devices_found.hint)
         else:
             variables = observation.find_variables(backend.measuring_variables)
             devices = tuple(
@@ -87,17 +87,17 @@ def _probe_backend(registry: Registry, name: str, observation: ToolchainObservat
         variables = observation.find_variables(backend.compiling_variables)
         fingerprint = {**required, **contents, **variables, **backend.fingerprint()}
     except BackendError as raised:
-        error = replies.Fault(raised.code, raised.message, raised.hint)
+        error = Fault(raised.code, raised.message, raised.hint)
     except ModuleNotFoundError as raised:
         error = _describe_missing_library(raised, registry.plugin(name))
     except Exception as raised:
-        error = replies.Fault("backend", f"{type(raised).__name__}: {raised}")
-    return replies.BackendReport(
+        error = Fault("backend", f"{type(raised).__name__}: {raised}")
+    return BackendReport(
         version, fingerprint, backend.group_size, backend.lowers, backend.default_target, devices, absent, error
     )
 
 
-def _describe_missing_library(error: ModuleNotFoundError, plugin: str) -> replies.Fault:
+def _describe_missing_library(error: ModuleNotFoundError, plugin: str) -> Fault:
     """Return the fault of a library that is not installed; the error names a distribution or a module."""
     from importlib.metadata import PackageNotFoundError
 
@@ -105,7 +105,7 @@ def _describe_missing_library(error: ModuleNotFoundError, plugin: str) -> replie
     # A module's name may not be its distribution's: installing the plugin brings what it requires.
     needed = wanted if isinstance(error, PackageNotFoundError) else plugin
     hint = f"{sys.executable} -m pip install {needed}" if needed else f"install {wanted}"
-    return replies.Fault("backend", f"{wanted} is not installed, which this backend needs", hint)
+    return Fault("backend", f"{wanted} is not installed, which this backend needs", hint)
 
 
 def import_ahead(registry: Registry, request: requests.Prepare) -> replies.Empty:

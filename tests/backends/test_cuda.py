@@ -44,10 +44,11 @@ int nvmlShutdown(void) { return 0; }
 
 ASK = """
 import sys
+from ktuned.ipc import to_message
 from ktuned.backends import Absent
 from ktuned.backends.cuda import FUNCTION as ask
 found = ask()
-print([found.reason, found.message] if isinstance(found, Absent) else [device.to_wire() for device in found])
+print([found.reason, found.message] if isinstance(found, Absent) else [to_message(device) for device in found])
 assert "torch" not in sys.modules
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ktuned.catalog.admission import Admission, complete_config, declared_admission, space_digest
-from ktuned.model.kernel import KernelInfo
+from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.trace import Observation
@@ -20,9 +20,9 @@ CONSTRAINED = "us=[10.0, 20.0, 30.0], where=lambda p, c: c.us <= p.n"
 
 def info(**changes: Any) -> KernelInfo:
     """Return a kernel of one knob, whose space is given as plain data."""
-    plain = {"axes": None, "configs": None, "constrained": False, **changes.pop("space", {})}
+    space = SpaceInfo(**changes.pop("space", {}))
     kernel = KernelInfo(
-        ProjectName("p"), "k", "/p/tune_k.py", 1, "fake", "d", "s", "pl", (), {}, (), None, None, plain, Plan()
+        ProjectName("p"), "k", "/p/tune_k.py", 1, "fake", "d", "s", "pl", (), {}, (), None, None, space, Plan()
     )
     return replace(kernel, **changes)
 

@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from ktuned.catalog.catalog import Catalog, Changes, FileError, Inspection, check_problem, is_below
+from ktuned.catalog.catalog import Catalog, Changes, Inspection, check_problem, is_below
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.model.errors import AmbiguousName, NotFound, UsageError
-from ktuned.model.kernel import KernelInfo, Root
+from ktuned.model.kernel import KernelInfo, Root, SpaceInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
+from ktuned.protocol import FileError
 
 
 def kernel(file: Path | str, name: str = "gemm", project: str = "p", **changes: Any) -> KernelInfo:
@@ -33,7 +34,7 @@ def kernel(file: Path | str, name: str = "gemm", project: str = "p", **changes: 
         (),
         None,
         None,
-        {},
+        SpaceInfo(),
         Plan(),
     )
     return replace(base, **changes)
@@ -41,7 +42,7 @@ def kernel(file: Path | str, name: str = "gemm", project: str = "p", **changes: 
 
 def seen(file: Path, *kernels: KernelInfo, errors: tuple[str, ...] = ()) -> Inspection:
     """Return what an inspection found in a file."""
-    wrong = tuple(FileError(str(file), 1, message) for message in errors)
+    wrong = tuple(FileError(str(file), 1, message, "") for message in errors)
     return Inspection(str(file), kernels, wrong, {str(file): "00"})
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from ktuned.model import ListedTrial
+from ktuned.protocol import STATUS, StatusAnswer
 
 KERNEL = "project:gemm"
 PROBLEM = {"M": 64, "dtype": "float32"}
@@ -112,6 +113,52 @@ def answer_map(**changes: Any) -> dict[str, Any]:
     return answer | changes
 
 
+def kernel_map(name: str = KERNEL, **changes: Any) -> dict[str, Any]:
+    """Return a kernel's entry."""
+    project, _, short = name.partition(":")
+    kernel: dict[str, Any] = {
+        "name": name,
+        "project": project,
+        "kernel": short,
+        "file": "/src/tune_gemm.py",
+        "line": 7,
+        "backend": "tvm_ffi",
+        "digest": "d",
+        "source_digest": "s",
+        "plan_digest": "p",
+        "sources": [],
+        "stamps": {},
+        "problems": [{"M": 64}],
+        "default": {"BM": 32},
+        "specialize": None,
+        "space": {"kind": "cartesian", "size": 2, "axes": {"BM": [32, 64]}, "constrained": True},
+        "plan": {},
+        "extra": {},
+    }
+    return kernel | changes
+
+
+def standing_map(**changes: Any) -> dict[str, Any]:
+    """Return how a winner stands, an entry of a kernel's ``why``."""
+    standing: dict[str, Any] = {
+        "problem": {"M": 64},
+        "device": DEVICE,
+        "objective": "latency",
+        "status": "fresh",
+        "decided": 1000.0,
+        "trial": 1,
+        "changes": [],
+        "message": "",
+        "notices": [],
+    }
+    return standing | changes
+
+
+def status_of(**changes: Any) -> StatusAnswer:
+    """Return a daemon's status as commands read it."""
+    return STATUS.read_answer(status_map(**changes))
+
+
 def status_map(**changes: Any) -> dict[str, Any]:
     """Return a daemon's status."""
     status: dict[str, Any] = {
@@ -126,7 +173,7 @@ def status_map(**changes: Any) -> dict[str, Any]:
         "seq": 0,
         "lanes": [{"device": "cpu:0", "model": DEVICE, "state": "open", "reason": "", "job": None, "worker_pid": 4243}],
         "workers": [{"pid": 4243, "role": "bench", "environment": "python", "state": "idle", "age_s": 5.0}],
-        "channels": {"compile": {"buffered": 1, "capacity": 8}},
+        "channels": {"compile": {"used": 1, "size": 8}},
         "jobs": {"queued": 0, "running": 1},
         "store": {"trials": 5, "winners": 1, "jobs": 2, "bytes": 4096, "notice": ""},
         "artifacts": {"count": 3, "bytes": 2048, "cap_bytes": 1024**3},

@@ -13,7 +13,7 @@ import pytest
 from ktuned.cli import doctor
 from ktuned.cli.doctor import Level
 from tests.cli.conftest import Run, Serve
-from tests.cli.samples import status_map
+from tests.cli.samples import status_map, status_of
 
 
 @pytest.mark.parametrize(
@@ -105,23 +105,23 @@ def test_plugins() -> None:
 def test_daemon() -> None:
     """No daemon and a daemon of another version warn; neither is a fault of the installation."""
     assert doctor.check_daemon(None, "0.1.0", "none").level is Level.WARN
-    assert doctor.check_daemon(status_map(), "0.1.0").level is Level.OK
-    finding = doctor.check_daemon(status_map(), "0.2.0")
+    assert doctor.check_daemon(status_of(), "0.1.0").level is Level.OK
+    finding = doctor.check_daemon(status_of(), "0.2.0")
     assert (finding.level, finding.mend) == (Level.WARN, "ktuned stop")
 
 
 def test_lanes() -> None:
     """A sick lane fails with its reason."""
     sick = {"device": "cuda:0", "model": "m", "state": "sick", "reason": "the canary did not pass"}
-    assert doctor.check_lanes(status_map()) == []
-    (finding,) = doctor.check_lanes(status_map(lanes=[sick]))
+    assert doctor.check_lanes(status_of()) == []
+    (finding,) = doctor.check_lanes(status_of(lanes=[sick]))
     assert (finding.level, finding.message) == (Level.FAIL, "the canary did not pass")
 
 
 def test_notices() -> None:
     """What the daemon complains of is passed on."""
-    assert doctor.check_notices(status_map()) == []
-    (finding,) = doctor.check_notices(status_map(notices=["config.toml: devices names 'cuda:9'"]))
+    assert doctor.check_notices(status_of()) == []
+    (finding,) = doctor.check_notices(status_of(notices=["config.toml: devices names 'cuda:9'"]))
     assert (finding.level, finding.message) == (Level.WARN, "config.toml: devices names 'cuda:9'")
 
 

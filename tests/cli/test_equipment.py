@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import convert
 
 from ktuned.cli import equipment
 from ktuned.cli.doctor import Level
+from ktuned.protocol import EnvironmentInfo, KernelEntry, RootInfo
 from ktuned.store.artifacts import Artifacts
 from ktuned.worker.seal import seal_artifact
 from tests.cli.conftest import Run, Serve
-from tests.cli.samples import status_map
+from tests.cli.samples import kernel_map, status_map
 
 NVCC = "echo nvcc: NVIDIA; echo Copyright 2005-2025; echo Cuda compilation tools, release 13.0, V13.0.48"
 CXX = "echo 'g++ (Debian 12.2.0-14) 12.2.0'; echo Copyright 2022"
@@ -46,7 +48,10 @@ def environment(**changes: Any) -> dict[str, Any]:
 
 def judged(report: dict[str, Any], roots: Any = ()) -> list[tuple[str, str, str, str]]:
     """Return what is found of one interpreter, as rows."""
-    return [(f.level.value, f.what, f.message, f.mend) for f in equipment.check_backends([report], roots)]
+    return [
+        (f.level.value, f.what, f.message, f.mend)
+        for f in equipment.check_backends([convert(report, EnvironmentInfo)], convert(roots, list[RootInfo]))
+    ]
 
 
 def test_compilers_are_told_with_their_place_and_version(tmp_path: Path) -> None:
@@ -149,7 +154,9 @@ def test_backend_that_a_kernel_needs() -> None:
         {"name": "mine:c", "backend": "nvrtc", "file": "/src/tune_c.py"},
         {"name": "else:d", "backend": "tvm_ffi", "file": "/elsewhere/tune_d.py"},
     ]
-    (finding,) = equipment.check_kernels(kernels, [environment(backends={"nvrtc": GOOD})], roots)
+    known = [convert(kernel_map(**kernel), KernelEntry) for kernel in kernels]
+    reports = [convert(environment(backends={"nvrtc": GOOD}), EnvironmentInfo)]
+    (finding,) = equipment.check_kernels(known, reports, convert(roots, list[RootInfo]))
     assert (finding.level, finding.what) == (Level.FAIL, "backend tvm_ffi")
     assert finding.message == "not installed for /p/python, and needed by mine:a, mine:b"
     assert finding.mend == "/p/python -m pip install 'ktuned[tvm-ffi]'"
@@ -171,7 +178,8 @@ def test_probe_of_an_interpreter_that_fails(tmp_path: Path, script: str | None, 
     if script is not None:
         program(python, script.replace("sleep", "exec sleep"))
     report = equipment.probe_here(str(python), deadline_s=0.2 if script == "sleep 100" else 30.0)
-    assert words in report["error"]["message"]
+    assert report.error is not None
+    assert words in report.error.message
     assert [finding.level for finding in equipment.check_backends([report])] == [Level.FAIL]
 
 

@@ -10,6 +10,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from ktuned.cli.metrics import render_metrics
+from ktuned.protocol import STATUS
 from tests.e2e.harness import Daemon, kernel_text
 
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
@@ -87,7 +88,7 @@ LANES = st.lists(
 @hypothesis.given(LANES, st.dictionaries(TEXT, st.fixed_dictionaries({"used": st.integers(0, 9)}), max_size=3))
 def test_whatever_names_hold_is_escaped(lanes: list[dict[str, Any]], channels: dict[str, Any]) -> None:
     """Quotes, backslashes and line ends of a model's name break no line, and come back as they were."""
-    families = parse(render_metrics({"version": '1"\n\\', "lanes": lanes, "channels": channels}))
+    families = parse(render_metrics(STATUS.read_answer({"version": '1"\n\\', "lanes": lanes, "channels": channels})))
     told = {frozenset({("device", lane["device"]), ("model", lane["model"])}) for lane in lanes}
     assert set(families.get("ktuned_lane_busy", {})) == told
     assert set(families.get("ktuned_channel_used", {})) == {frozenset({("channel", name)}) for name in channels}
@@ -95,7 +96,11 @@ def test_whatever_names_hold_is_escaped(lanes: list[dict[str, Any]], channels: d
 
 def test_another_versions_status_is_taken() -> None:
     """What a daemon leaves out has no samples, and nothing fails."""
-    assert render_metrics({}) == "# EOF\n"
-    assert parse(render_metrics({"version": "0.0.1", "protocol": 9})) == {
+    theirs = {"version": "0.0.1", "protocol": 9, "uptime_s": "long"}
+    assert parse(render_metrics(STATUS.read_answer(theirs))) == {
         "ktuned_build": {frozenset({("version", "0.0.1"), ("protocol", "9")}): 1.0}
+    }
+    assert set(parse(render_metrics(STATUS.read_answer({"uptime_s": 1.5})))) == {
+        "ktuned_build",
+        "ktuned_uptime_seconds",
     }

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ktuned.cli import lines, text
 from ktuned.cli.news import JobEnded, LaneChanged, Reloaded, WorkerChanged
 from ktuned.cli.progress import begin_view
+from ktuned.protocol import FileError
 from tests.cli.samples import job_map
 
 
@@ -89,19 +90,19 @@ def test_escape_sequences_leave_their_words(message: str) -> None:
         ("a.py", 3, "bad", "a.py:3: bad"),
         ("a.py", 0, "bad", "a.py: bad"),
         ("a.py", 3, "a.py:3: bad", "a.py:3: bad"),
-        (None, None, "bad", "bad"),
+        ("", 0, "bad", "bad"),
     ],
 )
-def test_an_errors_place_is_said_once(path: str | None, line: int | None, message: str, expected: str) -> None:
+def test_an_errors_place_is_said_once(path: str, line: int, message: str, expected: str) -> None:
     """``file:line`` stands before the message unless the message begins with it."""
-    assert lines.error_line(path, line, message) == expected
+    assert lines.error_line(FileError(path, line, message, "")) == expected
 
 
 def test_lines_that_need_no_job() -> None:
     """Lanes, workers and reloads read as one line each."""
     assert lines.lines_of(LaneChanged("cuda:0", "sick", "no canary")) == ["lane cuda:0: sick (no canary)"]
     assert lines.lines_of(WorkerChanged(3, "bench", "killed")) == ["bench worker 3: killed"]
-    errors = ({"path": "b.py", "line": 1, "message": "no"},)
+    errors = ({"path": "b.py", "line": 1, "message": "no", "hint": ""},)
     assert lines.lines_of(Reloaded(("a",), (), ("c", "d"), errors)) == ["added: a", "removed: c, d", "b.py:1: no"]
     assert lines.lines_of(Reloaded((), (), (), (), ("/src/tune_x.py",))) == ["no error any more: /src/tune_x.py"]
 

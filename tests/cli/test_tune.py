@@ -39,7 +39,7 @@ STORY = [
 ]
 ACCEPTED = {"jobs": [job_map(state="queued")], "errors": [], "epoch": 7, "seq": 0}
 WATCHED = {"kernels": [], "errors": [], "roots": [{"path": "/src", "name": "project", "python": "p"}]}
-BROKEN = {"path": "/src/tune_bad.py", "line": 3, "message": "NameError: name 'x' is not defined"}
+BROKEN = {"path": "/src/tune_bad.py", "line": 3, "message": "NameError: name 'x' is not defined", "hint": ""}
 
 
 def tuning(serve: Serve, **changes: Any) -> FakeDaemon:

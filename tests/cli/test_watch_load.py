@@ -8,13 +8,14 @@ from ktuned.backends import CpuTicks
 from ktuned.cli.job_view import JobView
 from ktuned.cli.progress import begin_view
 from ktuned.cli.watch.load import Load, TimeLeft, load_between, sample_load, summarise_load, time_left
+from ktuned.protocol import STATUS, StatusAnswer
 from tests.cli.samples import job_map
 
 
-def status(busy_s: float, state: str = "busy") -> dict[str, Any]:
+def status(busy_s: float, state: str = "busy") -> StatusAnswer:
     """Return a daemon's status with one lane."""
     lane = {"device": "cuda:0", "model": "H200", "state": state, "reason": "it hangs", "busy_s": busy_s}
-    return {"lanes": [lane], "rates": {"trials": 2.5}}
+    return STATUS.read_answer({"lanes": [lane], "rates": {"trials": 2.5}})
 
 
 def ticks(busy: int, idle: int) -> CpuTicks:

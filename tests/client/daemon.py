@@ -91,7 +91,7 @@ class Daemon:
         return {"answers": answers}
 
     def connections(self, params: dict[str, Any], connection: Connection) -> int:
-        return self.server.statistics()["connections"]
+        return self.server.traffic.describe_traffic().connections
 
     def lookup(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         self.asked += 1

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ktuned.daemon.lifetime import Idleness, Lifetime
 from ktuned.daemon.systemd import Notifier
+from ktuned.protocol import WorkFigures
 
 
 def test_idleness_is_over_after_the_limit_without_activity() -> None:
@@ -79,18 +80,18 @@ def test_rates_reach_back_a_minute() -> None:
             watchdog_s=0.0,
             idle_exit_s=0.0,
             busy=list,
-            counters=lambda: {"lookups": lookups},
+            totals=lambda: WorkFigures(lookups=lookups),
             describe=str,
             stop=lambda: None,
         )
-        assert life.compute_rates(0.0) == {"lookups": 0.0}
+        assert life.compute_rates(0.0).lookups == 0.0
         for second in range(0, 600, 5):
             lookups = 10 * second
             life.check_end(float(second))
-        assert life.compute_rates(595.0) == {"lookups": 10.0}
+        assert life.compute_rates(595.0).lookups == 10.0
         for second in range(600, 665, 5):
             life.check_end(float(second))
-        assert life.compute_rates(660.0) == {"lookups": 0.0}
+        assert life.compute_rates(660.0).lookups == 0.0
 
 
 @pytest.mark.anyio
@@ -107,7 +108,7 @@ async def test_the_loop_feeds_the_watchdog_and_ends_when_idle(tmp_path: Path) ->
                 watchdog_s=0.1,
                 idle_exit_s=0.05,
                 busy=lambda: list(busy),
-                counters=lambda: {"requests": 1},
+                totals=lambda: WorkFigures(requests=1),
                 describe=lambda: "at rest",
                 stop=stopped.set,
             )
@@ -135,7 +136,7 @@ async def test_a_new_limit_counts_at_once() -> None:
             watchdog_s=0.0,
             idle_exit_s=0.0,
             busy=list,
-            counters=lambda: {"requests": 0},
+            totals=WorkFigures,
             describe=str,
             stop=stopped.set,
         )

@@ -17,6 +17,7 @@ from ktuned.devices.machine import Machine
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.fleet import Fleet
 from ktuned.ipc import replies
+from ktuned.model import BackendReport
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Role, Target
 from tests.assembled import Parts, kernel_text
@@ -37,7 +38,7 @@ class Probed:
     @asynccontextmanager
     async def lend_worker(self, role: Role, environment: Environment) -> AsyncIterator[Any]:
         """Lend a worker of a host."""
-        backend = replies.BackendReport("1", {"compiler": COMPILERS[environment.host]}, devices=(DEVICE,))
+        backend = BackendReport("1", {"compiler": COMPILERS[environment.host]}, devices=(DEVICE,))
 
         async def send_request(request: object, deadlines: Mapping[str, float]) -> tuple[replies.ProbeReport, None]:
             observed = replies.ProbeDependencies({}, (), finding(os.environ), cpu.limits())

@@ -49,7 +49,7 @@ async def test_the_first_jobs_workers_start_beside_the_first_probe(parts: Parts)
     parts.fleet.machine.keeps_spares = True
 
     def spares() -> int:
-        return sum(worker["role"] == "bench" for worker in parts.fleet.describe_workers())
+        return sum(worker.role == "bench" for worker in parts.fleet.describe_workers())
 
     none, one = changed(parts, FAKE_DEVICES=""), changed(parts, FAKE_DEVICES="1")
     for environment, known in ((none, False), (one, True)):
@@ -69,7 +69,7 @@ async def test_with_a_guessed_backend_all_compile_workers_start(parts: Parts) ->
     environments.prepare_first_job(parts.environment, "fake")
 
     def ready() -> list[str]:
-        idle = (worker["role"] for worker in parts.fleet.describe_workers() if worker["state"] == "idle")
+        idle = (worker.role for worker in parts.fleet.describe_workers() if worker.state == "idle")
         return sorted(role for role in idle if role not in ("inspect", "bench"))
 
     await until(lambda: ready() == ["compile", "compile", "compile", "explore"])
@@ -146,11 +146,11 @@ async def test_probe_is_made_once_and_kept(parts: Parts) -> None:
     base_env = {**os.environ, "PYTHONPATH": str(FAKE_BACKEND)}
     machine = Machine(Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0}, base_env=base_env))
     assert machine.find_device(parts.environment, "fake", None).model == "Fake CPU"
-    requests = sum(worker["requests"] for worker in parts.fleet.describe_workers())
+    requests = sum(worker.requests for worker in parts.fleet.describe_workers())
     await parts.machine.environments.probe_environment(parts.environment)
-    assert sum(worker["requests"] for worker in parts.fleet.describe_workers()) == requests
+    assert sum(worker.requests for worker in parts.fleet.describe_workers()) == requests
     await machine.environments.probe_environment(parts.environment)
-    assert sum(worker["requests"] for worker in parts.fleet.describe_workers()) == requests + 1
+    assert sum(worker.requests for worker in parts.fleet.describe_workers()) == requests + 1
 
 
 async def test_failed_probe_forgets_no_device(parts: Parts, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ktuned.devices import Environments, SurveyIntervals, ToolchainSurvey
 from ktuned.devices.environment_report import find_difference
 from ktuned.fleet import Environment
 from ktuned.ipc import replies, take_sight
-from ktuned.model import Context, KernelInfo, Outcome, describe_change
+from ktuned.model import BackendReport, Context, KernelInfo, Outcome, describe_change
 from ktuned.scheduling.reverification import REASON
 from ktuned.serve.explain import Explainer
 from tests.assembled import ALL_ROUNDS, FAKE_BACKEND, Parts, assembled, kernel_text
@@ -83,7 +83,7 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
         daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.lookups.find_doubt
     ).explain_winners
     (entry,) = explain(kernel)
-    reasons = [describe_change(change) for change in entry["changes"]]
+    reasons = [describe_change(change) for change in entry.changes]
     assert "toolchain: compiler was fakecc 1.0, is fakecc 2.0" in reasons
     assert any(reason.startswith("toolchain: content of fakecc was ") for reason in reasons)
     parts.kill_workers()
@@ -137,7 +137,7 @@ async def test_the_first_probe_of_an_environment_is_no_change(parts: Parts) -> N
         tasks.start_soon(survey.run_until_cancelled)
         await anyio.wait_all_tasks_blocked()
         for compiler in ("1.0", "2.0"):
-            environments.known = replies.ProbeReport("", {"fake": replies.BackendReport("", {"cc": compiler})})
+            environments.known = replies.ProbeReport("", {"fake": BackendReport("", {"cc": compiler})})
             survey.survey_now()
             await anyio.wait_all_tasks_blocked()
         with anyio.fail_after(10):
@@ -156,11 +156,11 @@ async def test_until_the_probe_answers_are_stale_and_queue_nothing(compiling: Pa
     await until(lambda: bool(parts.machine.environments.check_toolchain(parts.environment)))
     reason = f"the toolchain is to be probed again: {compiler} changed"
     assert ask(parts, tune=True) == ("stale", reason)
-    assert parts.daemon.lookups.statistics()["follow_ups"]["used"] == 0
-    workers = {worker["pid"] for worker in parts.fleet.describe_workers()}
+    assert parts.daemon.lookups.describe_follow_ups().used == 0
+    workers = {worker.pid for worker in parts.fleet.describe_workers()}
     await parts.machine.environments.probe_environment(parts.environment)
     assert ask(parts, tune=True) == ("fresh", "")
-    assert not workers & {worker["pid"] for worker in parts.fleet.describe_workers() if worker["state"] == "idle"}
+    assert not workers & {worker.pid for worker in parts.fleet.describe_workers() if worker.state == "idle"}
     parts.kill_workers()
 
 

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 
 def states(fleet: Fleet) -> dict[int, str]:
     """Return each worker's state by its process id."""
-    return {entry["pid"]: entry["state"] for entry in fleet.describe_workers()}
+    return {entry.pid: entry.state for entry in fleet.describe_workers()}
 
 
 async def lent_pid(fleet: Fleet, role: Role, environment: Environment) -> int:
@@ -57,13 +57,10 @@ async def test_a_worker_is_reused_by_its_own_kind(run_fleet: RunFleet, environme
         assert await lent_pid(fleet, Role.INSPECT, environment) == first
         assert await lent_pid(fleet, Role.COMPILE, environment) != first
         assert await lent_pid(fleet, Role.INSPECT, replace(environment, env=(("A", "1"),))) != first
-        described = {entry["pid"]: entry for entry in fleet.describe_workers()}
+        described = {entry.pid: entry for entry in fleet.describe_workers()}
         assert len(described) == 3
-        assert {key: described[first][key] for key in ("role", "state", "requests")} == {
-            "role": "inspect",
-            "state": "idle",
-            "requests": 2,
-        }
+        known = described[first]
+        assert (known.role, known.state, known.requests) == ("inspect", "idle", 2)
 
 
 async def test_two_callers_at_once_get_two_workers(run_fleet: RunFleet, environment: Environment) -> None:
@@ -338,12 +335,13 @@ async def test_the_warden_kills_what_a_killed_daemon_left(tmp_path: Path) -> Non
 
 
 async def test_the_status_describes_each_worker(run_fleet: RunFleet, environment: Environment) -> None:
-    """Pid, role, state, age and requests, as plain data."""
+    """Pid, role, state, place, requests and age."""
     async with run_fleet() as fleet:
         await lent_pid(fleet, Role.INSPECT, environment)
         (entry,) = fleet.describe_workers()
-        assert {"pid", "role", "state", "age_s", "requests"} <= set(entry)
-        assert entry["age_s"] >= 0
+        assert entry.pid > 0
+        assert (entry.role, entry.state, entry.host, entry.requests) == ("inspect", "idle", "", 1)
+        assert entry.age_s > 0
 
 
 async def test_a_warden_that_was_killed_is_replaced(run_fleet: RunFleet) -> None:

@@ -110,7 +110,7 @@ async def test_a_sick_lane_is_probed_until_a_canary_passes(
             tasks.start_soon(lane.open_problem, broken.bench, deadlines)
             await until(lambda: lane.health.failures >= 3)
             assert lane.state == "sick"
-            assert lane.describe_lane()["reason"] == lane.health.reason
+            assert lane.describe_lane().reason == lane.health.reason
             assert "the canary failed" in lane.health.reason
             assert reason in lane.health.reason
             broken.becomes("well")
@@ -118,7 +118,7 @@ async def test_a_sick_lane_is_probed_until_a_canary_passes(
         assert lane.worker_pid is not None
         assert broken.diary[0] == "sick"
         assert broken.diary[-1] != "sick"
-        assert lane.describe_lane()["reason"] == ""
+        assert lane.describe_lane().reason == ""
         assert len(broken.pauses) >= 3
         assert all(after > before for before, after in itertools.pairwise(broken.pauses))
 
@@ -145,7 +145,7 @@ async def test_a_worker_that_cannot_be_reaped_makes_its_lane_sick(run_fleet: Run
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lane.open_problem, broken.bench, DEADLINES)
             await until(lambda: lane.health.is_sick)
-            assert "worker 4000000 was killed but does not end" in lane.describe_lane()["reason"]
+            assert "worker 4000000 was killed but does not end" in lane.describe_lane().reason
             assert lane.worker_pid is None
             stuck.gone.set()
         assert (lane.health.is_sick, broken.diary[0]) == (False, "sick")

@@ -92,7 +92,7 @@ async def test_a_hung_gpu_is_held_no_longer_than_a_spare_may_take(run_fleet: Run
         fleet.prepare_spares(Role.BENCH, environment, "fake", 1, device=GPU)
         await until(lambda: turns.is_full)
         (entry,) = fleet.describe_workers()
-        os.kill(entry["pid"], signal.SIGKILL)
+        os.kill(entry.pid, signal.SIGKILL)
         with anyio.fail_after(WARM_S - 1):
             async with turns.hold_turn(1):
                 assert warm_spares(fleet) == 0

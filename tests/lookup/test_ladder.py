@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ktuned.lookup.ladder import decide_answer
-from ktuned.model.kernel import KernelInfo
+from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.near import NEAR_CANDIDATES
 from ktuned.model.objective import ENERGY, LATENCY
@@ -21,9 +21,9 @@ HERE: Problem = {"M": 64, "dtype": "float32"}
 
 def info(**changes: Any) -> KernelInfo:
     """Return a kernel that takes ``M`` and ``dtype``."""
-    plain = {"axes": {"B": [1, 2, 4]}, "configs": None, "constrained": False, "size": 3}
+    space = SpaceInfo("cartesian", {"B": (1, 2, 4)}, size=3)
     kernel = KernelInfo(
-        ProjectName("p"), "k", "/p/tune_k.py", 1, "fake", "d", "s", "pl", (), {}, (HERE,), DEFAULT, None, plain, Plan()
+        ProjectName("p"), "k", "/p/tune_k.py", 1, "fake", "d", "s", "pl", (), {}, (HERE,), DEFAULT, None, space, Plan()
     )
     return replace(kernel, **changes)
 

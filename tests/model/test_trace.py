@@ -6,11 +6,12 @@ import json
 from dataclasses import replace
 from itertools import permutations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.model.kernel import KernelInfo
+from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.trace import Observation, add_captured, add_digests, extend_digest, find_news, reduce_digest
@@ -38,7 +39,7 @@ def kernel() -> KernelInfo:
         (),
         None,
         None,
-        {},
+        SpaceInfo(),
         Plan(),
         extra={"files": {"k.c": "22"}, "data_digest": "da" * 32},
     )
@@ -138,7 +139,7 @@ def test_artifacts_depend_on_sources_and_on_absent_headers() -> None:
 def test_learned_names_survive_the_store() -> None:
     """A kernel comes back from its JSON as it was."""
     learned = kernel().with_observed([HEADER, DATA, VARIABLE])
-    assert KernelInfo.from_wire(json.loads(json.dumps(learned.to_wire()))) == learned
+    assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(learned))), KernelInfo) == learned
 
 
 @given(DIGESTS, ENTRIES, ENTRIES)

@@ -79,7 +79,8 @@ async def test_a_job_is_tuned_on_all_nodes(tmp_path: Path, nodes: Nodes) -> None
         assert trial is not None
         assert trial.artifact is not None
         assert parts.artifacts.find_artifact(trial.artifact) is not None
-        assert {"n0", "n1", "n2"} == {host["name"] for host in executor_of(parts).describe_hosts()["hosts"]}
+        assert (cluster := executor_of(parts).describe_hosts()) is not None
+        assert {"n0", "n1", "n2"} == {host.name for host in cluster.hosts}
         keepers = [pid for node in nodes.raylets for pid in nodes.below(node, "ktuned_ray.keeper")]
     psutil.wait_procs([psutil.Process(pid) for pid in keepers if psutil.pid_exists(pid)], timeout=PATIENCE_S)
     assert not [pid for pid in keepers if psutil.pid_exists(pid)]

@@ -11,7 +11,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from ktuned.model import LATENCY, Config, JobState, KernelInfo, Outcome, Plan, canonical
+import msgspec
+
+from ktuned.model import LATENCY, Config, JobState, KernelInfo, Outcome, Plan, SpaceInfo, canonical
 from ktuned.model.trial import MEASURING_VERSION
 from ktuned.portfolio import Matrix, Portfolio, fit_portfolio
 from ktuned.protocol import PortfolioDocument, PortfolioLimits
@@ -115,11 +117,11 @@ class SampleStore:
                 problems=(problem,),
                 default=DEFAULT if default else None,
                 specialize=None,
-                space={"axes": axes, "kind": "cartesian"},
+                space=SpaceInfo("cartesian", {knob: tuple(values) for knob, values in axes.items()}),
                 plan=Plan(),
             )
             connection.execute(
-                "INSERT OR REPLACE INTO kernels VALUES (?, ?, ?)", (kernel, json.dumps(info.to_wire()), NOW)
+                "INSERT OR REPLACE INTO kernels VALUES (?, ?, ?)", (kernel, json.dumps(msgspec.to_builtins(info)), NOW)
             )
 
     def add_peaks(self) -> None:

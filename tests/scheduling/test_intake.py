@@ -101,7 +101,7 @@ class TestTunePath:
         (elsewhere / "tune_it.py").write_text(f"import ktuned_fake\nktuned_fake.wait_at('import')\n{kernel_text()}")
 
         def roles() -> list[str]:
-            return sorted(worker["role"] for worker in parts.fleet.describe_workers())
+            return sorted(worker.role for worker in parts.fleet.describe_workers())
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(parts.intake.tune_path, str(elsewhere), None, TuningRequest())

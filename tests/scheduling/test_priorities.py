@@ -208,7 +208,7 @@ async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path) -> None:
             await parts.reached("door")
             readings.append(busy)
             await parts.told.until(lambda: len(parts.told.of("job_queued")) == 2)
-            assert parts.jobs.count_obstacles() == {"the machine is used: others take 90% of its CPUs": 1}
+            assert parts.jobs.count_jobs().waits == {"the machine is used: others take 90% of its CPUs": 1}
             (waiting,) = parts.jobs.list_live_jobs()
             assert waiting.message == "made way: the machine is used: others take 90% of its CPUs"
             assert parts.jobs.describe_job(waiting)["waits_for"].startswith("the machine is used")

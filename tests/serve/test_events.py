@@ -133,7 +133,7 @@ def test_a_slow_subscriber_loses_nothing_that_the_ring_holds(missed: int) -> Non
         events.publish_event("noise")
     assert slow.heard == [1]
     assert quick.heard == list(range(1, missed + 2))
-    assert events.statistics()["lagging"] == (1 if missed else 0)
+    assert events.describe_ring().lagging == (1 if missed else 0)
     slow.drain(events)
     assert slow.heard[1:] == (list(range(2, missed + 2)) if missed <= 4 else ["fresh"])
     events.publish_event("noise")
@@ -160,14 +160,14 @@ def test_the_ring_is_bounded_in_bytes() -> None:
     events = Events(epoch=EPOCH, ring_bytes=10_000)
     for _ in range(100):
         events.publish_event("noise", text="x" * 1000)
-    assert events.statistics()["bytes"] <= 10_000
-    assert events.statistics()["events"] == 9
+    assert events.describe_ring().bytes <= 10_000
+    assert events.describe_ring().events == 9
     sink = FakeSink()
     events.add_subscription(sink, since=[EPOCH, 91])
     sink.drain(events)
     assert sink.heard == list(range(92, 101))
     events.publish_event("noise", text="x" * 20_000)
-    assert events.statistics()["events"] == 0
+    assert events.describe_ring().events == 0
     assert sink.heard[-1] == "fresh"
 
 
@@ -194,7 +194,7 @@ def test_who_leaves_hears_nothing_more(is_closed: bool) -> None:
     assert sink.heard == []
     events.resume_sending(sink)
     assert sink.heard == []
-    assert events.statistics()["subscribers"] == 0
+    assert events.describe_ring().subscribers == 0
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_a_malformed_subscription_is_refused(arguments: dict[str, Any]) -> None:
     events, sink = _events(), FakeSink()
     with pytest.raises(UsageError):
         events.add_subscription(sink, **arguments)
-    assert events.statistics()["subscribers"] == 0
+    assert events.describe_ring().subscribers == 0
 
 
 def test_an_event_that_cannot_travel_has_no_number() -> None:

@@ -11,6 +11,7 @@ import anyio
 import msgpack
 import pytest
 import uvloop
+from msgspec.structs import asdict
 
 from ktuned.model.errors import NotFound
 from ktuned.protocol import Method
@@ -130,7 +131,8 @@ class Running:
     async def until(self, **statistics: int) -> None:
         """Let the loop run until the server's figures are these."""
         with anyio.fail_after(60):
-            while not statistics.items() <= self.server.statistics().items():  # noqa: ASYNC110 - figures have no event
+            figures = self.server.traffic.describe_traffic
+            while not statistics.items() <= asdict(figures()).items():  # noqa: ASYNC110 - figures have no event
                 await asyncio.sleep(0)
 
 
@@ -316,7 +318,7 @@ async def test_a_slow_subscriber_gets_fresh_and_slows_nobody(running: Running) -
     assert await quick.ask("subscribe", types=["last"]) == {"epoch": 5, "seq": 0}
     for _ in range(10_000):
         running.events.publish_event("noise", text="x" * 1000)
-    assert running.events.statistics()["lagging"] == 1
+    assert running.events.describe_ring().lagging == 1
     running.events.publish_event("last")
     message = await quick.receive()
     assert isinstance(message, Notification)
@@ -355,10 +357,10 @@ async def test_a_closed_peer_is_unsubscribed(running: Running) -> None:
     """A connection takes its subscription with it."""
     peer = running.peer()
     await peer.ask("subscribe")
-    assert running.events.statistics()["subscribers"] == 1
+    assert running.events.describe_ring().subscribers == 1
     peer.socket.close()
     await running.until(connections=0)
-    assert running.events.statistics()["subscribers"] == 0
+    assert running.events.describe_ring().subscribers == 0
 
 
 async def test_stopping_delivers_what_was_answered(listening: socket.socket) -> None:
@@ -379,7 +381,7 @@ async def test_stopping_delivers_what_was_answered(listening: socket.socket) -> 
             assert await waiting.is_closed()
     peer.socket.close()
     waiting.socket.close()
-    assert running.server.statistics()["connections"] == 0
+    assert running.server.traffic.describe_traffic().connections == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from ktuned.ipc import from_plain, to_plain
 from ktuned.model.errors import KernelFileError
 from ktuned.model.kernel import KernelInfo
 from ktuned.spec.digest import describe_kernel
@@ -256,10 +257,10 @@ def test_a_missing_source_is_an_error(sample: Project) -> None:
 def test_a_description_survives_the_wire(sample: Project) -> None:
     """A description survives MessagePack, and says knobs, problems, space and digests of each part."""
     info = sample.describe()["one"]
-    assert KernelInfo.from_wire(msgpack.unpackb(msgpack.packb(info.to_wire()))) == info
+    assert from_plain(KernelInfo, msgpack.unpackb(msgpack.packb(to_plain(info)))) == info
     assert (info.name, info.backend, info.problems) == ("project:one", "fake", ({"M": 4},))
     assert info.extra["knobs"] == ["BM"]
-    assert info.space["axes"] == {"BM": [1, 2]}
+    assert info.space.axes == {"BM": (1, 2)}
     assert set(info.extra["files"]) == {"one.cu"}
     assert {"tune_it.py", "helper.py", "lib/deep.py"} <= set(info.extra["python"])
     assert {"function", "inputs", "reference", "rtol"} <= set(info.extra["arguments"])

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktuned import space
+from ktuned.model import SpaceInfo
 from ktuned.model.errors import KernelFileError
 from ktuned.model.values import Scalar
 from ktuned.spec.spaces import MAX_PLAIN_VALUES, Space
@@ -191,25 +192,13 @@ def test_a_raising_constraint_is_reported_with_its_config(where: Callable[[Any, 
 
 def test_the_plain_form_of_a_large_space_is_capped() -> None:
     """What the daemon is reported spells out small spaces, and only counts large ones."""
-    small = space(A=[1, 2], B=range(2), where=lambda p, c: True).to_plain()
-    assert small == {
-        "kind": "cartesian",
-        "axes": {"A": [1, 2], "B": [0, 1]},
-        "configs": None,
-        "constrained": True,
-        "size": 4,
-    }
-    assert space(A=range(MAX_PLAIN_VALUES + 1)).to_plain()["axes"] is None
-    assert space([{"A": 1}]).to_plain()["configs"] == [{"A": 1}]
-    assert space([{"A": index} for index in range(MAX_PLAIN_VALUES + 1)]).to_plain()["configs"] is None
-    assert space(lambda p: []).to_plain() == {
-        "kind": "callable",
-        "axes": None,
-        "configs": None,
-        "constrained": False,
-        "size": None,
-    }
-    assert space(A=range(10**10), B=range(10**10)).to_plain()["size"] is None
+    small = space(A=[1, 2], B=range(2), where=lambda p, c: True).describe_space()
+    assert small == SpaceInfo("cartesian", {"A": (1, 2), "B": (0, 1)}, constrained=True, size=4)
+    assert space(A=range(MAX_PLAIN_VALUES + 1)).describe_space().axes is None
+    assert space([{"A": 1}]).describe_space().configs == ({"A": 1},)
+    assert space([{"A": index} for index in range(MAX_PLAIN_VALUES + 1)]).describe_space().configs is None
+    assert space(lambda p: []).describe_space() == SpaceInfo("callable")
+    assert space(A=range(10**10), B=range(10**10)).describe_space().size is None
 
 
 def test_values_are_read_only_views() -> None:

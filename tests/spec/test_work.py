@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import compute_shares
+from ktuned.model import DeviceModel, Peaks, compute_shares
 from ktuned.spec.work import compute_throughput, find_work_fault
 
-PEAKS = {"gbps": 3000.0, "tflops": {"float32": 50.0, "float16": 800.0}}
+PEAKS = Peaks(DeviceModel("H200"), 3000.0, {"float32": 50.0, "float16": 800.0})
 
 
 def test_work_and_latency_give_throughput() -> None:
@@ -48,4 +48,4 @@ def test_the_greatest_share_comes_first() -> None:
     """It is the limit that holds a kernel back; what was not measured has no share."""
     found = compute_shares({"gbps": 2130.0, "tflops_float16": 80.0, "tflops_int8": 5.0, "speed": 1.0}, PEAKS)
     assert [str(share) for share in found] == ["71 % of memory bandwidth", "10 % of float16 tensor cores"]
-    assert compute_shares({"gbps": 1.0}, {}) == []
+    assert compute_shares({"gbps": 1.0}, Peaks(DeviceModel("H200"))) == []

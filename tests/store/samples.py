@@ -1,7 +1,7 @@
 """Values that the store's tests put in."""
 
 from ktuned.model.job import Job, Priority
-from ktuned.model.kernel import KernelInfo
+from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context, TrialDetail, TrialResult
@@ -65,6 +65,6 @@ def kernel_info(kernel: str = "gemm") -> KernelInfo:
         problems=({"M": 64}, {"M": 128}),
         default={"BM": 8},
         specialize=("M",),
-        space={"size": 4},
+        space=SpaceInfo(size=4),
         plan=Plan(trials=4, deadlines={"run": 2.0}),
     )

@@ -50,7 +50,7 @@ READS: dict[str, Callable[[Store], object]] = {
     "pinned": lambda store: store.pinned.find_answer("run", "q"),
     "pins": lambda store: store.pinned.list_pins(),
     "captures": lambda store: store.captured.list_captures(),
-    "counts": Store.count_rows,
+    "counts": Store.measure_store,
     "pauses": Store.load_pauses,
 }
 

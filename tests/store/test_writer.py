@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from ktuned.model.errors import StoreError
+from ktuned.protocol import ChannelInfo
 from ktuned.store.writer import MAX_PENDING_WRITES, Writer
 
 pytestmark = pytest.mark.anyio
@@ -68,10 +69,10 @@ async def test_what_waits_is_committed_as_one_group(writer: Writer, connection: 
     """A hundred writes that wait together cost one commit, in the order of their submission."""
     held = Held(writer)
     futures = [writer.submit_write(insert(value)) for value in range(100)]
-    assert writer.statistics().waiting == 100
+    assert writer.describe_queue().used == 100
     held.go.set()
     assert [await future for future in futures] == list(range(1, 101))
-    assert (writer.statistics().groups, writer.statistics().writes) == (2, 101)
+    assert writer.describe_queue() == ChannelInfo(0, writes=101, commits=2)
     assert values(connection) == list(range(100))
 
 
@@ -141,7 +142,7 @@ async def test_producers_wait_when_the_disk_does_not_keep_up(writer: Writer, con
         for value in range(MAX_PENDING_WRITES + 50):
             tasks.start_soon(writer.write, insert(value))
         await anyio.wait_all_tasks_blocked()
-        assert writer.statistics().waiting == MAX_PENDING_WRITES
+        assert writer.describe_queue().used == MAX_PENDING_WRITES
         held.go.set()
     assert values(connection) == list(range(MAX_PENDING_WRITES + 50))
 

@@ -12,7 +12,7 @@ from ktuned.ipc.requests import UnitRef
 from ktuned.model.device import Device
 from ktuned.model.errors import IllegalMove
 from ktuned.model.job import Job, JobState
-from ktuned.model.kernel import KernelInfo
+from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, DeviceName, KernelName, KeyProblem, ProjectName, Target
 from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.trial import Context, TrialDetail, TrialResult
@@ -37,7 +37,7 @@ KERNEL = KernelInfo(
     (),
     None,
     ("M",),
-    {},
+    SpaceInfo(),
     Plan(),
 )
 JOB = Job(1, KernelName("p:k"), {"M": 1, "N": 2}, DeviceModel("x"), JobState.RUNNING, 200, "asked", Plan(), created=0.0)

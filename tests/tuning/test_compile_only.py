@@ -188,7 +188,7 @@ async def test_cancelling_stops_the_compilers(parts: Parts) -> None:
     async with parts.working():
         job = await ask(parts, COMPILE)
         await parts.reached("door")
-        assert parts.jobs.channel_statistics()
+        assert parts.jobs.describe_channels()
         await parts.jobs.cancel_job(job.id)
         (over,) = await parts.told.ended()
     assert over["state"] == "cancelled"
@@ -201,8 +201,8 @@ async def test_an_endless_space_takes_bounded_memory(parts: Parts) -> None:
     async with parts.working():
         job = await ask(parts, COMPILE)
         await parts.reached("door")
-        (channel,) = parts.jobs.channel_statistics().values()
-        assert channel["size"] == parts.fleet.compile_slots.total_tokens * MAX_BATCH
+        (channel,) = parts.jobs.describe_channels().values()
+        assert channel.size == parts.fleet.compile_slots.total_tokens * MAX_BATCH
         await parts.jobs.cancel_job(job.id)
         await parts.told.ended()
 

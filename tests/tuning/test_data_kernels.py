@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ktuned.catalog.catalog import environment_of
 from ktuned.catalog.roots import make_root
 from ktuned.model.kernel import Root
+from ktuned.protocol import WorkerInfo
 from ktuned.scheduling.job_requests import TuningRequest
 from tests.assembled import Parts, assembled, kernel_text
 
@@ -31,9 +32,9 @@ async def library(parts: Parts, name: str, text: str, project_file: str = SHARED
     return root
 
 
-def of_role(workers: list[dict[str, Any]], role: str) -> list[dict[str, Any]]:
+def of_role(workers: Sequence[WorkerInfo], role: str) -> Sequence[WorkerInfo]:
     """Return the workers of a role."""
-    return [worker for worker in workers if worker["role"] == role]
+    return [worker for worker in workers if worker.role == role]
 
 
 def data_text(name: str, **options: str) -> str:
@@ -41,7 +42,7 @@ def data_text(name: str, **options: str) -> str:
     return kernel_text(name, is_data="True", reference="'default'", **options)
 
 
-async def tuned(parts: Parts, *names: str) -> list[dict[str, Any]]:
+async def tuned(parts: Parts, *names: str) -> Sequence[WorkerInfo]:
     """Tune kernels one after the other; return the workers that there are then."""
     async with parts.working():
         jobs = 0

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from ktuned.fleet.lanes import Lane
 from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
+from ktuned.protocol import WorkerInfo
 from tests.assembled import Parts, kernel_text, wanted
 from tests.fleet.playing import until
 
@@ -37,9 +36,9 @@ def lane_of(parts: Parts) -> Lane:
     return lane
 
 
-def bench_workers(parts: Parts) -> list[dict[str, Any]]:
+def bench_workers(parts: Parts) -> list[WorkerInfo]:
     """Return the workers that measure, or could."""
-    return [worker for worker in parts.fleet.describe_workers() if worker["role"] == "bench"]
+    return [worker for worker in parts.fleet.describe_workers() if worker.role == "bench"]
 
 
 async def test_a_lane_is_opened_during_the_first_compile(parts: Parts) -> None:
@@ -70,7 +69,7 @@ async def test_compile_workers_of_a_new_kernel_start_beside_its_strategy(parts: 
     await parts.jobs.submit_job(key, {"n": 128}, priority=Priority.REQUESTED, reason="test", plan=plan)
     async with parts.working():
         await parts.reached("door")
-        await until(lambda: "compile" in {worker["role"] for worker in parts.fleet.describe_workers()})
+        await until(lambda: "compile" in {worker.role for worker in parts.fleet.describe_workers()})
         parts.open_gate("door")
         (ended,) = await parts.told.ended()
     assert ended["state"] == "done"

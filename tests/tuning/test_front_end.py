@@ -67,7 +67,7 @@ async def test_a_front_end_imports_before_there_is_a_config(parts: Parts) -> Non
     brief = await prepared(parts)
     stage = CompileStage(brief, parts.fleet, parts.artifacts)
     await stage.start_workers()
-    opened = {worker["pid"] for worker in parts.fleet.describe_workers() if worker["state"] == "busy"}
+    opened = {worker.pid for worker in parts.fleet.describe_workers() if worker.state == "busy"}
     (attempt,) = attempts(brief, "work")
     assert await stage.compile_attempts([attempt]) == []
     await stage.close()

@@ -193,7 +193,7 @@ async def test_idle_front_ends_are_ended(parts: Parts, libraries: Libraries) -> 
         os.kill(front, 0)
         parts.fleet.front_ends.forget_job(7)
         parts.fleet.front_ends.end_idle(0.0)
-        await until(lambda: front not in {worker["pid"] for worker in parts.fleet.describe_workers()})
+        await until(lambda: front not in {worker.pid for worker in parts.fleet.describe_workers()})
 
 
 async def test_the_number_of_front_ends_is_bounded(libraries: Libraries) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktuned.lookup.ladder import decide_answer
-from ktuned.model.kernel import KernelInfo
+from ktuned.model.kernel import KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context, Winner
@@ -22,7 +22,7 @@ from ktuned.tuning.opening import Opening, choose_served_configs
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
 KNOBS = range(6)
-PLAIN = {"axes": {"B": list(KNOBS)}, "configs": None, "constrained": False, "size": len(KNOBS)}
+PLAIN = SpaceInfo("cartesian", {"B": tuple(KNOBS)}, size=len(KNOBS))
 MODEL = DeviceModel("cpu-x")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from ktuned.model.plan import Plan
 from ktuned.model.values import Problem
+from ktuned.protocol import ChannelInfo
 from tests.assembled import Parts, kernel_text, wanted
 from tests.fleet.playing import until
 
@@ -32,7 +33,7 @@ async def inspect(parts: Parts, configs: str = CONFIGS, does: str = "work") -> N
 
 def in_channel(parts: Parts, name: str) -> int:
     """Return how many configs are in a job's channel."""
-    return parts.jobs.channel_statistics().get(name, {"used": 0})["used"]
+    return parts.jobs.describe_channels().get(name, ChannelInfo(0)).used
 
 
 async def test_the_second_job_begins_with_the_firsts_winner(parts: Parts) -> None:
@@ -58,7 +59,7 @@ async def test_a_search_that_learns_waits_for_the_results_of_its_kernel(parts: P
     async with parts.working():
         await parts.reached("launch")
         await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
-        await until(lambda: any(worker["role"] == "explore" for worker in parts.fleet.describe_workers()))
+        await until(lambda: any(worker.role == "explore" for worker in parts.fleet.describe_workers()))
         assert not [trial for trial in parts.store.list_trials() if trial.job == second]
         parts.open_gate("launch")
         ended = await parts.told.ended(2)

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
 from ktuned.model.job import find_notices
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context
+from ktuned.protocol import ChannelInfo
 from ktuned.serve.explain import Explainer
 from ktuned.tuning import compile_stage
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
@@ -42,7 +41,7 @@ async def test_known_configs_are_counted_once(parts: Parts) -> None:
     ended = await tune(parts)
     assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
     assert (ended["best_us"], ended["default_us"]) == (10.0, 10.0)
-    assert {worker["role"] for worker in parts.fleet.describe_workers()} <= {"inspect", "explore"}
+    assert {worker.role for worker in parts.fleet.describe_workers()} <= {"inspect", "explore"}
 
 
 async def test_an_undone_edit_restores_the_old_winner(parts: Parts) -> None:
@@ -121,13 +120,13 @@ async def test_configs_are_compiled_ahead_within_a_bound(parts: Parts) -> None:
     plan = Plan(preset="fast", strategy="exhaustive", seconds=600.0)
     await parts.jobs.submit_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan)
 
-    def channel(name: str) -> Mapping[str, int]:
-        return parts.jobs.channel_statistics().get(f"{name} (job 1)", {"used": 0, "size": 1})
+    def channel(name: str) -> ChannelInfo:
+        return parts.jobs.describe_channels().get(f"{name} (job 1)", ChannelInfo(0, 1))
 
     async with parts.working():
         await parts.reached("door")
-        await until(lambda: channel("ahead")["used"] == channel("ahead")["size"])
-        assert 0 < channel("compile")["used"] < channel("ahead")["used"] < 60
+        await until(lambda: channel("ahead").used == channel("ahead").size)
+        assert 0 < channel("compile").used < channel("ahead").used < 60
         parts.open_gate("door")
         (ended,) = await parts.told.ended()
     assert ended["done"] == 60
@@ -144,7 +143,7 @@ async def test_a_knob_that_the_kernel_ignores_is_reported(parts: Parts) -> None:
     (notice,) = find_notices(str(ended["message"]))
     assert notice.startswith("spare has no effect: configs that differ in it alone compile to the same bytes")
     explainer = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt)
-    assert [entry["notices"] for entry in explainer.explain_winners(kernel)] == [[notice]]
+    assert [entry.notices for entry in explainer.explain_winners(kernel)] == [(notice,)]
 
 
 async def test_the_fast_preset_ends_a_compile_that_takes_too_long(

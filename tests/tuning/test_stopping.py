@@ -46,7 +46,7 @@ async def test_a_stopped_job_frees_its_slot_and_its_lane_at_once(parts: Parts, c
         job = await submit(parts, {"n": 64})
         await parts.reached("door")
         # Of a lane that is open, and has nothing to measure yet, the worker may stay.
-        compilers = [entry["pid"] for entry in parts.fleet.describe_workers() if entry["role"] == "compile"]
+        compilers = [entry.pid for entry in parts.fleet.describe_workers() if entry.role == "compile"]
         benches = [lane.worker_pid for lane in parts.jobs.list_lanes() if lane.worker_pid]
         at_work = compilers if configs == COMPILING else benches
         assert at_work
@@ -70,7 +70,7 @@ async def test_a_stopped_compiles_processes_are_killed(parts: Parts, tmp_path: P
     await parts.inspect(kernel_text(configs="[dict(us=50.0, does='compile_detached', gate='')]"))
 
     def children() -> list[int]:
-        compilers = [entry["pid"] for entry in parts.fleet.describe_workers() if entry["role"] == "compile"]
+        compilers = [entry.pid for entry in parts.fleet.describe_workers() if entry.role == "compile"]
         return [pid for parent in compilers for pid in _descendants(parent)]
 
     async with parts.working():

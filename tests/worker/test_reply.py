@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ktuned.ipc import Journal, frames, replies
+from ktuned.model import Fault
 from ktuned.model.keys import Phase
 from ktuned.worker.reply import Reply, TimedPhases
 
@@ -105,10 +106,10 @@ def test_an_item_that_is_due_takes_the_held_ones_along(pipe: Pipe) -> None:
 def test_large_items_are_not_held(pipe: Pipe) -> None:
     """The journal is bounded."""
     for _ in range(15):
-        pipe.reply.send_item(replies.Fault("x" * 2000, ""), hold_s=60.0)
+        pipe.reply.send_item(Fault("x" * 2000, ""), hold_s=60.0)
     assert pipe.arrived() == []
     for _ in range(10):
-        pipe.reply.send_item(replies.Fault("x" * 2000, ""), hold_s=60.0)
+        pipe.reply.send_item(Fault("x" * 2000, ""), hold_s=60.0)
     assert len(pipe.arrived()) > 15
 
 

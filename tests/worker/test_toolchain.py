@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ktuned.backends import Registry
-from ktuned.ipc import replies, requests
+from ktuned.ipc import requests
+from ktuned.model import BackendReport
 from ktuned.worker.probe import probe_interpreter
 from tests.assembled import FAKE_BACKEND
 
@@ -20,7 +21,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
     return Registry([EntryPoint("fake", "ktuned_fake:Fake", "ktuned.backends")])
 
 
-def reported(registry: Registry, directory: Path, *own: str, **variables: str) -> replies.BackendReport:
+def reported(registry: Registry, directory: Path, *own: str, **variables: str) -> BackendReport:
     """Return the fake backend's report in an environment of which a project sets its own part."""
     environ = directory / "environ"
     environ.write_bytes(b"".join(f"{name}={value}\0".encode() for name, value in variables.items()))

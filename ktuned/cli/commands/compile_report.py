@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
 from ktuned.model import Outcome
+from ktuned.protocol import FileError
 from ktuned_client import Client, DaemonError
 from ktuned_client.answers import TUNE_DEADLINE_S
 from ktuned_client.client import Tuning
@@ -29,7 +32,7 @@ def compile_only(wanted: Mapping[str, Any], as_json: bool) -> int:
     ``wanted`` are the params of the protocol's ``compile``.
     """
     with Client() as client, Tuning(client, _request_compile(client, wanted)) as compiling:
-        output.complain_of(compiling.errors)
+        output.complain_of(msgspec.convert(compiling.errors, list[FileError]))
         try:
             reported, refusal = _follow_compiling(compiling, as_json)
         except KeyboardInterrupt:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -16,6 +16,17 @@ from ktuned.cli.host_check import check_hosts
 from ktuned.cli.options import json_option
 from ktuned.cli.versions import own_version
 from ktuned.model import MEMORY, PRECISIONS
+from ktuned.protocol import (
+    BACKENDS,
+    KERNELS,
+    PEAKS,
+    STATUS,
+    EnvironmentInfo,
+    KernelEntry,
+    PeaksParams,
+    StatusAnswer,
+    call_method,
+)
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.paths import socket_path
 
@@ -41,7 +52,7 @@ def doctor(peaks: bool, again: bool, as_json: bool) -> int:
         return _show_peaks(again=again, as_json=as_json)
     findings = _examine_installation()
     if as_json:
-        output.emit_json([finding.to_wire() for finding in findings])
+        output.emit_json([asdict(finding) for finding in findings])
     else:
         # What is to be done stands last, where the eye is.
         findings.sort(key=lambda finding: list(Level).index(finding.level))
@@ -55,21 +66,21 @@ def doctor(peaks: bool, again: bool, as_json: bool) -> int:
 def _show_peaks(*, again: bool, as_json: bool) -> int:
     spawn.announce_daemon(spawn.ensure_daemon())
     with Client() as client, output.report_waiting("measuring the devices"):
-        answer = client.call("peaks", measure=True, again=again, deadline_s=PEAKS_DEADLINE_S)
-    status = Exit.DONE if any(peaks["gbps"] for peaks in answer["peaks"]) else Exit.NOT_REACHED
+        answer = call_method(client, PEAKS, PeaksParams(measure=True, again=again), deadline_s=PEAKS_DEADLINE_S)
+    status = Exit.DONE if any(peaks.gbps for peaks in answer.peaks) else Exit.NOT_REACHED
     if as_json:
-        output.emit_json(answer)
+        output.emit_answer(answer)
         return status
     rows = []
-    for peaks in answer["peaks"]:
-        figures = {MEMORY: peaks["gbps"], **{PRECISIONS[kind]: peaks["tflops"].get(kind) for kind in PRECISIONS}}
+    for peaks in answer.peaks:
+        figures = {MEMORY: peaks.gbps, **{PRECISIONS[kind]: peaks.tflops.get(kind) for kind in PRECISIONS}}
         names = {"memory": MEMORY, **PRECISIONS}
-        absent = {names.get(kind, kind): why for kind, why in peaks["absent"].items()}
+        absent = {names.get(kind, kind): why for kind, why in peaks.absent.items()}
         for limit, figure in figures.items():
             unit = "GB/s" if limit == MEMORY else "TFLOP/s"
             if figure is not None or limit in absent:
-                rows.append((peaks["device"], limit, absent[limit] if figure is None else f"{figure:.4g} {unit}"))
-        rows += [(peaks["device"], "all", why) for kind, why in peaks["absent"].items() if kind == "all"]
+                rows.append((peaks.device, limit, absent[limit] if figure is None else f"{figure:.4g} {unit}"))
+        rows += [(peaks.device, "all", why) for kind, why in peaks.absent.items() if kind == "all"]
     output.print_table(["device", "limit", "measured"], rows)
     return status
 
@@ -118,28 +129,28 @@ def _examine_installation() -> list[Finding]:
     ]
     if status is None:
         return [*findings, *equipment.check_backends([equipment.probe_here()])]
-    roots = status.get("roots", ())
-    findings += [*checks.check_notices(status), *checks.check_lanes(status)]
-    findings += check_hosts(status, status.get("environments", ()), own_version())
-    environments = [report for report in environments if not report.get("host")]
-    findings += [*equipment.check_backends(environments, roots), *equipment.check_kernels(kernels, environments, roots)]
-    place = status["artifacts"].get("directory")
-    if place:
+    findings += [*checks.check_notices(status), *checks.check_lanes(status), *check_hosts(status, own_version())]
+    here = [report for report in environments if not report.host]
+    findings += [*equipment.check_backends(here, status.roots), *equipment.check_kernels(kernels, here, status.roots)]
+    if status.artifacts is not None and status.artifacts.directory:
         # Not at the top: `--help` needs no database.
         from ktuned.store import Artifacts
 
-        findings += equipment.check_artifacts(Artifacts(Path(place), 0).count_by_backend(), environments)
+        census = Artifacts(Path(status.artifacts.directory), 0).count_by_backend()
+        findings += equipment.check_artifacts(census, here)
     return findings
 
 
-def _ask_daemon() -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]], list[Mapping[str, Any]], tuple[str, ...]]:
+def _ask_daemon() -> tuple[
+    StatusAnswer | None, Sequence[EnvironmentInfo], Sequence[KernelEntry], tuple[()] | tuple[str, str]
+]:
     """Return the daemon's status, backends and kernels, or the reason for its absence and the remedy."""
     try:
         versions.check_protocol()
         with Client() as client:
-            status: Mapping[str, Any] = client.call("status")
-            environments = client.call("backends", deadline_s=PROBE_DEADLINE_S)["environments"]
-            kernels = client.call("kernels").get("kernels", [])
+            status = call_method(client, STATUS)
+            environments = call_method(client, BACKENDS, deadline_s=PROBE_DEADLINE_S).environments
+            kernels = call_method(client, KERNELS).kernels
     except (DaemonUnavailable, DaemonError) as error:
-        return None, [], [], (error.message, error.hint)
+        return None, (), (), (error.message, error.hint)
     return status, environments, kernels, ()

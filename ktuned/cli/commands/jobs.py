@@ -13,6 +13,7 @@ from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import WholeNumber, drop_missing, json_option
 from ktuned.model import LATENCY, JobState, Objective, mention_objective, needs_metric
+from ktuned.protocol import STATUS, call_method
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 200
@@ -89,7 +90,7 @@ _DONE = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
 def _act_on_jobs(action: str, target: str | None, device: str | None, as_json: bool) -> int:
     """Cancel, pause or resume; say what was done, and what is still paused."""
     with Client() as client:
-        before = set() if action == "cancel" else set(client.call("status").get("paused", ()))
+        before = set() if action == "cancel" else set(call_method(client, STATUS).paused)
         answer = client.call(action, **drop_missing(**_choose_jobs(target), device=device))
         changed = answer["jobs"]
         if as_json:

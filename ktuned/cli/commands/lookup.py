@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -21,13 +20,15 @@ from ktuned.cli.options import (
     objective_option,
     problem_option,
 )
-from ktuned.model import JobState, Status, describe_change, is_exact, mention_objective
+from ktuned.model import Change, JobState, Status, describe_change, is_exact, mention_objective
 from ktuned.protocol import (
+    KERNELS,
     LOOKUP,
     PINS,
     RESULTS,
     UNPIN,
     Answer,
+    KernelsParams,
     LookupParams,
     PinInfo,
     ResultsParams,
@@ -90,7 +91,7 @@ def lookup(
         share = share_of(answer.metrics, load_limits(client), answer.device) if answer.metrics else ""
         classes = _load_bit_classes(client, answer) if is_exact(answer.objective) and not as_json else []
     if as_json:
-        plain = msgspec.to_builtins(answer) | ({"changes": changes} if why and is_known else {})
+        plain = msgspec.to_builtins(answer) | ({"changes": msgspec.to_builtins(changes)} if why and is_known else {})
         output.emit_json({**plain, **LEFT_OUT, **plain})
     elif is_known:
         output.emit_line(text.format_values(answer.config))
@@ -137,16 +138,16 @@ def _load_bit_classes(client: Client, answer: Answer) -> list[str]:
     return [line for report in found for line in report.lines if line != answer.message]
 
 
-def _load_changes(client: Client, answer: Answer) -> list[Mapping[str, Any]]:
+def _load_changes(client: Client, answer: Answer) -> list[Change]:
     """Return the changes since the winner of an answer's problem and device was measured."""
-    (kernel,) = client.call("kernels", kernel=answer.kernel, why=True)["kernels"]
-    asked = answer.problem.items()
-    entries = (
-        entry
-        for entry in kernel["why"]
-        if entry["device"] == answer.device and entry.get("objective", answer.objective) == answer.objective
-    )
-    return [change for entry in entries if entry["problem"].items() <= asked for change in entry["changes"]]
+    (kernel,) = call_method(client, KERNELS, KernelsParams(answer.kernel, why=True)).kernels
+    return [
+        change
+        for standing in kernel.why or ()
+        if (standing.device, standing.objective) == (answer.device, answer.objective)
+        and standing.problem.items() <= answer.problem.items()
+        for change in standing.changes
+    ]
 
 
 def _list_pins(as_json: bool) -> int:

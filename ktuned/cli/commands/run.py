@@ -15,6 +15,7 @@ import click
 
 from ktuned.cli import output, run_hook, spawn, text
 from ktuned.model import NUMERICS, TOLERANCE, UsageError
+from ktuned.protocol import BACKENDS, call_method
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 if TYPE_CHECKING:
@@ -106,14 +107,14 @@ def _has_gpu() -> bool:
     """Return whether the daemon has found a GPU; where that is not known, that it has."""
     try:
         with Client() as client:
-            reports = client.call("backends", deadline_s=_LOOK_S)["environments"]
+            reports = call_method(client, BACKENDS, deadline_s=_LOOK_S).environments
     except (DaemonError, DaemonUnavailable):
         return True
     return any(
-        str(device["name"]).rpartition("/")[2].startswith("cuda")
+        device.kind == "cuda"
         for report in reports
-        for backend in report["backends"].values()
-        for device in backend["devices"]
+        for backend in report.backends.values()
+        for device in backend.devices
     )
 
 

@@ -16,6 +16,7 @@ from ktuned.cli import output, versions
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
 from ktuned.model import UsageError
+from ktuned.protocol import RELOAD, call_method
 from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
 
@@ -148,11 +149,11 @@ def _reload_settings(as_json: bool) -> int:
     versions.check_protocol()
     with Client() as client, output.report_waiting("reading config.toml and inspecting what it changes"):
         # Roots with another interpreter are inspected again.
-        done = client.call("reload", deadline_s=TUNE_DEADLINE_S)
+        done = call_method(client, RELOAD, deadline_s=TUNE_DEADLINE_S)
     if as_json:
-        output.emit_json(done)
+        output.emit_answer(done)
     else:
-        output.emit_line(f"{done['path']}: {', '.join(done['changed']) or 'nothing'} changed")
+        output.emit_line(f"{done.path}: {', '.join(done.changed) or 'nothing'} changed")
     return Exit.DONE
 
 

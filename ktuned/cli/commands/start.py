@@ -9,16 +9,18 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 from click.core import ParameterSource
 
 from ktuned.cli import output, spawn
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import Number, json_option
+from ktuned.protocol import HELLO, SHUTDOWN, call_method
 from ktuned_client import DaemonError, paths
 
 if TYPE_CHECKING:
@@ -151,7 +153,7 @@ def stop(as_json: bool) -> int:
         process = os.pidfd_open(pid)
         try:
             try:
-                client.call("shutdown")
+                call_method(client, SHUTDOWN)
             except DaemonError:
                 # A daemon of another protocol without this method still handles the signal.
                 signal.pidfd_send_signal(process, signal.SIGTERM)
@@ -170,11 +172,8 @@ def stop(as_json: bool) -> int:
 
 def _pid_of_daemon(client: Client) -> int:
     """Return the pid in the daemon's ``hello``, or else that of the socket's peer."""
-    try:
-        told = client.call("hello")
-        if type(told["pid"]) is int:
-            return int(told["pid"])
-    except (DaemonError, KeyError, TypeError):
-        pass
+    with suppress(DaemonError, msgspec.ValidationError):
+        if (pid := call_method(client, HELLO).pid) is not None:
+            return pid
     with paths.connect(client.socket, STOP_DEADLINE_S) as connection:
         return paths.check_peer(connection)

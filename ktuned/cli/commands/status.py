@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import click
+import msgspec
 
 from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
 from ktuned.cli.versions import own_version
+from ktuned.protocol import STATUS, JobCounts, StatusAnswer
 from ktuned_client import Client
 from ktuned_client.wire import PROTOCOL_VERSION
 
@@ -31,79 +32,80 @@ def status(openmetrics: bool, as_json: bool) -> int:
     if openmetrics and as_json:
         raise click.UsageError("--openmetrics and --json exclude each other", click.get_current_context())
     with Client() as client:
-        found = client.call("status")
+        told = client.call(STATUS.name)
+    if as_json:
+        # As it was told: another version may have other fields.
+        output.emit_json(told)
+        return Exit.DONE
+    found = STATUS.read_answer(told)
     if openmetrics:
         from ktuned.cli.metrics import render_metrics
 
         output.emit_line(render_metrics(found).removesuffix("\n"))
         return Exit.DONE
-    if as_json:
-        output.emit_json(found)
-        return Exit.DONE
-    if found.get("protocol") != PROTOCOL_VERSION:
-        # No other field is certain to have the same meaning.
-        output.emit_line(f"ktuned {found.get('version', 'of an unknown version')}, pid {found.get('pid', text.ABSENT)}")
+    if found.protocol != PROTOCOL_VERSION:
+        output.emit_line(f"ktuned {found.version}, pid {_or_absent(found.pid)}")
         output.print_message(
-            f"notice: it speaks protocol {found.get('protocol')}, and this ktuned {own_version()} protocol "
+            f"notice: it speaks protocol {found.protocol}, and this ktuned {own_version()} protocol "
             f"{PROTOCOL_VERSION}; `ktuned stop` ends it"
         )
         return Exit.DONE
     for line in _summary_lines(found):
         output.emit_line(line)
-    for title, columns, rows in _print_tables(found):
+    for title, columns, rows in _list_tables(found):
         if rows:
             output.emit_line()
             output.emit_line(title)
             output.print_table(columns, rows)
-    for notice in found["notices"]:
-        output.print_message(f"notice: {text.first_line(str(notice), NOTICE_CHARS)}")
+    for notice in found.notices or ():
+        output.print_message(f"notice: {text.first_line(notice, NOTICE_CHARS)}")
     return Exit.DONE
 
 
-def _summary_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    store, artifacts = found["store"], found["artifacts"]
+def _summary_lines(found: StatusAnswer) -> Iterator[str]:
     yield (
-        f"ktuned {found['version']}, pid {found['pid']}, up {text.format_duration(found['uptime_s'])}, "
-        f"{text.format_size(found['rss_bytes'])} resident"
+        f"ktuned {found.version}, pid {_or_absent(found.pid)}, up {text.format_duration(found.uptime_s)}, "
+        f"{text.format_size(found.rss_bytes or 0)} resident"
     )
-    yield f"socket     {found['socket']}"
-    yield f"home       {found['home']}"
-    yield f"jobs       {_jobs_line(found)}"
-    if found.get("paused"):
-        names = ", ".join(name or "all tuning" for name in found["paused"])
+    yield f"socket     {found.socket}"
+    yield f"home       {found.home}"
+    if found.jobs is not None:
+        yield f"jobs       {_jobs_line(found.jobs, found.policy)}"
+    if found.paused:
+        names = ", ".join(name or "all tuning" for name in found.paused)
         yield f"paused     {names}; `ktuned jobs --resume` ends it"
-    yield (
-        f"store      {text.count_of(store['trials'], 'trial')}, {text.count_of(store['winners'], 'winner')}, "
-        f"{text.count_of(store['jobs'], 'job')}, {text.format_size(store['bytes'])}"
-    )
-    yield f"artifacts  {text.format_size(artifacts['bytes'])} of at most {text.format_size(artifacts['cap_bytes'])}"
+    if (store := found.store) is not None:
+        yield (
+            f"store      {text.count_of(store.trials, 'trial')}, {text.count_of(store.winners, 'winner')}, "
+            f"{text.count_of(store.jobs, 'job')}, {text.format_size(store.bytes)}"
+        )
+    if (artifacts := found.artifacts) is not None:
+        yield f"artifacts  {text.format_size(artifacts.bytes)} of at most {text.format_size(artifacts.cap_bytes)}"
 
 
-def _jobs_line(found: Mapping[str, Any]) -> str:
+def _jobs_line(jobs: JobCounts, policy: str) -> str:
     """Return the numbers of jobs, and the reasons why some wait although their device may be free."""
-    jobs = found["jobs"]
-    counts = [f"{jobs['running']} running", f"{jobs['queued']} queued"]
-    counts += [f"{jobs['paused']} paused"] if jobs.get("paused") else []
-    waits = [f"{count} because {reason}" for reason, count in jobs.get("waits", {}).items()]
-    policy = found.get("policy", "always")
+    counts = [f"{jobs.running} running", f"{jobs.queued} queued"]
+    counts += [f"{jobs.paused} paused"] if jobs.paused else []
+    waits = [f"{count} because {reason}" for reason, count in jobs.waits.items()]
     said = "" if policy == "always" else f"; policy {policy}"
     return ", ".join(counts) + (f"; waiting: {', '.join(waits)}" if waits else "") + said
 
 
-def _print_tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def _list_tables(found: StatusAnswer) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     yield (
         "lanes",
         ["device", "model", "state", "job", "worker", "reason"],
         [
             [
-                lane["device"],
-                lane["model"],
-                lane["state"],
-                _or_absent(lane.get("job")),
-                _or_absent(lane.get("worker_pid")),
-                text.first_line(lane.get("reason")) or text.ABSENT,
+                lane.device,
+                lane.model,
+                lane.state,
+                _or_absent(lane.job),
+                _or_absent(lane.worker_pid),
+                text.first_line(lane.reason) or text.ABSENT,
             ]
-            for lane in found["lanes"]
+            for lane in found.lanes
         ],
     )
     yield (
@@ -111,15 +113,15 @@ def _print_tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], li
         ["host", "state", "CPUs", "GPUs", "interpreter", "reason"],
         [
             [
-                host["name"],
-                host["state"],
-                str(host["cpus"]),
-                str(host["gpus"]),
-                host["interpreter"] or text.ABSENT,
-                text.first_line(host["reason"]) or text.ABSENT,
+                host.name,
+                host.state,
+                str(host.cpus),
+                str(host.gpus),
+                host.interpreter or text.ABSENT,
+                text.first_line(host.reason) or text.ABSENT,
             ]
-            for executor in found.get("executors", {}).values()
-            for host in executor["hosts"]
+            for executor in found.executors.values()
+            for host in executor.hosts
         ],
     )
     yield (
@@ -127,24 +129,24 @@ def _print_tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], li
         ["pid", "role", "state", "age", "requests"],
         [
             [
-                f"{worker['host']}/{worker['pid']}" if worker.get("host") else _or_absent(worker.get("pid")),
-                worker["role"],
-                worker["state"],
-                text.format_duration(worker.get("age_s")),
-                _or_absent(worker.get("requests")),
+                f"{worker.host}/{worker.pid}" if worker.host else str(worker.pid),
+                worker.role,
+                worker.state,
+                text.format_duration(worker.age_s),
+                str(worker.requests),
             ]
-            for worker in found["workers"]
+            for worker in found.workers
         ],
     )
     yield (
         "channels",
         ["channel", "state"],
-        [[name, text.format_values(statistics)] for name, statistics in found["channels"].items()],
+        [[name, text.format_values(msgspec.to_builtins(channel))] for name, channel in found.channels.items()],
     )
     yield (
         "roots",
         ["path", "project", "python"],
-        [[_describe_place(root["path"]), root["name"], _or_absent(root.get("python"))] for root in found["roots"]],
+        [[_describe_place(root.path), root.name, root.python] for root in found.roots],
     )
 
 
@@ -152,5 +154,5 @@ def _describe_place(path: str) -> str:
     return path if os.path.isdir(path) else f"{path} (gone)"
 
 
-def _or_absent(value: Any) -> str:
+def _or_absent(value: int | None) -> str:
     return text.ABSENT if value is None else str(value)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 from click.core import ParameterSource
 
 from ktuned.cli import lines, output, spawn, text
@@ -38,6 +39,7 @@ from ktuned.cli.options import (
 from ktuned.cli.present import choose_presenter, follow_tuning
 from ktuned.cli.t1_file import is_t1, kernel_file_of
 from ktuned.model import PRESETS, UNTIL, needs_metric
+from ktuned.protocol import FileError
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 if TYPE_CHECKING:
@@ -144,7 +146,7 @@ def tune(
     if not no_spawn:
         spawn.announce_daemon(spawn.ensure_daemon())
     with Client() as client, begin_tuning(client, kernel, path, **plan) as tuning:
-        output.complain_of(tuning.errors)
+        output.complain_of(msgspec.convert(tuning.errors, list[FileError]))
         for notice in tuning.notices:
             output.print_message(notice)
         if detach:

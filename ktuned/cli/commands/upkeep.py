@@ -7,9 +7,9 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import Number, drop_missing, json_option
+from ktuned.cli.options import Number, json_option
 from ktuned.model import Outcome
-from ktuned.protocol import FORGET, ForgetParams, call_method
+from ktuned.protocol import COLLECT, FORGET, CollectParams, ForgetParams, call_method
 from ktuned_client import Client
 
 PRUNE_DEADLINE_S = 300.0
@@ -28,15 +28,13 @@ def prune(dry_run: bool, keep_gib: float | None, as_json: bool) -> int:
     (`ktuned forget` deletes those).
     """
     with Client() as client, output.report_waiting("removing artifacts"):
-        found = client.call("gc", deadline_s=PRUNE_DEADLINE_S, **drop_missing(dry_run=dry_run, keep_gib=keep_gib))
+        found = call_method(client, COLLECT, CollectParams(dry_run, keep_gib), deadline_s=PRUNE_DEADLINE_S)
     if as_json:
-        output.emit_json(found)
+        output.emit_answer(found)
     else:
         done = "would be removed" if dry_run else "removed"
-        output.emit_line(
-            f"{text.count_of(found['artifacts'], 'artifact')} {done}, {text.format_size(found['freed_bytes'])}"
-        )
-        output.emit_line(f"{text.format_size(found['bytes'])} of at most {text.format_size(found['cap_bytes'])} in use")
+        output.emit_line(f"{text.count_of(found.artifacts, 'artifact')} {done}, {text.format_size(found.freed_bytes)}")
+        output.emit_line(f"{text.format_size(found.bytes)} of at most {text.format_size(found.cap_bytes)} in use")
     return Exit.DONE
 
 

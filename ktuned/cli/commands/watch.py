@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from ktuned.cli import output, regression, spawn, text
 from ktuned.cli.commands.share import read_documents
@@ -21,7 +22,7 @@ from ktuned.cli.options import SectionedCommand, as_path, drop_missing, json_opt
 from ktuned.cli.present import Presenter, choose_presenter, follow_tuning
 from ktuned.cli.progress import Event, add_earlier_winners, begin_view, fold_event, resync_view
 from ktuned.model import LATENCY, Objective, Problem, Status, figure_of, mention_objective
-from ktuned.protocol import LOOKUP_MANY, Answer, LookupManyParams, LookupParams, call_method
+from ktuned.protocol import LOOKUP_MANY, Answer, FileError, LookupManyParams, LookupParams, call_method
 from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
 
@@ -83,7 +84,7 @@ def watch(
         if root is not None:
             with output.report_waiting(f"inspecting {root}"):
                 accepted = client.call("tune", deadline_s=TUNE_DEADLINE_S, path=root, stale_only=True)
-            output.complain_of(accepted["errors"])
+            output.complain_of(msgspec.convert(accepted["errors"], list[FileError]))
             since = (accepted["epoch"], accepted["seq"])
         roots = client.call("kernels")["roots"]
         if root is not None:
@@ -133,7 +134,7 @@ def _check_regressions(client: Client, root: str | None, tolerance: float, again
     errors = []
     for place in roots:
         with begin_tuning(client, None, place, stale_only=True) as tuning:
-            output.complain_of(tuning.errors)
+            output.complain_of(msgspec.convert(tuning.errors, list[FileError]))
             errors += tuning.errors
             follow_tuning(tuning, choose_presenter(as_json=as_json))
     for kernel, problem, objective in _by_other_objectives(client, root):

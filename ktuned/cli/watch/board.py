@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
+from ktuned import protocol
 from ktuned.cli import lines, progress, text
 from ktuned.cli.job_view import ENDED, FAILURES, Case, JobView, View
 from ktuned.cli.news import FirstFailure, KernelStale, PauseChanged, WinnerChanged
@@ -147,8 +150,8 @@ def keep_kernels(board: Board, known: Mapping[str, Any]) -> Board:
 
 
 def _file_error(error: Mapping[str, Any]) -> FileError:
-    said = lines.error_line(error.get("path"), error.get("line"), error["message"])
-    return FileError(said, tuple(lines.source_excerpt(error)), error.get("hint") or "")
+    found = msgspec.convert(error, protocol.FileError)
+    return FileError(lines.error_line(found), tuple(lines.source_excerpt(found)), found.hint)
 
 
 def catch_up(board: Board, jobs: Iterable[Mapping[str, Any]]) -> Board:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from ktuned.backends import CpuTicks
 from ktuned.cli import text
 from ktuned.cli.job_view import JobView
 from ktuned.model import JobState
+from ktuned.protocol import StatusAnswer
 
 MIN_SPAN_S = 0.5
 """Shares of a shorter time say little: a batch of trials occupies its lane for as long."""
@@ -37,16 +37,15 @@ class Load:
     sick: Mapping[str, str] = field(default_factory=dict)
 
 
-def sample_load(status: Mapping[str, Any], ticks: CpuTicks | None, at: float) -> Sample:
+def sample_load(status: StatusAnswer, ticks: CpuTicks | None, at: float) -> Sample:
     """Return the counters of a daemon's status and of the machine."""
-    busy = {lane["device"]: float(lane.get("busy_s") or 0.0) for lane in status.get("lanes", ())}
-    return Sample(at, busy, ticks)
+    return Sample(at, {lane.device: lane.busy_s for lane in status.lanes}, ticks)
 
 
-def load_between(before: Sample | None, now: Sample, status: Mapping[str, Any]) -> Load:
+def load_between(before: Sample | None, now: Sample, status: StatusAnswer) -> Load:
     """Return the load between two samples; ``status`` is the daemon's at the second one."""
-    rate = (status.get("rates") or {}).get("trials")
-    sick = {lane["device"]: lane.get("reason") or "" for lane in status.get("lanes", ()) if lane["state"] == "sick"}
+    rate = None if status.rates is None else status.rates.trials
+    sick: dict[str, str] = {lane.device: lane.reason for lane in status.lanes if lane.is_sick}
     if before is None or now.at - before.at < MIN_SPAN_S:
         return Load({}, None, rate, sick)
     span_s = now.at - before.at

@@ -18,7 +18,7 @@ from ktuned.cli.watch.board import Board, BoardRow, add_answers, add_estimates, 
 from ktuned.cli.watch.load import Load, Sample, load_between, sample_load
 from ktuned.cli.watch.trial_log import MAX_TRIALS, TrialLog, follow_event, is_outdated, open_log
 from ktuned.model import MAX_PRIORITY, ListedTrial, Outcome, Priority
-from ktuned.protocol import RESULTS, ResultsParams, call_method_async
+from ktuned.protocol import PEAKS, RESULTS, STATUS, ResultsParams, StatusAnswer, call_method_async
 from ktuned_client import AsyncClient, DaemonError
 from ktuned_client.answers import TUNE_DEADLINE_S
 
@@ -94,14 +94,14 @@ class Session:
     async def observe_load(self) -> None:
         """Request the load and the remaining time of open jobs until cancelled: often while there are any."""
         while True:
-            status = await self._client.call("status")
+            status = await call_method_async(self._client, STATUS)
             now = sample_load(status, read_ticks(), time.monotonic())
             self.load = load_between(self._sample, now, status)
             self._sample = now
             open_jobs = [job.id for job in self.board.view.active]
             jobs = (await self._client.call("jobs", ids=open_jobs))["jobs"] if open_jobs else []
             self.board = add_estimates(self.board, jobs)
-            self.notices = tuple(status.get("notices", ()))
+            self.notices = status.notices or ()
             self.on_change()
             self._stirred.clear()
             await asyncio.sleep(ESTIMATE_S)
@@ -117,7 +117,7 @@ class Session:
         lookups = [{"kernel": name, "problem": problem, "tune": False} for name, problem in cases[:MAX_CASES]]
         answers = (await self._client.call("lookup_many", lookups=lookups))["answers"] if lookups else []
         jobs = [job for job in (await self._client.call("jobs"))["jobs"] if self._concerns_project(job)]
-        status = await self._client.call("status")
+        status = await call_method_async(self._client, STATUS)
         board = replace(self.board, view=replace(self.board.view, limits=await self._load_limits()))
         self.board = fold_pauses(keep_kernels(add_answers(catch_up(board, jobs), answers), known), status)
         await self._read_pasts()
@@ -146,11 +146,11 @@ class Session:
 
     async def _load_limits(self) -> Limits:
         try:
-            answer = await self._client.call("peaks")
+            answer = await call_method_async(self._client, PEAKS)
         except DaemonError:
             # A daemon of an earlier version measures none.
             return {}
-        return {peaks["device"]: peaks for peaks in answer.get("peaks", ())}
+        return {peaks.device: peaks for peaks in answer.peaks}
 
     def _concerns_project(self, subject: Mapping[str, Any]) -> bool:
         kernel = subject.get("kernel")
@@ -200,9 +200,9 @@ class Session:
         return f"cancelled job {row.job.id}"
 
 
-def fold_pauses(board: Board, status: Mapping[str, Any]) -> Board:
+def fold_pauses(board: Board, status: StatusAnswer) -> Board:
     """Return the board with the pauses in a status."""
-    now = frozenset(status.get("paused", ()))
+    now = frozenset(status.paused)
     for device in board.paused - now:
         board = fold_event(board, {"type": "resumed", "device": device}, 0.0)
     for device in now - board.paused:

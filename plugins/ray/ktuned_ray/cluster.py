@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import anyio
 import anyio.abc
@@ -22,6 +22,7 @@ import structlog
 
 from ktuned.bridge import CallFailed
 from ktuned.fleet import Bridge, BridgeDown, BridgeSlow, Health
+from ktuned.protocol import ExecutorInfo, HostInfo
 from ktuned_ray import cluster_calls
 from ktuned_ray.node_link import NodeLink
 
@@ -180,34 +181,34 @@ class Cluster:
         """The nodes whose keepers take calls."""
         return [link for link in self._links.values() if link.is_up]
 
-    def describe_cluster(self) -> dict[str, Any]:
-        """Return the cluster for a status; nothing without one."""
+    def describe_cluster(self) -> ExecutorInfo | None:
+        """Return the cluster for a status, if there is one."""
         if not self.address:
-            return {}
+            return None
         news = self.news
-        return {
-            "name": self.address,
-            "version": "" if news is None else f"Ray {news.ray} and Python {news.python}",
-            "mend": "the bridge's interpreter ([cluster] python) needs ktuned-ray, and the cluster's Ray and Python",
-            "hosts": [] if news is None else [self._describe_node(info) for info in news.nodes],
-        }
+        return ExecutorInfo(
+            name=self.address,
+            version="" if news is None else f"Ray {news.ray} and Python {news.python}",
+            mend="the bridge's interpreter ([cluster] python) needs ktuned-ray, and the cluster's Ray and Python",
+            hosts=() if news is None else tuple(map(self._describe_node, news.nodes)),
+        )
 
-    def _describe_node(self, info: cluster_calls.NodeInfo) -> dict[str, Any]:
+    def _describe_node(self, info: cluster_calls.NodeInfo) -> HostInfo:
         link = self._links.get(info.id)
         report = None if link is None else link.report
         failure = self._failures.get(info.id)
         mend = f"install the same on {info.host}" if report is not None else "install ktuned-ray on the node"
-        return {
-            "name": info.name,
-            "cpus": info.cpus,
-            "gpus": info.gpus,
-            "state": "ready" if report is not None else "starting" if failure is None else "failed",
-            "reason": "" if failure is None else failure[1].reason,
-            "interpreter": "" if report is None else report.python,
-            "python": "" if report is None else report.python_version,
-            "ktuned": "" if report is None else report.ktuned,
-            "mend": f"{mend}, or bring it by [cluster] runtime_env",
-        }
+        return HostInfo(
+            name=info.name,
+            cpus=info.cpus,
+            gpus=info.gpus,
+            state="ready" if report is not None else "starting" if failure is None else "failed",
+            reason="" if failure is None else failure[1].reason,
+            interpreter="" if report is None else report.python,
+            python="" if report is None else report.python_version,
+            ktuned="" if report is None else report.ktuned,
+            mend=f"{mend}, or bring it by [cluster] runtime_env",
+        )
 
     @property
     def notices(self) -> Iterator[str]:

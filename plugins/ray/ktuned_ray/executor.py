@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import anyio
 import anyio.abc
@@ -37,6 +37,7 @@ from ktuned.fleet import (
 )
 from ktuned.ipc import replies
 from ktuned.model import Phase, Role, WorkerError
+from ktuned.protocol import ExecutorInfo
 from ktuned_ray import node_calls
 from ktuned_ray.carrier import Carrier
 from ktuned_ray.cluster import Cluster
@@ -119,8 +120,8 @@ class ClusterExecutor(RemoteExecutor):
         """Wait until each node was tried once, or the cluster itself; give up after a while."""
         await self.cluster.await_nodes()
 
-    def describe_hosts(self) -> dict[str, Any]:
-        """Return the cluster for a status; nothing without one."""
+    def describe_hosts(self) -> ExecutorInfo | None:
+        """Return the cluster for a status, if there is one."""
         return self.cluster.describe_cluster()
 
     @property

@@ -1,0 +1,41 @@
+"""What a probe finds of one backend, in an interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+
+from ktuned.model.device import Device
+from ktuned.model.record import Record, record
+
+
+@record
+class Absence(Record):
+    """Why a backend has no device: the reason's name, one line about it, and a command that helps."""
+
+    reason: str
+    message: str
+    hint: str = ""
+
+
+@record
+class Fault(Record):
+    """An error as data: its code, one line, and the remedy."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+@record
+class BackendReport(Record):
+    """One backend: its versions, how many configs it compiles together, its devices, or why it has none."""
+
+    version: str
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    group_size: int = 1
+    lowers: bool = False
+    target: str = ""
+    devices: tuple[Device, ...] = ()
+    absent: Absence | None = None
+    error: Fault | None = None

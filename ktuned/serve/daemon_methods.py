@@ -1,0 +1,81 @@
+"""The methods ``hello``, ``status``, ``backends`` and ``shutdown``: the daemon itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import ktuned
+from ktuned.lookup import WinnerTable
+from ktuned.protocol import (
+    BACKENDS,
+    HELLO,
+    SHUTDOWN,
+    STATUS,
+    BackendsAnswer,
+    EnvironmentInfo,
+    HelloAnswer,
+    NoParams,
+    ShutdownAnswer,
+    StatusAnswer,
+)
+from ktuned.serve.connection import Connection
+from ktuned.serve.events import Events
+from ktuned.serve.method import Handler
+from ktuned_client.wire import PROTOCOL_VERSION
+
+CAPABILITIES = ("lookup", "tune", "subscribe", "pin", "capture", "export")
+"""Features that a client may rely on besides the protocol's version."""
+
+
+class DaemonMethods:
+    """Says who serves and how every part does; ``probe`` asks interpreters for their backends, ``stop`` ends it all."""
+
+    def __init__(
+        self,
+        *,
+        events: Events,
+        table: WinnerTable,
+        status: Callable[[], StatusAnswer],
+        probe: Callable[[], Awaitable[Iterable[EnvironmentInfo]]],
+        stop: Callable[[], None],
+    ) -> None:
+        self._events = events
+        self._table = table
+        self._status = status
+        self._probe = probe
+        self._stop = stop
+
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the methods with their handlers."""
+        return [
+            Handler(HELLO, self.handle_hello),
+            Handler(STATUS, self.handle_status),
+            Handler(BACKENDS, self.handle_backends),
+            Handler(SHUTDOWN, self.handle_shutdown),
+        ]
+
+    def handle_hello(self, nothing: NoParams, connection: Connection) -> HelloAnswer:
+        """Say who serves here."""
+        return HelloAnswer(
+            protocol=PROTOCOL_VERSION,
+            build=ktuned.__version__,
+            capabilities=CAPABILITIES,
+            epoch=self._events.epoch,
+            table=self._table.path,
+            pid=os.getpid(),
+        )
+
+    def handle_status(self, nothing: NoParams, connection: Connection) -> StatusAnswer:
+        """Say how every part does."""
+        return self._status()
+
+    async def handle_backends(self, nothing: NoParams, connection: Connection) -> BackendsAnswer:
+        """Say what every environment's backends are and can do, asking those that have not been asked yet."""
+        return BackendsAnswer(tuple(await self._probe()))
+
+    def handle_shutdown(self, nothing: NoParams, connection: Connection) -> ShutdownAnswer:
+        """Stop the daemon; the next one continues unfinished jobs."""
+        self._stop()
+        return ShutdownAnswer()
