@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import re
 import tomllib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -31,8 +31,8 @@ from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.trial import Trial
 from ktuned.model.values import Outcome, Status
-from ktuned.protocol import NoParams
-from ktuned.serve import connection, methods, server
+from ktuned.protocol import EVENT_TYPES, JobInfo, NoParams
+from ktuned.serve import connection, method, server
 from ktuned.serve.connection import Connection
 from ktuned.serve.listener import bind_socket
 from ktuned.sharing.settings import MIN_PULL_S, ShareSettings
@@ -208,7 +208,7 @@ def test_limits_of_lists() -> None:
     reference = (ROOT / "docs/cli.md").read_text()
     assert f"`0.03`; default {100 * watch.DEFAULT_TOLERANCE:g} %" in reference
     assert f"default {jobs.DEFAULT_LIMIT}, at most {jobs.MAX_LIMIT}." in reference
-    assert jobs.MAX_LIMIT + 1 == methods.MAX_ROWS
+    assert jobs.MAX_LIMIT + 1 == method.MAX_ROWS
     assert f"default {results.DEFAULT_LIMIT} in a table" in reference
 
 
@@ -281,11 +281,20 @@ JOB = Job(1, KernelName("p:k"), {}, DeviceModel("x"), JobState.QUEUED, 100, "ask
 TRIAL = Trial(1, 1, KernelName("p:k"), {}, DeviceModel("x"), {}, None, None, None, 0.0, 0.0, "", None, "d", 0.0)
 
 
-@pytest.mark.parametrize(("name", "value"), [("job", JOB), ("trial", TRIAL)])
-def test_values(name: str, value: Job | Trial) -> None:
+@pytest.mark.parametrize(("name", "value"), [("job", vars(JobInfo.from_job(JOB))), ("trial", TRIAL.to_wire())])
+def test_values(name: str, value: Mapping[str, Any]) -> None:
     """A job's and a trial's fields are those that travel, in their order."""
     (fields,) = (row[1] for row in _table("docs/protocol.md", "## Values") if row[0] == name)
-    assert _words(fields) == list(value.to_wire())
+    assert _words(fields) == list(value)
+
+
+def test_events() -> None:
+    """Every type of event is told of, and has the fields that it is said to add."""
+    told = {name: row[1] for row in _table("docs/protocol.md", "## Events") for name in _words(row[0])}
+    assert told.keys() == EVENT_TYPES.keys()
+    for name, kind in EVENT_TYPES.items():
+        (adds, *_) = re.findall(r"`([^`]*)`", told[name]) or [""]
+        assert {word.removesuffix("?") for word in adds.split()} <= {*kind.__struct_fields__}
 
 
 def test_limits() -> None:

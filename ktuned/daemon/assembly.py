@@ -56,6 +56,7 @@ from ktuned.fleet import (
 from ktuned.ipc import Trust
 from ktuned.lookup import AnswerCaches, Certainty, Lookups, ServedWinners, WinnerTable
 from ktuned.model import KernelInfo, KernelName, Observation, Root
+from ktuned.protocol import KernelStale
 from ktuned.scheduling import (
     Dispatcher,
     DueKernels,
@@ -87,6 +88,7 @@ from ktuned.serve import (
     Events,
     Explainer,
     Handler,
+    JobMethods,
     Methods,
     PortfolioMethods,
     RootMethods,
@@ -430,7 +432,7 @@ def assemble_parts(
         caches.forget_all_answers()
         for kernel in outdated:
             if store.list_winners(kernel.name):
-                router.publish_event("stale", kernel=kernel.name, digest=kernel.digest)
+                router.publish_event(KernelStale(kernel=kernel.name, digest=kernel.digest))
         await reverification.reverify_probed(kernels, outdated)
 
     toolchain_survey = ToolchainSurvey(
@@ -516,7 +518,6 @@ def assemble_parts(
     methods = Methods(
         catalog=catalog,
         machine=machine,
-        intake=intake,
         lookups=lookups,
         jobs=jobs,
         store=store,
@@ -525,7 +526,6 @@ def assemble_parts(
         status=status.collect_figures,
         probe=probes.collect_reports,
         stop=stopping.set,
-        applications=applications,
     )
     exchange = WinnerExchange(
         admission=admission,
@@ -540,6 +540,9 @@ def assemble_parts(
     subscriptions = Subscriptions(events, jobs)
     found: list[Handler[Any, Any]] = [
         *methods.list_handlers(),
+        *JobMethods(
+            applications=applications, catalog=catalog, events=events, intake=intake, jobs=jobs, store=store
+        ).list_handlers(),
         *subscriptions.list_handlers(),
         *Control(catalog=catalog, machine=machine, jobs=jobs).list_handlers(),
         *exchange.list_handlers(),

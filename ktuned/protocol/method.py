@@ -23,6 +23,10 @@ class NoParams(msgspec.Struct, frozen=True):
     """Params of a method that takes none; fields that are sent are ignored."""
 
 
+class EmptyAnswer(msgspec.Struct, frozen=True):
+    """Answer of a method that has nothing to tell."""
+
+
 class Method(msgspec.Struct, Generic[P, A], frozen=True):
     """One method: its name on the wire, the type of its params, the type of its answer."""
 

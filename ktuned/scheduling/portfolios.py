@@ -35,7 +35,6 @@ from ktuned.model import (
     Context,
     Device,
     Job,
-    JobState,
     KernelInfo,
     KtunedError,
     Objective,
@@ -80,8 +79,6 @@ MAX_FITS: Final = 24
 
 IDLE_S: Final = 2.0
 """Interval in which it is seen whether anything else is to be done."""
-
-_ENDED: Final = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
 
 _UNDER_WAY: Final = ("queued", "running")
 
@@ -365,7 +362,7 @@ class Portfolios:
         """Wait until jobs have ended, whatever comes of them: what could not be measured is no part of a portfolio."""
         for job in jobs:
             build.jobs.append(job.id)
-            while (found := self._jobs.get_job(job.id)) is not None and found.state not in _ENDED:  # noqa: ASYNC110
+            while (found := self._jobs.get_job(job.id)) is not None and not found.is_ended:  # noqa: ASYNC110
                 await anyio.sleep(0.05)
 
     async def _fit_portfolio(self, kernel: KernelInfo, matrix: Matrix, wanted: PortfolioSpec) -> Portfolio:

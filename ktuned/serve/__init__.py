@@ -9,6 +9,7 @@ from ktuned.serve.control import Control
 from ktuned.serve.events import Events
 from ktuned.serve.exchange import WinnerExchange
 from ktuned.serve.explain import Explainer
+from ktuned.serve.job_methods import JobMethods
 from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
 from ktuned.serve.method import DeferredAnswer, Handler
 from ktuned.serve.methods import Methods
@@ -33,6 +34,7 @@ __all__ = [
     "Events",
     "Explainer",
     "Handler",
+    "JobMethods",
     "Methods",
     "PortfolioMethods",
     "RootMethods",

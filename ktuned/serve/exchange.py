@@ -7,7 +7,7 @@ reader is imported when there is one to read: a daemon at rest holds 0.1 MiB les
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from time import time
 from typing import Any, Final
@@ -35,7 +35,7 @@ from ktuned.model import (
     canonical,
     metric_of,
 )
-from ktuned.protocol import EXPORT, IMPORT, ExportParams, ImportParams
+from ktuned.protocol import EXPORT, IMPORT, ExportParams, ImportParams, PublishEvent, WinnerChanged
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Handler
 from ktuned.store import Artifacts, Offer, Store, exchange
@@ -61,7 +61,7 @@ class WinnerExchange:
         store: Store,
         artifacts: Artifacts,
         served: ServedWinners,
-        publish: Callable[..., None],
+        publish: PublishEvent,
     ) -> None:
         self._admission = admission
         self._catalog = catalog
@@ -276,16 +276,16 @@ class WinnerExchange:
         job = await self._store.adopt_winners(kernel.name, device, offers)
         for offer in offers:
             self._publish(
-                "winner",
-                kernel=kernel.name,
-                job=job,
-                problem=dict(offer.problem),
-                device=device,
-                config=dict(offer.config),
-                latency_us=offer.latency_us,
-                trial=None,
-                metrics=dict(offer.metrics),
-                objective=offer.objective,
+                WinnerChanged(
+                    kernel=kernel.name,
+                    job=job,
+                    problem=offer.problem,
+                    device=device,
+                    config=offer.config,
+                    latency_us=offer.latency_us,
+                    metrics=offer.metrics,
+                    objective=offer.objective,
+                )
             )
 
     def _full_name(self, name: str, directory: str | None) -> str:

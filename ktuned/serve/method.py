@@ -14,6 +14,9 @@ from ktuned.serve.connection import Connection
 P = TypeVar("P", bound=msgspec.Struct)
 A = TypeVar("A")
 
+MAX_ROWS = 2_000
+"""Trials or jobs in one answer, which must stay below the limit of a message."""
+
 _LEAST, _MOST = -(2**63), 2**63 - 1
 """Ends of the integers that the store holds."""
 
@@ -49,3 +52,14 @@ class DeferredAnswer(msgspec.Struct, frozen=True):
     """Returned by a plain method that must wait this time; ``rest`` finishes the answer."""
 
     rest: Callable[[], Awaitable[Any]]
+
+
+def bound_limit(limit: int) -> int:
+    """Return how many rows an answer may have that is to have at most ``limit``.
+
+    Raises:
+        UsageError: it is less than one.
+    """
+    if limit < 1:
+        raise UsageError(f"limit is {limit}", hint="give at least 1")
+    return min(limit, MAX_ROWS)

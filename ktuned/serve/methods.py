@@ -11,34 +11,26 @@ from time import monotonic
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 import ktuned
 from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
-from ktuned.fleet import Applications
 from ktuned.lookup import SETTLE_S, Answer, Lookups
 from ktuned.model import (
     BitClasses,
-    Job,
     KernelInfo,
     KtunedError,
     NotFound,
     Objective,
-    Priority,
     Trial,
     UsageError,
     canonical,
     is_nondeterministic,
-    read_objective,
 )
 from ktuned.protocol import (
     BACKENDS,
-    CANCEL,
-    COMPILE,
     FORGET,
     HELLO,
-    JOBS,
     KERNELS,
     LOOKUP,
     LOOKUP_MANY,
@@ -46,43 +38,29 @@ from ktuned.protocol import (
     RESULTS,
     SHUTDOWN,
     STATUS,
-    TUNE,
     UNPIN,
-    CancelParams,
-    CompileParams,
-    FileError,
     ForgetParams,
-    JobParams,
-    JobsParams,
     KernelsParams,
     LookupManyParams,
     LookupParams,
     NoParams,
     PinsAnswer,
     ResultsParams,
-    TuneParams,
     UnpinAnswer,
     UnpinParams,
 )
-from ktuned.scheduling import Intake, Jobs, TuningRequest
+from ktuned.scheduling import Jobs
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
-from ktuned.serve.method import DeferredAnswer, Handler
+from ktuned.serve.method import MAX_ROWS, DeferredAnswer, Handler, bound_limit
 from ktuned.store import Store
 from ktuned_client.wire import PROTOCOL_VERSION
 
 CAPABILITIES = ("lookup", "tune", "subscribe", "pin", "capture", "export")
 """Features that a client may rely on besides the protocol's version."""
 
-MAX_CONFIGS = 200
-"""Configs that one request may name: every map of its job has them, and a larger set is a space of its own."""
-
-MAX_NAMED = 4
-"""Kernels that a line about an ambiguous name lists."""
-
-MAX_ROWS = 2_000
 MAX_DETAILED_ROWS = 200
-"""Trials or jobs in one answer, which must stay below the limit of a message."""
+"""Trials with their details in one answer, which must stay below the limit of a message."""
 
 
 class Methods:
@@ -93,7 +71,6 @@ class Methods:
         *,
         catalog: Catalog,
         machine: Machine,
-        intake: Intake,
         lookups: Lookups,
         jobs: Jobs,
         store: Store,
@@ -102,12 +79,9 @@ class Methods:
         status: Callable[[], dict[str, Any]],
         probe: Callable[[], Awaitable[list[dict[str, Any]]]],
         stop: Callable[[], None],
-        applications: Applications,
     ) -> None:
-        self._applications = applications
         self._catalog = catalog
         self._machine = machine
-        self._intake = intake
         self._lookups = lookups
         self._jobs = jobs
         self._store = store
@@ -123,10 +97,6 @@ class Methods:
             Handler(HELLO, self.handle_hello),
             Handler(LOOKUP, self.handle_lookup),
             Handler(LOOKUP_MANY, self.lookup_many),
-            Handler(TUNE, self.handle_tune),
-            Handler(COMPILE, self.handle_compile),
-            Handler(CANCEL, self.handle_cancel),
-            Handler(JOBS, self.handle_jobs),
             Handler(KERNELS, self.handle_kernels),
             Handler(RESULTS, self.handle_results),
             Handler(PINS, self.handle_pins),
@@ -207,129 +177,6 @@ class Methods:
         except KtunedError as error:
             return {"error": error.to_wire()}
 
-    async def handle_tune(self, wanted: TuneParams, connection: Connection) -> dict[str, Any]:
-        """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
-        if wanted.beside is not None:
-            self._applications.add_process(wanted.beside)
-        request = replace(
-            _parse_request(wanted),
-            device=wanted.device,
-            preset=wanted.preset,
-            priority=Priority.REQUESTED if wanted.priority is None else wanted.priority,
-            is_fixed=wanted.priority is not None,
-            stale_only=wanted.stale_only,
-            until=wanted.until,
-            configs=_parse_configs(wanted.configs),
-            again=wanted.again,
-            no_share=wanted.no_share,
-            objective=None if wanted.objective is None else read_objective(wanted.objective),
-            numerics=wanted.numerics,
-            anchor=wanted.anchor,
-            anchor_pin=wanted.anchor_pin,
-        )
-        return await self._take_in(wanted, request)
-
-    async def handle_compile(self, wanted: CompileParams, connection: Connection) -> dict[str, Any]:
-        """Request only a space's artifacts; each config is reported by the event ``config_compiled``."""
-        if wanted.arch is not None and not wanted.arch.strip():
-            raise UsageError("arch is empty", hint="name what to compile for, e.g. sm_90a, or leave it out")
-        request = replace(
-            _parse_request(wanted),
-            # However many follow it: a tuning that is waited for goes first.
-            is_fixed=True,
-            reason="compile",
-            compile_only=True,
-            arch=wanted.arch,
-        )
-        return await self._take_in(wanted, request)
-
-    async def _take_in(self, wanted: JobParams, request: TuningRequest) -> dict[str, Any]:
-        """Create jobs for a request; the answer has the place in the event stream from which their events come."""
-        place = {"epoch": self._events.epoch, "seq": self._events.seq}
-        errors: list[FileError] = []
-        known, moves = {kernel.name for kernel in self._catalog.kernels}, self._intake.moves
-        watched = {root.path for root in self._catalog.roots}
-        live = {job.id for job in self._jobs.list_live_jobs()}
-        if wanted.path is not None:
-            jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, request, wanted.kernel)
-        elif wanted.kernel is not None:
-            jobs, errors = await self._intake.tune_named(wanted.kernel, request, wanted.directory)
-        else:
-            raise UsageError("there is neither a kernel nor a path", hint="name one of them")
-        entries = [self._jobs.describe_job(job) for job in jobs]
-        notices = [line for line in self._intake.moves if line not in moves]
-        notices += [
-            f"{root.path} is watched from now on, and saves are tuned; `ktuned remove {root.path}` ends that"
-            for root in self._catalog.roots
-            if root.path not in watched
-        ]
-        notices += [self._describe_ambiguity(kernel) for kernel in self._catalog.kernels if kernel.name not in known]
-        if wanted.trials is not None or wanted.seconds is not None:
-            notices += [_explain_joined_job(job) for job in jobs if job.id in live]
-        return {
-            "jobs": entries,
-            "errors": msgspec.to_builtins(errors),
-            "notices": list(filter(None, notices)),
-            **place,
-        }
-
-    def _describe_ambiguity(self, kernel: KernelInfo) -> str:
-        """Return a line about a new kernel whose short name means another project's kernel as well, or nothing."""
-        others = [other.name for other in self._catalog.find_namesakes(kernel)]
-        if not others:
-            return ""
-        shown = [kernel.name, *others][:MAX_NAMED]
-        rest = 1 + len(others) - len(shown)
-        meant = f"{', '.join(shown)} or {rest} more" if rest else f"{', '.join(shown[:-1])} or {shown[-1]}"
-        return (
-            f"{kernel.kernel!r} alone may mean {meant} now: applications that work outside of their projects must use "
-            "the full name"
-        )
-
-    async def handle_cancel(self, wanted: CancelParams, connection: Connection) -> dict[str, Any]:
-        """Cancel one job, or all of a kernel."""
-        if wanted.job is not None:
-            return {"jobs": [(await self._jobs.cancel_job(wanted.job)).to_wire()]}
-        if wanted.kernel is None:
-            raise UsageError("cancel needs a job or a kernel")
-        name = self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
-        cancelled = []
-        for job in [job for job in self._jobs.list_live_jobs() if job.kernel == name]:
-            # It may have ended meanwhile.
-            with suppress(NotFound):
-                cancelled.append(await self._jobs.cancel_job(job.id))
-        return {"jobs": [job.to_wire() for job in cancelled]}
-
-    def handle_jobs(self, wanted: JobsParams, connection: Connection) -> dict[str, Any]:
-        """List jobs: what runs and waits in its order, then what has ended, newest first."""
-        if wanted.job is not None:
-            job = self._jobs.get_job(wanted.job)
-            if job is None:
-                raise NotFound(f"there is no job {wanted.job}", hint="`ktuned jobs` lists them")
-            return {"jobs": [self._jobs.describe_job(job)]}
-        if wanted.ids is not None:
-            found = (self._jobs.get_job(number) for number in wanted.ids[:MAX_ROWS])
-            return {"jobs": [self._jobs.describe_job(job) for job in found if job is not None]}
-        name = None if wanted.kernel is None else self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
-        live = self._jobs.list_live_jobs()
-        ids = {job.id for job in live}
-        states = None if wanted.state is None else [wanted.state]
-        stored = self._store.list_jobs(kernel=name, states=states, limit=_bounded_limit(wanted.limit))
-        ended = [job for job in stored if job.id not in ids]
-        chosen = [
-            job
-            for job in (*live, *ended)
-            if (name is None or job.kernel == name) and (wanted.state is None or job.state is wanted.state)
-        ]
-        return {"jobs": [self._describe_job(job) for job in chosen[: _bounded_limit(wanted.limit)]]}
-
-    def _describe_job(self, job: Job) -> dict[str, Any]:
-        """Return a job's map, with its problem in the declared order while its kernel is known."""
-        public = self._jobs.describe_job(job)
-        with suppress(NotFound):
-            public["problem"] = self._catalog.resolve_kernel(job.kernel).order_problem(job.problem)
-        return public
-
     def handle_kernels(self, wanted: KernelsParams, connection: Connection) -> dict[str, Any]:
         """List kernels, errors in kernel files, and roots."""
         kernels, errors = self._catalog.kernels, self._catalog.errors
@@ -375,7 +222,7 @@ class Methods:
         device = None if wanted.device is None else self._resolve_model(kernel, wanted.device)
         tried = self._store.list_problems(kernel.name) if wanted.current else []
         digests = {self._machine.digest_kernel(kernel, found) for found in tried} if wanted.current else None
-        limit = min(_bounded_limit(wanted.limit), MAX_DETAILED_ROWS if wanted.details else MAX_ROWS)
+        limit = min(bound_limit(wanted.limit), MAX_DETAILED_ROWS if wanted.details else MAX_ROWS)
         chosen = partial(
             self._store.list_trials,
             kernel=kernel.name,
@@ -471,46 +318,10 @@ def _context_of(trial: Trial) -> tuple[str, str, str]:
     return canonical(trial.problem), trial.device, trial.digest
 
 
-def _explain_joined_job(job: Job) -> str:
-    """Return a line about a request that became part of an older job, whose budget may be larger."""
-    seconds = "" if job.plan.seconds is None else f" within {job.plan.seconds:g} s"
-    return f"joined job {job.id}, which does this already and tries up to {job.plan.trials:,} configs{seconds}"
-
-
-def _parse_configs(wanted: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
-    """Return the configs that a request names.
-
-    Raises:
-        UsageError: they are none, or too many.
-    """
-    if wanted is None:
-        return ()
-    if not 0 < len(wanted) <= MAX_CONFIGS:
-        raise UsageError(f"configs has {len(wanted)} configs", hint=f"give 1 to {MAX_CONFIGS}")
-    return tuple({canonical(config): config for config in wanted}.values())
-
-
 def _numeric_facts(facts: object) -> dict[str, float]:
     """Return the facts of a backend that are numbers: registers, spills, shared memory."""
     found = facts if isinstance(facts, dict) else {}
     return {name: value for name, value in found.items() if type(value) in (int, float)}
-
-
-def _bounded_limit(limit: int) -> int:
-    if limit < 1:
-        raise UsageError(f"limit is {limit}", hint="give at least 1")
-    return min(limit, MAX_ROWS)
-
-
-def _parse_request(wanted: JobParams) -> TuningRequest:
-    return TuningRequest(
-        problem=wanted.problem,
-        trials=wanted.trials,
-        seconds=wanted.seconds,
-        strategy=wanted.strategy,
-        seed=wanted.seed,
-        keep_going=wanted.keep_going,
-    )
 
 
 def _answer_later(find: Callable[[], Awaitable[Answer]]) -> DeferredAnswer:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from ktuned.catalog import Catalog
 from ktuned.model import UsageError
 from ktuned.protocol import SHARE, SHARE_PULL, SHARE_PUSH, NoParams, SharePullParams
@@ -82,7 +84,7 @@ class ShareMethods:
             "url": hide_secrets(settings.url),
             "found": exchanged.found,
             "fresh": exchanged.fresh,
-            "jobs": [self._jobs.describe_job(job) for job in exchanged.jobs],
+            "jobs": msgspec.to_builtins([self._jobs.describe_job(job) for job in exchanged.jobs]),
             "errors": [],
             "notices": self._shared.notices,
             **place,

@@ -46,6 +46,7 @@ from ktuned.model import (
     median,
     strip_numerics,
 )
+from ktuned.protocol import PublishEvent, Refining
 from ktuned.store import Store
 from ktuned.tuning.anchor import Anchor
 from ktuned.tuning.deadlines import shorten_for_trial
@@ -65,7 +66,7 @@ from ktuned.tuning.finalists import (
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.prior_results import load_admitted_trials
-from ktuned.tuning.progress import Progress, Publish, publish_winner
+from ktuned.tuning.progress import Progress, publish_winner
 from ktuned.tuning.trial_detail import TrialDetail, complete_result, make_measured_result, read_interval
 from ktuned.tuning.trial_lifecycle import Attempt
 
@@ -195,7 +196,7 @@ class FinalRound:
         lanes: Sequence[Lane],
         store: Store,
         measuring: MeasureStage,
-        publish: Publish,
+        publish: PublishEvent,
     ) -> None:
         self._brief = brief
         self._progress = progress
@@ -459,14 +460,8 @@ class FinalRound:
         return best
 
     def _publish_round(self, turn: int, rounds: int, finalists: int) -> None:
-        self._publish(
-            "refining",
-            kernel=self._brief.job.kernel,
-            job=self._brief.job.id,
-            round=turn + 1,
-            rounds=rounds,
-            finalists=finalists,
-        )
+        job = self._brief.job
+        self._publish(Refining(kernel=job.kernel, job=job.id, round=turn + 1, rounds=rounds, finalists=finalists))
 
     async def _settle_contest(self, contest: _Contest) -> None:
         found = compute_figures(contest.rounds, contest.rivals)

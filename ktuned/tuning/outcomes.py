@@ -47,6 +47,7 @@ from ktuned.model import (
     is_exact,
     strip_numerics,
 )
+from ktuned.protocol import PublishEvent
 from ktuned.store import Store
 from ktuned.tuning.exploration import SearchSummary
 from ktuned.tuning.findings import Dissent, Findings
@@ -54,7 +55,7 @@ from ktuned.tuning.hopeless import Hopelessness
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.opening import Opening, choose_served_configs
 from ktuned.tuning.prior_results import restore_winner
-from ktuned.tuning.progress import Progress, Publish, publish_trial, publish_winner
+from ktuned.tuning.progress import Progress, publish_trial, publish_winner
 from ktuned.tuning.shared_lead import SharedLead
 from ktuned.tuning.trial_detail import complete_result, read_doubt
 from ktuned.tuning.trial_lifecycle import Attempt
@@ -80,7 +81,7 @@ class Outcomes:
         final_fault: Why the final round decided nothing, or empty.
     """
 
-    def __init__(self, brief: JobBrief, *, store: Store, publish: Publish, pace: Pace) -> None:
+    def __init__(self, brief: JobBrief, *, store: Store, publish: PublishEvent, pace: Pace) -> None:
         self.progress = Progress(budget_s=brief.job.plan.seconds, objective=brief.objective)
         self.summary = SearchSummary(brief.objective)
         self.under_way: dict[int, Attempt] = {}

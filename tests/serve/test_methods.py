@@ -13,10 +13,11 @@ from ktuned.model.errors import AmbiguousName, KtunedError, NotFound, UsageError
 from ktuned.model.job import Job, JobState
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
-from ktuned.serve.methods import MAX_ROWS
+from ktuned.serve.method import MAX_ROWS
 from ktuned.store.database import Store
 from ktuned_client.wire import PROTOCOL_VERSION
 from tests.assembled import Parts, assembled, kernel_text
+from tests.serve.noise import Last, Noise
 
 pytestmark = pytest.mark.anyio
 
@@ -89,7 +90,8 @@ class Desk:
         """Return a method's result."""
         asked = self._table[method]
         found = asked.handle(asked.read_params(params), self.peer)  # type: ignore[arg-type]
-        result: dict[str, Any] = msgspec.to_builtins(await found if inspect.isawaitable(found) else found)
+        wire = msgspec.msgpack.encode(await found if inspect.isawaitable(found) else found)
+        result: dict[str, Any] = msgspec.msgpack.decode(wire)
         return result
 
 
@@ -140,7 +142,7 @@ async def test_tune_says_where_to_subscribe_from(desk: Desk, parts: Parts) -> No
     """The place is one before anything that the request sets off."""
     parts.write(kernel_text())
     parts.write("def (", "tune_bad.py")
-    desk.events.publish_event("earlier")
+    desk.events.publish_event(Noise())
     told = await desk.call("tune", path=str(parts.project), trials=3, priority=300)
     assert (told["epoch"], told["seq"]) == (7, 1)
     (job,) = told["jobs"]
@@ -340,12 +342,12 @@ async def test_answers_are_bounded(tmp_path: Path) -> None:
 
 async def test_events_come_and_go_by_connection(desk: Desk) -> None:
     """``unsubscribe`` ends what ``subscribe`` began."""
-    assert await desk.call("subscribe", types=["winner"]) == {"epoch": 7, "seq": 0}
-    desk.events.publish_event("winner")
-    desk.events.publish_event("lane")
+    assert await desk.call("subscribe", types=["last"]) == {"epoch": 7, "seq": 0}
+    desk.events.publish_event(Last())
+    desk.events.publish_event(Noise())
     assert desk.peer.sent == 1
     await desk.call("unsubscribe")
-    desk.events.publish_event("winner")
+    desk.events.publish_event(Last())
     assert desk.peer.sent == 1
 
 

@@ -1,0 +1,223 @@
+"""The methods ``tune``, ``compile``, ``cancel`` and ``jobs``: jobs are requested, listed and ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from ktuned.catalog import Catalog
+from ktuned.fleet import Applications
+from ktuned.model import Config, Job, KernelInfo, NotFound, Priority, UsageError, canonical, read_objective
+from ktuned.protocol import (
+    CANCEL,
+    COMPILE,
+    JOBS,
+    TUNE,
+    CancelParams,
+    CompileParams,
+    FileError,
+    JobInfo,
+    JobParams,
+    JobsAnswer,
+    JobsParams,
+    TuneAnswer,
+    TuneParams,
+)
+from ktuned.scheduling import Intake, Jobs, TuningRequest
+from ktuned.serve.connection import Connection
+from ktuned.serve.events import Events
+from ktuned.serve.method import MAX_ROWS, Handler, bound_limit
+from ktuned.store import Store
+
+MAX_CONFIGS: Final = 200
+"""Configs that one request may name: every map of its job has them, and a larger set is a space of its own."""
+
+MAX_NAMED: Final = 4
+"""Kernels that a line about an ambiguous name lists."""
+
+
+class JobMethods:
+    """Jobs as clients request and see them."""
+
+    def __init__(
+        self,
+        *,
+        applications: Applications,
+        catalog: Catalog,
+        events: Events,
+        intake: Intake,
+        jobs: Jobs,
+        store: Store,
+    ) -> None:
+        self._applications = applications
+        self._catalog = catalog
+        self._events = events
+        self._intake = intake
+        self._jobs = jobs
+        self._store = store
+
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the methods with their handlers."""
+        return [
+            Handler(TUNE, self.handle_tune),
+            Handler(COMPILE, self.handle_compile),
+            Handler(CANCEL, self.handle_cancel),
+            Handler(JOBS, self.handle_jobs),
+        ]
+
+    async def handle_tune(self, wanted: TuneParams, connection: Connection) -> TuneAnswer:
+        """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
+        if wanted.beside is not None:
+            self._applications.add_process(wanted.beside)
+        request = msgspec.structs.replace(
+            _parse_request(wanted),
+            device=wanted.device,
+            preset=wanted.preset,
+            priority=Priority.REQUESTED if wanted.priority is None else wanted.priority,
+            is_fixed=wanted.priority is not None,
+            stale_only=wanted.stale_only,
+            until=wanted.until,
+            configs=_parse_configs(wanted.configs),
+            again=wanted.again,
+            no_share=wanted.no_share,
+            objective=None if wanted.objective is None else read_objective(wanted.objective),
+            numerics=wanted.numerics,
+            anchor=wanted.anchor,
+            anchor_pin=wanted.anchor_pin,
+        )
+        return await self._take_in(wanted, request)
+
+    async def handle_compile(self, wanted: CompileParams, connection: Connection) -> TuneAnswer:
+        """Request only a space's artifacts; each config is reported by the event ``config_compiled``."""
+        if wanted.arch is not None and not wanted.arch.strip():
+            raise UsageError("arch is empty", hint="name what to compile for, e.g. sm_90a, or leave it out")
+        request = msgspec.structs.replace(
+            _parse_request(wanted),
+            # However many follow it: a tuning that is waited for goes first.
+            is_fixed=True,
+            reason="compile",
+            compile_only=True,
+            arch=wanted.arch,
+        )
+        return await self._take_in(wanted, request)
+
+    async def _take_in(self, wanted: JobParams, request: TuningRequest) -> TuneAnswer:
+        """Create jobs for a request; the answer has the place in the event stream from which their events come."""
+        position = self._events.position
+        errors: list[FileError] = []
+        known, moves = {kernel.name for kernel in self._catalog.kernels}, self._intake.moves
+        watched = {root.path for root in self._catalog.roots}
+        live = {job.id for job in self._jobs.list_live_jobs()}
+        if wanted.path is not None:
+            jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, request, wanted.kernel)
+        elif wanted.kernel is not None:
+            jobs, errors = await self._intake.tune_named(wanted.kernel, request, wanted.directory)
+        else:
+            raise UsageError("there is neither a kernel nor a path", hint="name one of them")
+        described = tuple(map(self._jobs.describe_job, jobs))
+        notices = [line for line in self._intake.moves if line not in moves]
+        notices += [
+            f"{root.path} is watched from now on, and saves are tuned; `ktuned remove {root.path}` ends that"
+            for root in self._catalog.roots
+            if root.path not in watched
+        ]
+        notices += [self._describe_ambiguity(kernel) for kernel in self._catalog.kernels if kernel.name not in known]
+        if wanted.trials is not None or wanted.seconds is not None:
+            notices += [_explain_joined_job(job) for job in jobs if job.id in live]
+        return TuneAnswer(described, position.epoch, position.seq, tuple(errors), tuple(filter(None, notices)))
+
+    def _describe_ambiguity(self, kernel: KernelInfo) -> str:
+        """Return a line about a new kernel whose short name means another project's kernel as well, or nothing."""
+        others = [other.name for other in self._catalog.find_namesakes(kernel)]
+        if not others:
+            return ""
+        shown = [kernel.name, *others][:MAX_NAMED]
+        rest = 1 + len(others) - len(shown)
+        meant = f"{', '.join(shown)} or {rest} more" if rest else f"{', '.join(shown[:-1])} or {shown[-1]}"
+        return (
+            f"{kernel.kernel!r} alone may mean {meant} now: applications that work outside of their projects must use "
+            "the full name"
+        )
+
+    async def handle_cancel(self, wanted: CancelParams, connection: Connection) -> JobsAnswer:
+        """Cancel one job, or all of a kernel."""
+        if wanted.job is not None:
+            return self._describe_jobs([await self._jobs.cancel_job(wanted.job)])
+        if wanted.kernel is None:
+            raise UsageError("cancel needs a job or a kernel")
+        name = self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
+        cancelled = []
+        for job in [job for job in self._jobs.list_live_jobs() if job.kernel == name]:
+            # It may have ended meanwhile.
+            with suppress(NotFound):
+                cancelled.append(await self._jobs.cancel_job(job.id))
+        return self._describe_jobs(cancelled)
+
+    def handle_jobs(self, wanted: JobsParams, connection: Connection) -> JobsAnswer:
+        """List jobs: what runs and waits in its order, then what has ended, newest first."""
+        if wanted.job is not None:
+            job = self._jobs.get_job(wanted.job)
+            if job is None:
+                raise NotFound(f"there is no job {wanted.job}", hint="`ktuned jobs` lists them")
+            return self._describe_jobs([job])
+        if wanted.ids is not None:
+            found = (self._jobs.get_job(number) for number in wanted.ids[:MAX_ROWS])
+            return self._describe_jobs(job for job in found if job is not None)
+        name = None if wanted.kernel is None else self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
+        limit = bound_limit(wanted.limit)
+        live = self._jobs.list_live_jobs()
+        ids = {job.id for job in live}
+        states = None if wanted.state is None else [wanted.state]
+        stored = self._store.list_jobs(kernel=name, states=states, limit=limit)
+        ended = [job for job in stored if job.id not in ids]
+        chosen = [
+            job
+            for job in (*live, *ended)
+            if (name is None or job.kernel == name) and (wanted.state is None or job.state is wanted.state)
+        ]
+        return JobsAnswer(tuple(map(self._describe_in_order, chosen[:limit])))
+
+    def _describe_jobs(self, jobs: Iterable[Job]) -> JobsAnswer:
+        return JobsAnswer(tuple(map(self._jobs.describe_job, jobs)))
+
+    def _describe_in_order(self, job: Job) -> JobInfo:
+        """Return a job with its problem in the declared order while its kernel is known."""
+        described = self._jobs.describe_job(job)
+        with suppress(NotFound):
+            problem = self._catalog.resolve_kernel(job.kernel).order_problem(job.problem)
+            return replace(described, problem=problem)
+        return described
+
+
+def _explain_joined_job(job: Job) -> str:
+    """Return a line about a request that became part of an older job, whose budget may be larger."""
+    seconds = "" if job.plan.seconds is None else f" within {job.plan.seconds:g} s"
+    return f"joined job {job.id}, which does this already and tries up to {job.plan.trials:,} configs{seconds}"
+
+
+def _parse_configs(wanted: Sequence[Config] | None) -> tuple[Config, ...]:
+    """Return the configs that a request names.
+
+    Raises:
+        UsageError: they are none, or too many.
+    """
+    if wanted is None:
+        return ()
+    if not 0 < len(wanted) <= MAX_CONFIGS:
+        raise UsageError(f"configs has {len(wanted)} configs", hint=f"give 1 to {MAX_CONFIGS}")
+    return tuple({canonical(config): config for config in wanted}.values())
+
+
+def _parse_request(wanted: JobParams) -> TuningRequest:
+    return TuningRequest(
+        problem=wanted.problem,
+        trials=wanted.trials,
+        seconds=wanted.seconds,
+        strategy=wanted.strategy,
+        seed=wanted.seed,
+        keep_going=wanted.keep_going,
+    )
