@@ -344,7 +344,7 @@ class WatchApp(App[None]):
         title = ShownText(cells.title_of(row), style="bold")
         facts = _in_two_columns(cells.detail_of(row, log), "dim")
         self.query_one("#facts", Static).update(Group(title, facts))
-        steps = list(row.job.best_so_far) if row.job is not None else []
+        steps = list(row.view.best_so_far) if row.view is not None else []
         spark = self.query_one("#spark", Sparkline)
         # On a small screen its lines are worth more to the configs.
         spark.display = len(set(steps)) > 1 and self.size.height >= ROOMY
@@ -554,8 +554,8 @@ def problem_lines(session: Session) -> list[Text]:
         lines += [*([Text(error.hint)] if error.hint else []), ShownText("")]
     for row in session.board.rows.values():
         said = [] if row.job is None or row.state != "failed" else [row.job.message]
-        if row.job is not None:
-            said += [f"{outcome}: {trial.get('message')}" for outcome, trial in row.job.failures.items()]
+        if row.view is not None:
+            said += [f"{outcome}: {trial.message}" for outcome, trial in row.view.failures.items()]
         said = said or ([row.failure] if row.failure else [])
         if said:
             lines.append(ShownText(f"{cells.row_label(row)} on {row.device or 'no device'}: {row.state}", style="bold"))

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ktuned.cli import text
-from ktuned.cli.progress import Event
 from ktuned.cli.watch.board import BoardRow
 from ktuned.cli.watch.choice import Listed
-from ktuned.model import Config, Objective, Outcome, cost_of, figure_of
+from ktuned.model import Config, Objective, Outcome, Trial, cost_of, figure_of
+from ktuned.protocol import Event, JobDone, KernelStale, TrialDone, WinnerChanged
 
 MAX_TRIALS = 1_000
 """Trials that a page requests: more configs than an author scrolls through; a report has all."""
@@ -116,31 +116,39 @@ def open_log(row: BoardRow, current: Iterable[Mapping[str, Any]], measured: Iter
 
 def follow_event(log: TrialLog, event: Event) -> TrialLog:
     """Return the log after an event: a trial of its row takes its place, a new winner has the mark."""
-    trial = event.get("trial")
-    match event.get("type"):
-        case "trial_done" if trial is not None and _is_trial_of_row(trial, log.row):
-            found = parse_trial(trial, log.row.objective)
-            known = log.trials.get(found.id)
-            found = replace(found, is_winner=found.is_winner or (known is not None and known.is_winner))
+    match event:
+        case TrialDone(trial=Trial() as trial) if _is_trial_of_row(trial, log.row):
+            known = log.trials.get(trial.id)
+            found = Tried(
+                trial.id,
+                trial.config,
+                trial.outcome or "under way",
+                figure_of(log.row.objective, trial.latency_us, trial.metrics),
+                trial.latency_us,
+                trial.message,
+                trial.digest,
+                trial.updated,
+                known is not None and known.is_winner,
+            )
             return replace(log, trials={**log.trials, found.id: found})
-        case "winner" if event.get("job") is not None and event["job"] == _job_of_row(log.row):
-            marked = {key: replace(one, is_winner=key == trial) for key, one in log.trials.items()}
+        case WinnerChanged() if event.job is not None and event.job == _job_of_row(log.row):
+            marked = {key: replace(one, is_winner=key == event.trial) for key, one in log.trials.items()}
             return replace(log, trials=marked)
     return log
 
 
 def is_outdated(log: TrialLog, event: Event) -> bool:
     """Return whether a log has to be requested again after an event: a job ended, an edit changed what is current."""
-    return event.get("kernel") == log.row.kernel and event.get("type") in ("job_done", "stale")
+    return event.kernel == log.row.kernel and isinstance(event, JobDone | KernelStale)
 
 
 def _job_of_row(row: BoardRow) -> int | None:
     return None if row.job is None else row.job.id
 
 
-def _is_trial_of_row(trial: Mapping[str, Any], row: BoardRow) -> bool:
-    if trial["job"] == _job_of_row(row):
+def _is_trial_of_row(trial: Trial, row: BoardRow) -> bool:
+    if trial.job == _job_of_row(row):
         return True
-    same = (trial["kernel"], trial["device"]) == (row.kernel, row.device)
+    same = (trial.kernel, trial.device) == (row.kernel, row.device)
     # A trial has the key problem, of which the row's problem may have more.
-    return same and trial["problem"].items() <= row.problem.items()
+    return same and trial.problem.items() <= row.problem.items()
