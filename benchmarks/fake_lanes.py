@@ -20,7 +20,7 @@ from typing import Any
 
 from ktuned.fleet import Environment, Executor, Output, Worker, WorkerDied
 from ktuned.ipc import frames, replies, requests
-from ktuned.model import Outcome, Role, WorkerError
+from ktuned.model import Outcome, Role, TrialDetail, TrialResult, WorkerError
 
 _READ_BYTES = 1 << 18
 _FAKED = (Role.COMPILE, Role.BENCH)
@@ -220,17 +220,15 @@ def _compiled(unit: Mapping[str, Any]) -> bytes:
 def _measurement(key: str, seconds: float) -> replies.Measurement:
     """Return a measurement that is the same for a config each time."""
     us = 100.0 + zlib.crc32(key.encode()) % 100_000 / 1000
-    return replies.Measurement(
-        Outcome.MEASURED,
-        latency_us=us,
-        spread_us=0.5,
+    detail = TrialDetail(
         low_us=us - 0.3,
         high_us=us + 0.3,
         count=SAMPLES,
         samples=tuple(round(us + place / 100, 3) for place in range(SAMPLES)),
         max_error=0.0,
-        seconds=seconds,
     )
+    cost = replies.CostRange(us, us - 0.3, us + 0.3)
+    return replies.Measurement(TrialResult(Outcome.MEASURED, us, 0.5, detail=detail), cost, seconds=seconds)
 
 
 async def _serve(descriptor: int, trial_s: float, compile_s: float) -> None:

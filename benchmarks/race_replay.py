@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from ktuned.ipc import requests
+from ktuned.ipc import replies
 from ktuned.model import Preset
 from ktuned.tuning.finalists import Range, choose_finalists, compute_figures, find_remaining_rivals, is_undecided
 from ktuned.worker.noise import Noise
@@ -196,7 +196,7 @@ class Replays:
         dice = random.Random(seed)
         configs = self._recording.configs
         order = dice.sample(range(len(configs)), len(configs))
-        incumbent: requests.Incumbent | None = None
+        incumbent: replies.CostRange | None = None
         found: dict[int, Race] = {}
         noise = Noise()
         device = _Device(self._clock(dice))
@@ -219,7 +219,7 @@ class Replays:
             if race.is_full:
                 noise.add_config(race.samples, first_us)
             if race.ending is not Ending.BEATEN and (incumbent is None or median_us < incumbent.cost):
-                incumbent = requests.Incumbent(median_us, *race.interval_us)
+                incumbent = replies.CostRange(median_us, *race.interval_us)
         lane_s = device.now_us / 1e6
         ranked = sorted(found, key=lambda index: found[index].samples.median_us)
         ranges = [

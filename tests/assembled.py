@@ -22,7 +22,7 @@ from ktuned.daemon.systemd import Notifier
 from ktuned.devices import SurveyIntervals
 from ktuned.model.kernel import KernelInfo, Root
 from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, make_key_problem
-from ktuned.model.trial import TrialResult
+from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import Outcome, Problem
 from ktuned.protocol import Event
 from ktuned.scheduling.dispatcher import Intervals
@@ -154,6 +154,7 @@ class Parts:
         problem: Problem | None = None,
         *,
         is_opening: bool = False,
+        metrics: Mapping[str, float] | None = None,
         **detail: Any,
     ) -> None:
         """Enter figures of a kernel's configs (by their ``us``) as a job would have left them, decided or not.
@@ -166,7 +167,7 @@ class Parts:
         job = await self.store.create_job(context.key, problem, priority=100, reason="asked", plan=kernel.plan, now=0.0)
         for us, latency_us in figures.items():
             trial = await self.store.begin_trial(context, kernel.select_key_values(problem), job.id, {"us": us})
-            result = TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=detail)
+            result = TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=TrialDetail(**detail), metrics=metrics or {})
             await self.store.finish_trial(trial, result, is_opening=is_opening)
 
     @asynccontextmanager

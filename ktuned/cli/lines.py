@@ -7,15 +7,15 @@ from ktuned.cli.job_view import JobView, View
 from ktuned.cli.news import FirstFailure, JobBegan, JobEnded, NewBest, News
 from ktuned.model import (
     IMPLAUSIBLE_RATIO,
-    LATENCY,
     Job,
     JobState,
     Objective,
     Problem,
     compute_gain,
     find_notices,
-    is_latency,
     is_noisy,
+    mention_objective,
+    needs_metric,
 )
 from ktuned.protocol import FileError, KernelsReloaded, KernelStale, LaneChanged, WinnerChanged
 
@@ -33,7 +33,7 @@ def job_title(job: Job) -> str:
 
 def _compose_title(kernel: str, problem: Problem, device: str, objective: Objective) -> str:
     named = f"{kernel} [{text.format_values(problem)}] on {device}" if problem else f"{kernel} on {device}"
-    return named if objective == LATENCY else f"{named} by {objective}"
+    return f"{named}{mention_objective(objective)}"
 
 
 def doubt_lines(job: Job) -> list[str]:
@@ -42,7 +42,7 @@ def doubt_lines(job: Job) -> list[str]:
         return []
     found = []
     best, default = _bound_spread(job.best_us, job.best_spread_us), _bound_spread(job.default_us, job.default_spread_us)
-    if best is not None and default is not None and is_latency(job.objective):
+    if best is not None and default is not None and not needs_metric(job.objective):
         least, most = default[0] / best[1], default[1] / best[0]
         if most > WIDE * least:
             low, high = map(text.format_factor, (least, most))
@@ -51,7 +51,7 @@ def doubt_lines(job: Job) -> list[str]:
     if reference is not None and reference[1] > WIDE * reference[0]:
         low, high = map(text.format_latency, reference)
         found.append(f"the reference took anything from {low} to {high}")
-    badge = "noisy: " if is_noisy(job.best_us, job.best_spread_us) and is_latency(job.objective) else ""
+    badge = "noisy: " if is_noisy(job.best_us, job.best_spread_us) and not needs_metric(job.objective) else ""
     why = "as rounds of the final measurement differ; other programs or unlocked clocks do that"
     lines = [f"{job_title(job)}: {badge}{' and '.join(found)}, {why}"] if found else []
     if job.reference_us and job.best_us and job.reference_us > IMPLAUSIBLE_RATIO * job.best_us:
@@ -145,7 +145,7 @@ def _describe_ended_job(view: JobView) -> str:
     if job.best is None:
         return f"{job_title(job)}: job {job.id} found no valid config ({text.format_outcomes(job.outcomes)})"
     facts = [text.by_objective(job.objective, job.best)]
-    if not is_latency(job.objective):
+    if needs_metric(job.objective):
         facts.append(text.format_latency(job.best_us))
     if job.speedup:
         facts.append(f"{text.format_factor(job.speedup)} the default")
@@ -155,7 +155,7 @@ def _describe_ended_job(view: JobView) -> str:
         facts.append(f"{reused} of {job.done} configs measured earlier")
     change = compute_gain(job.objective, view.before, job.best)
     if change:
-        thing = "that speed" if is_latency(job.objective) else "as good"
+        thing = "as good" if needs_metric(job.objective) else "that speed"
         facts.append(f"was {text.by_objective(job.objective, view.before)}, {text.format_factor(change)} {thing} now")
     config = text.format_values(view.best_config) if view.best_config else ""
     return f"{job_title(job)}: tuned, {', '.join(facts)}  {config}".rstrip()

@@ -13,7 +13,7 @@ from dataclasses import replace
 from ktuned.cli.job_view import FAILURES, MAX_STEPS, Case, JobView, View, make_case
 from ktuned.cli.limits import Limits, share_of
 from ktuned.cli.news import FirstFailure, JobBegan, JobEnded, NewBest, News
-from ktuned.model import Job, JobState, Outcome, Trial, cost_of, figure_of, is_latency
+from ktuned.model import Job, JobState, Outcome, Trial, cost_of, figure_of, needs_metric
 from ktuned.protocol import (
     Event,
     JobEvent,
@@ -143,7 +143,7 @@ def _take_winner(view: View, event: WinnerChanged) -> View:
     known = None if event.job is None else view.jobs.get(event.job)
     if known is None:
         return view
-    figure = None if is_latency(event.objective) else event.figure
+    figure = event.figure if needs_metric(event.objective) else None
     job = replace(known.job, best_us=event.latency_us, best_figure=figure)
     share = share_of(event.metrics, view.limits, event.device)
     return _with_job(view, replace(known, job=job, best_config=event.config, share=share))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ktuned.model import ENERGY, Objective, is_latency, show_controls, strip_numerics, unit_of
+from ktuned.model import Objective, show_controls, unit_of
 
 ABSENT = "–"
 """Text of an empty cell."""
@@ -18,13 +18,13 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def by_objective(objective: Objective, figure: float | None) -> str:
     """Return a figure in the unit of its objective."""
-    if is_latency(objective):
-        return format_latency(figure)
-    if figure is None:
-        return ABSENT
-    if strip_numerics(objective) == ENERGY:
-        return format_energy(figure)
-    return f"{figure:.4g} {unit_of(objective)}"
+    match unit_of(objective):
+        case "µs":
+            return format_latency(figure)
+        case "J":
+            return format_energy(figure)
+        case unit:
+            return ABSENT if figure is None else f"{figure:.4g} {unit}"
 
 
 def format_energy(value_j: float | None) -> str:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ktuned.cli import text
-from ktuned.model import TRIED_AGAIN, Outcome
+from ktuned.model import TRIED_AGAIN, Trial
 
 _SHOWN_APART = ("stdout", "stderr", "samples", "story", "spans")
 """Details with a form of their own, and those that only a report draws."""
@@ -20,40 +19,39 @@ _LABELS = {
 }
 
 
-def facts_of(trial: Mapping[str, Any]) -> dict[str, str]:
-    """Return a trial's facts (a map of the protocol), in the order in which people read them, by their names."""
-    detail: Mapping[str, Any] = trial.get("detail") or {}
+def describe_facts(trial: Trial) -> dict[str, str]:
+    """Return a trial's facts in the order in which people read them, by their names."""
+    known = {**vars(trial.detail), **({"metrics": trial.metrics} if trial.metrics else {})}
     facts = {
-        "trial": f"{trial['id']} of job {trial['job']}",
-        "kernel": trial["kernel"],
-        "problem": text.format_values(trial["problem"]),
-        "device": trial["device"],
-        "config": text.format_values(trial["config"]),
-        "outcome": trial["outcome"] or "under way",
-        "latency": f"{text.format_latency(trial['latency_us'])} (spread {text.format_spread(trial['spread_us'])})",
-        "compiling": text.format_duration(trial["compile_s"]),
-        "measuring": text.format_duration(trial["lane_s"]),
-        "artifact": trial["artifact"] or text.ABSENT,
-        "digest": trial.get("digest", text.ABSENT),
-        **{_fact_label(name): _format_fact(name, value) for name, value in detail.items() if name not in _SHOWN_APART},
-        "tried again": TRIED_AGAIN[Outcome(trial["outcome"])] if trial["outcome"] else text.ABSENT,
+        "trial": f"{trial.id} of job {trial.job}",
+        "kernel": trial.kernel,
+        "problem": text.format_values(trial.problem),
+        "device": trial.device,
+        "config": text.format_values(trial.config),
+        "outcome": trial.outcome or "under way",
+        "latency": f"{text.format_latency(trial.latency_us)} (spread {text.format_spread(trial.spread_us)})",
+        "compiling": text.format_duration(trial.compile_s),
+        "measuring": text.format_duration(trial.lane_s),
+        "artifact": trial.artifact or text.ABSENT,
+        "digest": trial.digest,
+        **{_fact_label(name): _format_fact(name, value) for name, value in known.items() if name not in _SHOWN_APART},
+        "tried again": TRIED_AGAIN[trial.outcome] if trial.outcome else text.ABSENT,
     }
-    if "story" in detail:
-        facts["story"] = " → ".join(word.replace("_", " ") for word in detail["story"])
+    if trial.detail.story:
+        facts["story"] = " → ".join(word.replace("_", " ") for word in trial.detail.story)
     return {name: text.clean_message(value) for name, value in facts.items()}
 
 
-def messages_of(trial: Mapping[str, Any]) -> dict[str, str]:
+def list_messages(trial: Trial) -> dict[str, str]:
     """Return the texts of several lines that belong to a trial: its message, the commands, the process's output."""
-    detail: Mapping[str, Any] = trial.get("detail") or {}
-    commands = (detail.get("facts") or {}).get("command", ())
+    detail = trial.detail
     texts = {
-        "message": trial["message"],
-        "command": "\n".join(map(str, commands)),
-        "stderr": detail.get("stderr"),
-        "stdout": detail.get("stdout"),
+        "message": trial.message,
+        "command": "\n".join(map(str, (detail.facts or {}).get("command", ()))),
+        "stderr": detail.stderr,
+        "stdout": detail.stdout,
     }
-    return {name: str(words) for name, words in texts.items() if words}
+    return {name: words for name, words in texts.items() if words}
 
 
 def _fact_label(name: str) -> str:

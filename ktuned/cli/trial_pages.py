@@ -1,14 +1,11 @@
-"""All trials of a kernel, from as many requests as they take.
-
-A module of its own: two commands use it, and neither is a part of the other.
-"""
+"""All trials of a kernel, from as many requests as they take."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import msgspec
 
-from ktuned.model import canonical
+from ktuned.model import ListedTrial, canonical
+from ktuned.protocol import RESULTS, ResultsParams, call_method
 from ktuned_client import Client
 
 PAGE = 2_000
@@ -17,20 +14,21 @@ PAGE = 2_000
 _DEADLINE_S = 60.0
 
 
-def all_trials(client: Client, *, page: int = PAGE, **chosen: Any) -> list[dict[str, Any]]:
+def load_all_trials(client: Client, wanted: ResultsParams) -> list[ListedTrial]:
     """Return all trials that ``results`` chooses, in the order of its table."""
-    found: list[dict[str, Any]] = []
-    before: dict[str, int] = {}
+    found: list[ListedTrial] = []
+    before: int | None = None
     while True:
-        more = client.call("results", limit=page, order="newest", deadline_s=_DEADLINE_S, **before, **chosen)["trials"]
+        page = msgspec.structs.replace(wanted, limit=PAGE, order="newest", before=before)
+        more = call_method(client, RESULTS, page, deadline_s=_DEADLINE_S).trials
         # A daemon of an earlier version does not know `before`, and would return the first page for ever.
-        if not more or more[0]["id"] >= before.get("before", more[0]["id"] + 1):
+        if not more or (before is not None and more[0].id >= before):
             return sorted(found, key=_table_key)
         found += more
-        before = {"before": min(trial["id"] for trial in more)}
+        before = min(trial.id for trial in more)
 
 
-def _table_key(trial: Mapping[str, Any]) -> tuple[bool, str, str, float, int]:
+def _table_key(trial: ListedTrial) -> tuple[bool, str, str, float, int]:
     """Return the place of a trial in a table: the fastest of each problem and device first, then those without."""
-    latency = trial["latency_us"]
-    return latency is None, canonical(trial["problem"]), trial["device"], latency or 0.0, trial["id"]
+    latency = trial.latency_us
+    return latency is None, canonical(trial.problem), trial.device, latency or 0.0, trial.id

@@ -98,6 +98,7 @@ from ktuned.serve import (
     Subscriptions,
     Traffic,
     TrialCount,
+    TrialMethods,
     WinnerExchange,
 )
 from ktuned.store import Artifacts, Store
@@ -517,10 +518,7 @@ def assemble_parts(
     )
     methods = Methods(
         catalog=catalog,
-        machine=machine,
         lookups=lookups,
-        jobs=jobs,
-        store=store,
         events=events,
         explain=Explainer(catalog, admission, machine, store, lookups.find_doubt).explain_winners,
         status=status.collect_figures,
@@ -543,6 +541,7 @@ def assemble_parts(
         *JobMethods(
             applications=applications, catalog=catalog, events=events, intake=intake, jobs=jobs, store=store
         ).list_handlers(),
+        *TrialMethods(catalog=catalog, machine=machine, lookups=lookups, jobs=jobs, store=store).list_handlers(),
         *subscriptions.list_handlers(),
         *Control(catalog=catalog, machine=machine, jobs=jobs).list_handlers(),
         *exchange.list_handlers(),

@@ -409,8 +409,8 @@ class LaneMachine:
     def record_measurement(self, lane: LaneRecord, last: replies.Measurement) -> Iterator[Instruction]:
         """A lane's request is over; ``last`` is the measurement of its last config."""
         lane.require_state(LaneState.OPEN)
-        failed_in_doubt = lane.trust is Trust.DOUBTFUL and last.outcome is Outcome.MISMATCH
-        if last.is_unsound or failed_in_doubt or last.outcome is Outcome.LAUNCH_ERROR:
+        failed_in_doubt = lane.trust is Trust.DOUBTFUL and last.result.outcome is Outcome.MISMATCH
+        if last.is_unsound or failed_in_doubt or last.result.outcome is Outcome.LAUNCH_ERROR:
             yield from self._lose_worker(lane)
             lane.move_to(LaneState.VACANT)
         elif lane.trust is not Trust.SPENT:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar
 
-from ktuned.model import KtunedError
+from ktuned.model import KtunedError, SparseRecord
 
 _T = TypeVar("_T")
 _Converter = Callable[[Any], Any]
@@ -52,7 +52,7 @@ def to_plain(value: Any) -> dict[str, Any]:
 
 
 def to_message(value: Any) -> dict[str, Any]:
-    """Return a dataclass as plain data, without the fields that hold their default: most of a measurement's do."""
+    """Return a dataclass as plain data, without fields that hold their default, at any depth: most of a trial's do."""
     kind: Any = type(value)
     plain: dict[str, Any] = _make_message_writer(kind)(value)
     return plain
@@ -91,11 +91,16 @@ def _make_dataclass_writer(kind: Any) -> _Converter:
 @cache
 def _make_message_writer(kind: Any) -> _Converter:
     hints = typing.get_type_hints(kind)
-    writers = [(field.name, field.default, _make_writer(hints[field.name])) for field in dataclasses.fields(kind)]
+    writers = {
+        field.name: (field.default, _make_writer(hints[field.name], _make_message_writer))
+        for field in dataclasses.fields(kind)
+    }
+    holds_no_defaults = issubclass(kind, SparseRecord)
 
     def encode_fields(value: Any) -> dict[str, Any]:
         data = {}
-        for name, default, write in writers:
+        for name in vars(value) if holds_no_defaults else writers:
+            default, write = writers[name]
             held = getattr(value, name)
             if held is not default:
                 data[name] = held if write is None else write(held)
@@ -104,27 +109,26 @@ def _make_message_writer(kind: Any) -> _Converter:
     return encode_fields
 
 
-def _make_writer(hint: Any) -> _Converter | None:
-    """Return a function that makes plain data of a value, or None if MessagePack takes the value unchanged."""
+def _make_writer(hint: Any, write_dataclass: _Converter = _make_dataclass_writer) -> _Converter | None:
+    """Return a function that makes plain data of a value, or None if MessagePack takes the value unchanged.
+
+    ``write_dataclass`` makes the writer of a dataclass's type.
+    """
     hint = _unwrap_newtype(hint)
     if dataclasses.is_dataclass(hint):
-        kind: Any = hint
-        return _make_dataclass_writer(kind)
+        writer: _Converter = write_dataclass(hint)
+        return writer
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        (inner,) = [_make_writer(one) for one in arguments if _is_nested(one)] or [None]
+        inner = next(filter(None, (_make_writer(one, write_dataclass) for one in arguments)), None)
         return None if inner is None else lambda value: None if value is None else inner(value)
     if origin is tuple:
-        item = _make_writer(arguments[0])
+        item = _make_writer(arguments[0], write_dataclass)
         return None if item is None else lambda values: [item(value) for value in values]
     if origin in (dict, Mapping):
-        entry = _make_writer(arguments[1])
+        entry = _make_writer(arguments[1], write_dataclass)
         return dict if entry is None else lambda values: {key: entry(value) for key, value in values.items()}
     return str if isinstance(hint, type) and issubclass(hint, StrEnum) else None
-
-
-def _is_nested(hint: Any) -> bool:
-    return _make_writer(hint) is not None
 
 
 @cache

@@ -13,7 +13,18 @@ from typing import Any
 from ktuned.ipc import frames
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_message
 from ktuned.ipc.memory_fault import MemoryFault, decode_fault
-from ktuned.model import Config, Device, KernelInfo, Observation, Outcome, Phase, Problem, Record, record
+from ktuned.model import (
+    Config,
+    Device,
+    KernelInfo,
+    Observation,
+    Outcome,
+    Phase,
+    Problem,
+    Record,
+    TrialResult,
+    record,
+)
 
 
 @record
@@ -256,73 +267,35 @@ class Opened(Record):
 
 
 @record
+class CostRange(Record):
+    """What a config costs by the opened objective, with its 95 % interval; in µs if that is the latency."""
+
+    cost: float
+    low: float
+    high: float
+
+
+@record
 class Measurement(Record):
-    """The measurement of one config.
+    """The measurement of one config: its result so far, and what it means for this worker and for other configs.
 
     Attributes:
-        outcome: None if its artifact is damaged, or a CPU config uses more ``cores`` than the request grants.
-        phase: the phase in which it failed.
-        low_us: lower end of the median's 95 % interval; with fewer than six timings, of their range.
-        high_us: its upper end.
-        beaten: sampling ended early, because the config could not win.
-        count: number of timings.
-        samples: some of them, in ascending order.
-        contention: why it is unknown whether others used the device.
+        result: has no outcome if the artifact is damaged, or a CPU config uses more ``cores`` than the request grants.
+        cost: what other configs are to beat; None if it was not measured now.
         is_guilty: the config wrote outside its tensors.
         is_unsound: more than guards may have been hit in this worker.
-        overwritten: inputs that the launch wrote without a declaration.
-        metrics: the kernel file's own, with the energy and its product with the latency if that was measured.
-        metrics_fault: why the kernel file's own failed.
-        undisputed: a config whose only fault is that it differs from the default's outputs is timed, too. It has this
-            outcome if the default turns out to be wrong.
-        energy_low: lower end of the energy's 95 % interval, in J.
-        energy_high: its upper end.
-        cost: by the opened objective, if that is not the latency; with its interval.
         seconds: time that it took in the worker.
-        phase_s: that time by phase.
         leftover: what of the config stays in the worker, or which of its files changed on the disk: the next config
             needs a fresh worker.
-        compared: number of launches, timed or made alike, whose outputs were compared.
-        bits: digests of the outputs by input, if requested; of a config that was given up, for the first input alone.
-        row_bits: digests of the rows of each smaller problem of a batch-invariant group, by problem.
-        same_bits: whether the bits are the anchor's.
-        nondeterministic: launches have left different outputs from the same inputs.
     """
 
-    outcome: Outcome | None
-    message: str = ""
-    phase: Phase | None = None
-    latency_us: float | None = None
-    spread_us: float | None = None
-    low_us: float | None = None
-    high_us: float | None = None
-    beaten: bool | None = None
-    count: int | None = None
-    samples: tuple[float, ...] | None = None
-    max_error: float | None = None
-    mismatched_ratio: float | None = None
-    contention: str | None = None
+    result: TrialResult
+    cost: CostRange | None = None
     is_guilty: bool = False
     is_unsound: bool = False
-    overwritten: tuple[str, ...] | None = None
-    metrics: Mapping[str, float] | None = None
-    metrics_fault: str | None = None
-    undisputed: Outcome | None = None
-    energy_low: float | None = None
-    energy_high: float | None = None
-    cost: float | None = None
-    cost_low: float | None = None
-    cost_high: float | None = None
     observed: tuple[Observation, ...] = ()
-    cores: int | None = None
     seconds: float | None = None
-    phase_s: Mapping[str, float] | None = None
     leftover: str = ""
-    compared: int | None = None
-    bits: tuple[str, ...] | None = None
-    row_bits: Mapping[str, tuple[str, ...]] | None = None
-    same_bits: bool | None = None
-    nondeterministic: bool | None = None
 
 
 @record

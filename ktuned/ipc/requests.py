@@ -373,34 +373,6 @@ class SameBits(Record):
 
 
 @record
-class Incumbent(Record):
-    """The cost of the config to beat, as measured in this job, with its 95 % interval; in µs if that is the latency."""
-
-    cost: float
-    low: float
-    high: float
-
-    @staticmethod
-    def choose_lower(
-        incumbent: Incumbent | None, measured: replies.Measurement, wanted: SameBits | None = None
-    ) -> Incumbent | None:
-        """Return the cost to beat after a measurement: the incumbent's, unless the measured one is lower.
-
-        Only a fully sampled config beats others. If bits are ``wanted``, it must have the anchor's, as far as is known.
-        """
-        if measured.outcome is not Outcome.MEASURED or measured.beaten:
-            return incumbent
-        if wanted is not None and (measured.same_bits is False or not wanted.anchor or not measured.bits):
-            return incumbent
-        cost, low, high = measured.cost, measured.cost_low, measured.cost_high
-        if cost is None:
-            cost, low, high = measured.latency_us, measured.low_us, measured.high_us
-        if cost is None or low is None or high is None or (incumbent is not None and incumbent.cost <= cost):
-            return incumbent
-        return Incumbent(cost, low, high)
-
-
-@record
 class Trial(Request[replies.Measurement, replies.Measurement]):
     """Load, check and time configs of the opened problem, one after the other.
 
@@ -425,7 +397,7 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
     preset: Preset
     judge_contention: bool
     stop_above_us: float | None = None
-    incumbent: Incumbent | None = None
+    incumbent: replies.CostRange | None = None
     cores: int | None = None
     tolerated: tuple[int, ...] = ()
     known_us: tuple[float | None, ...] = ()
@@ -465,6 +437,21 @@ class TimeReference(Request[replies.Measurement, Never]):
 
     preset: Preset
     judge_contention: bool
+
+
+def choose_incumbent(
+    incumbent: replies.CostRange | None, measured: replies.Measurement, wanted: SameBits | None = None
+) -> replies.CostRange | None:
+    """Return the cost to beat after a measurement: the incumbent's, unless the measured one is lower.
+
+    Only a fully sampled config beats others. If bits are ``wanted``, it must have the anchor's, as far as is known.
+    """
+    result, cost = measured.result, measured.cost
+    if cost is None or result.outcome is not Outcome.MEASURED or result.detail.beaten:
+        return incumbent
+    if wanted is not None and (result.detail.same_bits is False or not wanted.anchor or not result.detail.bits):
+        return incumbent
+    return cost if incumbent is None or cost.cost < incumbent.cost else incumbent
 
 
 REQUESTS: Mapping[str, type[Request[Any, Any]]] = {

@@ -136,7 +136,7 @@ class ServedWinners:
             if winner is None or winner.context != contexts[text] or not winner.is_final
         ]
         won = [self._store.get_trial(winner.trial) for winner in decided.values() if winner is not None]
-        if len(won) == len(group) and all(trial is not None and trial.detail.get("phase") == "import" for trial in won):
+        if len(won) == len(group) and all(trial is not None and trial.detail.phase == "import" for trial in won):
             # They were chosen together where they come from.
             return own
         if waiting:

@@ -56,8 +56,8 @@ from ktuned.model import (
     describe_price,
     explain_unmeasurable,
     is_exact,
-    is_latency,
     is_noisy,
+    needs_metric,
     strip_numerics,
 )
 from ktuned.scheduling import Jobs, Portfolios
@@ -347,12 +347,14 @@ class Lookups:
         message = doubt or failure
         if found.status is Status.FRESH:
             message = "" if incumbent is None else incumbent.note
-        is_noisy_one = incumbent is not None and is_latency(by) and is_noisy(incumbent.latency_us, incumbent.spread_us)
+        is_noisy_one = (
+            incumbent is not None and not needs_metric(by) and is_noisy(incumbent.latency_us, incumbent.spread_us)
+        )
         if is_noisy_one and incumbent is not None and not message:
             message = describe_noise(incumbent.latency_us, incumbent.spread_us or 0.0)
         if is_exact(by) and found.is_current and incumbent is not None and context is not None and not message:
             fastest = self._store.best_trials(context, 1, objective=strip_numerics(by))
-            if is_latency(by) and fastest:
+            if fastest and not needs_metric(by):
                 message = describe_price(incumbent.latency_us, fastest[0].latency_us)
         if verdict is not None and not message and (found.is_current or verdict.waiting):
             message = verdict.describe()

@@ -42,7 +42,7 @@ from ktuned.model.keys import (
 )
 from ktuned.model.near import find_nearest_winners, find_stand_ins, sort_by_similarity
 from ktuned.model.noise import IMPLAUSIBLE_RATIO, NOISY_SPREAD, describe_noise, is_noisy
-from ktuned.model.numerics import BitClass, BitClasses, Bits, describe_price, have_same_bits, is_nondeterministic
+from ktuned.model.numerics import BitClass, BitClasses, Bits, describe_price, have_same_bits
 from ktuned.model.objective import (
     BUILT_IN,
     EDP,
@@ -52,6 +52,7 @@ from ktuned.model.objective import (
     NUMERICS,
     TOLERANCE,
     Objective,
+    choose_words_of_praise,
     compute_energy_figures,
     compute_gain,
     cost_of,
@@ -60,8 +61,10 @@ from ktuned.model.objective import (
     is_latency,
     is_maximized,
     maximize,
+    mention_objective,
     metric_of,
     minimize,
+    needs_metric,
     read_objective,
     strip_numerics,
     unit_of,
@@ -78,7 +81,7 @@ from ktuned.model.peaks import (
     name_arithmetic_metric,
 )
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
-from ktuned.model.record import Record, record
+from ktuned.model.record import Record, SparseRecord, record
 from ktuned.model.staleness import CAPTURED, SPACE, Change, compare_contexts, describe_change
 from ktuned.model.trace import (
     DISTRIBUTION,
@@ -91,7 +94,17 @@ from ktuned.model.trace import (
     extend_digest,
     reduce_digest,
 )
-from ktuned.model.trial import Context, EarlierSearch, KnownConfig, Trial, TrialResult, Winner
+from ktuned.model.trial import (
+    NO_DETAIL,
+    Context,
+    EarlierSearch,
+    KnownConfig,
+    ListedTrial,
+    Trial,
+    TrialDetail,
+    TrialResult,
+    Winner,
+)
 from ktuned.model.values import (
     FAILURES,
     RETRIED_BY_NEXT_JOB,
@@ -126,6 +139,7 @@ __all__ = [
     "MEMORY",
     "NOISY_SPREAD",
     "NO_COUNTER",
+    "NO_DETAIL",
     "NUMERICS",
     "PRECISIONS",
     "PRESETS",
@@ -157,6 +171,7 @@ __all__ = [
     "KeyProblem",
     "KnownConfig",
     "KtunedError",
+    "ListedTrial",
     "Member",
     "NotFound",
     "Objective",
@@ -177,11 +192,13 @@ __all__ = [
     "Scalar",
     "SettingsError",
     "Share",
+    "SparseRecord",
     "Status",
     "StoreDamaged",
     "StoreError",
     "Target",
     "Trial",
+    "TrialDetail",
     "TrialResult",
     "Unsupported",
     "UsageError",
@@ -194,6 +211,7 @@ __all__ = [
     "apply_bucket_rules",
     "canonical",
     "choose_class",
+    "choose_words_of_praise",
     "compare_contexts",
     "compute_energy_figures",
     "compute_gain",
@@ -219,15 +237,16 @@ __all__ = [
     "is_latency",
     "is_maximized",
     "is_noisy",
-    "is_nondeterministic",
     "listed",
     "make_full_name",
     "make_key_problem",
     "maximize",
     "median",
+    "mention_objective",
     "metric_of",
     "minimize",
     "name_arithmetic_metric",
+    "needs_metric",
     "parse_key_problem",
     "project_of",
     "read_device_kind",

@@ -7,7 +7,7 @@ from dataclasses import field
 from enum import IntEnum, StrEnum
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey, make_key_problem
-from ktuned.model.objective import Objective, compute_gain, is_latency
+from ktuned.model.objective import Objective, compute_gain, needs_metric
 from ktuned.model.plan import Plan
 from ktuned.model.record import Record, record
 from ktuned.model.values import Problem
@@ -118,12 +118,12 @@ class Job(Record):
     @property
     def best(self) -> float | None:
         """The best config's figure, in the objective's unit."""
-        return self.best_us if is_latency(self.objective) else self.best_figure
+        return self.best_figure if needs_metric(self.objective) else self.best_us
 
     @property
     def default(self) -> float | None:
         """The declared default's figure, in the objective's unit."""
-        return self.default_us if is_latency(self.objective) else self.default_figure
+        return self.default_figure if needs_metric(self.objective) else self.default_us
 
     @property
     def speedup(self) -> float | None:

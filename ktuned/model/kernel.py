@@ -42,10 +42,11 @@ from ktuned.model.keys import (
 )
 from ktuned.model.objective import (
     BUILT_IN,
+    EDP,
+    ENERGY,
     LATENCY,
     Objective,
     is_exact,
-    is_latency,
     metric_of,
     read_objective,
     strip_numerics,
@@ -361,7 +362,7 @@ class KernelInfo(Record):
     def needs_energy(self, objective: Objective) -> bool:
         """Return whether an objective's figure is computed from the energy of a launch."""
         plain = strip_numerics(objective)
-        return not is_latency(plain) and (plain in BUILT_IN or self.metrics.get(metric_of(plain), False))
+        return plain in (ENERGY, EDP) or self.metrics.get(metric_of(plain), False)
 
     def with_anchor(self, anchor: Config | None, objective: Objective) -> KernelInfo:
         """Return the kernel with the anchor as its default, if the objective's numerics are exact.

@@ -13,11 +13,10 @@ may be known to differ from a class, but belongs to none. A config whose outputs
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from ktuned.model.record import Record, record
-from ktuned.model.trial import Trial
+from ktuned.model.trial import Trial, TrialDetail
 from ktuned.model.values import Config, Outcome, Scalar
 
 Bits = tuple[str, ...]
@@ -32,11 +31,6 @@ def have_same_bits(bits: Sequence[str], anchor: Sequence[str]) -> bool | None:
     if tuple(bits[:common]) != tuple(anchor[:common]):
         return False
     return None if not anchor or len(bits) < len(anchor) else True
-
-
-def is_nondeterministic(detail: Mapping[str, Any]) -> bool:
-    """Return whether launches of a trial's config have left different outputs from the same inputs."""
-    return bool(detail.get("nondeterministic"))
 
 
 @record
@@ -74,16 +68,15 @@ class BitClasses(Record):
     def from_trials(cls, trials: Iterable[Trial]) -> BitClasses:
         """Sort a context's trials into classes."""
         measured = [one for one in trials if one.outcome is Outcome.MEASURED and one.latency_us is not None]
-        found = [one for one in measured if one.detail.get("bits") and not is_nondeterministic(one.detail)]
-        most = max((len(one.detail["bits"]) for one in found), default=0)
+        known = [(one.detail.bits, one) for one in measured if one.detail.bits and not one.detail.nondeterministic]
+        most = max((len(bits) for bits, _ in known), default=0)
         groups: defaultdict[Bits, list[Trial]] = defaultdict(list)
-        for one in sorted(found, key=lambda one: -len(one.detail["bits"])):
-            bits = tuple(one.detail["bits"])
+        for bits, one in sorted(known, key=lambda pair: -len(pair[0])):
             # With fewer inputs, a config that agrees with a class may belong to it; one that differs from all does not.
             if len(bits) == most or not any(len(full) > len(bits) and full[: len(bits)] == bits for full in groups):
                 groups[bits].append(one)
         members = [
-            (bits, group, any(one.detail.get("same_bits") for one in group), min(group, key=_read_latency_us))
+            (bits, group, any(one.detail.same_bits for one in group), min(group, key=_read_latency_us))
             for bits, group in groups.items()
         ]
         members.sort(key=lambda member: (not member[2], _read_latency_us(member[3])))
@@ -93,15 +86,15 @@ class BitClasses(Record):
         )
         splitting, keeping = _sort_knobs([(one.config, bits) for bits, group in groups.items() for one in group])
         inputs = max((sum(map(bool, one.bits)) for one in classes), default=0)
-        nondeterministic = sum(is_nondeterministic(one.detail) for one in measured)
+        nondeterministic = sum(bool(one.detail.nondeterministic) for one in measured)
         fastest_us = min(map(_read_latency_us, measured), default=None)
         return cls(classes, inputs, nondeterministic, splitting, keeping, fastest_us)
 
-    def name_class(self, detail: Mapping[str, Any]) -> str:
+    def name_class(self, detail: TrialDetail) -> str:
         """Return the letter of a trial's class; ``A/B?`` if too little is known to tell, empty if nothing is."""
-        if is_nondeterministic(detail):
+        if detail.nondeterministic:
             return "nondeterministic"
-        bits = tuple(detail.get("bits") or ())
+        bits = detail.bits or ()
         able = [one.letter for one in self.classes if bits and one.bits[: len(bits)] == bits[: len(one.bits)]]
         if not able:
             return ""

@@ -68,6 +68,13 @@ def is_latency(objective: str) -> bool:
     return strip_numerics(objective) == LATENCY
 
 
+def needs_metric(objective: str) -> bool:
+    """Return whether an objective judges configs by one of their metrics, the energy included: the latency alone does
+    not decide then.
+    """
+    return not is_latency(objective)
+
+
 def maximize(metric: str) -> Objective:
     """Return the objective to make a metric of the kernel file as large as possible."""
     return Objective(f"{_MOST}{metric}")
@@ -105,6 +112,16 @@ def metric_of(objective: Objective) -> str:
 def unit_of(objective: Objective) -> str:
     """Return the unit of an objective's figures; for a kernel file's metric, its name."""
     return {LATENCY: "µs", ENERGY: "J", EDP: "J·s"}.get(strip_numerics(objective), metric_of(objective))
+
+
+def mention_objective(objective: str) -> str:
+    """Return an objective as the end of a phrase, ``" by energy"``; nothing if it is the latency, as is usual."""
+    return "" if objective == LATENCY else f" by {objective}"
+
+
+def choose_words_of_praise(objective: str) -> tuple[str, str]:
+    """Return what people call a config with a good figure, and one with a better figure: "fast" and "faster"."""
+    return ("fast", "faster") if is_latency(objective) else ("good", "better")
 
 
 def figure_of(objective: Objective, latency_us: float | None, metrics: Mapping[str, float]) -> float | None:

@@ -66,6 +66,19 @@ class Record:
         raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
 
 
+class SparseRecord(Record):
+    """A record of many facts of which each case has few: every field has a default, and an instance holds the others.
+
+    So its ``vars()`` is what the store and the wire have of it, without a null for each fact that is unknown.
+    """
+
+    def __init__(self, **named: Any) -> None:
+        blank = self._blank
+        if not named.keys() <= blank.keys():
+            raise TypeError(f"{type(self).__name__} has the fields {', '.join(blank)}")
+        vars(self).update({name: value for name, value in named.items() if value is not blank[name]})
+
+
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def record(cls: type[_T]) -> type[_T]:
     """Make a subclass of :class:`Record` a dataclass with the methods of its base."""
@@ -73,8 +86,4 @@ def record(cls: type[_T]) -> type[_T]:
     fields = dataclasses.fields(made)
     made._made = {field.name: field for field in fields if field.default is dataclasses.MISSING}
     made._blank = {field.name: made._made.get(field.name, field.default) for field in fields}
-    for field in fields:
-        # A property of the base class would hide the field that takes its place.
-        if isinstance(getattr(made, field.name, None), property):
-            setattr(made, field.name, None)
     return made

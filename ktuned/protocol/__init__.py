@@ -14,7 +14,6 @@ from ktuned.protocol.events import (
     UNSUBSCRIBE,
     ConfigCompiled,
     Event,
-    FinishedTrial,
     JobDone,
     JobEvent,
     JobPaused,
@@ -68,7 +67,15 @@ from ktuned.protocol.kernels import (
     UnwatchParams,
 )
 from ktuned.protocol.method import EmptyAnswer, Method, NoParams, call_method, call_method_async
-from ktuned.protocol.trials import FORGET, RESULTS, ForgetParams, ResultsParams
+from ktuned.protocol.trials import (
+    FORGET,
+    RESULTS,
+    ForgetAnswer,
+    ForgetParams,
+    NumericsReport,
+    ResultsAnswer,
+    ResultsParams,
+)
 from ktuned.protocol.winners import (
     CHECK,
     EXPORT,
@@ -144,7 +151,7 @@ __all__ = [
     "Event",
     "ExportParams",
     "FileError",
-    "FinishedTrial",
+    "ForgetAnswer",
     "ForgetParams",
     "ImportParams",
     "JobDone",
@@ -167,6 +174,7 @@ __all__ = [
     "Method",
     "NamesLearned",
     "NoParams",
+    "NumericsReport",
     "PauseAnswer",
     "PauseParams",
     "PeaksParams",
@@ -175,6 +183,7 @@ __all__ = [
     "PortfolioParams",
     "PublishEvent",
     "Refining",
+    "ResultsAnswer",
     "ResultsParams",
     "SharePullParams",
     "StreamGap",

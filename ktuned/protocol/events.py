@@ -8,7 +8,7 @@ and encodes it, and :func:`read_event` gives a client the same value back. On th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
@@ -25,7 +25,6 @@ from ktuned.model import (
     Problem,
     Trial,
     figure_of,
-    record,
 )
 from ktuned.protocol.jobs import JobInfo
 from ktuned.protocol.kernels import FileError
@@ -126,28 +125,15 @@ FIGURES: Final = tuple(name for name in JobProgress.__struct_fields__ if name no
 """The names of the figures, which are those of a job's fields."""
 
 
-@record
-class FinishedTrial(Trial):
-    """A trial as an event reports it: of its detail only the metrics."""
-
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def from_trial(cls, trial: Trial, *, config: Config, problem: Problem) -> FinishedTrial:
-        """Return what is reported of a trial, with its config and problem in the order that people declared."""
-        known = {**vars(trial), "detail": msgspec.UNSET, "config": config, "problem": problem}
-        return cls(**known, metrics=trial.metrics)
-
-
 class TrialDone(JobProgress, frozen=True, kw_only=True, tag="trial_done"):
     """A config has its outcome.
 
     Attributes:
-        trial: None when only the figures changed.
+        trial: without its detail; None when only the figures changed.
         left_s: seconds that the job is still likely to take.
     """
 
-    trial: FinishedTrial | None
+    trial: Trial | None
     left_s: float | None = None
 
 

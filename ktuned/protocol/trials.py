@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final, Literal
 
 import msgspec
 
-from ktuned.model import Outcome, Scalar
+from ktuned.model import ListedTrial, Outcome, Problem, Scalar
 from ktuned.protocol.method import Method
 
 
@@ -23,12 +23,28 @@ class ResultsParams(msgspec.Struct, frozen=True):
     trial: int | None = None
     job: int | None = None
     current: bool = False
-    order: str = "fastest"
+    order: Literal["fastest", "newest"] = "fastest"
     limit: int = 200
     before: int | None = None
     count: bool = False
     details: bool = False
     directory: str | None = None
+
+
+class NumericsReport(msgspec.Struct, frozen=True):
+    """What a comparison of outputs bit by bit has shown for a problem on a device; for all problems if it is empty."""
+
+    problem: Problem
+    device: str
+    lines: tuple[str, ...]
+
+
+class ResultsAnswer(msgspec.Struct, frozen=True):
+    """Trials; ``total`` is how many there are beyond the limit, where that was asked for."""
+
+    trials: tuple[ListedTrial, ...]
+    numerics: tuple[NumericsReport, ...] = ()
+    total: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class ForgetParams(msgspec.Struct, frozen=True):
@@ -39,5 +55,12 @@ class ForgetParams(msgspec.Struct, frozen=True):
     directory: str | None = None
 
 
-RESULTS: Final[Method[ResultsParams, dict[str, Any]]] = Method("results", ResultsParams, dict)
-FORGET: Final[Method[ForgetParams, dict[str, Any]]] = Method("forget", ForgetParams, dict)
+class ForgetAnswer(msgspec.Struct, frozen=True):
+    """The kernel, and how many of its trials were deleted."""
+
+    kernel: str
+    trials: int
+
+
+RESULTS: Final = Method("results", ResultsParams, ResultsAnswer)
+FORGET: Final = Method("forget", ForgetParams, ForgetAnswer)

@@ -1,6 +1,7 @@
 """Tuning from Python: ``ktuned.tune`` for scripts, tests and notebooks."""
 
+from ktuned.model import ListedTrial as Trial
 from ktuned.python.request import TuningFailed, tune
-from ktuned.python.result import Result, Trial, Trials
+from ktuned.python.result import Result, Trials
 
 __all__ = ["Result", "Trial", "Trials", "TuningFailed", "tune"]

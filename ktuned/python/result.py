@@ -8,6 +8,8 @@ from functools import cached_property
 from html import escape
 from typing import Any, overload
 
+from ktuned.ipc import from_plain
+from ktuned.model import ListedTrial as Trial
 from ktuned_client import Client, Hit
 
 MAX_SHOWN = 20
@@ -15,38 +17,6 @@ MAX_SHOWN = 20
 
 PAGE = 2_000
 """Trials in one answer, the most that the daemon sends."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One config that was tried: its outcome, its latency and what the trial cost."""
-
-    id: int
-    config: Mapping[str, Any]
-    outcome: str
-    latency_us: float | None
-    spread_us: float | None
-    compile_s: float
-    lane_s: float
-    message: str
-    is_winner: bool
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def from_wire(cls, trial: Mapping[str, Any]) -> Trial:
-        """Read a trial of the protocol."""
-        return cls(
-            trial["id"],
-            trial["config"],
-            trial["outcome"] or "running",
-            trial["latency_us"],
-            trial["spread_us"],
-            trial["compile_s"],
-            trial["lane_s"],
-            trial["message"],
-            trial["winner"],
-            trial.get("metrics") or {},
-        )
 
 
 class Trials(Sequence[Trial]):
@@ -89,7 +59,7 @@ class Trials(Sequence[Trial]):
         for trial in self._trials[:MAX_SHOWN]:
             cells = [str(trial.config.get(knob, "")) for knob in knobs]
             latency = "" if trial.latency_us is None else f"{trial.latency_us:.4g}"
-            cells += [trial.outcome, latency, trial.message.partition("\n")[0][:200]]
+            cells += [trial.outcome or "running", latency, trial.message.partition("\n")[0][:200]]
             style = " style='font-weight:bold'" if trial.is_winner else ""
             rows.append(f"<tr{style}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
         rest = len(self) - MAX_SHOWN
@@ -135,10 +105,10 @@ class Result:
         with Client() as client:
             while True:
                 page = client.call("results", **wanted, current=True, order="newest", limit=PAGE)["trials"]
-                found += map(Trial.from_wire, page)
+                found += [from_plain(Trial, trial) for trial in page]
                 if len(page) < PAGE:
                     return Trials(found)
-                wanted["before"] = page[-1]["id"]
+                wanted["before"] = found[-1].id
 
     def load(self, *, device: str | None = None) -> Any:
         """Return the winner as a callable, which takes the tensors of ``inputs`` by their names.
@@ -165,7 +135,7 @@ class Result:
 
 def _make_row(trial: Trial) -> dict[str, Any]:
     figures = {
-        "outcome": trial.outcome,
+        "outcome": trial.outcome or "running",
         "latency_us": trial.latency_us,
         "spread_us": trial.spread_us,
         "compile_s": trial.compile_s,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ktuned.report.pareto import figure_of, pareto_front
+from ktuned.report.pareto import compute_cost, pareto_front
 from ktuned.report.terminal_plot import best_so_far
 from ktuned.report.trial_formats import FORMATS, render_trials
 from ktuned.report.winner_formats import c_file, vllm_files
@@ -27,7 +27,7 @@ __all__ = [
     "Standing",
     "best_so_far",
     "c_file",
-    "figure_of",
+    "compute_cost",
     "pareto_front",
     "render_fragment",
     "render_page",

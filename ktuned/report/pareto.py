@@ -6,38 +6,37 @@ better.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeVar
 
-from ktuned.model import canonical
+from ktuned.model import BUILT_IN, Outcome, Trial, canonical, figure_of, is_maximized, maximize, minimize
 
-LESS_IS_BETTER = frozenset({"latency", "energy", "edp"})
+T = TypeVar("T", bound=Trial)
 
 
-def figure_of(trial: Mapping[str, Any], name: str) -> float | None:
+def compute_cost(trial: Trial, name: str) -> float | None:
     """Return a trial's latency (µs) or metric, with the sign by which less is better; ``None`` if it has none."""
     plain = name.removeprefix("-")
-    value: float | None = trial["latency_us"] if plain == "latency" else (trial.get("metrics") or {}).get(plain)
-    if value is None:
-        return None
-    return value if plain in LESS_IS_BETTER or name != plain else -value
+    objective = minimize(plain) if name != plain or plain in BUILT_IN else maximize(plain)
+    value = figure_of(objective, trial.latency_us, trial.metrics)
+    return -value if value is not None and is_maximized(objective) else value
 
 
-def pareto_front(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
+def pareto_front(trials: Sequence[T], names: Sequence[str]) -> list[T]:
     """Return the measured trials that no other beats, by problem and device, ordered by the first figure."""
-    groups: dict[tuple[str, str], list[tuple[tuple[float, ...], Mapping[str, Any]]]] = {}
+    groups: dict[tuple[str, str], list[tuple[tuple[float, ...], T]]] = {}
     for trial in trials:
-        figures = tuple(value for name in names if (value := figure_of(trial, name)) is not None)
-        if trial["outcome"] == "measured" and len(figures) == len(names):
-            groups.setdefault((canonical(trial["problem"]), trial["device"]), []).append((figures, trial))
-    kept: list[Mapping[str, Any]] = []
+        costs = tuple(value for name in names if (value := compute_cost(trial, name)) is not None)
+        if trial.outcome is Outcome.MEASURED and len(costs) == len(names):
+            groups.setdefault((canonical(trial.problem), trial.device), []).append((costs, trial))
+    kept: list[T] = []
     for _, group in sorted(groups.items(), key=lambda pair: pair[0]):
-        group.sort(key=lambda pair: (pair[0], pair[1]["id"]))
+        group.sort(key=lambda pair: (pair[0], pair[1].id))
         best: list[tuple[float, ...]] = []
-        for figures, trial in group:
+        for costs, trial in group:
             # In this order only an earlier one can beat a later one; equal ones stand side by side.
-            if not any(_is_no_worse(other, figures) for other in best):
-                best.append(figures)
+            if not any(_is_no_worse(other, costs) for other in best):
+                best.append(costs)
                 kept.append(trial)
     return kept
 

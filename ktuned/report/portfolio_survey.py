@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from ktuned.model import LATENCY, Problem, canonical, parse_key_problem
+from ktuned.model import Problem, canonical, cost_of, figure_of, parse_key_problem
 from ktuned.portfolio import Branch, Matrix, Portfolio, Tree, describe_condition
 from ktuned.report.document import PortfolioRow, ShownPortfolio
 from ktuned.store import ContextSums, Overview, StoredPortfolio
@@ -32,13 +32,15 @@ def survey_portfolio(overview: Overview, stored: StoredPortfolio, contexts: Sequ
     ]
     known = {canonical(problem) for problem in matrix.problems}
     since = [sums for sums in contexts if sums.context.problem not in known][-MAX_NEW:]
-    for sums in since if stored.objective == LATENCY else ():
-        figures = {
-            trial.config: trial.latency_us for trial in overview.load_trials(sums.id) if trial.latency_us is not None
+    for sums in since:
+        costs = {
+            trial.config: cost
+            for trial in overview.load_trials(sums.id)
+            if (cost := cost_of(stored.objective, figure_of(stored.objective, trial.latency_us, trial.metrics)))
         }
-        if set(fitted.configs) <= figures.keys():
-            best = min(figures.values())
-            losses = {config: figures[config] / best - 1 for config in fitted.configs}
+        if set(fitted.configs) <= costs.keys():
+            best = min(costs.values())
+            losses = {config: costs[config] / best - 1 for config in fitted.configs}
             rows.append(_portfolio_row(fitted, parse_key_problem(sums.context.problem), losses, is_new=True))
     return ShownPortfolio(
         stored.kernel,

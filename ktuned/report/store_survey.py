@@ -19,6 +19,7 @@ from ktuned.model import (
     Context,
     Job,
     KernelInfo,
+    Objective,
     Outcome,
     Peaks,
     Winner,
@@ -29,9 +30,9 @@ from ktuned.model import (
     compute_shares,
     describe_change,
     figure_of,
-    is_latency,
     name_arithmetic_metric,
     parse_key_problem,
+    strip_numerics,
     unit_of,
 )
 from ktuned.report.columns import COARSE, PackedColumns, Packer
@@ -87,14 +88,15 @@ def survey_store(
 
     ``standings`` is the daemon's word on the winners.
     """
-    # The page's charts are of latency; a winner by another objective has a line, and its metrics among the trials.
+    # The page's charts are of latency; a winner by another objective has a line, and its metrics among the trials. One
+    # with exact numerics alone is shown like one by a tolerance.
     winners: dict[WinnerKey, Winner] = {}
     others: dict[WinnerKey, list[Winner]] = {}
     won_by = {won.key: won for won in overview.load_winners()}
     for won in won_by.values():
-        is_exact_alone = is_latency(won.objective) and won.context.key not in won_by
-        if won.objective == LATENCY or is_exact_alone:
-            winners[won.context.key] = won
+        shown_key = won.key._replace(objective=strip_numerics(won.objective))
+        if won_by.get(shown_key, won) is won and shown_key == won.context.key:
+            winners[shown_key] = won
         else:
             others.setdefault(won.context.key, []).append(won)
     limits = overview.load_peaks()
@@ -166,8 +168,8 @@ def _build_section(
     kept = _thin_rows(rows, room, -1 if winner is None else winner.trial)
     configs = _parse_configs(kept)
     knobs = _list_knobs(kernel, configs)
-    facts = [_parse_numbers(row.facts) for row in kept]
-    metrics = [_parse_numbers(row.metrics) for row in kept]
+    facts = [row.facts for row in kept]
+    metrics = [row.metrics for row in kept]
     fact_names = list(dict.fromkeys(name for found in facts for name in found))
     metric_names = list(dict.fromkeys(name for found in metrics for name in found))
     axes: Mapping[str, Sequence[Any]] = (kernel.space.get("axes") or {}) if kernel is not None else {}
@@ -222,16 +224,6 @@ def _in_order(config: Config, knobs: Sequence[str]) -> dict[str, Any]:
     return {knob: config[knob] for knob in knobs if knob in config}
 
 
-def _parse_numbers(text: str | None) -> dict[str, float]:
-    """Return the numbers of a map of facts or metrics; texts and lists say nothing on an axis."""
-    if not text:
-        return {}
-    found = msgspec.json.decode(text)
-    if not isinstance(found, dict):
-        return {}
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
-
-
 def _pack_trials(
     rows: Sequence[TrialRow],
     configs: Sequence[Config],
@@ -249,7 +241,7 @@ def _pack_trials(
     packer.add_figures("compile_s", [row.compile_s or None for row in rows], COARSE)
     packer.add_figures("lane_s", [row.lane_s or None for row in rows], COARSE)
     packer.add_times("ended", [row.updated for row in rows])
-    spans = [_trial_spans(row) for row in rows]
+    spans = [{kind: (name, began) for kind, name, began in row.spans} for row in rows]
     for place in (COMPILE, LANE):
         found = [one.get(place) for one in spans]
         packer.add_codes(f"{place}_place", ["" if span is None else span[0] for span in found], [""])
@@ -290,14 +282,6 @@ def _first_line(message: str) -> str:
     return line if len(line) <= MESSAGE_CHARACTERS else line[: MESSAGE_CHARACTERS - 1] + "…"
 
 
-def _trial_spans(row: TrialRow) -> dict[str, tuple[str, float]]:
-    """Return the slot and the lane that a trial was in last, and since when."""
-    found: dict[str, tuple[str, float]] = {}
-    for place, name, began in msgspec.json.decode(row.spans) if row.spans else ():
-        found[place] = (name, began)
-    return found
-
-
 def _describe_winner(
     winner: Winner, rows: Sequence[TrialRow], knobs: Sequence[str], peaks: Peaks | None
 ) -> WinnerSummary:
@@ -317,7 +301,7 @@ def _describe_winner(
 
 
 def _describe_difference(won: Winner, fastest: Winner | None, knobs: Sequence[str]) -> OtherWinner | None:
-    figure = figure_of(won.objective, won.latency_us, won.metrics)
+    figure = won.figure
     if figure is None:
         return None
     beside = None if fastest is None else figure_of(won.objective, fastest.latency_us, fastest.metrics)
@@ -427,8 +411,8 @@ def _job_figures(job: Job) -> JobFigures:
     )
 
 
-def surveyed_key(kernel: str, problem: Mapping[str, Any], device: str) -> WinnerKey:
-    """Return the key by which a store's survey knows a kernel's problem on a device."""
+def surveyed_key(kernel: str, problem: Mapping[str, Any], device: str, objective: str = LATENCY) -> WinnerKey:
+    """Return the key by which a store's survey knows a winner."""
     from ktuned.model import DeviceModel, KernelName, KeyProblem
 
-    return WinnerKey(KernelName(kernel), KeyProblem(canonical(problem)), DeviceModel(device))
+    return WinnerKey(KernelName(kernel), KeyProblem(canonical(problem)), DeviceModel(device), Objective(objective))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+
+from ktuned.model import Outcome, Trial
 
 HEIGHT = 12
 MARGIN = 10
@@ -13,16 +14,16 @@ MARGIN = 10
 _BEST, _TRIAL = "━", "·"
 
 
-def best_so_far(trials: Sequence[Mapping[str, Any]], width: int, height: int = HEIGHT) -> list[str]:
+def best_so_far(trials: Sequence[Trial], width: int, height: int = HEIGHT) -> list[str]:
     """Return the lines of a plot of one problem's trials, in the order of their ids; none if nothing was measured.
 
     Dots are measured trials, the line is the best so far; the scale is logarithmic, and slow trials are at its top.
     """
-    ordered = sorted(trials, key=lambda trial: trial["id"])
+    ordered = sorted(trials, key=lambda trial: trial.id)
     measured = [
-        (place, float(trial["latency_us"]))
+        (place, trial.latency_us)
         for place, trial in enumerate(ordered)
-        if trial["outcome"] == "measured" and trial["latency_us"]
+        if trial.outcome is Outcome.MEASURED and trial.latency_us
     ]
     if not measured:
         return []

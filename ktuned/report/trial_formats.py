@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from ktuned.model import Outcome
+import msgspec
 
-Trials = Sequence[Mapping[str, Any]]
-"""Trials as the protocol's maps."""
+from ktuned.model import ListedTrial, Outcome
+
+Trials = Sequence[ListedTrial]
 
 T4_VERSION = "1.0.0"
 
@@ -46,57 +47,57 @@ def render_trials(trials: Trials, kind: str) -> str:
 
 
 def _render_json(trials: Trials) -> str:
-    return json.dumps(list(trials), ensure_ascii=False)
+    return json.dumps(msgspec.to_builtins(list(trials)), ensure_ascii=False)
 
 
 def _render_csv(trials: Trials) -> str:
-    keys = list(dict.fromkeys(key for trial in trials for key in trial["problem"]))
-    knobs = list(dict.fromkeys(knob for trial in trials for knob in trial["config"]))
+    keys = list(dict.fromkeys(key for trial in trials for key in trial.problem))
+    knobs = list(dict.fromkeys(knob for trial in trials for knob in trial.config))
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")
-    metrics = list(dict.fromkeys(name for trial in trials for name in trial.get("metrics") or ()))
-    facts = list(dict.fromkeys(name for trial in trials for name in trial.get("facts") or ()))
+    metrics = list(dict.fromkeys(name for trial in trials for name in trial.metrics))
+    facts = list(dict.fromkeys(name for trial in trials for name in trial.facts))
     kinds = {"p": keys, "c": knobs, "m": metrics, "f": facts}
     named = [f"{mark}.{name}" for mark, names in kinds.items() for name in names]
     columns = [*_CSV_FIELDS, *named, "updated", "message"]
     writer.writerow(columns)
     for trial in trials:
-        values = {**trial, "trial": trial["id"], "winner": int(trial.get("winner", False))}
         writer.writerow(
             [
-                *(values[name] for name in _CSV_FIELDS),
-                *(trial["problem"].get(key) for key in keys),
-                *(trial["config"].get(knob) for knob in knobs),
-                *((trial.get("metrics") or {}).get(name) for name in metrics),
-                *((trial.get("facts") or {}).get(name) for name in facts),
+                trial.id,
+                *(getattr(trial, name) for name in ("kernel", "device", "outcome")),
+                int(trial.winner),
+                *(getattr(trial, name) for name in ("latency_us", "spread_us", "compile_s", "lane_s")),
+                *(trial.problem.get(key) for key in keys),
+                *(trial.config.get(knob) for knob in knobs),
+                *(trial.metrics.get(name) for name in metrics),
+                *(trial.facts.get(name) for name in facts),
                 _format_timestamp(trial),
-                trial["message"],
+                trial.message,
             ]
         )
     return written.getvalue().rstrip("\n")
 
 
 def _render_t4(trials: Trials) -> str:
-    results = [_t4_result(trial) for trial in trials if trial["outcome"] in _INVALIDITY]
+    results = [_t4_result(trial) for trial in trials if trial.outcome in _INVALIDITY]
     return json.dumps({"schema_version": T4_VERSION, "results": results}, ensure_ascii=False)
 
 
-def _t4_result(trial: Mapping[str, Any]) -> dict[str, Any]:
-    detail: Mapping[str, Any] = trial.get("detail") or {}
-    invalidity = _INVALIDITY[trial["outcome"]]
-    measurements = [] if trial["latency_us"] is None else [_t4_time("time", trial["latency_us"])]
-    if trial["spread_us"] is not None:
-        measurements.append(_t4_time("spread", trial["spread_us"]))
+def _t4_result(trial: ListedTrial) -> dict[str, Any]:
+    invalidity = _INVALIDITY[trial.outcome or ""]
+    named = {"time": trial.latency_us, "spread": trial.spread_us}
+    measurements = [_t4_time(name, value) for name, value in named.items() if value is not None]
     return {
         "timestamp": _format_timestamp(trial),
-        "configuration": dict(trial["config"]),
+        "configuration": dict(trial.config),
         "times": {
-            "compilation": trial["compile_s"] * _MS_PER_S,
-            "benchmark": trial["lane_s"] * _MS_PER_S,
+            "compilation": trial.compile_s * _MS_PER_S,
+            "benchmark": trial.lane_s * _MS_PER_S,
             "framework": 0.0,
             "search_algorithm": 0.0,
             "validation": 0.0,
-            "runtimes": [sample / _US_PER_MS for sample in detail.get("samples") or ()],
+            "runtimes": [sample / _US_PER_MS for sample in trial.detail.samples or ()],
         },
         "invalidity": invalidity,
         "correctness": int(invalidity == "correct"),
@@ -109,8 +110,8 @@ def _t4_time(name: str, microseconds: float) -> dict[str, Any]:
     return {"name": name, "value": microseconds / _US_PER_MS, "unit": "ms"}
 
 
-def _format_timestamp(trial: Mapping[str, Any]) -> str:
-    return datetime.fromtimestamp(trial["updated"], UTC).isoformat(timespec="milliseconds")
+def _format_timestamp(trial: ListedTrial) -> str:
+    return datetime.fromtimestamp(trial.updated, UTC).isoformat(timespec="milliseconds")
 
 
 FORMATS: Mapping[str, Callable[[Trials], str]] = {"json": _render_json, "csv": _render_csv, "t4": _render_t4}

@@ -280,7 +280,7 @@ class ShareExchange:
         return WinnerFacts(
             is_final=winner.is_final,
             is_current=winner.context == place.context and not place.kernel.unobserved,
-            is_imported=trial is None or trial.detail.get("phase") == "import",
+            is_imported=trial is None or trial.detail.phase == "import",
             is_withheld=job is None or job.plan.no_share,
         )
 

@@ -21,6 +21,7 @@ from ktuned.serve.share import ShareMethods
 from ktuned.serve.status import StatusReport
 from ktuned.serve.subscriptions import Subscriptions
 from ktuned.serve.traffic import Traffic
+from ktuned.serve.trial_methods import TrialMethods
 
 __all__ = [
     "Activity",
@@ -44,6 +45,7 @@ __all__ = [
     "Subscriptions",
     "Traffic",
     "TrialCount",
+    "TrialMethods",
     "WinnerExchange",
     "bind_socket",
     "inherit_socket",

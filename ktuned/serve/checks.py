@@ -79,7 +79,7 @@ class Checks:
     async def _check_winner(self, winner: Winner, sanitizers: Sanitizers | None) -> CheckResult:
         trial = self._store.get_trial(winner.trial)
         job = None if trial is None else self._store.get_job(trial.job)
-        if trial is None or job is None or not trial.detail.get("build"):
+        if trial is None or job is None or not trial.detail.build:
             raise NotFound("the trial of this winner is not known any more", hint="`ktuned tune` measures it again")
         brief = self._prepare(replace(job, device=winner.context.device))
         if brief.context != winner.context:
@@ -88,5 +88,5 @@ class Checks:
             raise NotFound(f"there is no {winner.context.device} here")
         check = WinnerCheck(brief, self._lane(brief.devices[0]), self._fleet, self._artifacts)
         if sanitizers is None:
-            return await check.check_winner(trial.detail["build"])
-        return await check.sanitize_winner(trial.detail["build"], sanitizers, self._scratch)
+            return await check.check_winner(trial.detail.build)
+        return await check.sanitize_winner(trial.detail.build, sanitizers, self._scratch)

@@ -48,18 +48,18 @@ class Handler(msgspec.Struct, Generic[P, A], frozen=True):
             raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
 
 
-class DeferredAnswer(msgspec.Struct, frozen=True):
-    """Returned by a plain method that must wait this time; ``rest`` finishes the answer."""
-
-    rest: Callable[[], Awaitable[Any]]
-
-
 def bound_limit(limit: int) -> int:
-    """Return how many rows an answer may have that is to have at most ``limit``.
+    """Return how many rows an answer may have where a request wants ``limit``.
 
     Raises:
-        UsageError: it is less than one.
+        UsageError: it wants none.
     """
     if limit < 1:
         raise UsageError(f"limit is {limit}", hint="give at least 1")
     return min(limit, MAX_ROWS)
+
+
+class DeferredAnswer(msgspec.Struct, frozen=True):
+    """Returned by a plain method that must wait this time; ``rest`` finishes the answer."""
+
+    rest: Callable[[], Awaitable[Any]]

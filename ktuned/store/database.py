@@ -464,13 +464,13 @@ class Store:
         *,
         objective: Objective = LATENCY,
         rounds: int = 0,
-        rounds_name: str = "rounds",
+        by_energy: bool = False,
     ) -> list[Trial]:
         """Return the measured trials of a context that have an objective's figure, the best first.
 
-        With ``rounds`` only finalists of so many; ``rounds_name`` is the detail that counts them.
+        With ``rounds`` only finalists of so many; those by energy are counted apart.
         """
-        return trial_queries.find_best_trials(self._reader, context, limit, objective, rounds, rounds_name)
+        return trial_queries.find_best_trials(self._reader, context, limit, objective, rounds, by_energy=by_energy)
 
     def find_twins(self, content: str) -> list[Trial]:
         """Return the newest trials of this content (the detail ``content``) that say what a measurement would."""
@@ -485,7 +485,7 @@ class Store:
     ) -> list[KnownConfig]:
         """Return what the latest ``contexts`` of a context's kernel, problem and device have found, its own first.
 
-        Of each context the measured configs come first, in order of latency.
+        Of each context the measured configs come first, the best by the objective before the others.
         """
         return trial_queries.find_past_searches(self._reader, context, contexts, limit, objective)
 

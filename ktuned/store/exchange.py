@@ -26,12 +26,14 @@ from ktuned.model import (
     Plan,
     Priority,
     Problem,
+    TrialDetail,
     TrialResult,
     Winner,
     WinnerKey,
+    choose_words_of_praise,
     cost_of,
     figure_of,
-    is_latency,
+    unit_of,
 )
 from ktuned.store import job_writes, rows, trial_writes
 from ktuned.store.faults import database_fault
@@ -80,12 +82,10 @@ def judge_offer(offer: Offer, ours: Winner | None, today: Context | None) -> Dec
         if offer.config == ours.config:
             return Decision(False, "it is the same")
         theirs, figure = cost_of(offer.objective, offer.figure), cost_of(ours.objective, ours.figure)
-        unit = " µs" if is_latency(ours.objective) else ""
-        better = "faster" if is_latency(ours.objective) else "better"
+        unit, (good, better) = unit_of(ours.objective), choose_words_of_praise(ours.objective)
         if figure is None or (theirs is not None and theirs < figure):
-            return Decision(True, f"{better} than ours, {ours.figure or 0:g}{unit}")
-        good = "fast" if is_latency(ours.objective) else "good"
-        return Decision(False, f"ours is as {good} or {better}, {ours.figure:g}{unit}")
+            return Decision(True, f"{better} than ours, {ours.figure or 0:g} {unit}")
+        return Decision(False, f"ours is as {good} or {better}, {ours.figure:g} {unit}")
     if today is not None and ours.context == today:
         return Decision(False, "ours was measured with the sources, toolchain and driver of today")
     if today is not None and offer.context == today:
@@ -147,7 +147,8 @@ def adopt_winners(connection: sqlite3.Connection, kernel: str, device: str, offe
             offer.latency_us,
             offer.spread_us,
             message="imported",
-            detail={"phase": "import", **({"metrics": dict(offer.metrics)} if offer.metrics else {})},
+            detail=TrialDetail(phase="import"),
+            metrics=offer.metrics,
         )
         trial_writes.finish_trial(connection, trial, result, offer.decided, objective=offer.objective)
         trial_writes.make_winner(connection, trial, offer.decided, objective=offer.objective, is_final=True)

@@ -11,6 +11,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple, Self
 
+import msgspec
+
 from ktuned.model import BitClasses, Context, DeviceModel, Job, KernelInfo, Peaks, StoreError, Winner
 from ktuned.store import database_file, digest_parts, peaks, portfolios, rows
 from ktuned.store.faults import database_fault
@@ -60,9 +62,9 @@ class ContextSums(NamedTuple):
 
 
 class TrialRow(NamedTuple):
-    """A trial that has ended, its maps as JSON; ``spans`` are its times in slots and lanes.
+    """A trial that has ended, its config as text; ``facts`` are the numbers among the backend's.
 
-    A standard dataclass would take as long to make as the row takes to read.
+    A page has 100,000 of them: to read all that is known of each would take ten times as long.
     """
 
     id: int
@@ -75,9 +77,9 @@ class TrialRow(NamedTuple):
     lane_s: float
     message: str
     updated: float
-    facts: str | None
-    metrics: str | None
-    spans: str | None
+    facts: Mapping[str, float]
+    metrics: Mapping[str, float]
+    spans: Sequence[tuple[str, str, float]]
 
 
 class Overview:
@@ -171,4 +173,14 @@ def _decode_context_sums(row: Row) -> ContextSums:
 
 
 def _trial_row(row: Row) -> TrialRow:
-    return TrialRow._make(row)
+    *values, facts, metrics, spans = row
+    maps = _decode_numbers(facts), _decode_numbers(metrics), msgspec.json.decode(spans or "[]")
+    return TrialRow._make((*values, *maps))
+
+
+def _decode_numbers(text: str | None) -> dict[str, float]:
+    """Return the numbers of a map of facts or metrics; texts and lists say nothing on an axis."""
+    found = msgspec.json.decode(text) if text else None
+    if not isinstance(found, dict):
+        return {}
+    return {name: value for name, value in found.items() if isinstance(value, int | float)}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
+import msgspec
+
 from ktuned.model import (
-    LATENCY,
     Candidate,
     Context,
     Job,
@@ -21,10 +24,13 @@ from ktuned.model import (
     Root,
     RootSettings,
     Trial,
+    TrialDetail,
+    TrialResult,
     Winner,
     is_exact,
     is_maximized,
     metric_of,
+    needs_metric,
     strip_numerics,
 )
 from ktuned.store.reader import Row
@@ -37,11 +43,16 @@ CONTEXT_COLUMNS = (
 
 FROM_TRIALS = "FROM trials JOIN contexts ON contexts.id = trials.context_id"
 
-SELECT_TRIALS = f"""SELECT trials.id, trials.job_id, contexts.kernel, contexts.problem, contexts.device, trials.config,
-    trials.outcome, trials.latency_us, trials.spread_us, trials.compile_s, trials.lane_s, trials.message,
-    trials.artifact, contexts.digest, trials.updated, trials.detail
-    {FROM_TRIALS}"""
-"""Columns in the order of :class:`~ktuned.model.Trial`'s fields."""
+_TRIAL_COLUMNS = {
+    "id": "trials.id",
+    "job": "trials.job_id",
+    **{name: f"contexts.{name}" for name in ("kernel", "problem", "device", "digest")},
+    **{name: f"trials.{name}" for name in ("config", "outcome", "latency_us", "spread_us", "compile_s", "lane_s")},
+    **{name: f"trials.{name}" for name in ("message", "artifact", "updated", "detail")},
+}
+"""The column of each field of :class:`~ktuned.model.Trial`, but of its metrics, which are kept with the detail."""
+
+SELECT_TRIALS = f"SELECT {', '.join(_TRIAL_COLUMNS.values())} {FROM_TRIALS}"
 
 SELECT_JOBS = f"SELECT {', '.join(entry.name for entry in fields(Job))} FROM jobs"
 """Columns as :class:`~ktuned.model.Job`'s fields are named."""
@@ -58,7 +69,7 @@ def figure_sql(objective: Objective, trials: str = "trials") -> str:
     if is_exact(objective):
         same = f"iif(json_valid({trials}.detail), json_extract({trials}.detail, '$.same_bits'), NULL)"
         return f"iif({same}, {figure_sql(strip_numerics(objective), trials)}, NULL)"
-    if objective == LATENCY:
+    if not needs_metric(objective):
         return f"{trials}.latency_us"
     # A metric's name is an identifier.
     path = f'$.metrics."{metric_of(objective)}"'
@@ -91,10 +102,45 @@ def context_values(context: Context) -> Row:
 
 def decode_trial(row: Row) -> Trial:
     """Read a row of :data:`SELECT_TRIALS`."""
-    values = _decode_named(Trial, row)
-    _decode_json_fields(values, "problem", "config", "detail")
+    values = dict(zip(_TRIAL_COLUMNS, row, strict=True))
+    _decode_json_fields(values, "problem", "config")
+    values["detail"], values["metrics"] = decode_detail(values["detail"])
     values["outcome"] = Outcome(values["outcome"]) if values["outcome"] else None
     return Trial(**values)
+
+
+class _KeptMetrics(msgspec.Struct, frozen=True):
+    metrics: dict[str, float] = {}
+
+
+_read_detail = msgspec.json.Decoder(TrialDetail).decode
+_read_metrics = msgspec.json.Decoder(_KeptMetrics).decode
+
+
+def encode_detail(result: TrialResult) -> str:
+    """Return the text of the column ``detail``: a result's detail, and its metrics."""
+    kept = vars(result.detail)
+    return msgspec.json.encode({**kept, "metrics": result.metrics} if result.metrics else kept).decode()
+
+
+def decode_detail(text: str) -> tuple[TrialDetail, Mapping[str, float]]:
+    """Return the detail and the metrics that the column ``detail`` holds.
+
+    Fields that are unknown, or not of their type, are another version's, and left out.
+
+    Raises:
+        ValueError: it is no JSON.
+    """
+    try:
+        return _read_detail(text), _read_metrics(text).metrics
+    except msgspec.DecodeError:
+        kept = json.loads(text)
+    known: dict[str, Any] = {}
+    for name, value in kept.items() if isinstance(kept, dict) else ():
+        for kind in (TrialDetail, _KeptMetrics):
+            with suppress(msgspec.ValidationError):
+                known |= msgspec.to_builtins(msgspec.convert({name: value}, kind))
+    return msgspec.convert(known, TrialDetail), msgspec.convert(known, _KeptMetrics).metrics
 
 
 def decode_known_trial(row: Row) -> KnownConfig:
@@ -169,7 +215,7 @@ def decode_answer(row: Row) -> str:
     return text
 
 
-def _decode_named(kind: type[Trial] | type[Job], row: Row) -> dict[str, Any]:
+def _decode_named(kind: type[Job], row: Row) -> dict[str, Any]:
     return {entry.name: value for entry, value in zip(fields(kind), row, strict=True)}
 
 

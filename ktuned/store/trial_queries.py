@@ -44,13 +44,13 @@ def of_config(reader: Reader, context: Context, config: Config) -> Trial | None:
 
 
 def find_best_trials(
-    reader: Reader, context: Context, limit: int, objective: Objective, rounds: int, rounds_name: str
+    reader: Reader, context: Context, limit: int, objective: Objective, rounds: int, *, by_energy: bool
 ) -> list[Trial]:
     """Return the measured trials of a context that have an objective's figure, the best first.
 
-    With ``rounds`` only finalists of so many; the detail ``rounds_name`` counts those.
+    With ``rounds`` only finalists of so many, which are counted ``by_energy`` apart.
     """
-    wanted = f"AND {_ROUNDS.format(rounds_name)} >= {rounds:d}" if rounds else ""
+    wanted = f"AND {_ROUNDS.format('energy_rounds' if by_energy else 'rounds')} >= {rounds:d}" if rounds else ""
     select = _best_first(rows.SELECT_TRIALS, objective, wanted)
     return reader.fetch_values(rows.decode_trial, select, *rows.context_values(context), Outcome.MEASURED, limit)
 
@@ -97,7 +97,7 @@ def find_twins(reader: Reader, content: str) -> list[Trial]:
 def find_past_searches(
     reader: Reader, context: Context, contexts: int, limit: int, objective: Objective
 ) -> list[KnownConfig]:
-    """Return what the latest contexts of a key have found, the context's own first, of each the fastest first.
+    """Return what the latest contexts of a key have found, the context's own first, of each the best first.
 
     Of its own context only measured ones: :func:`find_failed_configs` returns the others.
     """
@@ -107,7 +107,8 @@ def find_past_searches(
             SELECT id FROM contexts WHERE (kernel, problem, device) = (?, ?, ?) ORDER BY id DESC LIMIT ?)
             AND (trials.outcome = 'measured' OR ({rows.CONTEXT_COLUMNS}) <> (?, ?, ?, ?, ?, ?, ?))
         ORDER BY ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?) DESC, contexts.id DESC,
-            trials.outcome <> 'measured', trials.latency_us, trials.id LIMIT ?""",
+            trials.outcome <> 'measured', {rows.cost_sql(objective)} IS NULL, {rows.cost_sql(objective)},
+            trials.latency_us, trials.id LIMIT ?""",
         context.kernel,
         context.problem,
         context.device,

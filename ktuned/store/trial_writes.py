@@ -25,8 +25,7 @@ from ktuned.model import (
     canonical,
     have_same_bits,
     is_exact,
-    is_latency,
-    is_nondeterministic,
+    unit_of,
 )
 from ktuned.store import rows
 from ktuned.store.winner_rule import Effect, Standing, judge_result
@@ -215,16 +214,14 @@ def mark_same_bits(connection: sqlite3.Connection, context: Context, anchor: Bit
         return
     known = connection.execute("SELECT id, detail FROM trials WHERE context_id = ? AND json_valid(detail)", row)
     for trial_id, text in known.fetchall():
-        detail = json.loads(text)
-        if not detail.get("bits"):
+        detail, _ = rows.decode_detail(text)
+        if not detail.bits:
             continue
-        before = detail.pop("same_bits", None)
-        same = have_same_bits(detail["bits"], anchor) if anchor else None
-        if is_nondeterministic(detail):
-            same = False
-        if same is not before:
-            marked = detail if same is None else detail | {"same_bits": same}
-            connection.execute("UPDATE trials SET detail = ? WHERE id = ?", (json.dumps(marked), trial_id))
+        same = False if detail.nondeterministic else have_same_bits(detail.bits, anchor) if anchor else None
+        if same is not detail.same_bits:
+            # What another version has written besides stays as it is.
+            edited = "json_remove(detail, ?)" if same is None else f"json_set(detail, ?, json('{json.dumps(same)}'))"
+            connection.execute(f"UPDATE trials SET detail = {edited} WHERE id = ?", ("$.same_bits", trial_id))
     won = connection.execute(
         """SELECT winners.objective, trials.id, iif(json_valid(detail), json_extract(detail, '$.same_bits'), NULL)
         FROM winners JOIN trials ON trials.id = winners.trial_id WHERE trials.context_id = ?""",
@@ -261,8 +258,8 @@ def _write_result(connection: sqlite3.Connection, trial_id: int, result: TrialRe
             result.lane_s,
             result.message,
             result.artifact,
-            json.dumps(dict(result.detail)),
-            result.detail.get("content"),
+            rows.encode_detail(result),
+            result.detail.content,
             now,
             trial_id,
         ),
@@ -355,8 +352,8 @@ def _explain_worse_winner(
         return (str(note) if incumbent_trial == trial_id else ""), None
     if before is None or cost is None or cost <= before + (NOISE - 1) * abs(before):
         return "", before
-    unit = " µs" if is_latency(objective) else ""
-    sentence = f"{abs(cost):.4g}{unit}, after {abs(before):.4g}{unit} before its sources, toolchain or device changed"
+    unit = unit_of(objective)
+    sentence = f"{abs(cost):.4g} {unit}, after {abs(before):.4g} {unit} before its sources, toolchain or device changed"
     return sentence, before
 
 

@@ -8,18 +8,16 @@ outputs differ between launches, ends the job: nothing can be equal to it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ktuned.ipc import replies, requests
+from ktuned.ipc import requests
 from ktuned.model import (
     RETRIED_BY_NEXT_JOB,
     Bits,
     Config,
     Outcome,
     Trial,
+    TrialResult,
     canonical,
     have_same_bits,
-    is_nondeterministic,
 )
 
 
@@ -47,32 +45,33 @@ class Anchor:
         """Return whether a config is the anchor."""
         return canonical(config) == canonical(self.config)
 
-    def judge_bits(self, config: Config, measured: replies.Measurement) -> replies.Measurement:
-        """Return a measurement with ``same_bits`` set: its worker may not have known the anchor's bits."""
-        if measured.bits is None:
-            return measured
-        if self.is_anchor(config) and not measured.nondeterministic:
-            self.bits = measured.bits
-        same = have_same_bits(measured.bits, self.bits) if self.bits else None
-        return replace(measured, same_bits=False if measured.nondeterministic else same)
+    def judge_bits(self, config: Config, result: TrialResult) -> TrialResult:
+        """Return a result with ``same_bits`` set: its worker may not have known the anchor's bits."""
+        detail = result.detail
+        if detail.bits is None:
+            return result
+        if self.is_anchor(config) and not detail.nondeterministic:
+            self.bits = detail.bits
+        same = have_same_bits(detail.bits, self.bits) if self.bits else None
+        return result.add_details(same_bits=False if detail.nondeterministic else same)
 
     def lacks_bits(self, trial: Trial) -> bool:
         """Return whether a measured config must be launched again for its bits: the anchor needs them on all inputs,
         others only on the first.
         """
-        bits = trial.detail.get("bits") or ()
-        if is_nondeterministic(trial.detail):
+        bits = trial.detail.bits or ()
+        if trial.detail.nondeterministic:
             return False
         return len(bits) < self.inputs if self.is_anchor(trial.config) else not bits
 
     def may_equal_anchor(self, trial: Trial) -> bool:
         """Return whether a measured config has the anchor's bits, as far as they are known."""
-        bits = trial.detail.get("bits") or ()
-        return bool(bits) and not is_nondeterministic(trial.detail) and have_same_bits(bits, self.bits) is not False
+        bits = trial.detail.bits or ()
+        return bool(bits) and not trial.detail.nondeterministic and have_same_bits(bits, self.bits) is not False
 
     def has_all_bits(self, trial: Trial) -> bool:
         """Return whether a measured config has its bits on all inputs."""
-        return len(trial.detail.get("bits") or ()) >= self.inputs
+        return len(trial.detail.bits or ()) >= self.inputs
 
     def record_trial_end(self, trial: Trial) -> None:
         """Take note of a trial's end. The anchor's own trial shows its bits, or why it cannot be the anchor."""
@@ -81,9 +80,9 @@ class Anchor:
         words = ", ".join(f"{name}={value}" for name, value in self.config.items())
         if trial.outcome is not Outcome.MEASURED:
             self.fault = f"the anchor {words} failed: {trial.outcome}: {trial.message.partition(chr(10))[0]}"
-        elif is_nondeterministic(trial.detail):
+        elif trial.detail.nondeterministic:
             self.fault = f"the anchor {words} is nondeterministic: its own outputs differ between launches"
-        elif not trial.detail.get("bits"):
+        elif not trial.detail.bits:
             self.fault = f"the anchor {words} leaves no outputs whose bits could be compared"
         else:
-            self.bits = tuple(trial.detail["bits"])
+            self.bits = trial.detail.bits

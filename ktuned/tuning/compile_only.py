@@ -179,12 +179,13 @@ class CompileOnly:
 
     def _publish_config(self, attempt: Attempt, result: TrialResult | None) -> None:
         """Count and publish a config that has its artifact, or the reason why it has none."""
+        outcome = Outcome.MEASURED if result is None else result.outcome
+        assert outcome is not None
         if result is None:
             self.progress.outcomes[COMPILED] += 1
         else:
-            self.progress.outcomes[result.outcome] += 1
+            self.progress.outcomes[outcome] += 1
             self._first_failure = self._first_failure or result.message.partition("\n")[0]
-        outcome = Outcome.MEASURED if result is None else result.outcome
         self._hopelessness.record_outcome(attempt.config, outcome, "" if result is None else result.message)
         self._give_up_if_hopeless()
         self.progress.add_cost("compile_s", attempt.compile_s)

@@ -34,16 +34,15 @@ from ktuned.fleet import ALL_CORES, CannotOpen, Fleet, Lane, LaneSick
 from ktuned.ipc import requests
 from ktuned.model import (
     ENERGY,
-    LATENCY,
     Config,
     Outcome,
     Trial,
     TrialResult,
     Winner,
     WorkerError,
-    is_latency,
-    is_nondeterministic,
+    is_exact,
     median,
+    needs_metric,
     strip_numerics,
 )
 from ktuned.protocol import PublishEvent, Refining
@@ -65,9 +64,8 @@ from ktuned.tuning.finalists import (
 )
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
-from ktuned.tuning.prior_results import load_admitted_trials
+from ktuned.tuning.prior_results import complete_result, load_admitted_trials
 from ktuned.tuning.progress import Progress, publish_winner
-from ktuned.tuning.trial_detail import TrialDetail, complete_result, make_measured_result, read_interval
 from ktuned.tuning.trial_lifecycle import Attempt
 
 _log = structlog.get_logger()
@@ -81,6 +79,7 @@ class _Finalist(msgspec.Struct):
 
     Attributes:
         spreads, latencies: Of each of its rounds, in µs.
+        result: What it came to before its rounds.
         metrics: Of each of its rounds, with the round's cost.
         compared: Launches whose outputs were compared in its rounds.
         failed: The result that ended its part, if it failed in a round.
@@ -88,7 +87,7 @@ class _Finalist(msgspec.Struct):
 
     trial: Trial
     unit: requests.UnitRef
-    detail: TrialDetail
+    result: TrialResult
     spreads: list[float] = msgspec.field(default_factory=list)
     latencies: list[float] = msgspec.field(default_factory=list)
     metrics: list[tuple[float, Mapping[str, float]]] = msgspec.field(default_factory=list)
@@ -97,20 +96,19 @@ class _Finalist(msgspec.Struct):
 
     @classmethod
     def from_trial(cls, trial: Trial) -> _Finalist:
-        detail = TrialDetail.from_json(trial.detail)
-        return cls(trial, requests.UnitRef(trial.artifact or "", detail.build or {}), detail)
+        return cls(trial, requests.UnitRef(trial.artifact or "", trial.detail.build or {}), trial.result)
 
     def make_attempt(self) -> Attempt:
         """Return an attempt that measures the trial again, on the same number of cores."""
         attempt = Attempt.from_finalist(self.trial, self.unit)
-        attempt.cores = self.detail.cores
+        attempt.cores = self.trial.detail.cores
         return attempt
 
     def record_round(self, result: TrialResult, cost: float) -> None:
         """Take in the result of one round, and its cost."""
-        self.compared += result.detail.get("compared") or 0
-        if is_nondeterministic(result.detail):
-            self.detail = replace(self.detail, nondeterministic=True, same_bits=False)
+        self.compared += result.detail.compared or 0
+        if result.detail.nondeterministic:
+            self.result = self.result.add_details(nondeterministic=True, same_bits=False)
         if result.latency_us is not None and result.spread_us is not None:
             self.latencies.append(result.latency_us)
             self.spreads.append(result.spread_us)
@@ -121,68 +119,33 @@ class _Finalist(msgspec.Struct):
         """Return the result of all rounds; the trial keeps its old figure if all were disturbed."""
         if self.failed is not None:
             return self.failed
-        if is_latency(brief.objective):
-            return self._make_latency_result(contest, found)
-        return self._make_figure_result(brief, contest, found.get(self.trial.id))
-
-    def _make_figure_result(self, brief: JobBrief, contest: Rounds, figure: Figure | None) -> TrialResult:
-        """Return the result of rounds that were decided by another figure than the latency."""
-        trial = self.trial
-        costs = tuple(one[trial.id] for one in contest if trial.id in one)
-        decided = replace(self.detail, round_costs=costs, compared=self._all_compared)
-        if brief.needs_energy:
-            decided = replace(decided, energy_rounds=len(contest))
-        else:
-            decided = replace(decided, rounds=len(contest))
-        if figure is not None:
-            decided = replace(decided, metrics=self._find_metrics_at(figure.latency_us), beaten=None)
-        energies = [metrics[ENERGY] for _, metrics in self.metrics if ENERGY in metrics]
-        if energies:
-            decided = replace(decided, energy_low=min(energies), energy_high=max(energies))
-        result = replace(make_measured_result(trial, trial.detail), message=self._choose_message(figure))
-        if self.latencies:
-            decided = replace(decided, low_us=min(self.latencies), high_us=max(self.latencies))
-            result = replace(result, latency_us=median(self.latencies), spread_us=median(self.spreads))
-        return replace(result, detail={**trial.detail, **decided.to_json()})
-
-    def _make_latency_result(self, contest: Rounds, found: Mapping[int | None, Figure]) -> TrialResult:
         trial, figure, reference = self.trial, found.get(self.trial.id), found.get(None)
-        medians = [one[trial.id] for one in contest if trial.id in one]
-        # If every round was disturbed, none of them has decided about this trial.
-        decided = replace(
-            self.detail,
-            rounds=len(contest) if medians else None,
-            round_medians_us=tuple(medians),
-            first_latency_us=trial.latency_us,
-            compared=self._all_compared,
-        )
-        if figure is not None:
-            medians.append(figure.latency_us)
-            decided = replace(decided, low_us=min(medians), high_us=max(medians), beaten=None)
-            decided = replace(decided, metrics=self._find_metrics_at(figure.latency_us))
+        result = self.result.add_details(compared=(trial.detail.compared or 0) + self.compared or None)
         if reference is not None:
-            decided = replace(decided, reference_us=reference.latency_us, reference_spread_us=reference.spread_us)
-        # The stored detail may have fields of a newer version, which stay.
-        detail = {**trial.detail, **decided.to_json()}
-        result = replace(make_measured_result(trial, detail), message=self._choose_message(figure))
+            result = result.add_details(reference_us=reference.latency_us, reference_spread_us=reference.spread_us)
         if figure is None:
             return result
+        # The message may tell of a lost race; the rounds have measured in full since.
+        message = "" if result.detail.beaten else result.message
+        metrics = min(self.metrics, key=lambda one: abs(one[0] - figure.latency_us), default=(0.0, result.metrics))[1]
+        result = replace(result, message=message, metrics=metrics).add_details(
+            beaten=None, **{"energy_rounds" if brief.needs_energy else "rounds": len(contest)}
+        )
+        costs = tuple(one[trial.id] for one in contest if trial.id in one)
+        if needs_metric(brief.objective):
+            energies = [metrics[ENERGY] for _, metrics in self.metrics if ENERGY in metrics]
+            if energies:
+                result = result.add_details(energy_low=min(energies), energy_high=max(energies))
+            if self.latencies:
+                result = replace(result, latency_us=median(self.latencies), spread_us=median(self.spreads))
+                result = result.add_details(low_us=min(self.latencies), high_us=max(self.latencies))
+            return result.add_details(round_costs=costs)
         # A device drifts between rounds, and launches differ within them: the wider of the two is the doubt.
-        return replace(result, latency_us=figure.latency_us, spread_us=max(figure.spread_us, median(self.spreads)))
-
-    @property
-    def _all_compared(self) -> int | None:
-        """Launches whose outputs were compared, in the trial and in its rounds."""
-        return (self.detail.compared or 0) + self.compared or None
-
-    def _choose_message(self, figure: Figure | None) -> str:
-        """Return the trial's message, unless it tells of a lost race, and the rounds have measured in full since."""
-        return "" if figure is not None and self.detail.beaten else self.trial.message
-
-    def _find_metrics_at(self, cost: float) -> Mapping[str, float] | None:
-        """Return the metrics of the round whose cost is nearest to ``cost``."""
-        nearest = min(self.metrics, key=lambda one: abs(one[0] - cost), default=None)
-        return self.detail.metrics if nearest is None else nearest[1]
+        spread_us = max(figure.spread_us, median(self.spreads))
+        medians = (*costs, figure.latency_us)
+        return replace(result, latency_us=figure.latency_us, spread_us=spread_us).add_details(
+            round_medians_us=costs, first_latency_us=trial.latency_us, low_us=min(medians), high_us=max(medians)
+        )
 
 
 class FinalRound:
@@ -226,11 +189,8 @@ class FinalRound:
         else:
             decided = await self._find_decided_trial(rounds)
         if decided is not None:
-            detail = TrialDetail.from_json(decided.detail)
-            self._progress.reference_us, self._progress.reference_spread_us = (
-                detail.reference_us,
-                detail.reference_spread_us,
-            )
+            self._progress.reference_us = decided.detail.reference_us
+            self._progress.reference_spread_us = decided.detail.reference_spread_us
             await self._reinstate_winner(decided)
             return
         # Are they right on other inputs, too?
@@ -319,11 +279,7 @@ class FinalRound:
         while True:
             found = await self._choose_finalists()
             unchecked = {
-                seed: [
-                    trial
-                    for trial in found
-                    if trial.id not in passed[seed] and not TrialDetail.from_json(trial.detail).rounds
-                ]
+                seed: [trial for trial in found if trial.id not in passed[seed] and not trial.detail.rounds]
                 for seed in SEEDS
             }
             # Seed by seed: making a seed's inputs is expensive, and then serves all finalists, newly found ones too.
@@ -339,8 +295,8 @@ class FinalRound:
 
     async def _check_with_seed(self, trial: Trial, seed: int) -> TrialResult | None:
         """Check a finalist on a seed's inputs; return the result that ends its trial, or ``None`` if it passed."""
-        unit = requests.UnitRef(trial.artifact or "", TrialDetail.from_json(trial.detail).build or {})
-        attempt, request = Attempt.from_finalist(trial, unit), requests.Check(unit)
+        finalist = _Finalist.from_trial(trial)
+        attempt, request = Attempt.from_finalist(trial, finalist.unit), requests.Check(finalist.unit)
         while True:
             try:
                 result = await self._measuring.measure_alone(
@@ -395,9 +351,9 @@ class FinalRound:
                 1,
                 objective=self._brief.objective,
                 rounds=rounds,
-                rounds_name=self._brief.rounds_name,
+                by_energy=self._brief.needs_energy,
             )
-            if self._brief.objective != LATENCY:
+            if is_exact(self._brief.objective) or needs_metric(self._brief.objective):
                 # Rounds decide among the best by one figure. By another figure, others may have been finalists.
                 top = self._store.best_trials(context, 1, objective=self._brief.objective)
                 best = best if best == top else []
@@ -407,7 +363,7 @@ class FinalRound:
 
     def _count_rounds(self, trial: Trial) -> int:
         """Return the number of rounds in which a trial competed by this job's figure."""
-        return int(trial.detail.get(self._brief.rounds_name) or 0)
+        return trial.detail.count_rounds(by_energy=self._brief.needs_energy)
 
     def _cost_or_infinity(self, measured: Trial | TrialResult) -> float:
         cost = self._brief.compute_cost(measured)
@@ -530,7 +486,7 @@ class _Contest:
             if finalist.trial.id in competing:
                 await self._time_finalist(finalist)
         is_reference_known = turn >= FEWEST_ROUNDS and not is_implausible(self.rounds, [])
-        if not is_latency(self._brief.objective) or is_reference_known:
+        if needs_metric(self._brief.objective) or is_reference_known:
             # A reference has no figure but its latency.
             return
         try:
@@ -541,8 +497,8 @@ class _Contest:
         except WorkerError:
             # The reference is only shown beside the winner: its failure decides nothing.
             return
-        if measured.latency_us is not None:
-            self.rounds[-1][None] = measured.latency_us
+        if measured.result.latency_us is not None:
+            self.rounds[-1][None] = measured.result.latency_us
 
     async def _time_finalist(self, finalist: _Finalist) -> None:
         known_us = finalist.trial.latency_us if self._brief.needs_energy else None
@@ -559,6 +515,6 @@ class _Contest:
 
 def _estimate_range(trial: Trial, cost: float, *, by_energy: bool) -> Range:
     """Return the range in which a measured config's cost may lie, by the interval and the spread of its figure."""
-    low, high = read_interval(trial.detail, trial.latency_us, by_energy=by_energy) or (1.0, 1.0)
+    low, high = trial.interval(by_energy=by_energy) or (1.0, 1.0)
     spread = 0.0 if by_energy or not trial.latency_us else (trial.spread_us or 0.0) / trial.latency_us
     return Range.from_measurement(cost, cost * spread, (cost * low, cost * high))

@@ -13,10 +13,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from ktuned.model import Config, Outcome, Scalar, Trial, TrialResult, canonical
-from ktuned.tuning.trial_detail import make_measured_result
+from ktuned.model import Config, Outcome, Scalar, Trial, TrialDetail, TrialResult, canonical
 
 COMPARED = 2_000
 """Most configs of a job that are compared: so the comparison takes milliseconds, however long the job is."""
@@ -36,15 +34,14 @@ class Findings:
         self._without_metrics = 0
         self._measured = 0
 
-    def record_result(self, config: Config, detail: Mapping[str, Any]) -> None:
+    def record_result(self, config: Config, detail: TrialDetail) -> None:
         """Take note of the detail of a config's result."""
-        content = detail.get("content")
-        if content and len(self._contents) < COMPARED:
-            self._contents[tuple(sorted(config.items()))] = content
-        self._measured += "count" in detail
-        self._overwritten.update(detail.get("overwritten") or ())
-        if fault := detail.get("metrics_fault"):
-            self._metrics_fault = self._metrics_fault or fault
+        if detail.content and len(self._contents) < COMPARED:
+            self._contents[tuple(sorted(config.items()))] = detail.content
+        self._measured += detail.count is not None
+        self._overwritten.update(detail.overwritten or ())
+        if detail.metrics_fault:
+            self._metrics_fault = self._metrics_fault or detail.metrics_fault
             self._without_metrics += 1
 
     def describe_findings(self) -> list[str]:
@@ -91,7 +88,7 @@ class Dissent:
 
     def record_trial(self, trial: Trial) -> None:
         """Take note of a trial's end; a trial without outputs says nothing."""
-        if trial.detail.get("undisputed") is None:
+        if trial.detail.undisputed is None:
             self._agreeing += trial.outcome in (Outcome.MEASURED, Outcome.SLOWER)
             return
         self._differing[trial.id] = trial
@@ -125,5 +122,4 @@ class Dissent:
 
 
 def _make_undisputed_result(trial: Trial) -> TrialResult:
-    detail = {name: value for name, value in trial.detail.items() if name != "phase"}
-    return replace(make_measured_result(trial, detail), outcome=Outcome(trial.detail["undisputed"]))
+    return replace(trial.result, outcome=trial.detail.undisputed).add_details(phase=None)

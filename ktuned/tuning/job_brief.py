@@ -42,12 +42,10 @@ from ktuned.model import (
     canonical,
     cost_of,
     is_exact,
-    is_nondeterministic,
     strip_numerics,
 )
 from ktuned.tuning.anchor import Anchor
 from ktuned.tuning.shared_lead import SharedConfigs
-from ktuned.tuning.trial_detail import choose_rounds_name
 from ktuned.tuning.trial_machine import TrialMachine
 
 _COMPILED_IN = frozenset({"defines", "flags", "library", "source", "cache_key", "globals_read"})
@@ -158,11 +156,6 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         return self.kernel.needs_energy(self.objective)
 
     @property
-    def rounds_name(self) -> str:
-        """The detail that counts a finalist's rounds."""
-        return choose_rounds_name(self.kernel, self.objective)
-
-    @property
     def wanted_bits(self) -> requests.SameBits | None:
         """What workers must find out about configs' bits; ``None`` where bits do not count."""
         if self.anchor is not None:
@@ -175,11 +168,11 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         lacks_bits = False
         if self.anchor is not None:
             lacks_bits = self.anchor.lacks_bits(trial)
-        elif self.kernel.batch_invariant and not is_nondeterministic(trial.detail):
-            lacks_bits = len(trial.detail.get("bits") or ()) < self.preset.inputs
+        elif self.kernel.batch_invariant and not trial.detail.nondeterministic:
+            lacks_bits = len(trial.detail.bits or ()) < self.preset.inputs
         return trial.outcome is Outcome.MEASURED and (lacks_energy or lacks_bits)
 
-    def compute_cost(self, trial: Trial | TrialResult) -> float | None:
+    def compute_cost(self, trial: TrialResult) -> float | None:
         """Return the cost of a measured trial by the objective; ``None`` if it has no such figure."""
         return cost_of(self.objective, trial.figure(self.objective))
 

@@ -44,7 +44,7 @@ from ktuned.fleet import (
     WorkerDied,
 )
 from ktuned.ipc import replies, requests
-from ktuned.model import TrialResult, canonical, is_latency
+from ktuned.model import TrialResult, canonical, needs_metric
 from ktuned.store import Artifacts
 from ktuned.tuning.batches import HOLD_GPU_S, LANE_S
 from ktuned.tuning.compile_stage import CompileStage
@@ -114,7 +114,7 @@ class MeasureStage:
         self._compiling = compiling
         self._artifacts = artifacts
         self._benches: dict[tuple[str, int, str], Bench] = {}
-        self._incumbent: requests.Incumbent | None = None
+        self._incumbent: replies.CostRange | None = None
         self.reference = Reference(brief, compiling, artifacts)
 
     async def measure_batch(self, lane: Lane, batch: Sequence[Attempt], best_us: BestUs, record: RecordEnds) -> None:
@@ -259,7 +259,7 @@ class MeasureStage:
 
     def record_measurement(self, measured: replies.Measurement) -> None:
         """Let later configs race against this one, if it is the fastest."""
-        self._incumbent = requests.Incumbent.choose_lower(self._incumbent, measured, self.brief.wanted_bits)
+        self._incumbent = requests.choose_incumbent(self._incumbent, measured, self.brief.wanted_bits)
 
     def _make_trial_request(
         self, lane: Lane, attempts: Sequence[Attempt], best_us: float | None, cores: int | None
@@ -270,7 +270,7 @@ class MeasureStage:
             best_us = None
             # An anchor's bits are what all others are compared with.
             wanted_bits = None if wanted_bits is None else replace(wanted_bits, on_all_inputs=True)
-        elif best_us is not None and self._incumbent is not None and is_latency(brief.objective):
+        elif best_us is not None and self._incumbent is not None and not needs_metric(brief.objective):
             # The fastest config may not be the best yet: its bits are not known on all inputs.
             best_us = min(best_us, self._incumbent.cost)
         request = requests.Trial(
@@ -278,7 +278,7 @@ class MeasureStage:
             brief.preset,
             brief.judge_contention and self.machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
             # By another objective a slow config may be a good one.
-            best_us * brief.job.plan.early_stop if best_us is not None and is_latency(brief.objective) else None,
+            None if best_us is None or needs_metric(brief.objective) else best_us * brief.job.plan.early_stop,
             None if best_us is None else self._incumbent,
             cores,
             applications,
@@ -484,9 +484,9 @@ class _LaneTurn:
                 attempt.read = await self._stage.prior.store_read_digest()
             anchor, measured = self._stage.brief.anchor, one.measured
             if anchor is not None:
-                measured = anchor.judge_bits(attempt.config, measured)
+                measured = replace(measured, result=anchor.judge_bits(attempt.config, measured.result))
             self._stage.record_measurement(measured)
-            report = ConfigMeasured(attempt, measured, one.output, facts)
+            report = ConfigMeasured(attempt, measured.result, one.output, facts)
             ends += await self._carry_out_instructions(self._stage.machine.handle_report(report))
         if ends:
             await self._record(ends)

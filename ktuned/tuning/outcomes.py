@@ -31,7 +31,6 @@ from ktuned.catalog import complete_config
 from ktuned.fleet import Pace
 from ktuned.ipc import requests
 from ktuned.model import (
-    LATENCY,
     BitClasses,
     Bits,
     Config,
@@ -54,10 +53,9 @@ from ktuned.tuning.findings import Dissent, Findings
 from ktuned.tuning.hopeless import Hopelessness
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.opening import Opening, choose_served_configs
-from ktuned.tuning.prior_results import restore_winner
+from ktuned.tuning.prior_results import complete_result, restore_winner
 from ktuned.tuning.progress import Progress, publish_trial, publish_winner
 from ktuned.tuning.shared_lead import SharedLead
-from ktuned.tuning.trial_detail import complete_result, read_doubt
 from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.trial_machine import End, Stopped, find_ends, is_settled
 
@@ -155,7 +153,7 @@ class Outcomes:
             return
         known = self._store.known_trial(self._brief.context, anchor.config)
         # Bits on fewer inputs than are wanted will do until the anchor is launched on all.
-        if known is not None and (known.detail.get("bits") or self.outcome_stands(known)):
+        if known is not None and (known.detail.bits or self.outcome_stands(known)):
             anchor.record_trial_end(known)
         if anchor.bits or anchor.fault:
             await self._compare_with_anchor()
@@ -255,11 +253,12 @@ class Outcomes:
         # Count, by what each trial has cost now: a carried-over figure was paid for by another job.
         is_over_now = False
         for attempt, result in [(end.attempt, end.result) for end in ends]:
+            assert result.outcome is not None
             del self.under_way[attempt.trial]
             self.progress.add_cost("compile_s", result.compile_s)
             self.progress.add_cost("open_s", attempt.open_s)
             self.progress.add_cost("lane_s", result.lane_s)
-            if "carried_from" in result.detail:
+            if result.detail.carried_from is not None:
                 self.progress.add_cost("reused", 1)
             if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
                 _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
@@ -291,22 +290,15 @@ class Outcomes:
         """Return a trial as it was just recorded."""
         brief = self._brief
         return Trial(
+            **vars(result),
             id=attempt.trial,
             job=brief.job.id,
             kernel=brief.job.kernel,
             problem=brief.specialized,
             device=brief.context.device,
             config=attempt.config,
-            outcome=result.outcome,
-            latency_us=result.latency_us,
-            spread_us=result.spread_us,
-            compile_s=result.compile_s,
-            lane_s=result.lane_s,
-            message=result.message,
-            artifact=result.artifact,
             digest=brief.context.digest,
             updated=time(),
-            detail=result.detail,
         )
 
     def _count_outcome(self, trial: Trial) -> None:
@@ -323,17 +315,15 @@ class Outcomes:
         self.progress.count_outcome(trial, is_default=is_default)
         self._dissent.record_trial(trial)
         # A config that only differs from the default's outputs may be acquitted in the end: no reason to give up.
-        is_disputed = trial.detail.get("undisputed") is not None
+        is_disputed = trial.detail.undisputed is not None
         self.hopelessness.record_outcome(
-            config, Outcome.MEASURED if is_disputed else outcome, trial.message, trial.detail.get("phase")
+            config, Outcome.MEASURED if is_disputed else outcome, trial.message, trial.detail.phase
         )
         self._give_up_if_hopeless()
         self.lead.record_trial(trial)
         self.summary.record_best(self.progress.done, self.progress.best)
-        known = read_doubt(trial.detail, trial.latency_us, by_energy=self._brief.needs_energy)
-        # A config that was given up early has a latency, but no figure by another objective.
-        cost = trial.latency_us if self._brief.objective == LATENCY else self._brief.estimate_cost(trial)
-        self._tried.append(requests.TriedConfig(config, outcome, cost, known))
+        doubt = trial.doubt(by_energy=self._brief.needs_energy)
+        self._tried.append(requests.TriedConfig(config, outcome, self._brief.estimate_cost(trial), doubt))
         self._changed.set()
         publish_trial(self._publish, self._brief, self.progress, trial)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from itertools import islice
 
@@ -20,6 +21,7 @@ import msgspec
 from ktuned.catalog import Admission
 from ktuned.model import (
     LATENCY,
+    RETRIED_BY_NEXT_JOB,
     Config,
     Context,
     EarlierSearch,
@@ -29,15 +31,15 @@ from ktuned.model import (
     Outcome,
     Problem,
     Trial,
+    TrialResult,
     Winner,
     canonical,
     cost_of,
-    is_latency,
+    needs_metric,
     sort_by_similarity,
 )
 from ktuned.store import Store
 from ktuned.tuning.job_brief import JobBrief
-from ktuned.tuning.trial_detail import TrialDetail, choose_rounds_name
 from ktuned.tuning.trial_order import TrialOrder, choose_near_configs, order_by_compile_time, order_configs
 
 RECENT_CONTEXTS = 4
@@ -66,9 +68,9 @@ def find_last_winner(measured: Sequence[Trial], objective: Objective = LATENCY) 
     not measured side by side. By another figure than the latency the best one is taken, because the rounds may have
     been for another objective, with other finalists.
     """
-    if not is_latency(objective):
+    if needs_metric(objective):
         return min(measured, key=lambda trial: _cost_or_infinity(objective, trial.figure(objective)), default=None)
-    finalists = [trial for trial in measured if TrialDetail.from_json(trial.detail).rounds]
+    finalists = [trial for trial in measured if trial.detail.rounds]
     decided_at = max((trial.updated for trial in finalists), default=0.0)
     last = finalists + [trial for trial in measured if trial.updated > decided_at]
     return min(last, key=lambda trial: trial.latency_us or 0.0, default=None)
@@ -77,6 +79,27 @@ def find_last_winner(measured: Sequence[Trial], objective: Objective = LATENCY) 
 def _cost_or_infinity(objective: Objective, figure: float | None) -> float:
     cost = cost_of(objective, figure)
     return math.inf if cost is None else cost
+
+
+def complete_result(known: Trial, result: TrialResult) -> TrialResult:
+    """Return the result of a measured trial that lacked a figure, with the figure added; all else stays as it was.
+
+    If the config failed this time, that is its result. An outcome that says nothing about the config changes nothing.
+    """
+    if result.outcome in RETRIED_BY_NEXT_JOB:
+        return replace(known.result, outcome=Outcome.MEASURED)
+    if result.outcome is not Outcome.MEASURED:
+        return result
+    added = {name: found for name in _ADDED if (found := getattr(result.detail, name)) is not None}
+    return replace(
+        known.result,
+        outcome=Outcome.MEASURED,
+        lane_s=known.lane_s + result.lane_s,
+        metrics=result.metrics or known.metrics,
+    ).add_details(**added)
+
+
+_ADDED = ("energy_low", "energy_high", "bits", "row_bits", "same_bits", "nondeterministic")
 
 
 async def load_admitted_trials(
@@ -138,7 +161,7 @@ async def restore_winner(
     )
     if best is None:
         return None
-    is_final = bool(best.detail.get(choose_rounds_name(kernel, objective)))
+    is_final = best.detail.count_rounds(by_energy=kernel.needs_energy(objective)) > 0
     if decided_only and not is_final:
         return None
     return await store.decide_winner(best.id, objective=objective, is_final=is_final)
@@ -177,9 +200,6 @@ class PriorResults:
             if known.compile_s:
                 self._compile_s.setdefault(known.text, known.compile_s)
         past = list(newest.values())
-        if objective != LATENCY:
-            # Configs whose figure is unknown stay in their order, by latency: as good a guess as any.
-            past.sort(key=lambda known: _cost_or_infinity(objective, known.figure))
         plan = self._brief.job.plan
         if len(past) <= plan.trials and plan.seconds is None:
             # All will be tried, so what counts is that the last compiles end together.
@@ -207,7 +227,7 @@ class PriorResults:
 
     def _has_read_the_same(self, twin: Trial, now: Mapping[str, str]) -> bool:
         """Return whether everything that a trial had read is unchanged; what was learned later did not concern it."""
-        name = TrialDetail.from_json(twin.detail).read
+        name = twin.detail.read
         read = self._store.load_fingerprint_versions(name) if name else {}
         return read is not None and all(now.get(place) == held for place, held in read.items())
 

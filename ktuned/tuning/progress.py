@@ -22,9 +22,9 @@ from ktuned.model import (
     TrialResult,
     Winner,
     cost_of,
-    is_latency,
+    needs_metric,
 )
-from ktuned.protocol import FIGURES, FinishedTrial, PublishEvent, TrialDone, WinnerChanged
+from ktuned.protocol import FIGURES, PublishEvent, TrialDone, WinnerChanged
 from ktuned.tuning.job_brief import JobBrief
 
 COMPILED: Final = "compiled"
@@ -103,14 +103,14 @@ class Progress(msgspec.Struct):
     @property
     def best(self) -> float | None:
         """The best config's figure."""
-        return self.best_us if is_latency(self.objective) else self.best_figure
+        return self.best_figure if needs_metric(self.objective) else self.best_us
 
     @property
     def best_cost(self) -> float | None:
         """The cost of the best config's figure."""
         return cost_of(self.objective, self.best)
 
-    def count_outcome(self, trial: Trial | TrialResult, *, is_default: bool) -> None:
+    def count_outcome(self, trial: TrialResult, *, is_default: bool) -> None:
         """Count the outcome of one config."""
         assert trial.outcome is not None
         self.outcomes[trial.outcome] += 1
@@ -122,22 +122,23 @@ class Progress(msgspec.Struct):
         if is_default:
             self.set_default(trial)
 
-    def set_best(self, trial: Trial | TrialResult | None) -> None:
+    def set_best(self, trial: TrialResult | None) -> None:
         """Set the best config; ``None`` if there is none any more."""
         self.best_us, self.best_spread_us, self.best_figure = self._pick_figures(trial)
 
-    def set_default(self, default: Trial | TrialResult) -> None:
+    def set_default(self, default: TrialResult) -> None:
         """Set the figures of the declared default."""
         self.default_us, self.default_spread_us, self.default_figure = self._pick_figures(default)
 
-    def _pick_figures(self, trial: Trial | TrialResult | None) -> tuple[float | None, float | None, float | None]:
+    def _pick_figures(self, trial: TrialResult | None) -> tuple[float | None, float | None, float | None]:
         if trial is None:
             return None, None, None
-        figure = None if is_latency(self.objective) else trial.figure(self.objective)
+        figure = trial.figure(self.objective) if needs_metric(self.objective) else None
         return trial.latency_us, trial.spread_us, figure
 
     def count_loss(self, result: TrialResult, best: Trial | None) -> None:
         """Count that a measured config has failed after all; ``best`` is the best remaining trial."""
+        assert result.outcome is not None
         self.outcomes[Outcome.MEASURED] -= 1
         self.outcomes[result.outcome] += 1
         self.set_best(best)
@@ -165,15 +166,14 @@ class Progress(msgspec.Struct):
 
 
 def publish_trial(publish: PublishEvent, brief: JobBrief, progress: Progress, trial: Trial) -> None:
-    """Publish a trial's outcome, without its detail except for metrics, and where its job stands."""
+    """Publish a trial's outcome, without its detail, and where its job stands."""
     kernel = brief.kernel
-    config, problem = kernel.order_config(trial.config), kernel.order_problem(trial.problem)
-    finished = FinishedTrial.from_trial(trial, config=config, problem=problem)
+    ordered = replace(trial, config=kernel.order_config(trial.config), problem=kernel.order_problem(trial.problem))
     publish(
         TrialDone(
             kernel=brief.job.kernel,
             job=brief.job.id,
-            trial=finished,
+            trial=ordered.without_detail(),
             left_s=progress.left_s,
             **progress.read_figures(),
         )

@@ -25,7 +25,6 @@ import msgspec
 from ktuned.fleet import KILLS_EXCUSED, Output
 from ktuned.ipc import requests
 from ktuned.model import Config, IllegalMove, Outcome, Trial, TrialResult
-from ktuned.tuning.trial_detail import NO_DETAIL, TrialDetail
 
 CONTENDED_TRIES: Final = 3
 """How often a trial is measured while other programs use the device, before it ends as ``contended``."""
@@ -166,13 +165,10 @@ MOVES: Final[dict[Place, _Moves]] = {
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The event that leads to an outcome, and what is kept with it; times in µs."""
+    """The event that leads to an outcome, the result as far as a worker or a twin has it, and what was printed."""
 
     event: TrialEvent
-    message: str = ""
-    latency_us: float | None = None
-    spread_us: float | None = None
-    detail: TrialDetail = NO_DETAIL
+    result: TrialResult = TrialResult(None)
     output: Output = Output()
 
 
@@ -261,7 +257,7 @@ class Attempt(msgspec.Struct, eq=False):
         self.state = moves[event]
 
     def end_trial(self, verdict: Verdict) -> TrialResult:
-        """Make the move to an outcome, and return the result.
+        """Make the move to an outcome; return the verdict's result with that outcome, and what the attempt knows.
 
         Raises:
             IllegalMove: As :meth:`make_move`.
@@ -270,25 +266,20 @@ class Attempt(msgspec.Struct, eq=False):
         outcome = self.outcome
         assert outcome is not None, f"{verdict.event} ends no trial"
         is_failed = outcome is not Outcome.MEASURED
-        detail = replace(
-            verdict.detail,
+        return replace(
+            verdict.result,
+            outcome=outcome,
+            compile_s=self.compile_s,
+            lane_s=self.lane_s,
+            artifact=self.unit.key or None,
+        ).add_details(
             build=self.unit.build or None,
             facts=self.facts or None,
             content=self.content or None,
-            read=self.read or verdict.detail.read,
+            read=self.read or verdict.result.detail.read,
             open_s=round(self.open_s, 3) if self.open_s else None,
             spans=tuple((kind, *span) for kind, span in self.spans.items()) or None,
             story=tuple(map(str, self.story)) if is_failed or EXCUSES.keys() & self.story else None,
             stdout=(verdict.output.stdout or None) if is_failed else None,
             stderr=(verdict.output.stderr or None) if is_failed else None,
-        )
-        return TrialResult(
-            outcome,
-            verdict.latency_us,
-            verdict.spread_us,
-            self.compile_s,
-            self.lane_s,
-            verdict.message,
-            self.unit.key or None,
-            detail.to_json(),
         )

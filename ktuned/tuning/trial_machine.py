@@ -66,7 +66,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import assert_never
+from typing import Any, assert_never
 
 import msgspec
 
@@ -79,9 +79,8 @@ from ktuned.fleet import (
     is_outside_kill,
 )
 from ktuned.ipc import replies
-from ktuned.model import RETRIED_BY_NEXT_JOB, Config, IllegalMove, Outcome, Phase, Trial, TrialResult
+from ktuned.model import RETRIED_BY_NEXT_JOB, Config, IllegalMove, Outcome, Phase, Trial, TrialDetail, TrialResult
 from ktuned.store import DISK_ERRORS
-from ktuned.tuning.trial_detail import TrialDetail
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent, TrialState, Verdict
 
 Failure = WorkerDied | DeadlineExpired | RequestFailed
@@ -154,7 +153,7 @@ class ConfigMeasured(msgspec.Struct, frozen=True):
     """A lane's worker has measured a config or found out why it cannot; ``output`` is what the config printed."""
 
     attempt: Attempt
-    measured: replies.Measurement
+    result: TrialResult
     output: Output
     lane: LaneFacts
 
@@ -298,7 +297,7 @@ class TrialMachine:
             case NotBuilt(attempt, proposal):
                 is_refused = proposal.outcome is not Outcome.UNSUPPORTED
                 event = TrialEvent.REFUSED if is_refused else TrialEvent.CANNOT_RUN
-                yield _end_trial(attempt, Verdict(event, proposal.message, detail=TrialDetail(phase=Phase.BUILD)))
+                yield _end_trial(attempt, _make_failure(event, proposal.message, phase=Phase.BUILD))
             case ArtifactFound(attempt):
                 attempt.make_move(TrialEvent.ARTIFACT_FOUND)
             case TwinFound(attempt, twin):
@@ -324,7 +323,7 @@ class TrialMachine:
                 attempt.make_move(TrialEvent.ARTIFACT_DAMAGED)
                 yield Compile([attempt])
             case Stopped(attempt):
-                yield _end_trial(attempt, Verdict(TrialEvent.CANCELLED, "stopped before it had an outcome"))
+                yield _end_trial(attempt, _make_failure(TrialEvent.CANCELLED, "stopped before it had an outcome"))
             case _:
                 assert_never(report)
 
@@ -365,7 +364,7 @@ class TrialMachine:
             return
         is_refused = report.outcome is not Outcome.UNSUPPORTED
         event = TrialEvent.COMPILE_FAILED if is_refused else TrialEvent.CANNOT_RUN
-        yield _end_trial(report.attempt, Verdict(event, report.message, detail=TrialDetail(phase=Phase.COMPILE)))
+        yield _end_trial(report.attempt, _make_failure(event, report.message, phase=Phase.COMPILE))
 
     def _leave_compiler(self, attempts: Sequence[Attempt], error: Failure | None) -> Iterator[Instruction]:
         if error is not None and not isinstance(error, HostLost) and _is_fault_of_job(error):
@@ -374,7 +373,7 @@ class TrialMachine:
             return
         elif error is None:
             message = "the backend reported nothing about this config"
-            silent = Verdict(TrialEvent.COMPILE_FAILED, message, detail=TrialDetail(phase=Phase.COMPILE))
+            silent = _make_failure(TrialEvent.COMPILE_FAILED, message, phase=Phase.COMPILE)
             yield from (_end_trial(attempt, silent) for attempt in attempts)
         elif isinstance(error, HostLost):
             _move_all(attempts, TrialEvent.HOST_LOST)
@@ -409,32 +408,25 @@ class TrialMachine:
     # Measuring
 
     def _judge_measured(self, report: ConfigMeasured) -> Iterator[Instruction]:
-        attempt, measured = report.attempt, report.measured
+        attempt, result = report.attempt, report.result
         is_finalist = attempt.state is TrialState.REFINING
-        if is_finalist and measured.outcome not in _VERDICTS:
+        if is_finalist and result.outcome not in _VERDICTS:
             # A disturbed finalist keeps its figure.
-            yield _end_trial(attempt, Verdict(TrialEvent.DISTURBED, measured.message))
-        elif measured.outcome is None and measured.cores is not None:
+            yield _end_trial(attempt, _make_failure(TrialEvent.DISTURBED, result.message))
+        elif result.outcome is None and result.detail.cores is not None:
             attempt.make_move(TrialEvent.NEEDS_CORES)
-            attempt.cores = measured.cores
+            attempt.cores = result.detail.cores
             yield Measure([attempt], at_once=True)
-        elif measured.outcome is None:
+        elif result.outcome is None:
             attempt.make_move(TrialEvent.ARTIFACT_DAMAGED)
             yield Compile([attempt])
-        elif measured.outcome not in _VERDICTS and attempt.has_excuse(TrialEvent.DISTURBED):
+        elif result.outcome not in _VERDICTS and attempt.has_excuse(TrialEvent.DISTURBED):
             attempt.make_move(TrialEvent.DISTURBED)
             yield Measure([attempt], at_once=False)
         else:
-            known = measured if measured.cores is not None else replace(measured, cores=attempt.cores)
-            verdict = Verdict(
-                _VERDICTS.get(measured.outcome, TrialEvent.DISTURBED_AGAIN),
-                measured.message,
-                measured.latency_us,
-                measured.spread_us,
-                TrialDetail.from_measurement(known),
-                report.output,
-            )
-            yield self._judge_verdict(attempt, verdict, report.lane)
+            known = result if result.detail.cores is not None else result.add_details(cores=attempt.cores)
+            event = _VERDICTS.get(result.outcome, TrialEvent.DISTURBED_AGAIN)
+            yield self._judge_verdict(attempt, Verdict(event, known, report.output), report.lane)
 
     def _leave_lane(self, attempts: Sequence[Attempt], lane: LaneFacts, error: Failure | None) -> Iterator[Instruction]:
         if error is None:
@@ -500,8 +492,7 @@ def is_settled(known: Trial, compile_deadline_s: float) -> bool:
     longer now.
     """
     if known.outcome is Outcome.COMPILE_TIMEOUT:
-        after_s = TrialDetail.from_json(known.detail).after_s
-        return compile_deadline_s <= (after_s or 0.0)
+        return compile_deadline_s <= (known.detail.after_s or 0.0)
     return known.outcome is not None and known.outcome not in RETRIED_BY_NEXT_JOB
 
 
@@ -549,17 +540,22 @@ def _is_fault_of_job(error: Failure) -> bool:
 
 def _convict_config(error: Failure, expired: TrialEvent, refused: TrialEvent) -> Verdict:
     """Return what a failed request says about the config that was at work."""
-    detail = TrialDetail(phase=error.phase)
+    said: dict[str, Any] = {"phase": error.phase}
+    event = refused
     if isinstance(error, WorkerDied):
-        return Verdict(TrialEvent.DIED, error.message, detail=replace(detail, signal=error.signal), output=error.output)
-    if isinstance(error, DeadlineExpired):
-        return Verdict(expired, error.message, detail=replace(detail, after_s=error.deadline_s), output=error.output)
-    return Verdict(refused, error.message, detail=detail, output=error.output)
+        event, said["signal"] = TrialEvent.DIED, error.signal
+    elif isinstance(error, DeadlineExpired):
+        event, said["after_s"] = expired, error.deadline_s
+    return _make_failure(event, error.message, error.output, **said)
+
+
+def _make_failure(event: TrialEvent, message: str, output: Output | None = None, **details: Any) -> Verdict:
+    result = TrialResult(None, message=message, detail=TrialDetail(**details))
+    return Verdict(event, result, output or Output())
 
 
 def _carry_over_outcome(twin: Trial) -> Verdict:
     assert twin.outcome is not None
-    detail = TrialDetail.from_json(twin.detail)
-    carried = replace(detail, carried_from=detail.carried_from or twin.id)
     message = "" if twin.outcome is Outcome.MEASURED else twin.message
-    return Verdict(CARRIED_OVER[twin.outcome], message, twin.latency_us, twin.spread_us, carried)
+    carried = replace(twin.result, message=message).add_details(carried_from=twin.detail.carried_from or twin.id)
+    return Verdict(CARRIED_OVER[twin.outcome], carried)

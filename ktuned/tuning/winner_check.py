@@ -133,7 +133,9 @@ class WinnerCheck:
                 report = sanitizer.read_report(error.output)
                 return CheckResult(report[0] if report else error.message, _cut_report(report), (sanitizer.name,))
         report = sanitizer.read_report(output)
-        message = report[0] if report else "" if measured.outcome is Outcome.MEASURED else measured.message
+        message = (
+            report[0] if report else "" if measured.result.outcome is Outcome.MEASURED else measured.result.message
+        )
         return CheckResult(message, _cut_report(report), (sanitizer.name,))
 
     @asynccontextmanager

@@ -39,6 +39,7 @@ from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests, stamp
 from ktuned.model import (
     BUILT_IN,
+    ENERGY,
     LATENCY,
     Device,
     KernelFileError,
@@ -48,12 +49,15 @@ from ktuned.model import (
     Phase,
     Preset,
     Record,
+    TrialDetail,
+    TrialResult,
     Unsupported,
     UsageError,
     canonical,
     compute_energy_figures,
     cost_of,
     figure_of,
+    needs_metric,
     record,
     strip_numerics,
 )
@@ -72,11 +76,12 @@ from ktuned.worker.inspect import load_kernel
 from ktuned.worker.measurement import (
     add_check_errors,
     ends_batch,
-    measurement_from_timing,
-    measurement_of_contention,
-    measurement_of_damage,
-    measurement_of_dispute,
-    measurement_of_error,
+    make_contended_result,
+    make_damage_measurement,
+    make_disputed_result,
+    make_failed_result,
+    make_raised_result,
+    make_timed_result,
 )
 from ktuned.worker.noise import Noise
 from ktuned.worker.problem import CAPTURE_AGAIN, ProblemData
@@ -123,6 +128,20 @@ class _OpenProblem(Record):
                 return None
         return cost_of(self.objective, figure_of(self.objective, latency_us, known))
 
+    def compute_cost_range(self, result: TrialResult) -> replies.CostRange | None:
+        """Return what a measured config costs, with its interval; None if what decides it was not measured now."""
+        latency_us, joules, detail = result.latency_us, result.metrics.get(ENERGY), result.detail
+        if result.outcome is not Outcome.MEASURED or latency_us is None:
+            return None
+        ends = [
+            self.compute_cost(latency_us, end) if joules is not None else self.compute_cost(end)
+            for end in ((detail.low_us, detail.high_us) if joules is None else (detail.energy_low, detail.energy_high))
+            if end is not None
+        ]
+        known = sorted(end for end in ends if end is not None)
+        cost = self.compute_cost(latency_us, joules)
+        return None if cost is None or not known else replies.CostRange(cost, known[0], known[-1])
+
     @property
     def races_by_latency(self) -> bool:
         """True if the latency alone decides what a config costs."""
@@ -148,7 +167,7 @@ class _TimingRules(Record):
     preset: Preset
     judge_contention: bool
     stop_above_us: float | None = None
-    incumbent: requests.Incumbent | None = None
+    incumbent: replies.CostRange | None = None
     following: requests.UnitRef | None = None
     tolerated: Collection[int] = ()
     known_us: float | None = None
@@ -352,10 +371,10 @@ class Bench:
             measured = self._measure_unit(unit, known_us, request, reply, after)
             if ends_batch(measured, request):
                 return measured
-            incumbent = requests.Incumbent.choose_lower(request.incumbent, measured, request.same_bits)
+            incumbent = requests.choose_incumbent(request.incumbent, measured, request.same_bits)
             request = replace(request, incumbent=incumbent)
             # A failed config's result is sent at once, with what it has printed, and not mixed with what others print.
-            is_well = measured.outcome in (Outcome.MEASURED, Outcome.SLOWER)
+            is_well = measured.result.outcome in (Outcome.MEASURED, Outcome.SLOWER)
             # The next config starts in the phase that the request started in.
             reply.begin_phase(request.first_phase)
             reply.send_item(measured, hold_s=request.hold_s if is_well else 0.0)
@@ -370,15 +389,20 @@ class Bench:
         following: requests.UnitRef | None = None,
     ) -> replies.Measurement:
         """Measure one config in the known process state; add how long that took, and what the file's code has read."""
-        began = monotonic()
+        opened, began = self._require_open_problem(), monotonic()
         phases = TimedPhases(reply, request.first_phase)
         with self._state.isolate_config(unit.key):
-            measured = self._look_for_damage(self._check_and_time(unit, known_us, request, phases, following), phases)
+            result = self._check_and_time(opened, unit, known_us, request, phases, following)
+            measured = self._look_for_damage(result, phases)
         leftover = self._state.leftover or self._describe_outdated_file()
         observed = () if self._trace is None else self._trace.take_new_observations(is_data=True)
-        seconds = round(monotonic() - began, 6)
         return replace(
-            measured, observed=observed, seconds=seconds, phase_s=phases.sum_phase_seconds(), leftover=leftover
+            measured,
+            result=measured.result.add_details(phase_s=phases.sum_phase_seconds()),
+            cost=opened.compute_cost_range(measured.result),
+            observed=observed,
+            seconds=round(monotonic() - began, 6),
+            leftover=leftover,
         )
 
     def _require_current_files(self) -> None:
@@ -396,33 +420,33 @@ class Bench:
 
     def _check_and_time(
         self,
+        opened: _OpenProblem,
         unit: requests.UnitRef,
         known_us: float | None,
         request: requests.Trial,
         reply: Phases,
         following: requests.UnitRef | None = None,
-    ) -> replies.Measurement:
+    ) -> TrialResult:
         """Take a config through the steps from loading to comparing bits; see the module.
 
         A damaged artifact gives no outcome: it will be compiled again.
         """
         # Load, and launch once on poisoned outputs.
-        opened = self._require_open_problem()
         launch = self._try_to_load(opened, unit)
-        if isinstance(launch, replies.Measurement):
+        if isinstance(launch, TrialResult):
             return launch
         opened.data.begin_trial()
         counted = None if request.cores is None else CountedLaunch(launch)
         first_us = self._launch_once(opened, counted or launch, reply, Phase.FIRST_LAUNCH)
-        if isinstance(first_us, replies.Measurement):
+        if isinstance(first_us, TrialResult):
             return first_us
         # Check. If nothing decides what is right, this is the only look at the inputs.
         first = self._judge_last_launch(opened, reply, is_last=not opened.data.is_judged)
-        if first.outcome is not Outcome.MEASURED and first.undisputed is None:
+        if first.outcome is not Outcome.MEASURED and first.detail.undisputed is None:
             return first
         cores = None if counted is None else counted.cores
         if cores is not None and request.cores is not None and cores > request.cores:
-            return replies.Measurement(None, phase=Phase.TIMING, cores=cores)
+            return TrialResult(None, detail=TrialDetail(phase=Phase.TIMING, cores=cores))
         # Digest the outputs before timing poisons them.
         compares_bits = request.same_bits is not None and opened.data.has_outputs
         began = perf_counter()
@@ -440,23 +464,22 @@ class Bench:
             first_us,
         )
         timed, ends_checked = self._time_launches(opened, launches, rules, reply)
-        if first.undisputed is not None:
-            return measurement_of_dispute(timed, first)
+        if first.detail.undisputed is not None:
+            return make_disputed_result(timed, first)
         last = first
         if timed.outcome is Outcome.MEASURED and opened.data.is_judged:
             # Check again, the inputs too; events leave the last timed launch's outputs in place, a graph does not.
             relaunched = None if ends_checked else self._launch_once(opened, launch, reply, Phase.CHECK)
-            last = relaunched if isinstance(relaunched, replies.Measurement) else self._judge_last_launch(opened, reply)
+            last = relaunched if isinstance(relaunched, TrialResult) else self._judge_last_launch(opened, reply)
             if last.outcome is not Outcome.MEASURED:
                 return replace(last, message=f"the first launch was right, a later one was not: {last.message}")
             own_digests += [opened.data.digest_outputs()] if compares_bits else []
         if compares_bits and timed.outcome in (Outcome.MEASURED, Outcome.SLOWER):
             timed = self._compare_bits(opened, launch, timed, own_digests, digest_us, request, reply)
-        return replace(
-            timed,
-            max_error=first.max_error,
-            mismatched_ratio=first.mismatched_ratio,
-            overwritten=last.overwritten,
+        return timed.add_details(
+            max_error=first.detail.max_error,
+            mismatched_ratio=first.detail.mismatched_ratio,
+            overwritten=last.detail.overwritten,
             cores=cores,
         )
 
@@ -464,12 +487,12 @@ class Bench:
         self,
         opened: _OpenProblem,
         launch: Launch,
-        timed: replies.Measurement,
+        timed: TrialResult,
         own_digests: Sequence[Any],
         digest_us: float,
         request: requests.Trial,
         reply: Phases,
-    ) -> replies.Measurement:
+    ) -> TrialResult:
         """Add the bits that a timed config leaves: on all inputs if that is wanted, or costs next to no time.
 
         ``own`` are digests of what it has left on the problem's own inputs; one digest takes ``digest_us``.
@@ -489,25 +512,23 @@ class Bench:
                 lambda: reply.begin_phase(Phase.CHECK),
             )
         except Exception as error:
-            failed = measurement_of_error(error, Phase.CHECK)
+            failed = make_raised_result(error, Phase.CHECK)
             return replace(failed, message=f"on inputs that compare bits: {failed.message}")
         return add_bits(timed, digests, wanted)
 
-    def _try_to_load(self, opened: _OpenProblem, unit: requests.UnitRef) -> Launch | replies.Measurement:
-        """Return the bound launch of a unit, or its measurement if it cannot be loaded."""
+    def _try_to_load(self, opened: _OpenProblem, unit: requests.UnitRef) -> Launch | TrialResult:
+        """Return the bound launch of a unit, or its result if it cannot be loaded."""
         try:
             return self._find_launch(opened, unit)
         except DamagedArtifact as error:
-            return replies.Measurement(None, str(error))
+            return TrialResult(None, message=str(error))
         except Unsupported as error:
-            return replies.Measurement(Outcome.UNSUPPORTED, str(error), Phase.LOAD)
+            return make_failed_result(Outcome.UNSUPPORTED, str(error), Phase.LOAD)
         except Exception as error:
-            return measurement_of_error(error, Phase.LOAD)
+            return make_raised_result(error, Phase.LOAD)
 
-    def _launch_once(
-        self, opened: _OpenProblem, launch: Launch, reply: Phases, phase: Phase
-    ) -> float | replies.Measurement:
-        """Launch once on poisoned outputs; return how long it took at most, in µs, or its measurement if it failed."""
+    def _launch_once(self, opened: _OpenProblem, launch: Launch, reply: Phases, phase: Phase) -> float | TrialResult:
+        """Launch once on poisoned outputs; return how long it took at most, in µs, or its result if it failed."""
         reply.begin_phase(phase)
         try:
             began = perf_counter()
@@ -515,25 +536,26 @@ class Bench:
             launch()
             opened.timer.synchronize()
         except Unsupported as error:
-            return replies.Measurement(Outcome.UNSUPPORTED, str(error), phase)
+            return make_failed_result(Outcome.UNSUPPORTED, str(error), phase)
         except Exception as error:
-            return measurement_of_error(error, phase)
+            return make_raised_result(error, phase)
         return (perf_counter() - began) * 1e6
 
-    def _look_for_damage(self, measured: replies.Measurement, reply: Phases) -> replies.Measurement:
+    def _look_for_damage(self, result: TrialResult, reply: Phases) -> replies.Measurement:
         """Return a config's measurement, or one that says where it wrote outside its tensors."""
         # A config that was not loaded has launched nothing.
-        if measured.phase is Phase.LOAD or self._open is None:
-            return measured
+        if result.detail.phase == Phase.LOAD or self._open is None:
+            return replies.Measurement(result)
         reply.begin_phase(Phase.CHECK)
         try:
             damage = self._open.data.find_damage()
         except RuntimeError as error:
-            return measured if measured.outcome is Outcome.LAUNCH_ERROR else measurement_of_error(error, Phase.CHECK)
-        return measurement_of_damage(damage, Phase.CHECK) if damage else measured
+            is_known = result.outcome is Outcome.LAUNCH_ERROR
+            return replies.Measurement(result if is_known else make_raised_result(error, Phase.CHECK))
+        return make_damage_measurement(damage, Phase.CHECK) if damage else replies.Measurement(result)
 
-    def _judge_last_launch(self, opened: _OpenProblem, reply: Phases, *, is_last: bool = True) -> replies.Measurement:
-        """Judge the outputs; return a measurement without a latency.
+    def _judge_last_launch(self, opened: _OpenProblem, reply: Phases, *, is_last: bool = True) -> TrialResult:
+        """Judge the outputs; return a result without a latency.
 
         With ``is_last``, inputs are compared, too: once per config, and after a wrong launch, is enough.
         """
@@ -541,20 +563,20 @@ class Bench:
         with self._state.use_known_arithmetic():
             return self._judge_outputs(opened.data, is_last=is_last)
 
-    def _judge_outputs(self, data: ProblemData, *, is_last: bool) -> replies.Measurement:
+    def _judge_outputs(self, data: ProblemData, *, is_last: bool) -> TrialResult:
         try:
             if data.is_surely_right(is_last=is_last):
-                return replies.Measurement(Outcome.MEASURED, max_error=0.0, mismatched_ratio=0.0)
+                return TrialResult(Outcome.MEASURED, detail=TrialDetail(max_error=0.0, mismatched_ratio=0.0))
             verdict = data.check_outputs()
             overwritten = data.find_overwritten_inputs() if is_last or not verdict.ok else ()
         except Exception as error:
-            return measurement_of_error(error, Phase.CHECK)
-        measured = replies.Measurement(Outcome.MEASURED)
+            return make_raised_result(error, Phase.CHECK)
+        judged = TrialResult(Outcome.MEASURED)
         if not verdict.ok:
             message = "; ".join((verdict.message, *(f"the kernel overwrites its input {name}" for name in overwritten)))
             undisputed = Outcome.MEASURED if verdict.is_dissent else None
-            measured = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK, undisputed=undisputed)
-        return replace(add_check_errors(measured, verdict), overwritten=overwritten or None)
+            judged = make_failed_result(Outcome.MISMATCH, message, Phase.CHECK).add_details(undisputed=undisputed)
+        return add_check_errors(judged, verdict).add_details(overwritten=overwritten or None)
 
     def check_config(self, request: requests.Check, reply: Reply) -> replies.Measurement:
         """Launch a config once and judge its outputs, without timing it."""
@@ -566,11 +588,11 @@ class Bench:
     def _launch_and_judge(self, request: requests.Check, reply: Reply) -> replies.Measurement:
         opened = self._require_open_problem()
         launch = self._try_to_load(opened, request.unit)
-        if isinstance(launch, replies.Measurement):
-            return launch
+        if isinstance(launch, TrialResult):
+            return replies.Measurement(launch)
         opened.data.begin_trial()
         launched = self._launch_once(opened, launch, reply, Phase.FIRST_LAUNCH)
-        judged = launched if isinstance(launched, replies.Measurement) else self._judge_last_launch(opened, reply)
+        judged = launched if isinstance(launched, TrialResult) else self._judge_last_launch(opened, reply)
         return self._look_for_damage(judged, reply)
 
     def time_finalist(self, request: requests.Time, reply: Reply) -> replies.Measurement:
@@ -583,12 +605,12 @@ class Bench:
     def _check_and_time_again(self, request: requests.Time, reply: Reply) -> replies.Measurement:
         opened = self._require_open_problem()
         launch = self._try_to_load(opened, request.unit)
-        if isinstance(launch, replies.Measurement):
-            return launch
+        if isinstance(launch, TrialResult):
+            return replies.Measurement(launch)
         opened.data.begin_trial()
         launched = self._launch_once(opened, launch, reply, Phase.FIRST_LAUNCH)
-        first = launched if isinstance(launched, replies.Measurement) else self._judge_last_launch(opened, reply)
-        if first.outcome is not Outcome.MEASURED and first.undisputed is None:
+        first = launched if isinstance(launched, TrialResult) else self._judge_last_launch(opened, reply)
+        if first.outcome is not Outcome.MEASURED and first.detail.undisputed is None:
             return self._look_for_damage(first, reply)
         launches = self._make_timed_launches(opened, request.unit.key, launch, first)
         rules = _TimingRules(
@@ -597,14 +619,12 @@ class Bench:
         timed, _ = self._time_launches(opened, launches, rules, reply)
         return self._look_for_damage(timed, reply)
 
-    def _make_timed_launches(
-        self, opened: _OpenProblem, key: str, launch: Launch, first: replies.Measurement
-    ) -> TimedLaunches:
+    def _make_timed_launches(self, opened: _OpenProblem, key: str, launch: Launch, first: TrialResult) -> TimedLaunches:
         """Return a config's launches for the timer, after its first launch was judged."""
         data = opened.data
         is_graph = isinstance(opened.timer, CudaTimer)
         judged = data.remember_judged_outputs(
-            is_judged=data.is_judged and first.undisputed is None,
+            is_judged=data.is_judged and first.detail.undisputed is None,
             arithmetic=self._state.use_known_arithmetic,
         )
         launches = TimedLaunches(
@@ -657,7 +677,7 @@ class Bench:
         self._state.restore_baseline()
         reference = opened.data.make_reference_launch()
         if reference is None:
-            return replies.Measurement(None)
+            return replies.Measurement(TrialResult(None))
         timer = opened.timer
         in_graph = isinstance(timer, CudaTimer) and timer.method == GRAPH
         if in_graph and opened.data.restores:
@@ -667,10 +687,10 @@ class Bench:
         try:
             timing = timer.time_launches(reference, request.preset)
         except Exception as error:
-            return replies.Measurement(None) if in_graph else measurement_of_error(error, Phase.REFERENCE)
+            return replies.Measurement(TrialResult(None) if in_graph else make_raised_result(error, Phase.REFERENCE))
         if watch is not None and watch.is_contended(timing.samples):
-            return measurement_of_contention(opened.device, Phase.REFERENCE)
-        return measurement_from_timing(timing)
+            return replies.Measurement(make_contended_result(opened.device, Phase.REFERENCE))
+        return replies.Measurement(make_timed_result(timing))
 
     def _require_open_problem(self) -> _OpenProblem:
         if self._open is None:
@@ -716,27 +736,27 @@ class Bench:
 
     def _time_launches(
         self, opened: _OpenProblem, launches: TimedLaunches, rules: _TimingRules, reply: Phases
-    ) -> tuple[replies.Measurement, bool]:
+    ) -> tuple[TrialResult, bool]:
         """Time launches and measure their energy; a wrong launch among them makes a mismatch.
 
         Returns:
-            The measurement, and whether the last launch's outputs can be judged without launching again.
+            The result, and whether the last launch's outputs can be judged without launching again.
         """
         before = launches.compared
         try:
-            measured, ends_checked = self._race_and_meter(opened, launches, rules, reply)
+            timed, ends_checked = self._race_and_meter(opened, launches, rules, reply)
         except WrongLaunch as wrong:
             # If the outputs are compared with the default's, this is no more than a difference.
             message = f"the first launch was right, a later one was not: {wrong.verdict.message}"
-            measured, ends_checked = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK), False
-            measured = add_check_errors(measured, wrong.verdict)
+            failed, ends_checked = make_failed_result(Outcome.MISMATCH, message, Phase.CHECK), False
+            timed = add_check_errors(failed, wrong.verdict)
         self._compared[launches.key] = launches.compared
-        measured = replace(measured, nondeterministic=launches.has_differed or None)
-        return replace(measured, compared=launches.compared - before or None), ends_checked
+        compared = launches.compared - before or None
+        return timed.add_details(nondeterministic=launches.has_differed or None, compared=compared), ends_checked
 
     def _race_and_meter(
         self, opened: _OpenProblem, launches: TimedLaunches, rules: _TimingRules, reply: Phases
-    ) -> tuple[replies.Measurement, bool]:
+    ) -> tuple[TrialResult, bool]:
         reply.begin_phase(Phase.TIMING)
         if isinstance(opened.timer, CudaTimer):
             following = rules.following
@@ -745,7 +765,7 @@ class Bench:
             )
         watch = _watch_contention(opened.device, rules.judge_contention, rules.tolerated)
         try:
-            measured = replies.Measurement(Outcome.MEASURED, latency_us=rules.known_us)
+            timed = TrialResult(Outcome.MEASURED, rules.known_us)
             is_contended = ends_checked = False
             if rules.known_us is None:
                 # The first launch has shown already what the config reads.
@@ -755,20 +775,20 @@ class Bench:
                         rules.preset,
                         stop_above_us=rules.stop_above_us,
                         incumbent=rules.incumbent if opened.races_by_latency else None,
-                        cost=None if opened.objective == LATENCY else opened.compute_cost,
+                        cost=opened.compute_cost if needs_metric(opened.objective) else None,
                         first_us=rules.first_us,
                         noise=opened.noise,
                     )
                 ends_checked = timing.ends_checked
-                measured = measurement_from_timing(timing)
+                timed = make_timed_result(timing)
                 is_contended = watch is not None and not timing.stopped_early and watch.is_contended(timing.samples)
                 if timing.is_full and not is_contended:
                     opened.noise.add_config(timing.samples, rules.first_us)
-                if measured.outcome is Outcome.MEASURED and _may_win(measured, rules.incumbent):
+                if timed.outcome is Outcome.MEASURED and _may_win(timed, rules.incumbent):
                     launches.top_up_comparisons(rules.compared, rules.preset.timing_s, opened.timer.synchronize)
             energy: Energy | None = None
-            if opened.meter is not None and not is_contended and measured.latency_us is not None:
-                latency_us = measured.latency_us
+            if opened.meter is not None and not is_contended and timed.latency_us is not None:
+                latency_us = timed.latency_us
                 reply.begin_phase(Phase.TIMING)
                 energy, trace = opened.meter.measure_energy(
                     launches.ring[0],
@@ -781,54 +801,45 @@ class Bench:
                 is_contended = watch is not None and watch.is_shared()
                 if trace.ending is Ending.BEATEN:
                     message = f"cannot win: {energy.low:.4g} to {energy.high:.4g} J"
-                    measured = replace(measured, message=message, beaten=True)
+                    timed = replace(timed, message=message).add_details(beaten=True)
         except WrongLaunch:
             raise
         except CounterStopped as error:
             # This says nothing about the config: it is tried again.
             message = f"the energy counter of {opened.device.name}: {error}"
-            return replies.Measurement(Outcome.CONTENDED, message, Phase.TIMING), False
+            return make_failed_result(Outcome.CONTENDED, message, Phase.TIMING), False
         except Exception as error:
-            return measurement_of_error(error, Phase.TIMING), False
+            return make_raised_result(error, Phase.TIMING), False
         if is_contended:
-            return measurement_of_contention(opened.device, Phase.TIMING), False
+            return make_contended_result(opened.device, Phase.TIMING), False
         absence = watch.absence if isinstance(watch, GpuWatch) else ""
-        measured = replace(measured, contention=f"not judged: {absence}" if absence else None)
-        return _add_metrics(measured, opened, energy), ends_checked
+        timed = timed.add_details(contention=f"not judged: {absence}" if absence else None)
+        return _add_metrics(timed, opened, energy), ends_checked
 
 
-def _may_win(measured: replies.Measurement, incumbent: requests.Incumbent | None) -> bool:
+def _may_win(timed: TrialResult, incumbent: replies.CostRange | None) -> bool:
     """Return whether a config may still be as fast as the best one so far."""
-    if measured.beaten:
-        return False
-    return incumbent is None or measured.low_us is None or measured.low_us <= incumbent.high
+    low_us = timed.detail.low_us
+    return not timed.detail.beaten and (incumbent is None or low_us is None or low_us <= incumbent.high)
 
 
-def _add_metrics(measured: replies.Measurement, opened: _OpenProblem, energy: Energy | None) -> replies.Measurement:
-    """Add the energy, the kernel file's own metrics, and the cost by the objective.
+def _add_metrics(timed: TrialResult, opened: _OpenProblem, energy: Energy | None) -> TrialResult:
+    """Add the energy and the kernel file's own metrics.
 
     If a metric fails, all of the file's metrics are left out, and the message says why.
     """
-    latency_us = measured.latency_us
-    if measured.outcome is not Outcome.MEASURED or latency_us is None:
-        return measured
+    latency_us = timed.latency_us
+    if timed.outcome is not Outcome.MEASURED or latency_us is None:
+        return timed
     joules = None if energy is None else energy.joules
+    if energy is not None:
+        timed = timed.add_details(energy_low=energy.low, energy_high=energy.high)
     metrics = {} if joules is None else compute_energy_figures(joules, latency_us)
     try:
         metrics |= opened.metrics(latency_us, joules)
     except KernelFileError as error:
-        measured = replace(measured, message=error.message, metrics_fault=error.message)
-    measured = replace(measured, metrics=metrics or None)
-    if energy is not None:
-        measured = replace(measured, energy_low=energy.low, energy_high=energy.high)
-        ends = [opened.compute_cost(latency_us, joules) for joules in (energy.low, energy.high)]
-    else:
-        ends = [opened.compute_cost(end) for end in (measured.low_us or latency_us, measured.high_us or latency_us)]
-    cost = opened.compute_cost(latency_us, joules)
-    known_costs = sorted(end for end in ends if end is not None)
-    if opened.objective == LATENCY or cost is None or not known_costs:
-        return measured
-    return replace(measured, cost=cost, cost_low=known_costs[0], cost_high=known_costs[-1])
+        timed = replace(timed, message=error.message).add_details(metrics_fault=error.message)
+    return replace(timed, metrics=metrics)
 
 
 def _watch_contention(

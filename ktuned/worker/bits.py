@@ -12,12 +12,12 @@ configs so quick that it does not matter (:func:`is_cheap`). Of all others just 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Any
 
 from ktuned.backends import Launch
-from ktuned.ipc import replies, requests
-from ktuned.model import Record, have_same_bits, record
+from ktuned.ipc import requests
+from ktuned.model import Record, TrialResult, have_same_bits, record
 from ktuned.worker.problem import ProblemData
 
 LAUNCHES = 2
@@ -91,7 +91,7 @@ def launch_inputs(
     )
 
 
-def is_cheap(timed: replies.Measurement, digest_us: float, inputs: int) -> bool:
+def is_cheap(timed: TrialResult, digest_us: float, inputs: int) -> bool:
     """Return whether launching a config on so many inputs costs next to nothing.
 
     Copying an input into place takes as long as digesting it.
@@ -99,10 +99,10 @@ def is_cheap(timed: replies.Measurement, digest_us: float, inputs: int) -> bool:
     return inputs * LAUNCHES * ((timed.latency_us or 0.0) + 2 * digest_us) <= FREE_US
 
 
-def add_bits(timed: replies.Measurement, found: LaunchDigests, wanted: requests.SameBits) -> replies.Measurement:
-    """Return a measurement with the digests of its launches, and whether they equal the anchor's."""
-    differs = timed.nondeterministic or found.has_differed
+def add_bits(timed: TrialResult, found: LaunchDigests, wanted: requests.SameBits) -> TrialResult:
+    """Return a result with the digests of its launches, and whether they equal the anchor's."""
+    differs = timed.detail.nondeterministic or found.has_differed
     same = False if differs else have_same_bits(found.bits, wanted.anchor) if wanted.anchor else None
-    return replace(
-        timed, bits=found.bits, row_bits=found.rows or None, same_bits=same, nondeterministic=differs or None
+    return timed.add_details(
+        bits=found.bits, row_bits=found.rows or None, same_bits=same, nondeterministic=differs or None
     )

@@ -26,7 +26,7 @@ from time import perf_counter
 from typing import Any
 
 from ktuned.backends import Launch
-from ktuned.ipc import requests
+from ktuned.ipc import replies
 from ktuned.model import Preset
 from ktuned.worker.noise import Noise
 from ktuned.worker.race import Cost, Race
@@ -146,7 +146,7 @@ class CudaTimer:
         *,
         restore: Callable[[], None] | None = None,
         stop_above_us: float | None = None,
-        incumbent: requests.Incumbent | None = None,
+        incumbent: replies.CostRange | None = None,
         cost: Cost | None = None,
         first_us: float | None = None,
         noise: Noise | None = None,

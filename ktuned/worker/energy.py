@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from ktuned.backends import EnergyCounter, Launch
-from ktuned.ipc import requests
+from ktuned.ipc import replies
 from ktuned.model import Preset, Record, record
 from ktuned.worker.energy_trace import SETTLED_S, Energy, EnergyTrace
 from ktuned.worker.race import Cost
@@ -52,7 +52,7 @@ class EnergyMeter(Record):
         latency_us: float,
         *,
         restore: Callable[[], None] | None = None,
-        incumbent: requests.Incumbent | None = None,
+        incumbent: replies.CostRange | None = None,
         cost: Cost = lambda joules: joules,
     ) -> tuple[Energy, EnergyTrace]:
         """Measure the energy of a launch; return it with the trace, whose ending says why measuring has stopped.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from ktuned.ipc import requests
+from ktuned.ipc import replies
 from ktuned.model import Record, record
 from ktuned.worker.race import MARGIN, RELATIVE_CI, Cost, Ending
 
@@ -66,7 +66,7 @@ class EnergyTrace:
         self,
         limit_s: float,
         *,
-        incumbent: requests.Incumbent | None = None,
+        incumbent: replies.CostRange | None = None,
         cost: Cost = lambda joules: joules,
         apart_j: float = 0.0,
     ) -> None:

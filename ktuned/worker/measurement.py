@@ -1,4 +1,4 @@
-"""The measurement of a config, made from its timing, a verdict, damage or an error. No IO.
+"""The result of a config, made from its timing, a verdict, damage or an error. No IO.
 
 What each ending means for the other configs of its batch (:func:`ends_batch`):
 
@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ktuned.ipc import replies, requests
-from ktuned.model import Device, Outcome, Phase
+from ktuned.model import Device, Outcome, Phase, TrialDetail, TrialResult
 from ktuned.worker.check import Verdict
 from ktuned.worker.damage import Damage
 from ktuned.worker.failures import describe_error
@@ -34,79 +34,84 @@ KEPT_SAMPLES = 200
 """Most samples that are sent with a measurement, evenly chosen by rank: enough to show a distribution."""
 
 
-def measurement_from_timing(timing: Timing) -> replies.Measurement:
-    """Return the measurement of a config that was timed, to the end or until it could not win any more."""
+def make_timed_result(timing: Timing) -> TrialResult:
+    """Return the result of a config that was timed, to the end or until it could not win any more."""
     samples = timing.samples
     low_us, high_us = timing.interval_us
     kept = samples.sorted_us[:: max(1, len(samples) // KEPT_SAMPLES)]
     is_beaten = timing.ending is Ending.BEATEN
-    return replies.Measurement(
+    return TrialResult(
         Outcome.SLOWER if timing.stopped_early else Outcome.MEASURED,
-        f"cannot win: {low_us:,.1f} to {high_us:,.1f} µs by {len(samples)} samples" if is_beaten else "",
-        latency_us=samples.median_us,
-        spread_us=samples.spread_us,
-        low_us=low_us,
-        high_us=high_us,
-        beaten=is_beaten or None,
-        count=len(samples),
-        samples=tuple(round(value, 3) for value in kept),
+        samples.median_us,
+        samples.spread_us,
+        message=f"cannot win: {low_us:,.1f} to {high_us:,.1f} µs by {len(samples)} samples" if is_beaten else "",
+        detail=TrialDetail(
+            low_us=low_us,
+            high_us=high_us,
+            beaten=is_beaten or None,
+            count=len(samples),
+            samples=tuple(round(value, 3) for value in kept),
+        ),
     )
 
 
 def ends_batch(measured: replies.Measurement, request: requests.Trial) -> bool:
     """Return whether this request must end here, because the next config would meet what this one left behind."""
-    lacks_cores = request.cores is not None and measured.cores is not None and measured.cores > request.cores
+    cores = measured.result.detail.cores
+    lacks_cores = request.cores is not None and cores is not None and cores > request.cores
     is_harmful = measured.is_guilty or measured.is_unsound or bool(measured.leftover)
-    return measured.outcome is Outcome.LAUNCH_ERROR or is_harmful or lacks_cores
+    return measured.result.outcome is Outcome.LAUNCH_ERROR or is_harmful or lacks_cores
 
 
-def add_check_errors(measured: replies.Measurement, verdict: Verdict) -> replies.Measurement:
-    """Return a measurement with the errors that the check found."""
-    return replace(measured, max_error=verdict.finite_error, mismatched_ratio=verdict.mismatched_ratio)
+def add_check_errors(result: TrialResult, verdict: Verdict) -> TrialResult:
+    """Return a result with the errors that the check found."""
+    return result.add_details(max_error=verdict.finite_error, mismatched_ratio=verdict.mismatched_ratio)
 
 
-def measurement_of_dispute(timed: replies.Measurement, first: replies.Measurement) -> replies.Measurement:
-    """Return the measurement of a config whose outputs differ from the default's, which may be wrong itself.
+def make_disputed_result(timed: TrialResult, first: TrialResult) -> TrialResult:
+    """Return the result of a config whose outputs differ from the default's, which may be wrong itself.
 
     It is a mismatch, but keeps its figures: if the default turns out to be wrong, ``undisputed`` says what it would be.
 
     Args:
-        timed: the measurement of its timing.
+        timed: the result of its timing.
         first: the verdict on its first launch.
     """
     if timed.outcome not in (Outcome.MEASURED, Outcome.SLOWER):
         return timed
-    return replace(
-        timed,
-        outcome=Outcome.MISMATCH,
-        message=f"differs from the default's outputs: {first.message}",
+    message = f"differs from the default's outputs: {first.message}"
+    return replace(timed, outcome=Outcome.MISMATCH, message=message).add_details(
         phase=Phase.CHECK,
-        max_error=first.max_error,
-        mismatched_ratio=first.mismatched_ratio,
-        overwritten=first.overwritten,
+        max_error=first.detail.max_error,
+        mismatched_ratio=first.detail.mismatched_ratio,
+        overwritten=first.detail.overwritten,
         undisputed=timed.outcome,
     )
 
 
-def measurement_of_damage(damage: Damage, phase: Phase) -> replies.Measurement:
-    """Return the measurement of a config that wrote outside its tensors."""
-    return replies.Measurement(
-        Outcome.MISMATCH, damage.message, phase, is_guilty=True, is_unsound=not damage.is_contained
-    )
+def make_failed_result(outcome: Outcome, message: str, phase: Phase) -> TrialResult:
+    """Return the result of a config that failed in a phase."""
+    return TrialResult(outcome, message=message, detail=TrialDetail(phase=phase))
 
 
-def measurement_of_contention(device: Device, phase: Phase) -> replies.Measurement:
-    """Return the measurement of a config whose timing was disturbed by other programs."""
+def make_contended_result(device: Device, phase: Phase) -> TrialResult:
+    """Return the result of a config whose timing was disturbed by other programs."""
     message = f"other programs used {device.name} while this was timed (`contention = false` keeps such timings)"
-    return replies.Measurement(Outcome.CONTENDED, message, phase)
+    return make_failed_result(Outcome.CONTENDED, message, phase)
 
 
-def measurement_of_error(error: Exception, phase: Phase) -> replies.Measurement:
-    """Return the measurement of a config that raised.
+def make_raised_result(error: Exception, phase: Phase) -> TrialResult:
+    """Return the result of a config that raised.
 
     Raises:
         MemoryError: the process lacks memory. That is no fault of the config, and ends the worker.
     """
     if isinstance(error, MemoryError):
         raise error
-    return replies.Measurement(Outcome.LAUNCH_ERROR, describe_error(error), phase)
+    return make_failed_result(Outcome.LAUNCH_ERROR, describe_error(error), phase)
+
+
+def make_damage_measurement(damage: Damage, phase: Phase) -> replies.Measurement:
+    """Return the measurement of a config that wrote outside its tensors."""
+    failed = make_failed_result(Outcome.MISMATCH, damage.message, phase)
+    return replies.Measurement(failed, is_guilty=True, is_unsound=not damage.is_contained)

@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable
 from enum import Enum, auto
 
-from ktuned.ipc import requests
+from ktuned.ipc import replies
 from ktuned.model import Preset
 from ktuned.worker.noise import Noise
 from ktuned.worker.samples import FEWEST_FOR_CI, Samples
@@ -102,7 +102,7 @@ class Race:
         preset: Preset,
         *,
         stop_above_us: float | None = None,
-        incumbent: requests.Incumbent | None = None,
+        incumbent: replies.CostRange | None = None,
         resolution_us: float = 0.0,
         warm_counts: bool = True,
         cost: Cost | None = None,

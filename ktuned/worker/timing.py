@@ -13,7 +13,7 @@ from functools import cache
 from time import perf_counter_ns
 
 from ktuned.backends import Launch
-from ktuned.ipc import requests
+from ktuned.ipc import replies
 from ktuned.model import Preset, Record, record
 from ktuned.worker.noise import Noise
 from ktuned.worker.race import Cost, Ending, Race
@@ -106,7 +106,7 @@ def time_on_host(
     *,
     restore: Callable[[], None] | None = None,
     stop_above_us: float | None = None,
-    incumbent: requests.Incumbent | None = None,
+    incumbent: replies.CostRange | None = None,
     cost: Cost | None = None,
     noise: Noise | None = None,
 ) -> Timing:
@@ -187,7 +187,7 @@ class HostTimer:
         *,
         restore: Callable[[], None] | None = None,
         stop_above_us: float | None = None,
-        incumbent: requests.Incumbent | None = None,
+        incumbent: replies.CostRange | None = None,
         cost: Cost | None = None,
         first_us: float | None = None,
         noise: Noise | None = None,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from ktuned.model import ListedTrial
 from ktuned.protocol import JobInfo, read_jobs
 
 KERNEL = "project:gemm"
@@ -61,10 +64,19 @@ def trial_map(number: int = 1, outcome: str = "measured", **changes: Any) -> dic
         "artifact": None,
         "digest": "d" * 8,
         "updated": 1000.0,
+        "metrics": {},
         "winner": False,
+        "objectives": [],
+        "facts": {},
+        "class": "",
         "detail": {},
     }
     return trial | changes
+
+
+def listed_trial(number: int = 1, outcome: str = "measured", **changes: Any) -> ListedTrial:
+    """Return a trial as commands read it from :func:`trial_map`."""
+    return msgspec.convert(trial_map(number, outcome, **changes), ListedTrial)
 
 
 def trial_event(trial: dict[str, Any], done: int, **changes: Any) -> dict[str, Any]:

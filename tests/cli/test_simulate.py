@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run, Serve
+from tests.cli.samples import trial_map
 from tests.search.test_recorded import SPACE
 
 
@@ -64,15 +65,7 @@ def test_bad_input_is_a_usage_error(run: Run, arguments: tuple[str, ...], words:
 
 def trial(number: int, **changes: Any) -> dict[str, Any]:
     """Return a trial as the daemon lists it."""
-    listed = {
-        "id": number,
-        "problem": {"N": 1},
-        "device": "cpu",
-        "config": {"A": number},
-        "outcome": "measured",
-        "latency_us": 5.0 + number,
-    }
-    return listed | changes
+    return trial_map(number, **{"config": {"A": number}, "latency_us": 5.0 + number, **changes})
 
 
 def test_kernel_of_the_store(run: Run, serve: Serve) -> None:

@@ -7,7 +7,17 @@ from ktuned.cli.watch.choice import Choice
 from ktuned.cli.watch.trial_log import TrialLog, follow_event, is_outdated, open_log
 from ktuned.model import KernelName, Objective, canonical
 from ktuned.protocol import Event, JobDone, KernelStale, TrialDone, read_event
-from tests.cli.samples import DEVICE, KERNEL, PROBLEM, job_info, job_map, state_event, trial_event, trial_map
+from tests.cli.samples import (
+    DEVICE,
+    KERNEL,
+    PROBLEM,
+    job_info,
+    job_map,
+    listed_trial,
+    state_event,
+    trial_event,
+    trial_map,
+)
 
 
 def row(objective: str = "latency") -> BoardRow:
@@ -19,7 +29,7 @@ def row(objective: str = "latency") -> BoardRow:
 def log(*figures: float | None, objective: str = "latency") -> TrialLog:
     """Return a log of trials with these latencies; those without one failed."""
     trials = [
-        trial_map(number, "measured" if figure else "compile_error", latency_us=figure)
+        listed_trial(number, "measured" if figure else "compile_error", latency_us=figure)
         for number, figure in enumerate(figures, 1)
     ]
     return open_log(row(objective), trials, trials)
@@ -33,8 +43,8 @@ def test_best_so_far_leaves_failures_out() -> None:
 
 def test_best_by_a_figure_that_is_to_be_large() -> None:
     """Costs fall as the figure grows, and a trial without the figure has none."""
-    trials = [trial_map(number, metrics={"tflops": value}) for number, value in ((1, 2.0), (2, 4.0), (3, 1.0))]
-    found = open_log(row("max:tflops"), [*trials, trial_map(4)], trials)
+    trials = [listed_trial(number, metrics={"tflops": value}) for number, value in ((1, 2.0), (2, 4.0), (3, 1.0))]
+    found = open_log(row("max:tflops"), [*trials, listed_trial(4)], trials)
     assert found.best_so_far == [0.5, 0.25, 0.25]
     assert [trial.id for trial in found.listed.filter_items(found.trials.values(), Choice())][:3] == [2, 1, 3]
 
@@ -42,14 +52,14 @@ def test_best_by_a_figure_that_is_to_be_large() -> None:
 def test_history_has_the_best_of_each_state_of_the_sources() -> None:
     """In the order in which they were tried, with the present one last, once."""
     past = [
-        trial_map(1, latency_us=30.0, digest="a"),
-        trial_map(2, latency_us=20.0, digest="a"),
-        trial_map(3, latency_us=25.0, digest="b"),
-        trial_map(4, latency_us=21.0),
-        trial_map(5, latency_us=19.0),
+        listed_trial(1, latency_us=30.0, digest="a"),
+        listed_trial(2, latency_us=20.0, digest="a"),
+        listed_trial(3, latency_us=25.0, digest="b"),
+        listed_trial(4, latency_us=21.0),
+        listed_trial(5, latency_us=19.0),
     ]
     found = open_log(row(), past[3:], reversed(past))
-    assert [(trial.id, trial.figure) for trial in found.history] == [(2, 20.0), (3, 25.0), (5, 19.0)]
+    assert [(trial.id, trial.latency_us) for trial in found.history] == [(2, 20.0), (3, 25.0), (5, 19.0)]
 
 
 def after(log: TrialLog, event: dict[str, Any]) -> TrialLog:
@@ -73,9 +83,9 @@ def test_events_add_trials_and_move_the_winner_s_mark() -> None:
     assert after(found, trial_event(trial_map(3, job=8, device="H200"), 3)) == found
     assert after(found, trial_event(trial_map(3), 3) | {"trial": None}) == found
     won = after(found, winner(2, job=1))
-    assert [trial.is_winner for trial in won.trials.values()] == [False, True]
+    assert (found.winner, won.winner) == (None, 2)
     again = after(won, trial_event(trial_map(2, latency_us=8.0), 2))
-    assert (again.trials[2].figure, again.trials[2].is_winner) == (8.0, True)
+    assert (again.trials[2].latency_us, again.winner) == (8.0, 2)
     assert after(won, winner(1, job=7)) == won
 
 

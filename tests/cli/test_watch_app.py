@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable
@@ -17,6 +18,7 @@ from ktuned.cli.watch.board import Board, BoardRow, FileError, add_answers, fold
 from ktuned.cli.watch.load import Load
 from ktuned.cli.watch.session import Session
 from ktuned.cli.watch.trial_log import open_log
+from ktuned.model import ListedTrial
 from ktuned.protocol import read_event
 from ktuned_client import AsyncClient
 from tests.cli.samples import DEVICE, KERNEL, answer_map, job_map, state_event, trial_event, trial_map
@@ -99,12 +101,12 @@ class FakeSession(Session):
 
     async def open_row(self, row: BoardRow) -> None:
         """Have the trials at once."""
-        self.log = open_log(row, self.given if row.kernel == KERNEL else (), ())
+        self.log = open_log(row, msgspec.convert(self.given if row.kernel == KERNEL else (), list[ListedTrial]), ())
         self.on_change()
 
-    async def load_trial(self, number: int) -> Mapping[str, Any] | None:
+    async def load_trial(self, number: int) -> ListedTrial | None:
         """Return one of them."""
-        return trials()[number - 1]
+        return msgspec.convert(trials()[number - 1], ListedTrial)
 
     async def _note(self, what: str, row: BoardRow) -> str:
         self.asked.append((what, row.kernel))

@@ -57,6 +57,7 @@ from ktuned.fleet.lane_machine import (
 from ktuned.ipc import requests
 from ktuned.ipc.replies import Failure, Measurement
 from ktuned.model import Device, DeviceModel, DeviceName, IllegalMove, Outcome, Phase, Role, Target, WorkerError
+from tests.trials import make_measurement
 
 GPU, OTHER_GPU, CPU = (
     Device(DeviceName(name), DeviceModel("m"), Target("t")) for name in ("cuda:0", "cuda:1", "cpu:0")
@@ -69,12 +70,12 @@ PROBLEM = Bench(HERE, "fake", A, "one", requests.Canary(GPU))
 NEXT_PROBLEM = replace(PROBLEM, identity="two")
 OTHER_FILE = replace(PROBLEM, code=B, identity="b")
 
-FINE = Measurement(Outcome.MEASURED, latency_us=5.0)
-GUILTY = Measurement(Outcome.MISMATCH, "wrote behind y", is_guilty=True)
-WRONG = Measurement(Outcome.MISMATCH, "y is wrong")
-RAISED = Measurement(Outcome.LAUNCH_ERROR, "refused")
-UNSOUND = Measurement(Outcome.MEASURED, is_unsound=True)
-LEFT_A_THREAD = Measurement(Outcome.MEASURED, leftover="a thread")
+FINE = make_measurement(Outcome.MEASURED, latency_us=5.0)
+GUILTY = make_measurement(Outcome.MISMATCH, "wrote behind y", is_guilty=True)
+WRONG = make_measurement(Outcome.MISMATCH, "y is wrong")
+RAISED = make_measurement(Outcome.LAUNCH_ERROR, "refused")
+UNSOUND = make_measurement(Outcome.MEASURED, is_unsound=True)
+LEFT_A_THREAD = make_measurement(Outcome.MEASURED, leftover="a thread")
 
 DIED = WorkerDied(-signal.SIGSEGV, Phase.FIRST_LAUNCH, Output())
 HUNG = DeadlineExpired(Phase.TIMING, 10.0, Output())

@@ -327,51 +327,51 @@ async def test_a_config_that_raises_crashes_or_hangs_replaces_its_worker_alone(
                 first = lane.worker_pid
                 measured, output = await lane.send_request(trial(does), deadlines)
                 assert lane.worker_pid == (None if outcome == "launch_error" else first)
-                assert (measured.outcome, measured.phase or "timing") == (outcome, phase), measured
+                assert (measured.result.outcome, measured.result.detail.phase or "timing") == (outcome, phase), measured
                 assert does == "unsupported" or output.stdout.startswith("loaded")
-                assert (measured.latency_us is None) == (outcome not in ("measured", "slower"))
+                assert (measured.result.latency_us is None) == (outcome not in ("measured", "slower"))
             await lane.open_problem(problem, deadlines)
             first = lane.worker_pid
-            measured, _ = await lane.send_request(trial("work", stop_above_us=None), deadlines)
-            assert measured.latency_us is not None
-            assert 50 <= measured.latency_us < 20_000
-            assert measured.max_error == 0.0
-            rival = requests.Incumbent(1.0, 1.0, 1.0)
+            result = (await lane.send_request(trial("work", stop_above_us=None), deadlines))[0].result
+            assert 50 <= (result.latency_us or 0.0) < 20_000
+            assert result.detail.max_error == 0.0
+            rival = replies.CostRange(1.0, 1.0, 1.0)
             hopeful = requests.Trial((units["slow"],), replace(preset, timing_s=5.0), False, None, rival)
-            measured, _ = await lane.send_request(hopeful, deadlines)
-            assert (measured.outcome, measured.beaten) == ("measured", True), "it cannot win: no more samples"
-            assert measured.message.startswith("cannot win: "), measured.message
-            assert measured.message.endswith("by 3 samples"), measured.message
-            assert (measured.low_us or 0.0) <= (measured.latency_us or 0.0) <= (measured.high_us or 0.0)
+            result = (await lane.send_request(hopeful, deadlines))[0].result
+            assert (result.outcome, result.detail.beaten) == ("measured", True), "it cannot win: no more samples"
+            assert result.message.startswith("cannot win: "), result.message
+            assert result.message.endswith("by 3 samples"), result.message
+            assert (result.detail.low_us or 0.0) <= (result.latency_us or 0.0) <= (result.detail.high_us or 0.0)
             (locate_artifact(tmp_path / "artifacts", "wrong-key") / "kernel.json").write_text("{}")
-            measured, _ = await lane.send_request(trial("wrong"), deadlines)
-            assert (measured.outcome, measured.message) == (None, "wrong-key: kernel.json is not what was sealed")
+            result = (await lane.send_request(trial("wrong"), deadlines))[0].result
+            assert (result.outcome, result.message) == (None, "wrong-key: kernel.json is not what was sealed")
             assert lane.worker_pid == first
             batch: list[replies.Measurement] = []
             last, _ = await lane.send_request(
                 trial("wrong", "nothing", "slow", "work"), deadlines, on_item=batch.append
             )
-            assert [one.outcome for one in (*batch, last)] == [None, "mismatch", "slower", "measured"]
+            assert [one.result.outcome for one in (*batch, last)] == [None, "mismatch", "slower", "measured"]
             batch.clear()
             last, _ = await lane.send_request(trial("work", "raise", "work"), deadlines, on_item=batch.append)
-            assert [one.outcome for one in (*batch, last)] == ["measured", "launch_error"], "a batch ends at a failure"
+            assert [one.result.outcome for one in (*batch, last)] == ["measured", "launch_error"], (
+                "a batch ends at a failure"
+            )
             assert lane.worker_pid is None
             await lane.open_problem(problem, deadlines)
             measured, _ = await lane.send_request(requests.TimeReference(preset, False), deadlines)
-            assert measured.latency_us is not None
-            assert measured.latency_us > 0
+            assert (measured.result.latency_us or 0.0) > 0
             held = replace(trial("work", "slow", "segfault", "work"), hold_s=60.0)
             batch.clear()
             with pytest.raises(WorkerDied, match="was killed by SIGSEGV during first_launch"):
                 await lane.send_request(held, deadlines, on_item=batch.append)
-            assert [one.outcome for one in batch] == ["measured", "slower"], "what was held back is not lost"
+            assert [one.result.outcome for one in batch] == ["measured", "slower"], "what was held back is not lost"
             assert lane.worker_pid is None
             await lane.open_problem(problem, deadlines)
             held = replace(trial("work", "wrong", "work", "hang", "work"), hold_s=60.0)
             batch.clear()
             with pytest.raises(DeadlineExpired, match="first_launch timed out after 2 s"):
                 await lane.send_request(held, deadlines | {"first_launch": 2.0}, on_item=batch.append)
-            assert [one.outcome for one in batch] == ["measured", None, "measured"]
+            assert [one.result.outcome for one in batch] == ["measured", None, "measured"]
 
 
 def seal(directory: Path, unit: requests.UnitRef) -> None:

@@ -13,8 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ktuned.ipc import InvalidMessage, Places, from_plain, make_absolute, make_relative, replies, requests, to_plain
+from ktuned.ipc import (
+    InvalidMessage,
+    Places,
+    from_plain,
+    make_absolute,
+    make_relative,
+    replies,
+    requests,
+    to_message,
+    to_plain,
+)
 from ktuned.ipc.frames import Decoder
+from ktuned.model import TrialDetail, TrialResult
 from ktuned.model.keys import Phase
 from ktuned.model.values import Outcome
 
@@ -59,6 +70,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return st.one_of(*map(values_of, arguments))
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return st.tuples(*map(values_of, arguments))
     if origin is tuple:
         return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
     if origin is Mapping or getattr(origin, "__name__", "") == "Mapping":
@@ -160,10 +173,17 @@ def test_a_message_that_is_no_answer_is_refused(bad: dict[str, Any]) -> None:
 
 def test_neighbouring_versions_understand_each_other() -> None:
     """Unknown fields are ignored, absent ones have their default."""
-    plain = to_plain(replies.Measurement(Outcome.MEASURED, latency_us=1.5)) | {"of_the_future": 1}
-    del plain["contention"]
-    assert from_plain(replies.Measurement, plain) == replies.Measurement(Outcome.MEASURED, latency_us=1.5)
-    assert from_plain(replies.Measurement, {"outcome": None, "latency_us": 3}).latency_us == 3.0
+    plain = to_plain(TrialResult(Outcome.MEASURED, 1.5)) | {"of_the_future": 1}
+    del plain["spread_us"]
+    assert from_plain(TrialResult, plain) == TrialResult(Outcome.MEASURED, 1.5)
+    assert from_plain(TrialResult, {"outcome": None, "latency_us": 3}).latency_us == 3.0
+
+
+def test_a_message_leaves_out_what_holds_its_default_at_any_depth() -> None:
+    """Most of a measurement's fields do, and its worker sends many."""
+    plain = to_message(replies.Measurement(TrialResult(Outcome.MEASURED, detail=TrialDetail(cores=2))))
+    assert plain == {"result": {"outcome": "measured", "detail": {"cores": 2}, "metrics": {}}}
+    assert from_plain(replies.Measurement, plain).result.detail == TrialDetail(cores=2)
 
 
 def test_a_request_names_no_place_of_this_machine() -> None:

@@ -2,9 +2,9 @@
 
 from ktuned.lookup.common_winner import Common, common_config, with_common
 from ktuned.model.objective import ENERGY
-from ktuned.model.trial import Trial, Winner
-from ktuned.model.values import Outcome
+from ktuned.model.trial import Winner
 from tests.store.samples import CONTEXT, PROBLEM
+from tests.trials import make_trial
 
 
 def test_the_least_weighted_time_wins() -> None:
@@ -29,9 +29,9 @@ def test_equal_times_give_one_config() -> None:
 
 def test_each_objective_has_a_common_winner_of_its_own() -> None:
     """It takes the place of a problem's own winner by that objective, and has the figures of its trial."""
-    detail = {"metrics": {"energy": 0.5}}
-    measured = (Outcome.MEASURED, 7.0, 0.1, 0.0, 0.0, "", "ab", "d", 5.0, detail)
-    trial = Trial(9, 1, CONTEXT.kernel, PROBLEM, CONTEXT.device, {"BM": 2}, *measured)
+    trial = make_trial(
+        9, {"BM": 2}, latency_us=7.0, problem=PROBLEM, artifact="ab", updated=5.0, metrics={"energy": 0.5}
+    )
     fastest = Winner(CONTEXT, 3, PROBLEM, {"BM": 1}, 5.0, 0.1, "aa", 1.0)
     thriftiest = Winner(CONTEXT, 4, PROBLEM, {"BM": 4}, 6.0, 0.1, "ac", 1.0, metrics={"energy": 0.4}, objective=ENERGY)
     found = with_common([fastest, thriftiest], [Common(CONTEXT, trial, ENERGY)])

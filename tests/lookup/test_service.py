@@ -15,7 +15,7 @@ from ktuned.model.job import Job, JobState
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import WinnerKey
 from ktuned.model.plan import Plan
-from ktuned.model.trial import TrialResult
+from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import Outcome, Problem
 from ktuned.protocol import CaptureParams, ForgetParams, LookupManyParams, LookupParams, TuneParams
 from ktuned.scheduling.job_requests import TuningRequest
@@ -484,7 +484,7 @@ async def test_a_noisy_winner_is_not_served_with_confidence(parts: Parts) -> Non
     context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
     job = await parts.store.create_job(context.key, {"n": 64}, priority=1, reason="", plan=kernel.plan, now=0.0)
     trial = await parts.store.begin_trial(context, {"n": 64}, job.id, {"us": 1.0})
-    result = TrialResult(Outcome.MEASURED, 10.0, 8.0, detail={"rounds": 1000})
+    result = TrialResult(Outcome.MEASURED, 10.0, 8.0, detail=TrialDetail(rounds=1000))
     await parts.store.finish_trial(trial, result)
     await parts.store.decide_winner(trial)
     answer = ask(parts)

@@ -6,29 +6,15 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import BitClasses, DeviceModel, KernelName, Outcome, Trial, UsageError, have_same_bits, is_exact
+from ktuned.model import BitClasses, Trial, TrialDetail, UsageError, have_same_bits, is_exact
 from ktuned.model.objective import Objective, is_latency, read_objective, strip_numerics, with_numerics
+from tests.trials import make_trial
 
 
 def _trial(number: int, latency_us: float, config: dict[str, Any], **detail: Any) -> Trial:
-    return Trial(
-        number,
-        1,
-        KernelName("p:k"),
-        {},
-        DeviceModel("cpu"),
-        config,
-        Outcome.MEASURED,
-        latency_us,
-        0.0,
-        0.0,
-        0.0,
-        "",
-        None,
-        "digest",
-        0.0,
-        detail,
-    )
+    if "bits" in detail:
+        detail["bits"] = tuple(detail["bits"])
+    return make_trial(number, config, latency_us=latency_us, detail=TrialDetail(**detail))
 
 
 @pytest.mark.parametrize(
@@ -72,10 +58,31 @@ def test_classes_have_letters_and_a_price() -> None:
         found.describe_classes()[0]
         == "2 classes of equal bits on 2 inputs: A (the anchor) 2, best 189 µs; B 1, best 178 µs"
     )
-    assert found.name_class({"bits": ["a"]}) == "A/B?"
-    assert found.name_class({"bits": ["a", "c"]}) == "B"
-    assert found.name_class({"bits": ["a", "c"], "nondeterministic": True}) == "nondeterministic"
-    assert found.name_class({}) == ""
+    assert found.name_class(TrialDetail(bits=("a",))) == "A/B?"
+    assert (
+        found.name_class(
+            TrialDetail(
+                bits=(
+                    "a",
+                    "c",
+                )
+            )
+        )
+        == "B"
+    )
+    assert (
+        found.name_class(
+            TrialDetail(
+                bits=(
+                    "a",
+                    "c",
+                ),
+                nondeterministic=True,
+            )
+        )
+        == "nondeterministic"
+    )
+    assert found.name_class(TrialDetail()) == ""
 
 
 def test_configs_that_differ_on_the_first_input_are_a_class_as_far_as_is_known() -> None:
@@ -89,7 +96,7 @@ def test_configs_that_differ_on_the_first_input_are_a_class_as_far_as_is_known()
         ]
     )
     assert [(one.letter, one.configs) for one in found.classes] == [("A", 1), ("B", 2)]
-    assert (found.name_class({"bits": ["x"]}), found.name_class({"bits": ["a"]})) == ("B", "A?")
+    assert (found.name_class(TrialDetail(bits=("x",))), found.name_class(TrialDetail(bits=("a",)))) == ("B", "A?")
     assert (found.splitting, found.keeping) == (("K",), ("W",))
 
 

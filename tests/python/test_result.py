@@ -2,21 +2,12 @@
 
 from ktuned.python import Trial, Trials
 from ktuned.python.result import MAX_SHOWN
+from tests.cli.samples import listed_trial
 
 
 def trial(number: int, latency_us: float | None = None, **more: object) -> Trial:
     """Return a trial with one knob."""
-    values = {"config": {"BM": number}, "outcome": "measured" if latency_us else "hung", **more}
-    return Trial(
-        number,
-        latency_us=latency_us,
-        spread_us=None,
-        compile_s=0.0,
-        lane_s=0.0,
-        message="",
-        is_winner=number == 1,
-        **values,  # type: ignore[arg-type]
-    )
+    return listed_trial(number, "measured" if latency_us else "hung", latency_us=latency_us, message="", **more)
 
 
 def test_the_fastest_trial_comes_first() -> None:

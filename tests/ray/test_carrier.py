@@ -20,6 +20,7 @@ from ktuned.model.values import Outcome
 from ktuned_ray import cluster_calls, node_calls, parcels
 from ktuned_ray.carrier import Carrier
 from ktuned_ray.node_link import NodeLink
+from tests.trials import make_measurement
 
 pytestmark = pytest.mark.anyio
 
@@ -82,7 +83,7 @@ async def test_a_request_that_names_a_kernel_finds_its_files(
     assert there.files[-1] == {"tune_it.py"}
 
 
-WELL, DAMAGED = replies.Measurement(Outcome.MEASURED), replies.Measurement(None)
+WELL, DAMAGED = make_measurement(Outcome.MEASURED), make_measurement(None)
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,20 @@
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.report.pareto import figure_of, pareto_front
+from ktuned.model import Outcome, Trial
+from ktuned.report.pareto import compute_cost, pareto_front
+from tests.trials import make_trial
 
 
-def _trial(number: int, latency_us: float | None, device: str = "cpu", **metrics: float) -> dict[str, Any]:
-    outcome = "crashed" if latency_us is None else "measured"
-    values = {"id": number, "problem": {"n": 1}, "device": device, "outcome": outcome}
-    return {**values, "latency_us": latency_us, "metrics": metrics}
+def _trial(number: int, latency_us: float | None, device: str = "cpu", **metrics: float) -> Trial:
+    outcome = Outcome.CRASHED if latency_us is None else Outcome.MEASURED
+    return make_trial(number, outcome=outcome, latency_us=latency_us, device=device, metrics=metrics)
 
 
-def _ids(trials: list[dict[str, Any]], *names: str) -> list[int]:
-    return [trial["id"] for trial in pareto_front(trials, names)]
+def _ids(trials: list[Trial], *names: str) -> list[int]:
+    return [trial.id for trial in pareto_front(trials, names)]
 
 
 def test_front_of_latency_and_energy() -> None:
@@ -30,7 +29,7 @@ def test_more_is_better_unless_it_has_a_minus() -> None:
     trials = [_trial(1, 5.0, registers=64.0), _trial(2, 7.0, registers=32.0)]
     assert _ids(trials, "latency", "registers") == [1]
     assert _ids(trials, "latency", "-registers") == [1, 2]
-    assert figure_of(trials[0], "registers") == -64.0
+    assert compute_cost(trials[0], "registers") == -64.0
 
 
 def test_each_device_has_its_own_front() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ktuned.model import Outcome, Trial
 from ktuned.report import best_so_far
+from tests.trials import make_trial
 
 
-def trial(number: int, latency_us: float | None) -> dict[str, Any]:
-    """Return a trial as the daemon lists it."""
-    return {"id": number, "outcome": "mismatch" if latency_us is None else "measured", "latency_us": latency_us}
+def trial(number: int, latency_us: float | None) -> Trial:
+    """Return a trial; one without a latency has failed."""
+    outcome = Outcome.MISMATCH if latency_us is None else Outcome.MEASURED
+    return make_trial(number, outcome=outcome, latency_us=latency_us)
 
 
 def test_line_is_the_best_so_far() -> None:

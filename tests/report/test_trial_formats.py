@@ -7,23 +7,25 @@ import io
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from ktuned.model import Outcome
+from ktuned.model import ListedTrial, Outcome
 from ktuned.report import FORMATS, render_trials
 from ktuned.search import read_recorded_space
-from tests.cli.samples import trial_map
+from tests.cli.samples import listed_trial, trial_map
 
-TRIALS = [
+MAPS = [
     trial_map(1, winner=True, latency_us=12.5, detail={"samples": [12.25, 12.5]}),
     trial_map(2, "compile_error", message='it said "no",\nand more', problem={"M": 64, "N": 3}),
     trial_map(3, "interrupted"),
 ]
+TRIALS = msgspec.convert(MAPS, list[ListedTrial])
 
 
 def test_json_is_the_protocols_maps() -> None:
     """JSON holds the trials as the protocol has them."""
-    assert json.loads(render_trials(TRIALS, "json")) == TRIALS
+    assert json.loads(render_trials(TRIALS, "json")) == MAPS
 
 
 def test_csv_has_a_row_for_each_trial() -> None:
@@ -49,4 +51,4 @@ def test_t4_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_outcome_has_a_place(form: str) -> None:
     """No outcome stops an export."""
-    assert render_trials([trial_map(1, outcome) for outcome in Outcome], form)
+    assert render_trials([listed_trial(1, outcome) for outcome in Outcome], form)

@@ -90,9 +90,10 @@ class Desk:
         """Return a method's result."""
         asked = self._table[method]
         found = asked.handle(asked.read_params(params), self.peer)  # type: ignore[arg-type]
-        wire = msgspec.msgpack.encode(await found if inspect.isawaitable(found) else found)
-        result: dict[str, Any] = msgspec.msgpack.decode(wire)
-        return result
+        result = await found if inspect.isawaitable(found) else found
+        # Over the wire a tuple is a list.
+        travelled: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(result))
+        return travelled
 
 
 @pytest.fixture
@@ -268,7 +269,7 @@ async def test_knobs_and_keys_stand_in_the_declared_order(desk: Desk, parts: Par
 async def test_results_begin_with_the_fastest(desk: Desk, parts: Parts) -> None:
     """Then come those without a figure; only a single trial comes with its detail."""
     kernel = await parts.inspect(kernel_text())
-    await parts.measured(kernel, {50.0: 7.0, 90.0: 3.0}, note="kept")
+    await parts.measured(kernel, {50.0: 7.0, 90.0: 3.0}, count=10)
     device = parts.machine.find_device(parts.environment, "fake", None)
     context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
     failed = await parts.store.begin_trial(context, {"n": 64}, 1, {"us": 1.0})
@@ -283,18 +284,18 @@ async def test_results_begin_with_the_fastest(desk: Desk, parts: Parts) -> None:
     (crashed,) = (await desk.call("results", kernel="it", outcome="crashed"))["trials"]
     assert (crashed["id"], crashed["message"]) == (failed, "it died")
     (one,) = (await desk.call("results", trial=1))["trials"]
-    assert one["detail"] == {"note": "kept"}
+    assert one["detail"] == {"count": 10}
     assert (await desk.call("results", kernel="it", problem={"n": 65}))["trials"] == []
 
 
 async def test_results_go_on_where_a_page_ended(desk: Desk, parts: Parts) -> None:
     """Pages before a trial leave none out, the total counts all, and the winner is marked in each."""
     kernel = await parts.inspect(kernel_text())
-    await parts.measured(kernel, {50.0: 7.0, 90.0: 3.0, 70.0: 5.0}, note="kept")
+    await parts.measured(kernel, {50.0: 7.0, 90.0: 3.0, 70.0: 5.0}, count=10)
     first = await desk.call("results", kernel="it", order="newest", limit=2, count=True, details=True)
     assert [trial["id"] for trial in first["trials"]] == [3, 2]
     assert first["total"] == 3
-    assert first["trials"][0]["detail"] == {"note": "kept"}
+    assert first["trials"][0]["detail"] == {"count": 10}
     rest = await desk.call("results", kernel="it", order="newest", limit=2, before=2, count=True)
     assert ([trial["id"] for trial in rest["trials"]], rest["total"]) == ([1], 3)
     assert [trial["winner"] for trial in (*first["trials"], *rest["trials"])] == [False, True, False]

@@ -4,7 +4,7 @@ from ktuned.model.job import Job, Priority
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
-from ktuned.model.trial import Context, TrialResult
+from ktuned.model.trial import Context, TrialDetail, TrialResult
 from ktuned.model.values import Outcome, Problem, canonical
 from ktuned.store.database import Store
 
@@ -22,12 +22,12 @@ OTHER_KERNEL = Context(
 
 def measured(latency_us: float) -> TrialResult:
     """Return a result with a figure."""
-    return TrialResult(Outcome.MEASURED, latency_us, 0.1, 1.5, 0.2, artifact="ab12", detail={"samples": 10})
+    return TrialResult(Outcome.MEASURED, latency_us, 0.1, 1.5, 0.2, artifact="ab12", detail=TrialDetail(count=10))
 
 
 def failed(outcome: Outcome) -> TrialResult:
     """Return a result without a figure."""
-    return TrialResult(outcome, message=f"it was {outcome}", detail={"phase": "run"})
+    return TrialResult(outcome, message=f"it was {outcome}", detail=TrialDetail(phase="run"))
 
 
 async def new_job(store: Store, kernel: str = CONTEXT.kernel) -> Job:

@@ -14,7 +14,7 @@ from ktuned.model.errors import NotFound, StoreError, UsageError
 from ktuned.model.job import JobState
 from ktuned.model.kernel import Root
 from ktuned.model.keys import DeviceModel, KeyProblem
-from ktuned.model.trial import Context, TrialResult, Winner
+from ktuned.model.trial import Context, TrialDetail, TrialResult, Winner
 from ktuned.model.values import RETRIED_BY_NEXT_JOB, Outcome, canonical
 from ktuned.store.database import Store
 from tests.store.samples import (
@@ -111,7 +111,7 @@ async def test_everything_outlives_the_process(database: Path) -> None:
     assert trial is not None
     assert (trial.kernel, trial.problem, trial.config) == (CONTEXT.kernel, PROBLEM, {"BM": 1})
     assert (trial.outcome, trial.latency_us, trial.artifact, trial.digest) == (Outcome.MEASURED, 3.0, "ab12", "d1")
-    assert trial.detail == {"samples": 10}
+    assert trial.detail == TrialDetail(count=10)
 
 
 async def test_roots_and_kernels_change_and_go(store: Store) -> None:
@@ -190,7 +190,7 @@ async def test_a_retried_trial_uses_its_row_again(store: Store, outcome: Outcome
     assert await store.begin_trial(CONTEXT, PROBLEM, second.id, {"BM": 1}) == number
     trial = store.get_trial(number)
     assert trial is not None
-    assert (trial.job, trial.outcome, trial.message, trial.detail) == (second.id, None, "", {})
+    assert (trial.job, trial.outcome, trial.message, trial.detail) == (second.id, None, "", TrialDetail())
 
 
 async def test_a_measured_trial_keeps_its_figure_until_it_has_a_new_one(store: Store) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ktuned.model import Objective, Outcome, TrialResult
+from ktuned.model import Objective, Outcome, TrialDetail, TrialResult
 from ktuned.store.database import Store
 from tests.store.samples import CONTEXT, NEW_GROUND, new_job
 from tests.store.test_objectives import finish
@@ -17,8 +18,8 @@ EXACT = Objective("exact:latency")
 LATENCY = Objective("latency")
 
 
-def _with_bits(latency_us: float, *bits: str, **detail: object) -> TrialResult:
-    return TrialResult(Outcome.MEASURED, latency_us, 0.1, detail={"bits": list(bits), **detail})
+def _with_bits(latency_us: float, *bits: str, **detail: Any) -> TrialResult:
+    return TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=TrialDetail(bits=bits, **detail))
 
 
 RESULTS = (
@@ -38,7 +39,7 @@ async def test_the_fastest_with_the_anchors_bits_wins(tmp_path: Path) -> None:
         assert store.get_winner(CONTEXT.key_for(EXACT)) is None
         await store.mark_same_bits(CONTEXT, ("a", "b"))
         assert [one.id for one in store.best_trials(CONTEXT, 9, objective=EXACT)] == [ids[1], ids[0]]
-        assert [one.detail.get("same_bits") for one in map(store.get_trial, ids) if one is not None] == [
+        assert [one.detail.same_bits for one in map(store.get_trial, ids) if one is not None] == [
             *(True, True, False, None, False, None)
         ]
         winner = await store.decide_winner(ids[1], objective=EXACT)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 def result(latency_us: float, **metrics: float) -> TrialResult:
     """Return a measured result with metrics."""
-    return TrialResult(Outcome.MEASURED, latency_us, 0.1, detail={"metrics": metrics})
+    return TrialResult(Outcome.MEASURED, latency_us, 0.1, metrics=metrics)
 
 
 async def finish(store: Store, objective: Objective, *results: TrialResult) -> list[int]:
@@ -84,7 +84,7 @@ async def test_the_note_is_of_the_objectives_figure(tmp_path: Path) -> None:
         (number,) = await store.begin_trials(NEW_GROUND, PROBLEM, job.id, [{"BM": 1}])
         winner = await store.finish_trial(number, result(1.0, energy=2.0), objective=ENERGY)
         assert winner is not None
-        assert winner.note == "2, after 1 before its sources, toolchain or device changed"
+        assert winner.note == "2 J, after 1 J before its sources, toolchain or device changed"
 
 
 async def test_a_note_never_speaks_of_a_slower_winner_than_it_stands_beside(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +15,13 @@ from ktuned.model.job import Job, JobState
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, DeviceName, KernelName, KeyProblem, ProjectName, Target
 from ktuned.model.plan import PRESETS, Plan
-from ktuned.model.trial import Context, TrialResult
+from ktuned.model.trial import Context, TrialDetail, TrialResult
 from ktuned.model.values import Outcome
+from ktuned.store.rows import decode_detail, encode_detail
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.progress import Progress
-from ktuned.tuning.trial_detail import TrialDetail
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent, Verdict
+from tests.trials import make_result
 
 KERNEL = KernelInfo(
     ProjectName("p"),
@@ -91,13 +91,12 @@ def test_a_failed_result_keeps_the_output() -> None:
     for event in (TrialEvent.COMPILE_STARTED, TrialEvent.COMPILE_DONE, TrialEvent.LANE_TAKEN):
         attempt.make_move(event)
     result = attempt.end_trial(
-        Verdict(TrialEvent.DIED, "it died", detail=TrialDetail(signal="SIGSEGV"), output=Output("out", "err"))
+        Verdict(TrialEvent.DIED, make_result(None, "it died", signal="SIGSEGV"), Output("out", "err"))
     )
     assert (result.outcome, result.message, result.artifact) == (Outcome.CRASHED, "it died", "key")
     assert (result.compile_s, result.lane_s) == (2.0, 3.0)
     story = ("compile_started", "compile_done", "lane_taken", "died")
-    told = {"signal": "SIGSEGV", "build": {"n": 1}, "story": story, "stdout": "out", "stderr": "err"}
-    assert result.detail == told
+    assert result.detail == TrialDetail(signal="SIGSEGV", build={"n": 1}, story=story, stdout="out", stderr="err")
     with pytest.raises(IllegalMove):
         attempt.end_trial(Verdict(TrialEvent.TIMED))
 
@@ -107,8 +106,15 @@ def test_a_measured_result_has_figures_and_no_output() -> None:
     attempt = Attempt(1, {"B": 1}, UnitRef("", {}))
     for event in (TrialEvent.ARTIFACT_FOUND, TrialEvent.LANE_TAKEN):
         attempt.make_move(event)
-    result = attempt.end_trial(Verdict(TrialEvent.TIMED, "", 5.0, 0.1, TrialDetail(count=3), Output("out", "err")))
-    assert (result.latency_us, result.spread_us, result.artifact, result.detail) == (5.0, 0.1, None, {"count": 3})
+    result = attempt.end_trial(
+        Verdict(TrialEvent.TIMED, make_result(None, latency_us=5.0, spread_us=0.1, count=3), Output("out", "err"))
+    )
+    assert (result.latency_us, result.spread_us, result.artifact, result.detail) == (
+        5.0,
+        0.1,
+        None,
+        TrialDetail(count=3),
+    )
 
 
 def test_progress_counts_and_keeps_the_best() -> None:
@@ -133,9 +139,9 @@ def test_a_stored_detail_is_read_as_it_was_written() -> None:
     attempt.record_place("lane", "cpu:0", 0.5)
     for event in (TrialEvent.COMPILE_STARTED, TrialEvent.COMPILE_DONE, TrialEvent.LANE_TAKEN):
         attempt.make_move(event)
-    detail = TrialDetail(count=3, samples=(1.0, 2.0), low_us=1.0, undisputed=Outcome.MEASURED, metrics={"x": 1.0})
-    stored = attempt.end_trial(Verdict(TrialEvent.TIMED, latency_us=5.0, detail=detail)).detail
-    read = TrialDetail.from_json(json.loads(json.dumps(dict(stored))))
+    measured = make_result(Outcome.MEASURED, count=3, samples=(1.0, 2.0), low_us=1.0, undisputed=Outcome.MEASURED)
+    read, metrics = decode_detail(encode_detail(attempt.end_trial(Verdict(TrialEvent.TIMED, measured))))
+    assert metrics == {}
     assert read.build == {"entry": "f", "grid": [1, 2]}
     assert read.spans is not None
     assert [(kind, place) for kind, place, _ in read.spans] == [("compile", "slot 1"), ("lane", "cpu:0")]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ktuned.model import TrialDetail
 from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.trial import Trial
 from ktuned.model.values import Config, Outcome, Scalar
@@ -60,9 +61,9 @@ def test_findings_are_sentences() -> None:
     findings = Findings()
     for number, config in enumerate(GRID):
         findings.record_result(
-            config, {"content": str(config["BM"]), "count": 9, "overwritten": ["x"] if number < 3 else None}
+            config, TrialDetail(content=str(config["BM"]), count=9, overwritten=("x",) if number < 3 else None)
         )
-    findings.record_result(dict(BM=9, STAGES=9, SPARE=9), {"phase": "compile"})
+    findings.record_result(dict(BM=9, STAGES=9, SPARE=9), TrialDetail(phase="compile"))
     spare, stages, x = findings.describe_findings()
     assert (spare.split()[0], stages.split()[0]) == ("SPARE", "STAGES")
     assert "(8 compared)" in spare
@@ -74,7 +75,9 @@ def test_failing_metrics_are_reported_once() -> None:
     """By their first fault, with the number of configs that have none."""
     findings = Findings()
     for number in range(3):
-        findings.record_result(dict(N=number), {"count": 9, "metrics_fault": f"the metric gf(p, t): fault {number}"})
+        findings.record_result(
+            dict(N=number), TrialDetail(count=9, metrics_fault=f"the metric gf(p, t): fault {number}")
+        )
     assert findings.describe_findings() == ["the metric gf(p, t): fault 0 (3 of 3 configs have no metrics)"]
 
 
@@ -82,7 +85,7 @@ def test_only_a_part_of_a_long_job_is_compared() -> None:
     """The comparison is bounded, however many configs there were."""
     findings = Findings()
     for number in range(COMPARED + 10):
-        findings.record_result(dict(N=number), {"content": "same"})
+        findings.record_result(dict(N=number), TrialDetail(content="same"))
     (line,) = findings.describe_findings()
     assert f"({COMPARED} compared)" in line
 
@@ -92,7 +95,7 @@ DEFAULT = {"n": 0}
 
 def trial(number: int, outcome: Outcome = Outcome.MEASURED, undisputed: Outcome | None = None) -> Trial:
     """Return the end of a config's trial; ``undisputed`` if it differs from the default."""
-    detail = {} if undisputed is None else {"undisputed": str(undisputed), "phase": "check"}
+    detail = TrialDetail() if undisputed is None else TrialDetail(undisputed=undisputed, phase="check")
     return Trial(
         id=number,
         job=1,

@@ -50,7 +50,7 @@ async def test_a_config_at_which_each_worker_is_killed_crashed(parts: Parts) -> 
         (ended,) = await parts.told.ended()
     assert (ended["state"], ended["outcomes"]) == ("done", {"crashed": 1, "measured": 1})
     (crashed,) = [trial for trial in parts.store.list_trials() if trial.outcome == "crashed"]
-    assert crashed.detail["signal"] == "SIGKILL"
+    assert crashed.detail.signal == "SIGKILL"
 
 
 class AsOnDisk(Preparation):

@@ -34,16 +34,17 @@ from ktuned.tuning.trial_lifecycle import CONTENDED_TRIES, Attempt, TrialEvent
 from ktuned.tuning.trial_machine import ArtifactFound, CompilerTook, ConfigCompiled, End, TrialMachine
 from tests.assembled import Parts, kernel_text
 from tests.fake_tensors import REFERENCE
+from tests.trials import make_measurement
 from tests.tuning.test_attempt import BRIEF
 
 pytestmark = pytest.mark.anyio
 
-MEASURED = replies.Measurement(Outcome.MEASURED, latency_us=5.0, spread_us=0.1)
-REFUSED = replies.Measurement(Outcome.LAUNCH_ERROR, "the launch was refused")
+MEASURED = make_measurement(Outcome.MEASURED, latency_us=5.0, spread_us=0.1)
+REFUSED = make_measurement(Outcome.LAUNCH_ERROR, "the launch was refused")
 DIED = WorkerDied(-signal.SIGSEGV, Phase.FIRST_LAUNCH, Output())
-WRONG = replies.Measurement(Outcome.MISMATCH, "y is wrong", Phase.CHECK)
-NEEDS_CORES = replies.Measurement(None, phase=Phase.TIMING, cores=4)
-CONTENDED = replies.Measurement(Outcome.CONTENDED, "other programs used it")
+WRONG = make_measurement(Outcome.MISMATCH, "y is wrong", Phase.CHECK)
+NEEDS_CORES = make_measurement(None, phase=Phase.TIMING, cores=4)
+CONTENDED = make_measurement(Outcome.CONTENDED, "other programs used it")
 OPENED = CannotOpen("no such device")
 SICK = LaneSick("the canary failed")
 
@@ -97,14 +98,14 @@ class PlayedLane:
             if isinstance(answer, Exception):
                 self.drop()
                 raise answer
-            ends = answer.outcome is Outcome.LAUNCH_ERROR or answer.is_guilty or answer.is_unsound
+            ends = answer.result.outcome is Outcome.LAUNCH_ERROR or answer.is_guilty or answer.is_unsound
             if ends or place == len(request.units) - 1:
                 break
             assert on_item is not None
             on_item(answer)
         was_doubtful, self.is_doubtful = self.is_doubtful, answer.is_guilty
-        failed_in_doubt = was_doubtful and answer.outcome is Outcome.MISMATCH
-        if answer.is_unsound or failed_in_doubt or answer.outcome is Outcome.LAUNCH_ERROR:
+        failed_in_doubt = was_doubtful and answer.result.outcome is Outcome.MISMATCH
+        if answer.is_unsound or failed_in_doubt or answer.result.outcome is Outcome.LAUNCH_ERROR:
             self.drop()
         return answer, Output()
 
@@ -160,7 +161,7 @@ async def measured_all(
         TrialMachine().handle_report(ArtifactFound(attempt))
 
     async def record(ends: Sequence[End]) -> None:
-        outcomes.extend(end.result.outcome for end in ends)
+        outcomes.extend(end.result.outcome for end in ends if end.result.outcome is not None)
         if taken is not None:
             taken.append(len(ends))
 
@@ -377,7 +378,7 @@ async def test_an_artifact_that_is_removed_between_two_tries_is_compiled_again(t
     assert compiling.compiled == ["ab"]
 
 
-GUILTY = replies.Measurement(Outcome.MISMATCH, "wrote outside its tensors: 32 bytes after y", is_guilty=True)
+GUILTY = make_measurement(Outcome.MISMATCH, "wrote outside its tensors: 32 bytes after y", is_guilty=True)
 
 
 @pytest.mark.parametrize("failure", [WRONG, REFUSED, DIED, GUILTY], ids=["wrong", "raised", "died", "guilty"])
@@ -467,7 +468,11 @@ async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> 
     (place / "manifest.json").touch()
     figures = [(5.0, None), (2.0, True), (4.0, None), (9.0, None), (9.0, None)]
     lane = PlayedLane(
-        "cpu:0", [replace(MEASURED, latency_us=us, low_us=us, high_us=us, beaten=beaten) for us, beaten in figures]
+        "cpu:0",
+        [
+            make_measurement(Outcome.MEASURED, latency_us=us, low_us=us, high_us=us, beaten=beaten)
+            for us, beaten in figures
+        ],
     )
     brief = msgspec.structs.replace(BRIEF, deadlines=DEFAULT_DEADLINES)
     measuring = MeasureStage(brief, cast("Sequence[Lane]", [lane]), cast("CompileStage", None), artifacts)

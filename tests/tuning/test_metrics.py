@@ -24,12 +24,12 @@ async def test_a_winner_has_the_metrics_of_its_final_latency(parts: Parts) -> No
     """Trials, the winner's event and lookups have them; they fit the latency that the final round decided."""
     await _tuned(parts, "dict(speed=lambda p, t: p.n / t, us=lambda p, t: 1e6 * t)")
     trials = parts.store.list_trials(kernel="project:it", outcome=Outcome.MEASURED)
-    assert all(set(trial.detail["metrics"]) == {"speed", "us"} for trial in trials)
+    assert all(set(trial.metrics) == {"speed", "us"} for trial in trials)
     answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=False)
     assert answer.is_final
     assert answer.metrics["speed"] == pytest.approx(64e6 / answer.metrics["us"])
     (won,) = [trial for trial in trials if trial.config == answer.config]
-    assert any(answer.metrics["us"] == pytest.approx(us) for us in won.detail["round_medians_us"])
+    assert any(answer.metrics["us"] == pytest.approx(us) for us in won.detail.round_medians_us or ())
     assert parts.told.of("winner")[-1]["metrics"] == answer.to_wire()["metrics"] == dict(answer.metrics)
 
 

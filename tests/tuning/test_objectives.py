@@ -54,9 +54,9 @@ async def test_each_objective_has_its_own_winner(parts: Parts) -> None:
     winners = {winner.objective: winner for winner in parts.store.list_winners()}
     assert replace(winners[LATENCY], metrics={}) == before
     for trial in parts.store.list_trials(kernel=kernel.name):
-        assert (trial.latency_us, trial.detail["count"]) == (
+        assert (trial.latency_us, trial.detail.count) == (
             known[trial.id].latency_us,
-            known[trial.id].detail["count"],
+            known[trial.id].detail.count,
         )
         assert trial.metrics["energy"] == pytest.approx(trial.config["joules"], rel=0.01)
         assert trial.metrics["edp"] == pytest.approx(trial.metrics["energy"] * (trial.latency_us or 0) / 1e6)

@@ -9,7 +9,6 @@ from ktuned.model.plan import Plan
 from ktuned.model.trial import Context
 from ktuned.serve.explain import Explainer
 from ktuned.tuning import compile_stage
-from ktuned.tuning.trial_detail import TrialDetail
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 from tests.fake_tensors import REFERENCE
 from tests.fleet.playing import until
@@ -80,15 +79,15 @@ async def test_the_winner_is_decided_by_the_final_round(parts: Parts) -> None:
     assert winner.context == ground(parts)
     trial = parts.store.get_trial(winner.trial)
     assert trial is not None
-    assert trial.detail["rounds"] == len(trial.detail["round_medians_us"]) >= 3
+    assert trial.detail.rounds == len(trial.detail.round_medians_us or ()) >= 3
     # The base of speed-ups is of the same rounds, and its spread is known as well.
     (base,) = [trial for trial in parts.store.list_trials() if trial.config["us"] == 2000.0]
-    assert parts.store.get_trial(base.id).detail["rounds"] >= 3  # type: ignore[union-attr]
+    assert parts.store.get_trial(base.id).detail.count_rounds() >= 3  # type: ignore[union-attr]
     assert (ended["default_us"], ended["default_spread_us"]) == (base.latency_us, base.spread_us)
     assert (ended["best_us"], ended["best_spread_us"]) == (trial.latency_us, trial.spread_us)
     assert (ended["reference_us"], ended["reference_spread_us"]) == (
-        trial.detail["reference_us"],
-        trial.detail["reference_spread_us"],
+        trial.detail.reference_us,
+        trial.detail.reference_spread_us,
     )
     order = [event["type"] for event in parts.told.events]
     assert order.index("trial_done") < order.index("refining") < order.index("job_done")
@@ -161,9 +160,9 @@ async def test_the_fast_preset_ends_a_compile_that_takes_too_long(
     assert winner.config["us"] == 60.0
     (late,) = [trial for trial in parts.store.list_trials() if trial.config["us"] == 50.0]
     assert late.outcome == "compile_timeout"
-    assert 0.5 <= (TrialDetail.from_json(late.detail).after_s or 0.0) < 3600.0
+    assert 0.5 <= (late.detail.after_s or 0.0) < 3600.0
 
     await parts.inspect(kernel_text(configs=configs, deadlines="dict(compile=3.0)"))
     assert (await tune(parts, "default"))["state"] == "done"
     *_, late = [trial for trial in parts.store.list_trials(order="newest")[::-1] if trial.config["us"] == 50.0]
-    assert TrialDetail.from_json(late.detail).after_s == 3.0
+    assert late.detail.after_s == 3.0

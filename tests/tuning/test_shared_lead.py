@@ -8,19 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.objective import ENERGY, LATENCY, maximize
-from ktuned.model.trial import Trial
 from ktuned.model.values import Outcome
 from ktuned.sharing.decision import Candidate
 from ktuned.tuning.shared_lead import SharedLead
+from tests.trials import make_trial
 
 CONFIG, SERVED, DEFAULT = {"BM": 1}, {"BM": 2}, {"BM": 3}
 SHARED = Candidate(CONFIG, 100.0)
 
-TRIAL = Trial(
-    1, 1, KernelName("p:k"), {}, DeviceModel("M"), CONFIG, Outcome.MEASURED, 100.0, 1.0, 0.0, 0.0, "", None, "d", 0.0
-)  # fmt: skip
+TRIAL = make_trial(1, CONFIG, latency_us=100.0)
 
 
 def lead(outcome: Outcome = Outcome.MEASURED, latency_us: float | None = 100.0, **fields: Any) -> SharedLead:
@@ -67,11 +64,11 @@ def test_a_job_with_a_winner_searches_although_the_shared_config_holds() -> None
 def test_figures_are_those_of_the_objective() -> None:
     """The energy decides where it is asked for; of a rate the inverse costs."""
     found = SharedLead(msgspec.structs.replace(SHARED, cost=0.5), objective=ENERGY, is_decisive=True)
-    found.record_trial(replace(TRIAL, detail={"metrics": {"energy": 0.54}}))
+    found.record_trial(replace(TRIAL, metrics={"energy": 0.54}))
     assert found.ends_job
     assert "0.54 J, 0.5 J where it was found" in found.describe_lead()
     rate = SharedLead(msgspec.structs.replace(SHARED, cost=0.1), objective=maximize("rate"), is_decisive=True)
-    rate.record_trial(replace(TRIAL, detail={"metrics": {"rate": 5.0}}))
+    rate.record_trial(replace(TRIAL, metrics={"rate": 5.0}))
     assert not rate.ends_job
     assert "5 rate here, 10 rate where it was found" in rate.describe_lead()
     lacking = SharedLead(SHARED, objective=ENERGY, is_decisive=True)

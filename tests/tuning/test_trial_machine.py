@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktuned.fleet import DeadlineExpired, HostLost, Output, RequestFailed, WorkerDied
-from ktuned.ipc.replies import Failure, Measurement, Proposal
+from ktuned.ipc.replies import Failure, Proposal
 from ktuned.ipc.requests import UnitRef
-from ktuned.model import IllegalMove, Outcome, Phase, Trial
+from ktuned.model import IllegalMove, Outcome, Phase, Trial, TrialDetail, TrialResult
 from ktuned.tuning.trial_lifecycle import CONTENDED_TRIES, EXCUSES, Attempt, Place, TrialEvent, TrialState, Verdict
 from ktuned.tuning.trial_machine import (
     ArtifactFound,
@@ -43,20 +43,21 @@ from ktuned.tuning.trial_machine import (
     TwinFound,
     is_settled,
 )
+from tests.trials import make_result
 
 Error = WorkerDied | DeadlineExpired | RequestFailed
 
 CPU, ONLY_GPU, GPU = LaneFacts(True), LaneFacts(False), LaneFacts(False, has_stand_in=True)
 DOUBTFUL = LaneFacts(False, is_doubtful=True)
 
-FINE = Measurement(Outcome.MEASURED, latency_us=5.0, spread_us=0.1)
-SLOWER = Measurement(Outcome.SLOWER)
-WRONG = Measurement(Outcome.MISMATCH, "y is wrong", Phase.CHECK)
-RAISED = Measurement(Outcome.LAUNCH_ERROR, "refused", Phase.FIRST_LAUNCH)
-UNSUPPORTED = Measurement(Outcome.UNSUPPORTED, "no such instruction")
-CONTENDED = Measurement(Outcome.CONTENDED, "others used it")
-DAMAGED = Measurement(None, "its digest is another one")
-NEEDS_CORES = Measurement(None, phase=Phase.TIMING, cores=4)
+FINE = make_result(Outcome.MEASURED, latency_us=5.0, spread_us=0.1)
+SLOWER = make_result(Outcome.SLOWER)
+WRONG = make_result(Outcome.MISMATCH, "y is wrong", Phase.CHECK)
+RAISED = make_result(Outcome.LAUNCH_ERROR, "refused", Phase.FIRST_LAUNCH)
+UNSUPPORTED = make_result(Outcome.UNSUPPORTED, "no such instruction")
+CONTENDED = make_result(Outcome.CONTENDED, "others used it")
+DAMAGED = make_result(None, "its digest is another one")
+NEEDS_CORES = make_result(None, phase=Phase.TIMING, cores=4)
 
 
 def died(phase: Phase = Phase.TIMING) -> WorkerDied:
@@ -100,7 +101,7 @@ TWIN = Trial(
     artifact="a",
     digest="d",
     updated=0.0,
-    detail={"count": 5},
+    detail=TrialDetail(count=5),
 )
 
 MEASUREMENTS = [FINE, SLOWER, WRONG, RAISED, UNSUPPORTED, CONTENDED, DAMAGED, NEEDS_CORES]
@@ -224,7 +225,7 @@ class World:
         count = self._dice.randint(0, len(batch))
         return batch[:count] if is_prefix else self._dice.sample(batch, count)
 
-    def _measured(self) -> Measurement:
+    def _measured(self) -> TrialResult:
         if self._calm:
             return FINE
         measured = self._dice.choice(MEASUREMENTS)
@@ -315,10 +316,10 @@ def on_lane(attempts: Sequence[Attempt], error: Error | None, lane: LaneFacts = 
     return MACHINE.handle_report(LaneLeft(attempts, lane, error))
 
 
-def measured(attempt: Attempt, measurement: Measurement, lane: LaneFacts = ONLY_GPU) -> list[Instruction]:
+def measured(attempt: Attempt, result: TrialResult, lane: LaneFacts = ONLY_GPU) -> list[Instruction]:
     """Have a lane take one trial, and report on it."""
     MACHINE.handle_report(LaneTook([attempt]))
-    return MACHINE.handle_report(ConfigMeasured(attempt, measurement, Output(), lane))
+    return MACHINE.handle_report(ConfigMeasured(attempt, result, Output(), lane))
 
 
 def compiled(attempts: Sequence[Attempt], error: Error | None, machine: TrialMachine = MACHINE) -> list[Instruction]:
@@ -327,7 +328,7 @@ def compiled(attempts: Sequence[Attempt], error: Error | None, machine: TrialMac
     return machine.handle_report(CompilerLeft(attempts, error))
 
 
-def outcomes(instructions: Sequence[Instruction]) -> list[Outcome]:
+def outcomes(instructions: Sequence[Instruction]) -> list[Outcome | None]:
     """Return the outcomes that instructions record."""
     return [one.result.outcome for one in instructions if isinstance(one, End)]
 
@@ -421,11 +422,11 @@ def test_a_library_that_cannot_be_loaded_on_a_lane_is_the_configs_fault() -> Non
 
 
 @pytest.mark.parametrize("failure", [WRONG, RAISED, died()], ids=["wrong", "raised", "died"])
-def test_a_failure_in_a_worker_that_may_be_damaged_is_tried_once_more(failure: Measurement | WorkerDied) -> None:
+def test_a_failure_in_a_worker_that_may_be_damaged_is_tried_once_more(failure: TrialResult | WorkerDied) -> None:
     """In a new worker, where it counts."""
 
     def fail(attempt: Attempt, lane: LaneFacts) -> list[Instruction]:
-        is_report = isinstance(failure, Measurement)
+        is_report = isinstance(failure, TrialResult)
         return measured(attempt, failure, lane) if is_report else on_lane([attempt], failure, lane)  # type: ignore[arg-type]
 
     (attempt,) = trials(1)
@@ -535,11 +536,11 @@ def test_a_trial_of_a_lost_node_is_tried_again_however_often() -> None:
     assert on_lane([attempt], killed()) == [Measure([attempt], at_once=False)]
 
 
-@pytest.mark.parametrize("measurement", [CONTENDED, DAMAGED], ids=["disturbed", "damaged"])
-def test_a_finalist_keeps_its_figure_in_a_disturbed_round(measurement: Measurement) -> None:
+@pytest.mark.parametrize("result", [CONTENDED, DAMAGED], ids=["disturbed", "damaged"])
+def test_a_finalist_keeps_its_figure_in_a_disturbed_round(result: TrialResult) -> None:
     """The round is lost, and not repeated."""
     finalist = Attempt.from_finalist(TWIN, UnitRef("a", {}))
-    assert outcomes(measured(finalist, measurement)) == [Outcome.MEASURED]
+    assert outcomes(measured(finalist, result)) == [Outcome.MEASURED]
 
 
 def test_a_finalist_that_is_wrong_is_no_winner_any_more() -> None:
@@ -561,7 +562,7 @@ def test_a_twins_outcome_is_taken_over_with_its_trial() -> None:
     (attempt,) = trials(1)
     (end,) = MACHINE.handle_report(TwinFound(attempt, TWIN))
     assert isinstance(end, End)
-    assert (end.result.latency_us, end.result.detail["carried_from"], end.result.detail["count"]) == (3.0, 7, 5)
+    assert (end.result.latency_us, end.result.detail.carried_from, end.result.detail.count) == (3.0, 7, 5)
 
 
 def test_a_story_is_kept_of_failed_and_retried_trials() -> None:
@@ -569,11 +570,11 @@ def test_a_story_is_kept_of_failed_and_retried_trials() -> None:
     straight, twisted = trials(2)
     (end,) = measured(straight, FINE)
     assert isinstance(end, End)
-    assert "story" not in end.result.detail
+    assert end.result.detail.story is None
     on_lane([twisted], killed())
     (end,) = measured(twisted, FINE)
     assert isinstance(end, End)
-    assert list(end.result.detail["story"]) == ["lane_taken", "killed", "lane_taken", "timed"]
+    assert list(end.result.detail.story or ()) == ["lane_taken", "killed", "lane_taken", "timed"]
 
 
 @pytest.mark.parametrize(
@@ -596,7 +597,7 @@ def test_outcomes_that_say_something_about_a_config_are_settled(outcome: Outcome
 
 def test_a_compile_that_took_too_long_is_tried_again_with_a_longer_deadline() -> None:
     """It is not known whether that is enough."""
-    known = replace(TWIN, outcome=Outcome.COMPILE_TIMEOUT, detail={"after_s": 60.0})
+    known = replace(TWIN, outcome=Outcome.COMPILE_TIMEOUT, detail=TrialDetail(after_s=60.0))
     assert is_settled(known, compile_deadline_s=60.0)
     assert not is_settled(known, compile_deadline_s=61.0)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy
 import pytest
 
 from ktuned import tensor
-from ktuned.ipc import replies, requests
+from ktuned.ipc import requests
 from ktuned.model import Outcome
 from ktuned.worker import torch_tensors
 from ktuned.worker.bits import LaunchDigests, add_bits, launch_inputs
 from ktuned.worker.problem import ProblemData
 from ktuned.worker.tensor_library import NUMPY, TORCH
+from tests.trials import make_measurement
 from tests.worker.declaring import CPU, declare
 
 torch = pytest.importorskip("torch")
@@ -82,12 +84,13 @@ def test_a_measurement_says_whether_its_bits_equal_the_anchors(
     bits: tuple[str, ...], differed: bool, anchor: tuple[str, ...], same: bool | None
 ) -> None:
     """One that differs from itself has nobody's."""
-    timed = replies.Measurement(Outcome.MEASURED, latency_us=1.0, low_us=0.9, high_us=1.1)
+    timed = make_measurement(Outcome.MEASURED, latency_us=1.0, low_us=0.9, high_us=1.1)
     wanted = requests.SameBits(2, anchor)
-    found = add_bits(timed, LaunchDigests(bits, differed), wanted)
-    assert (found.bits, found.same_bits, found.nondeterministic) == (bits, same, differed or None)
+    found = replace(timed, result=add_bits(timed.result, LaunchDigests(bits, differed), wanted))
+    known = found.result.detail
+    assert (known.bits, known.same_bits, known.nondeterministic) == (bits, same, differed or None)
     # Later configs race against one that has the anchor's bits for all that is known.
-    races = requests.Incumbent.choose_lower(None, found, wanted) is not None
+    races = requests.choose_incumbent(None, found, wanted) is not None
     assert races == (bool(anchor) and same is not False)
 
 

@@ -163,4 +163,4 @@ def test_a_reference_is_timed_as_its_kernel_is(
     request = requests.TimeReference(PRESETS["default"], judge_contention=False)
     reply: Any = SimpleNamespace(begin_phase=lambda phase: None)
     measured = bench.time_reference(request, reply)
-    assert measured.latency_us == (None if expected_us is None else pytest.approx(expected_us, rel=0.3))
+    assert measured.result.latency_us == (None if expected_us is None else pytest.approx(expected_us, rel=0.3))

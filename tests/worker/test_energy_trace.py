@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.ipc import requests
+from ktuned.ipc import replies
 from ktuned.worker.energy_trace import SETTLED_S, CounterStopped, EnergyTrace
 from ktuned.worker.race import Ending
 
@@ -49,14 +49,14 @@ def test_readings_before_the_power_has_settled_do_not_count() -> None:
 @pytest.mark.parametrize(("joules", "ending"), [(1.3, Ending.BEATEN), (1.05, None), (0.9, None)])
 def test_a_config_that_cannot_win_is_measured_no_further(joules: float, ending: Ending | None) -> None:
     """A few steps decide it; one that is within the margin goes on."""
-    incumbent = requests.Incumbent(1.0, 0.99, 1.01)
+    incumbent = replies.CostRange(1.0, 0.99, 1.01)
     trace = run(EnergyTrace(5.0, incumbent=incumbent), joules, step_s=0.1, until_s=0.6)
     assert trace.ending is ending
 
 
 def test_configs_race_by_the_objectives_cost_of_their_energy() -> None:
     """More joules may be better, or cost nothing at all."""
-    incumbent = requests.Incumbent(1.0, 0.99, 1.01)
+    incumbent = replies.CostRange(1.0, 0.99, 1.01)
     best = run(EnergyTrace(5.0, incumbent=incumbent, cost=lambda joules: 1 / joules), 2.0, step_s=0.1, until_s=0.6)
     worst = run(EnergyTrace(5.0, incumbent=incumbent, cost=lambda joules: 1 / joules), 0.5, step_s=0.1, until_s=0.6)
     assert (best.ending, worst.ending) == (None, Ending.BEATEN)

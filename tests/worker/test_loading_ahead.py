@@ -121,7 +121,7 @@ def measured(*keys: str) -> tuple[replies.Measurement, list[str]]:
 def test_the_next_config_is_loaded_while_the_samples_run() -> None:
     """Once only: in its turn it is launched at once; the last one has no next."""
     last, diary = measured("a", "b")
-    assert last.outcome is Outcome.MEASURED
+    assert last.result.outcome is Outcome.MEASURED
     wanted = ["load a", "launch a", "samples enqueued", "load_next", "load b"]
     assert diary[:5] == wanted
     assert diary[5:] == ["launch a", "launch b", "samples enqueued", "launch b"]
@@ -130,5 +130,5 @@ def test_the_next_config_is_loaded_while_the_samples_run() -> None:
 def test_a_config_that_cannot_be_loaded_ahead_is_loaded_in_its_turn() -> None:
     """It may have lacked only the memory that the one before still had."""
     last, diary = measured("a", "heavy")
-    assert last.outcome is Outcome.MEASURED
+    assert last.result.outcome is Outcome.MEASURED
     assert diary.count("load heavy") == 2

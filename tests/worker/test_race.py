@@ -13,10 +13,11 @@ from ktuned.model import PRESETS, Outcome, Preset
 from ktuned.worker.noise import UNKNOWN, Noise
 from ktuned.worker.race import LOOK_AFTER_S, MARGIN, QUICK_US, RELATIVE_CI, Ending, Race
 from ktuned.worker.samples import Samples
+from tests.trials import make_measurement
 
 PRESET = Preset("test", warmup=2, repetitions=10, timing_s=1.0, finalists=1, finalist_rounds=1)
 LONG_ENOUGH_S = 2 * LOOK_AFTER_S
-BEST = requests.Incumbent(100.0, 99.0, 101.0)
+BEST = replies.CostRange(100.0, 99.0, 101.0)
 
 
 def end(
@@ -25,7 +26,7 @@ def end(
     elapsed_s: float = LONG_ENOUGH_S,
     preset: Preset = PRESET,
     stop_above_us: float | None = None,
-    incumbent: requests.Incumbent | None = None,
+    incumbent: replies.CostRange | None = None,
     resolution_us: float = 0.0,
     noise: Noise | None = None,
 ) -> Ending | None:
@@ -208,7 +209,7 @@ def test_a_config_in_a_race_is_warmed_up_once_less() -> None:
     ids=["quick", "slow", "not-racing", "unknown"],
 )
 def test_a_config_with_a_quick_checked_launch_needs_no_warm_up(
-    first_us: float | None, rival: requests.Incumbent | None, launches: int
+    first_us: float | None, rival: replies.CostRange | None, launches: int
 ) -> None:
     """Its pace is known; a slow one is launched alone first, since three in the queue cannot be called back."""
     race, warmed = Race(PRESET, incumbent=rival, first_us=first_us), 0
@@ -273,16 +274,16 @@ def test_batches_grow_so_that_a_thousand_samples_are_judged_a_few_times(preset: 
 @pytest.mark.parametrize(
     ("measured", "expected"),
     [
-        (replies.Measurement(Outcome.MEASURED, latency_us=90.0, low_us=89.0, high_us=91.0), 90.0),
-        (replies.Measurement(Outcome.MEASURED, latency_us=100.0, low_us=89.0, high_us=110.0), 100.0),
-        (replies.Measurement(Outcome.MEASURED, latency_us=90.0, low_us=89.0, high_us=91.0, beaten=True), 100.0),
-        (replies.Measurement(Outcome.MEASURED, latency_us=90.0), 100.0),
-        (replies.Measurement(Outcome.SLOWER, latency_us=90.0, low_us=89.0, high_us=91.0), 100.0),
-        (replies.Measurement(Outcome.CONTENDED), 100.0),
+        (make_measurement(Outcome.MEASURED, latency_us=90.0, low_us=89.0, high_us=91.0), 90.0),
+        (make_measurement(Outcome.MEASURED, latency_us=100.0, low_us=89.0, high_us=110.0), 100.0),
+        (make_measurement(Outcome.MEASURED, latency_us=90.0, low_us=89.0, high_us=91.0, beaten=True), 100.0),
+        (make_measurement(Outcome.MEASURED, latency_us=90.0), 100.0),
+        (make_measurement(Outcome.SLOWER, latency_us=90.0, low_us=89.0, high_us=91.0), 100.0),
+        (make_measurement(Outcome.CONTENDED), 100.0),
     ],
 )
 def test_the_incumbent_is_the_fastest_config_that_is_known_well(measured: replies.Measurement, expected: float) -> None:
     """A lower figure takes over, unless its sampling ended early."""
-    after = requests.Incumbent.choose_lower(BEST, measured)
+    after = requests.choose_incumbent(BEST, measured)
     assert after is not None
     assert after.cost == expected

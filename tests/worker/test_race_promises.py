@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.race_replay import Recorded, Recording, Replays
-from ktuned.ipc import requests
+from ktuned.ipc import replies
 from ktuned.model import PRESETS
 from ktuned.worker.noise import Noise
 from ktuned.worker.race import Ending, Race
@@ -62,7 +62,7 @@ RESOLUTION_US = 0.025
 
 
 def trial(
-    latency_us: float, draw: Draw, dice: random.Random, noise: Noise, incumbent: requests.Incumbent | None
+    latency_us: float, draw: Draw, dice: random.Random, noise: Noise, incumbent: replies.CostRange | None
 ) -> tuple[Race, int]:
     """Return a race that was run to its end, from which the noise was learned, and its launches."""
     elapsed_us, first = 0.0, dice.randrange(1_000)
@@ -87,10 +87,10 @@ def test_no_close_config_is_given_up(kind: str) -> None:
     """Of 150 configs within 2 % of the best none; all those twice as slow are, and their intervals hold the truth."""
     draw, best_us = NOISES[kind]
     dice, noise = random.Random(kind), Noise()
-    incumbent: requests.Incumbent | None = None
+    incumbent: replies.CostRange | None = None
     for _ in range(12):
         race, _ = trial(best_us, draw, dice, noise, None)
-        incumbent = incumbent or requests.Incumbent(race.samples.median_us, *race.interval_us)
+        incumbent = incumbent or replies.CostRange(race.samples.median_us, *race.interval_us)
     for place in range(150):
         race, _ = trial(best_us * (1 + 0.02 * place / 150), draw, dice, noise, incumbent)
         assert race.ending is not Ending.BEATEN

@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from ktuned.backends.registry import Registry
-from ktuned.ipc import Places, replies, requests
+from ktuned.ipc import Places, requests
+from ktuned.model import TrialResult
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.plan import PRESETS
@@ -57,15 +58,15 @@ def timed(
     *,
     contended: bool = False,
     judged: bool = True,
-) -> replies.Measurement:
-    """Return a worker's measurement of the reference."""
+) -> TrialResult:
+    """Return what a worker has measured of the reference."""
     monkeypatch.setattr(bench, "CpuWatch", lambda: Watch(contended))
     worker = Bench(Registry([]), Places({}, "", "", ""))
     opened: Any = SimpleNamespace(
         device=Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t")), data=Data(reference), timer=HostTimer()
     )
     worker._open = opened
-    return worker.time_reference(requests.TimeReference(PRESETS["fast"], judged), cast("Reply", Phases()))
+    return worker.time_reference(requests.TimeReference(PRESETS["fast"], judged), cast("Reply", Phases())).result
 
 
 def test_the_reference_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:

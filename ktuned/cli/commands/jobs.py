@@ -12,7 +12,7 @@ from ktuned.cli import lines, output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import WholeNumber, json_option
-from ktuned.model import LATENCY, JobState, is_latency
+from ktuned.model import JobState, mention_objective
 from ktuned.protocol import (
     CANCEL,
     JOBS,
@@ -168,12 +168,11 @@ def show_jobs(found: Iterable[JobInfo]) -> None:
 
 
 def _job_row(job: JobInfo, now: float) -> list[str]:
-    by = "" if job.objective == LATENCY else f" by {job.objective}"
     waits = f"; {job.waiters} wait{'s' if job.waiters == 1 else ''}" if job.waiters else ""
     return [
         str(job.id),
         job.kernel,
-        text.format_values(job.problem) + by,
+        text.format_values(job.problem) + mention_objective(job.objective),
         job.device,
         job.state,
         f"{job.reason}{waits}",
@@ -188,6 +187,4 @@ def _job_row(job: JobInfo, now: float) -> list[str]:
 
 def _best_and_default(job: JobInfo) -> list[str]:
     """Return the best figure and the default's, by the job's objective."""
-    if is_latency(job.objective):
-        return [text.format_latency(job.best_us), text.format_latency(job.default_us)]
     return [text.by_objective(job.objective, figure) for figure in (job.best, job.default)]

@@ -21,8 +21,8 @@ from ktuned.cli.options import (
     objective_option,
     problem_option,
 )
-from ktuned.model import LATENCY, JobState, Status, describe_change, is_exact
-from ktuned.protocol import PINS, UNPIN, PinInfo, UnpinParams, call_method
+from ktuned.model import LATENCY, JobState, Status, describe_change, is_exact, mention_objective
+from ktuned.protocol import PINS, RESULTS, UNPIN, PinInfo, ResultsParams, UnpinParams, call_method
 from ktuned_client import Client
 from ktuned_client.answers import LEFT_OUT
 
@@ -83,7 +83,7 @@ def lookup(
     elif answer["status"] != Status.UNKNOWN:
         output.emit_line(text.format_values(answer["config"]))
         objective = answer.get("objective") or LATENCY
-        by = "" if objective == LATENCY else f"by {objective}"
+        by = mention_objective(objective).strip()
         facts = [answer["status"], by, answer["device"], text.format_latency(answer["latency_us"])]
         facts.append(text.format_metrics(answer.get("metrics") or {}))
         facts.append(share)
@@ -124,9 +124,9 @@ def _place_in_line(client: Client, answer: Mapping[str, Any]) -> str:
 
 def _load_bit_classes(client: Client, answer: Mapping[str, Any]) -> list[str]:
     """Return what is known of the classes of equal bits of an answer's problem, but the price, which it has itself."""
-    asked = drop_missing(kernel=answer["kernel"], problem=answer["problem"], device=answer["device"])
-    found = client.call("results", **asked, current=True)["numerics"]
-    return [line for entry in found for line in entry["lines"] if line != answer.get("message")]
+    wanted = ResultsParams(answer["kernel"], answer["problem"] or None, answer["device"], current=True)
+    found = call_method(client, RESULTS, wanted).numerics
+    return [line for report in found for line in report.lines if line != answer.get("message")]
 
 
 def _load_changes(client: Client, answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:

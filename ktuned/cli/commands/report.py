@@ -161,12 +161,11 @@ def _load_standings(client: Client) -> dict[WinnerKey, Standing]:
 
     kernels = client.call("kernels", why=True, deadline_s=_DEADLINE_S)["kernels"]
     return {
-        surveyed_key(kernel["name"], entry["problem"], entry["device"]): Standing(
+        surveyed_key(kernel["name"], entry["problem"], entry["device"], entry.get("objective", LATENCY)): Standing(
             entry["status"], _stale_reasons(entry)
         )
         for kernel in kernels
         for entry in kernel["why"]
-        if entry.get("objective", LATENCY) == LATENCY
     }
 
 

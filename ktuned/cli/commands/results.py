@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.limits import Limits, load_limits, share_of
-from ktuned.cli.options import WholeNumber, device_option, drop_missing, json_option, problem_option
-from ktuned.cli.trial_facts import facts_of, messages_of
-from ktuned.cli.trial_pages import all_trials
-from ktuned.model import LATENCY, Outcome, canonical, is_noisy
-from ktuned.report import FORMATS, best_so_far, figure_of, pareto_front, render_trials
+from ktuned.cli.options import WholeNumber, device_option, json_option, problem_option
+from ktuned.cli.trial_facts import describe_facts, list_messages
+from ktuned.cli.trial_pages import load_all_trials
+from ktuned.model import ListedTrial, Outcome, canonical, is_noisy, mention_objective
+from ktuned.protocol import RESULTS, NumericsReport, ResultsParams, call_method
+from ktuned.report import FORMATS, best_so_far, compute_cost, pareto_front, render_trials
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 50
@@ -80,24 +82,29 @@ def results(
     form = "json" if as_json else PLOT if plot else form or TABLE
     if kernel is None and trial is None:
         raise click.UsageError("name a kernel, or a trial with --trial", click.get_current_context())
-    chosen = drop_missing(kernel=kernel, problem=problem, device=device, outcome=outcome, trial=trial)
-    if trial is None and not everything:
-        chosen["current"] = True
+    wanted = ResultsParams(
+        kernel,
+        problem or None,
+        device,
+        None if outcome is None else Outcome(outcome),
+        trial,
+        current=trial is None and not everything,
+        details=form == "t4",
+    )
     known: Limits = {}
-    numerics: list[dict[str, Any]] = []
+    numerics: Sequence[NumericsReport] = ()
+    trials: Sequence[ListedTrial]
     with Client() as client:
-        if trial is not None:
-            trials = client.call("results", **chosen)["trials"]
-            total = len(trials)
-        elif pareto is not None or (limit is None and form != TABLE):
-            trials = all_trials(client, details=form == "t4", **chosen)
+        if trial is None and (pareto is not None or (limit is None and form != TABLE)):
+            trials = load_all_trials(client, wanted)
             total = len(trials)
         else:
-            answer = client.call("results", limit=limit or DEFAULT_LIMIT, count=True, details=form == "t4", **chosen)
-            trials, numerics = answer["trials"], answer.get("numerics", [])
+            counted = replace(wanted, limit=limit or DEFAULT_LIMIT, count=trial is None)
+            answer = call_method(client, RESULTS, counted)
+            trials, numerics = answer.trials, answer.numerics
             # A daemon that was started before an upgrade does not count.
-            total = answer.get("total", len(trials))
-        if form == TABLE and any(one.get("metrics") for one in trials):
+            total = answer.total or len(trials)
+        if form == TABLE and any(one.metrics for one in trials):
             known = load_limits(client)
     if pareto is not None:
         trials = _pareto_fronts(trials, pareto.split(","))
@@ -111,11 +118,10 @@ def results(
             _show_one(found)
     elif trials:
         _show_trials(trials, known, with_age=everything)
-        for found in numerics:
+        for report in numerics:
             output.emit_line()
-            problem_words = text.format_values(found["problem"]) if found["problem"] else kernel
-            output.emit_line(f"{problem_words} on {found['device']}:")
-            for line in found["lines"]:
+            output.emit_line(f"{text.format_values(report.problem) if report.problem else kernel} on {report.device}:")
+            for line in report.lines:
                 output.emit_line(f"  {line}")
     if len(trials) < total:
         output.print_message(f"{len(trials)} of {total} trials; --limit {total} shows all")
@@ -128,11 +134,11 @@ def results(
     return Exit.DONE
 
 
-def _pareto_fronts(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
+def _pareto_fronts(trials: Sequence[ListedTrial], names: Sequence[str]) -> list[ListedTrial]:
     """Return the Pareto front of each problem and device."""
-    unknown = [name for name in names if not any(figure_of(trial, name) is not None for trial in trials)]
+    unknown = [name for name in names if not any(compute_cost(trial, name) is not None for trial in trials)]
     if trials and unknown:
-        known = sorted({name for trial in trials for name in trial.get("metrics") or ()})
+        known = sorted({name for trial in trials for name in trial.metrics})
         raise click.UsageError(
             f"no trial has the metric {unknown[0]!r}; there are {', '.join(['latency', *known])}",
             click.get_current_context(),
@@ -140,45 +146,43 @@ def _pareto_fronts(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) ->
     return pareto_front(trials, names)
 
 
-def _draw_plots(trials: Sequence[Mapping[str, Any]]) -> None:
+def _draw_plots(trials: Sequence[ListedTrial]) -> None:
     """Print a plot for each problem and device."""
-    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[ListedTrial]] = {}
     for trial in trials:
-        groups.setdefault((canonical(trial["problem"]), trial["device"]), []).append(trial)
+        groups.setdefault((canonical(trial.problem), trial.device), []).append(trial)
     width = min(MAX_PLOT_COLUMNS, shutil.get_terminal_size().columns)
     for found in groups.values():
-        best = min((trial["latency_us"] for trial in found if trial["outcome"] == Outcome.MEASURED), default=None)
-        output.emit_line(
-            f"{text.format_values(found[0]['problem'])} on {found[0]['device']}: {text.format_latency(best)}"
-        )
+        measured = [trial.latency_us for trial in found if trial.outcome is Outcome.MEASURED]
+        best = min((latency_us for latency_us in measured if latency_us is not None), default=None)
+        output.emit_line(f"{text.format_values(found[0].problem)} on {found[0].device}: {text.format_latency(best)}")
         for line in best_so_far(found, width):
             output.emit_line(line)
 
 
-def _show_trials(trials: Iterable[Mapping[str, Any]], known: Limits, *, with_age: bool) -> None:
+def _show_trials(trials: Sequence[ListedTrial], known: Limits, *, with_age: bool) -> None:
     now = time.time()
-    trials = list(trials)
-    named = [{**(trial.get("metrics") or {}), **(trial.get("facts") or {})} for trial in trials]
+    named = [{**trial.metrics, **trial.facts} for trial in trials]
     figures = list(dict.fromkeys(name for found in named for name in found))
-    shares = [share_of(trial.get("metrics") or {}, known, trial["device"]) for trial in trials]
+    shares = [share_of(trial.metrics, known, trial.device) for trial in trials]
     limit = ["of the limit"] if any(shares) else []
-    has_classes = any(trial.get("class") for trial in trials)
+    has_classes = any(trial.bit_class for trial in trials)
     rows = (
         [
-            f"{_winner_mark(trial)}{trial['id']}",
-            text.format_values(trial["problem"]),
-            trial["device"],
-            text.format_values(trial["config"]),
-            trial["outcome"] or "under way",
-            *([trial["class"] or text.ABSENT] if has_classes else []),
-            text.format_latency(trial["latency_us"]),
+            f"{_winner_mark(trial)}{trial.id}",
+            text.format_values(trial.problem),
+            trial.device,
+            text.format_values(trial.config),
+            trial.outcome or "under way",
+            *([trial.bit_class or text.ABSENT] if has_classes else []),
+            text.format_latency(trial.latency_us),
             _format_spread(trial),
             *([share or text.ABSENT] if limit else []),
             *(text.format_figure(found.get(name)) for name in figures),
-            text.format_duration(trial["compile_s"]),
-            text.format_duration(trial["lane_s"]),
-            *([text.format_duration(max(0.0, now - trial["updated"]))] if with_age else []),
-            text.first_line(trial["message"], limit=80),
+            text.format_duration(trial.compile_s),
+            text.format_duration(trial.lane_s),
+            *([text.format_duration(max(0.0, now - trial.updated))] if with_age else []),
+            text.first_line(trial.message, limit=80),
         ]
         for trial, found, share in zip(trials, named, shares, strict=True)
     )
@@ -189,25 +193,24 @@ def _show_trials(trials: Iterable[Mapping[str, Any]], known: Limits, *, with_age
     output.print_table(columns, rows, right=[*_FIGURES, *figures])
 
 
-def _format_spread(trial: Mapping[str, Any]) -> str:
-    badge = " noisy" if is_noisy(trial["latency_us"], trial["spread_us"]) else ""
-    return f"{text.format_spread(trial['spread_us'])}{badge}"
+def _format_spread(trial: ListedTrial) -> str:
+    badge = " noisy" if is_noisy(trial.latency_us, trial.spread_us) else ""
+    return f"{text.format_spread(trial.spread_us)}{badge}"
 
 
-def _winner_mark(trial: Mapping[str, Any]) -> str:
+def _winner_mark(trial: ListedTrial) -> str:
     """Return the mark of a winner, with the objectives that it is one by, unless that is the latency alone."""
-    objectives = trial.get("objectives") or []
-    if not trial.get("winner"):
+    if not trial.winner:
         return ""
-    return "* " if objectives in ([], [LATENCY]) else f"* {', '.join(objectives)} "
+    return f"* {', '.join(trial.objectives)} " if any(map(mention_objective, trial.objectives)) else "* "
 
 
-def _show_one(trial: Mapping[str, Any]) -> None:
-    facts = facts_of(trial)
+def _show_one(trial: ListedTrial) -> None:
+    facts = describe_facts(trial)
     width = max(map(len, facts))
     for name, value in facts.items():
         output.emit_line(f"{name:<{width}}  {value}")
-    for name, words in messages_of(trial).items():
+    for name, words in list_messages(trial).items():
         output.emit_line()
         output.emit_line(f"{name}:")
         for line in text.clean_message(words).splitlines():

@@ -14,7 +14,7 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import drop_missing, json_option
-from ktuned.model import LATENCY, KtunedError
+from ktuned.model import LATENCY, KtunedError, mention_objective
 from ktuned.report import c_file, vllm_files
 from ktuned_client import Client, DaemonError, winners
 
@@ -194,7 +194,7 @@ def _winner_row(winner: Mapping[str, Any], dry_run: bool) -> list[str]:
     verb = ("would be taken" if dry_run else "taken") if winner["taken"] else "left"
     status = f", {winner['status']}" if winner["taken"] else ""
     objective = winner.get("objective", LATENCY)
-    problem = text.format_values(winner["problem"]) + ("" if objective == LATENCY else f" by {objective}")
+    problem = text.format_values(winner["problem"]) + mention_objective(objective)
     return [winner["kernel"], problem, winner["device"], f"{verb}{status}", winner["reason"]]
 
 

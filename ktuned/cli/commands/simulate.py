@@ -12,9 +12,10 @@ import click
 
 from ktuned.cli import output
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import WholeNumber, device_option, drop_missing, json_option, problem_option
-from ktuned.cli.trial_pages import all_trials
+from ktuned.cli.options import WholeNumber, device_option, json_option, problem_option
+from ktuned.cli.trial_pages import load_all_trials
 from ktuned.model import UsageError
+from ktuned.protocol import ResultsParams
 from ktuned_client import Client
 
 if TYPE_CHECKING:
@@ -87,15 +88,14 @@ def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> Rec
     """Read a kernel's trials as it is now, of the one problem and device that were tried, or that are named."""
     from ktuned.search import record_space
 
-    wanted = drop_missing(kernel=kernel, problem=problem, device=device, current=True)
     with Client() as client:
-        trials = all_trials(client, **wanted)
-    keys = {(str(trial["problem"]), trial["device"]) for trial in trials}
+        trials = load_all_trials(client, ResultsParams(kernel, problem or None, device, current=True))
+    keys = {(str(trial.problem), trial.device) for trial in trials}
     if len(keys) > 1:
         raise UsageError(
             f"{kernel} was tuned for {len(keys)} problems and devices", hint="name them: -p KEY=VALUE, --device"
         )
-    results = [(trial["config"], trial["latency_us"]) for trial in trials if trial["outcome"]]
+    results = [(trial.config, trial.latency_us) for trial in trials if trial.outcome]
     return record_space(kernel, results)
 
 

@@ -38,7 +38,7 @@ from ktuned.cli.options import (
 )
 from ktuned.cli.present import choose_presenter, follow_tuning
 from ktuned.cli.t1_file import is_t1, kernel_file_of
-from ktuned.model import PRESETS, UNTIL, Job, is_latency
+from ktuned.model import PRESETS, UNTIL, Job, needs_metric
 from ktuned.protocol import CANCEL, CancelParams, CompileParams, FileError, call_method, read_jobs
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
@@ -242,7 +242,7 @@ def _print_outcome(client: Client, view: View, over: Collection[int]) -> None:
     """Print the winners and the failures; the ends of jobs that were ``over`` before have not been lines yet."""
     columns = ["kernel", "problem", "device", "state", "best", "default", "speed-up", "reference", "winner"]
     jobs = [one.job for one in view.jobs.values()]
-    if any(not is_latency(job.objective) for job in jobs):
+    if any(needs_metric(job.objective) for job in jobs):
         columns[columns.index("speed-up")] = "gain"
     figures = ["best", "default", "speed-up", "gain", "reference"]
     output.emit_line()
@@ -280,10 +280,10 @@ def _job_row(client: Client, view: JobView, was_over: bool) -> list[str]:
 
 def _best_and_default(job: Job) -> list[str]:
     """Return the best figure and the default's, by the job's objective."""
-    if is_latency(job.objective):
-        best, default = (job.best_us, job.best_spread_us), (job.default_us, job.default_spread_us)
-        return [text.latency_within(*best), text.latency_within(*default)]
-    return [text.by_objective(job.objective, figure) for figure in (job.best, job.default)]
+    if needs_metric(job.objective):
+        return [text.by_objective(job.objective, figure) for figure in (job.best, job.default)]
+    best, default = (job.best_us, job.best_spread_us), (job.default_us, job.default_spread_us)
+    return [text.latency_within(*best), text.latency_within(*default)]
 
 
 def _load_winner(client: Client, view: JobView) -> Mapping[str, Any] | None:

@@ -9,6 +9,7 @@ from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import Number, drop_missing, json_option
 from ktuned.model import Outcome
+from ktuned.protocol import FORGET, ForgetParams, call_method
 from ktuned_client import Client
 
 PRUNE_DEADLINE_S = 300.0
@@ -51,9 +52,10 @@ def forget(kernel: str, outcome: str | None, as_json: bool) -> int:
     `--outcome hung` lifts the quarantine of configs that hung, and keeps all other trials.
     """
     with Client() as client:
-        found = client.call("forget", **drop_missing(kernel=kernel, outcome=outcome))
+        wanted = ForgetParams(kernel, None if outcome is None else Outcome(outcome))
+        found = call_method(client, FORGET, wanted)
     if as_json:
-        output.emit_json(found)
+        output.emit_answer(found)
     else:
-        output.emit_line(f"{found['kernel']}: {text.count_of(found['trials'], 'trial')} forgotten")
+        output.emit_line(f"{found.kernel}: {text.count_of(found.trials, 'trial')} forgotten")
     return Exit.DONE

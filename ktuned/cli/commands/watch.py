@@ -20,7 +20,7 @@ from ktuned.cli.limits import load_limits
 from ktuned.cli.options import SectionedCommand, as_path, drop_missing, json_option, no_spawn_option
 from ktuned.cli.present import choose_presenter, follow_tuning
 from ktuned.cli.progress import add_earlier_winners, begin_view, fold_event, resync_view
-from ktuned.model import LATENCY, Objective, Problem, UsageError, is_latency, metric_of
+from ktuned.model import LATENCY, Objective, Problem, UsageError, mention_objective, metric_of, needs_metric
 from ktuned.protocol import (
     JOBS,
     TUNE,
@@ -181,7 +181,7 @@ def _committed_answers(place: Path, answers: Iterable[Mapping[str, Any]]) -> lis
         for document in documents:
             if (document["kernel"], document["device"]) != (answer["kernel"], answer["device"]):
                 continue
-            by = document["winners"] if objective == LATENCY else document.get("objectives", {}).get(objective, [])
+            by = {LATENCY: document["winners"], **document.get("objectives", {})}.get(objective, [])
             # A winner's problem is the part that the kernel is specialised for.
             alike = [winner for winner in by if winner["problem"].items() <= answer["problem"].items()]
             found += [{**answer, **winner, "problem": answer["problem"], "status": "stale"} for winner in alike[:1]]
@@ -239,15 +239,14 @@ def _earlier_answer(client: Client, answer: Mapping[str, Any]) -> Mapping[str, A
     objective = regression.objective_of(answer)
     figure = regression.find_previous_best(trials["trials"], digest, answer["device"], objective)
     metrics = {**(answer.get("metrics") or {}), metric_of(objective): figure}
-    latency_us = figure if is_latency(objective) else answer["latency_us"]
+    latency_us = answer["latency_us"] if needs_metric(objective) else figure
     return {**answer, "status": "stale" if figure else "default", "latency_us": latency_us, "metrics": metrics}
 
 
 def _comparison_row(entry: regression.Comparison) -> list[str]:
-    by = "" if entry.objective == LATENCY else f" by {entry.objective}"
     return [
         entry.kernel,
-        text.format_values(entry.problem) + by,
+        text.format_values(entry.problem) + mention_objective(entry.objective),
         entry.device,
         text.by_objective(entry.objective, entry.before),
         text.by_objective(entry.objective, entry.now),

@@ -28,14 +28,13 @@ from textual.widgets import DataTable, Footer, Input, Sparkline, Static
 
 from ktuned.cli import text
 from ktuned.cli.job_view import Case
-from ktuned.cli.trial_facts import facts_of, messages_of
+from ktuned.cli.trial_facts import describe_facts, list_messages
 from ktuned.cli.watch import cells
 from ktuned.cli.watch.board import BoardRow
 from ktuned.cli.watch.choice import Choice
 from ktuned.cli.watch.session import Session
 from ktuned.cli.watch.shown_text import ShownText
-from ktuned.cli.watch.trial_log import Tried
-from ktuned.model import is_latency, unit_of
+from ktuned.model import ListedTrial, Trial, metric_of
 from ktuned_client import AsyncClient, DaemonError, DaemonUnavailable
 
 DRAWING_S = 0.1
@@ -234,13 +233,13 @@ class WatchApp(App[None]):
         return self.session.board.rows.get(self._shown[place]) if 0 <= place < len(self._shown) else None
 
     @property
-    def trials(self) -> list[Tried]:
+    def trials(self) -> list[Trial]:
         """The configs of the chosen row that the table has, in its order."""
         log = self.session.log
         return [] if log is None else log.listed.filter_items(log.trials.values(), self._configs)[:MAX_CONFIGS]
 
     @property
-    def selected_trial(self) -> Tried | None:
+    def selected_trial(self) -> Trial | None:
         """The config that is chosen, if its table has the focus."""
         table = self.query_one("#configs", Rows)
         log = self.session.log
@@ -362,7 +361,7 @@ class WatchApp(App[None]):
             return
         knobs = cells.varied_knobs(log)
         numbers = [trial.id for trial in trials]
-        titles = ["trial", "latency" if is_latency(log.row.objective) else unit_of(log.row.objective), "× best"]
+        titles = ["trial", metric_of(log.row.objective), "× best"]
         titles += [*knobs, "outcome"]
         # The border and the scrollbar take a column each.
         layout = (titles, self._detail_width - 2)
@@ -409,7 +408,7 @@ class WatchApp(App[None]):
         trial = self.selected_trial
         found = None if trial is None else await self.session.load_trial(trial.id)
         if found is not None:
-            await self.push_screen(TextPage(f"trial {found['id']}", trial_lines(found)))
+            await self.push_screen(TextPage(f"trial {found.id}", trial_lines(found)))
 
     async def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """Do on a click what Enter does."""
@@ -526,12 +525,12 @@ class WatchApp(App[None]):
         self.exit()
 
 
-def trial_lines(trial: Any) -> list[RenderableType]:
+def trial_lines(trial: ListedTrial) -> list[RenderableType]:
     """Return everything about one trial: what it came to, its messages, its facts."""
-    known = facts_of(trial)
+    known = describe_facts(trial)
     first = [(name, known.pop(name)) for name in ("config", "outcome", "latency")]
     lines: list[RenderableType] = [_in_two_columns(first, "dim")]
-    for name, words in messages_of(trial).items():
+    for name, words in list_messages(trial).items():
         lines += [Text(""), ShownText(f"{name}:", style="dim"), ShownText(text.clean_message(words))]
     return [*lines, ShownText(""), _in_two_columns(list(known.items()), "dim")]
 

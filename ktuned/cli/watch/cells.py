@@ -18,8 +18,8 @@ from ktuned.cli.job_view import JobView
 from ktuned.cli.watch.board import Board, BoardRow, on_many
 from ktuned.cli.watch.choice import Listed
 from ktuned.cli.watch.load import Load, summarise_load, time_left
-from ktuned.cli.watch.trial_log import TrialLog, Tried
-from ktuned.model import LATENCY, JobState, is_maximized
+from ktuned.cli.watch.trial_log import TrialLog
+from ktuned.model import JobState, Outcome, Trial, is_maximized, mention_objective
 
 STYLES: Mapping[str, str] = {
     "tuned": "green",
@@ -142,7 +142,7 @@ def _row_age(row: BoardRow, now: float) -> str:
 def row_label(row: BoardRow) -> str:
     """Return a row's name: kernel, problem, and the objective where it is not the latency."""
     named = f"{row.name} {text.format_values(row.problem)}" if row.problem else row.name
-    return named if row.objective == LATENCY else f"{named} by {row.objective}"
+    return f"{named}{mention_objective(row.objective)}"
 
 
 def names_of(board: Board) -> dict[object, str]:
@@ -269,10 +269,10 @@ def detail_of(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]:
     return found
 
 
-def message_of(row: BoardRow, trial: Tried | None) -> tuple[str, str]:
+def message_of(row: BoardRow, trial: Trial | None) -> tuple[str, str]:
     """Return the message of the chosen config, or else of the row's first failure or its job, and its style."""
     if trial is not None and trial.message:
-        return text.clean_message(trial.message), "red" if trial.failed else ""
+        return text.clean_message(trial.message), "" if trial.outcome is Outcome.MEASURED else "red"
     if row.view is not None and row.view.failures:
         outcome, failed = next(iter(row.view.failures.items()))
         return text.clean_message(f"{outcome}: {failed.message}"), "red" if row.is_problem else "yellow"
@@ -331,18 +331,18 @@ def _shorten_name(name: str, size: int) -> str:
     return name if size >= len(name) else f"{name[0]}…{name[len(name) - size + 2 :]}"
 
 
-def config_cells(log: TrialLog, trial: Tried, knobs: Sequence[str]) -> list[tuple[str, str]]:
+def config_cells(log: TrialLog, trial: Trial, knobs: Sequence[str]) -> list[tuple[str, str]]:
     """Return a config's cells: its figure, how it compares with the best, its knobs, its outcome."""
     best = min((cost for one in log.trials.values() if (cost := log.cost_of_trial(one)) is not None), default=None)
     cost = log.cost_of_trial(trial)
     styles = {"measured": "green", "slower": "yellow", "under way": "cyan"}
-    outcome = trial.outcome.replace("_", " ")
+    outcome, is_winner = trial.outcome or "under way", trial.id == log.winner
     return [
-        (f"{'★ ' if trial.is_winner else ''}{trial.id}", "bold green" if trial.is_winner else "dim"),
-        (text.by_objective(log.row.objective, trial.figure), ""),
+        (f"{'★ ' if is_winner else ''}{trial.id}", "bold green" if is_winner else "dim"),
+        (text.by_objective(log.row.objective, log.find_figure(trial)), ""),
         (text.format_factor(cost / best) if cost and best else text.ABSENT, ""),
         *((str(trial.config.get(knob, text.ABSENT)), "") for knob in knobs),
-        (outcome, styles.get(trial.outcome, "red")),
+        (outcome.replace("_", " "), styles.get(outcome, "red")),
     ]
 
 

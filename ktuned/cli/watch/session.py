@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from ktuned.backends import read_ticks
 from ktuned.cli.limits import Limits
@@ -15,11 +17,12 @@ from ktuned.cli.options import drop_missing
 from ktuned.cli.watch.board import Board, BoardRow, add_answers, add_estimates, catch_up, fold_event, keep_kernels
 from ktuned.cli.watch.load import Load, Sample, load_between, sample_load
 from ktuned.cli.watch.trial_log import MAX_TRIALS, TrialLog, follow_event, is_outdated, open_log
-from ktuned.model import MAX_PRIORITY, Outcome, Priority
+from ktuned.model import MAX_PRIORITY, ListedTrial, Outcome, Priority
 from ktuned.protocol import (
     CANCEL,
     JOBS,
     PAUSE,
+    RESULTS,
     RESUME,
     TUNE,
     CancelParams,
@@ -29,6 +32,7 @@ from ktuned.protocol import (
     JobStarted,
     KernelsReloaded,
     PauseParams,
+    ResultsParams,
     StreamGap,
     TuneParams,
     TuningPaused,
@@ -147,23 +151,22 @@ class Session:
         for row in list(self.board.rows.values())[:MAX_PASTS]:
             if row.view is None or row.view.best_so_far or not row.view.job.done:
                 continue
-            trials = await self._load_trials(row, current=True, limit=PAST_TRIALS)
+            trials = await self._load_trials(row, ResultsParams(current=True, limit=PAST_TRIALS))
             steps = tuple(open_log(row, trials, ()).best_so_far)
             now = self.board.rows.get(row.case)
             if now is not None and now.view is not None and not now.view.best_so_far:
                 past = replace(now, view=replace(now.view, best_so_far=steps))
                 self.board = replace(self.board, rows={**self.board.rows, row.case: past})
 
-    async def _load_trials(self, row: BoardRow, **options: Any) -> list[Mapping[str, Any]]:
-        asked = drop_missing(kernel=row.kernel, problem=dict(row.problem), device=row.device or None)
+    async def _load_trials(self, row: BoardRow, wanted: ResultsParams) -> Sequence[ListedTrial]:
+        asked = structs.replace(
+            wanted, kernel=row.kernel, problem=dict(row.problem) or None, device=row.device or None, order="newest"
+        )
         try:
-            found: list[Mapping[str, Any]] = (
-                await self._client.call("results", order="newest", **{"limit": MAX_TRIALS, **asked, **options})
-            )["trials"]
+            return (await call_method_async(self._client, RESULTS, asked)).trials
         except DaemonError:
             # The kernel has gone meanwhile.
-            return []
-        return found
+            return ()
 
     async def _load_limits(self) -> Limits:
         try:
@@ -178,14 +181,14 @@ class Session:
 
     async def open_row(self, row: BoardRow) -> None:
         """Request the trials of a row, for ``log``."""
-        current = await self._load_trials(row, current=True)
-        measured = await self._load_trials(row, outcome=Outcome.MEASURED)
+        current = await self._load_trials(row, ResultsParams(current=True, limit=MAX_TRIALS))
+        measured = await self._load_trials(row, ResultsParams(outcome=Outcome.MEASURED, limit=MAX_TRIALS))
         self.log = open_log(row, current, measured)
         self.on_change()
 
-    async def load_trial(self, number: int) -> Mapping[str, Any] | None:
+    async def load_trial(self, number: int) -> ListedTrial | None:
         """Return everything about one trial."""
-        found = (await self._client.call("results", trial=number))["trials"]
+        found = (await call_method_async(self._client, RESULTS, ResultsParams(trial=number))).trials
         return found[0] if found else None
 
     async def tune_row(self, row: BoardRow) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ktuned.cli import text
 from ktuned.cli.watch.board import BoardRow
 from ktuned.cli.watch.choice import Listed
-from ktuned.model import Config, Objective, Outcome, Trial, cost_of, figure_of
+from ktuned.model import ListedTrial, Outcome, Trial, cost_of, figure_of
 from ktuned.protocol import Event, JobDone, KernelStale, TrialDone, WinnerChanged
 
 MAX_TRIALS = 1_000
@@ -17,47 +16,16 @@ MAX_TRIALS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """One trial; ``figure`` is in the objective's unit, ``is_winner`` by that objective."""
-
-    id: int
-    config: Config
-    outcome: str
-    figure: float | None
-    latency_us: float | None
-    message: str
-    digest: str
-    updated: float
-    is_winner: bool = False
-
-    @property
-    def failed(self) -> bool:
-        """True if it ended without a figure."""
-        return self.outcome != Outcome.MEASURED
-
-
-def parse_trial(trial: Mapping[str, Any], objective: Objective) -> Tried:
-    """Return a trial of the protocol."""
-    return Tried(
-        trial["id"],
-        trial["config"],
-        trial["outcome"] or "under way",
-        figure_of(objective, trial.get("latency_us"), trial.get("metrics") or {}),
-        trial.get("latency_us"),
-        trial.get("message") or "",
-        trial.get("digest") or "",
-        trial.get("updated") or 0.0,
-        objective in (trial.get("objectives") or ()),
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class TrialLog:
-    """Trials of the kernel as it is now, by id, and the best of each earlier state of its sources, by digest."""
+    """Trials of the kernel as it is now, by id, and the best of each earlier state of its sources, by digest.
+
+    ``winner`` is the trial that has won by the row's objective.
+    """
 
     row: BoardRow
-    trials: Mapping[int, Tried] = field(default_factory=dict)
-    earlier: Mapping[str, Tried] = field(default_factory=dict)
+    trials: Mapping[int, Trial] = field(default_factory=dict)
+    earlier: Mapping[str, Trial] = field(default_factory=dict)
+    winner: int | None = None
 
     @property
     def best_so_far(self) -> list[float]:
@@ -70,70 +38,62 @@ class TrialLog:
         return best
 
     @property
-    def history(self) -> list[Tried]:
+    def history(self) -> list[Trial]:
         """The best trial of each state of the sources, the first state first, the present one last."""
         present = [trial for trial in self.trials.values() if self.cost_of_trial(trial) is not None]
         now = {trial.digest for trial in present}
         past = [trial for digest, trial in self.earlier.items() if digest not in now]
         return [*sorted(past, key=lambda trial: trial.id), *sorted(present, key=self._costs_by_objective)[:1]]
 
-    def cost_of_trial(self, trial: Tried) -> float | None:
-        """Return what a trial's figure costs: less is better; ``None`` unless it was measured."""
-        return None if trial.failed else cost_of(self.row.objective, trial.figure)
+    def find_figure(self, trial: Trial) -> float | None:
+        """Return a trial's figure by the row's objective, whatever its bits."""
+        return figure_of(self.row.objective, trial.latency_us, trial.metrics)
 
-    def _costs_by_objective(self, trial: Tried) -> float:
+    def cost_of_trial(self, trial: Trial) -> float | None:
+        """Return what a trial's figure costs: less is better; ``None`` unless it was measured."""
+        is_measured = trial.outcome is Outcome.MEASURED
+        return cost_of(self.row.objective, self.find_figure(trial)) if is_measured else None
+
+    def _costs_by_objective(self, trial: Trial) -> float:
         return self.cost_of_trial(trial) or 0.0
 
     @property
-    def listed(self) -> Listed[Tried]:
+    def listed(self) -> Listed[Trial]:
         """The list of trials on a page: the best first, the newest first, failures first."""
         return Listed(
             identity=lambda trial: trial.id,
             words=lambda trial: (
-                f"{trial.id} {text.format_values(trial.config)} {trial.outcome} {text.first_line(trial.message)}"
+                f"{trial.id} {text.format_values(trial.config)} {trial.outcome or ''} {text.first_line(trial.message)}"
             ),
             orders={
                 "best": lambda trial: (self.cost_of_trial(trial) is None, self.cost_of_trial(trial) or 0.0, trial.id),
                 "newest": lambda trial: -trial.id,
-                "failures": lambda trial: (not trial.failed, trial.outcome, trial.id),
+                "failures": lambda trial: (trial.outcome is Outcome.MEASURED, trial.outcome or "under way", trial.id),
             },
         )
 
 
-def open_log(row: BoardRow, current: Iterable[Mapping[str, Any]], measured: Iterable[Mapping[str, Any]]) -> TrialLog:
+def open_log(row: BoardRow, current: Iterable[ListedTrial], measured: Iterable[Trial]) -> TrialLog:
     """Return the log of a row: the trials of its present state, and measured ones of all states."""
     log = TrialLog(row)
-    now = {trial["id"]: parse_trial(trial, row.objective) for trial in current}
-    best: dict[str, Tried] = {}
+    now = {trial.id: trial for trial in current}
+    best: dict[str, Trial] = {}
     for trial in measured:
-        known = parse_trial(trial, row.objective)
-        cost = log.cost_of_trial(known)
-        before = best.get(known.digest)
+        cost = log.cost_of_trial(trial)
+        before = best.get(trial.digest)
         if cost is not None and (before is None or cost < (log.cost_of_trial(before) or cost)):
-            best[known.digest] = known
-    return replace(log, trials=now, earlier=best)
+            best[trial.digest] = trial
+    winner = next((trial.id for trial in now.values() if row.objective in trial.objectives), None)
+    return replace(log, trials=now, earlier=best, winner=winner)
 
 
 def follow_event(log: TrialLog, event: Event) -> TrialLog:
     """Return the log after an event: a trial of its row takes its place, a new winner has the mark."""
     match event:
         case TrialDone(trial=Trial() as trial) if _is_trial_of_row(trial, log.row):
-            known = log.trials.get(trial.id)
-            found = Tried(
-                trial.id,
-                trial.config,
-                trial.outcome or "under way",
-                figure_of(log.row.objective, trial.latency_us, trial.metrics),
-                trial.latency_us,
-                trial.message,
-                trial.digest,
-                trial.updated,
-                known is not None and known.is_winner,
-            )
-            return replace(log, trials={**log.trials, found.id: found})
+            return replace(log, trials={**log.trials, trial.id: trial})
         case WinnerChanged() if event.job is not None and event.job == _job_of_row(log.row):
-            marked = {key: replace(one, is_winner=key == event.trial) for key, one in log.trials.items()}
-            return replace(log, trials=marked)
+            return replace(log, winner=event.trial)
     return log
 
 

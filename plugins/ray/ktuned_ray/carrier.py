@@ -102,7 +102,7 @@ class Carrier:
 
     def forget_damaged(self, answer: object, request: requests.Request[Any, Any]) -> None:
         """Forget a request's artifacts if the answer says that one is damaged on the node: they are carried again."""
-        is_damaged = isinstance(answer, replies.Measurement) and answer.outcome is None
+        is_damaged = isinstance(answer, replies.Measurement) and answer.result.outcome is None
         if not is_damaged and not (isinstance(answer, replies.Opened) and answer.is_damaged):
             return
         for key in _list_artifact_keys(request):

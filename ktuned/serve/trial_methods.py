@@ -1,0 +1,172 @@
+"""The methods ``results`` and ``forget``: what a kernel's trials came to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from ktuned.catalog import Catalog, check_problem
+from ktuned.devices import Machine
+from ktuned.lookup import Lookups
+from ktuned.model import BitClasses, KernelInfo, ListedTrial, NotFound, Objective, Trial, UsageError, Winner, canonical
+from ktuned.protocol import (
+    FORGET,
+    RESULTS,
+    ForgetAnswer,
+    ForgetParams,
+    NumericsReport,
+    ResultsAnswer,
+    ResultsParams,
+)
+from ktuned.scheduling import Jobs
+from ktuned.serve.connection import Connection
+from ktuned.serve.method import MAX_ROWS, Handler, bound_limit
+from ktuned.store import Store
+
+MAX_DETAILED_ROWS = 200
+"""Trials with their details in one answer, which must stay below the limit of a message."""
+
+_Place = tuple[str, str, str]
+"""What tells a trial's context from others of its kernel: the problem, the device, the digest."""
+
+
+class TrialMethods:
+    """Lists trials, and forgets them."""
+
+    def __init__(self, *, catalog: Catalog, machine: Machine, lookups: Lookups, jobs: Jobs, store: Store) -> None:
+        self._catalog = catalog
+        self._machine = machine
+        self._lookups = lookups
+        self._jobs = jobs
+        self._store = store
+
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the methods with their handlers."""
+        return [Handler(RESULTS, self.handle_results), Handler(FORGET, self.handle_forget)]
+
+    def handle_results(self, wanted: ResultsParams, connection: Connection) -> ResultsAnswer:
+        """List trials; the detail comes with a single one, or where details are asked for."""
+        if wanted.trial is not None:
+            return self._find_trial(wanted.trial)
+        if wanted.kernel is None:
+            raise UsageError("results needs a kernel or a trial")
+        if wanted.before is not None and wanted.order != "newest":
+            raise UsageError("before continues a list in the order newest", hint="give order='newest', too")
+        kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
+        # Which trials?
+        problem = None
+        if wanted.problem is not None:
+            check_problem(kernel, wanted.problem)
+            bucket = self._lookups.buckets.known_representative(kernel, wanted.problem)
+            problem = canonical(kernel.select_key_values(wanted.problem if bucket is None else bucket.problem))
+        device = None if wanted.device is None else self._resolve_model(kernel, wanted.device)
+        tried = self._store.list_problems(kernel.name) if wanted.current else []
+        digests = {self._machine.digest_kernel(kernel, found) for found in tried} if wanted.current else None
+        limit = min(bound_limit(wanted.limit), MAX_DETAILED_ROWS if wanted.details else MAX_ROWS)
+        chosen = partial(
+            self._store.list_trials,
+            kernel=kernel.name,
+            problem=problem,
+            device=device,
+            outcome=wanted.outcome,
+            job=wanted.job,
+            digests=digests,
+            before=wanted.before,
+        )
+        trials = chosen(limit=limit, order=wanted.order)
+        if wanted.order == "fastest" and len(trials) < limit:
+            # What has no figure stands behind what has one.
+            trials += [trial for trial in chosen(limit=limit) if trial.latency_us is None]
+        trials = trials[:limit]
+        # What is known of them besides?
+        environment = self._catalog.kernel_environment(kernel)
+        winners = self._lookups.served.list_winners(kernel, environment)
+        classes = self._load_bit_classes(trials)
+        numerics = [
+            NumericsReport(json.loads(problem), device, tuple(found.describe_classes()))
+            for (problem, device, _), found in classes.items()
+        ]
+        numerics += [
+            NumericsReport({}, model, (verdict.describe(),))
+            for (model, _), verdicts in self._lookups.served.find_verdicts(kernel, environment).items()
+            for verdict in verdicts
+        ]
+        total: int | msgspec.UnsetType = msgspec.UNSET
+        if wanted.count:
+            total = self._store.count_trials(kernel.name, problem, device, wanted.outcome, wanted.job, digests)
+        listed = _list_trials(trials, kernel, winners, classes, with_details=wanted.details)
+        return ResultsAnswer(listed, tuple(numerics), total)
+
+    def _find_trial(self, number: int) -> ResultsAnswer:
+        trial = self._store.get_trial(number)
+        if trial is None:
+            raise NotFound(f"there is no trial {number}", hint="`ktuned results KERNEL` lists them")
+        kernel, winners = None, self._store.list_winners(trial.kernel)
+        with suppress(NotFound):
+            kernel = self._catalog.resolve_kernel(trial.kernel)
+        return ResultsAnswer(_list_trials([trial], kernel, winners, self._load_bit_classes([trial])))
+
+    def _load_bit_classes(self, trials: Sequence[Trial]) -> dict[_Place, BitClasses]:
+        """Return the classes of equal bits in the contexts of some trials, where bits were compared."""
+        compared = {
+            _find_place(trial): trial.kernel for trial in trials if trial.detail.bits or trial.detail.nondeterministic
+        }
+        found = {}
+        for (problem, device, digest), kernel in compared.items():
+            known = partial(self._store.list_trials, kernel=kernel, problem=problem, device=device, digests=[digest])
+            found[problem, device, digest] = BitClasses.from_trials(known(limit=MAX_ROWS, order="fastest"))
+        return found
+
+    def _resolve_model(self, kernel: KernelInfo, device: str) -> str:
+        """Return the model of a device that is named as it is here (``cuda:1``); any other word is a model itself."""
+        here = self._machine.list_devices(self._catalog.kernel_environment(kernel), kernel.backend)
+        return next((found.model for found in here if found.name == device), device)
+
+    async def handle_forget(self, wanted: ForgetParams, connection: Connection) -> ForgetAnswer:
+        """Delete a kernel's trials, all or those of one outcome: they may be tried again then."""
+        name = self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
+        if wanted.outcome is None:
+            await self._jobs.cancel_jobs_of_kernel(name)
+        forgotten = await self._store.forget_trials(name, wanted.outcome)
+        self._jobs.forget_failures(name)
+        self._lookups.results_changed(name)
+        return ForgetAnswer(name, forgotten)
+
+
+def _list_trials(
+    trials: Iterable[Trial],
+    kernel: KernelInfo | None,
+    winners: Iterable[Winner],
+    classes: Mapping[_Place, BitClasses],
+    *,
+    with_details: bool = True,
+) -> tuple[ListedTrial, ...]:
+    """Return trials with what is known of them besides, their values in the order that the kernel declares."""
+    won_by: dict[int, list[Objective]] = {}
+    for winner in winners:
+        won_by.setdefault(winner.trial, []).append(winner.objective)
+    listed = []
+    for trial in trials:
+        found, objectives = classes.get(_find_place(trial)), tuple(won_by.get(trial.id, ()))
+        facts = (trial.detail.facts or {}).items()
+        known: dict[str, Any] = {
+            **vars(trial),
+            "winner": bool(objectives),
+            "objectives": objectives,
+            "facts": {name: value for name, value in facts if type(value) in (int, float)},
+            "class": "" if found is None else found.name_class(trial.detail),
+        }
+        if kernel is not None:
+            known["config"] = kernel.order_config(trial.config)
+            known["problem"] = kernel.order_problem(trial.problem)
+        listed.append(ListedTrial(**known))
+    return tuple(listed if with_details else [one.without_detail() for one in listed])
+
+
+def _find_place(trial: Trial) -> _Place:
+    return canonical(trial.problem), trial.device, trial.digest

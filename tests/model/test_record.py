@@ -1,0 +1,76 @@
+"""Records: sparse ones hold what differs from the default, and a trial is its result with an identity."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import FrozenInstanceError, replace
+
+import msgspec
+import pytest
+
+from ktuned.model import NO_DETAIL, ListedTrial, Objective, Outcome, TrialDetail, TrialResult
+from tests.trials import make_result, make_trial
+
+
+def test_a_sparse_record_holds_what_differs_from_its_defaults() -> None:
+    """However it came about, so that equal ones are equal."""
+    detail = TrialDetail(cores=2, rounds=None)
+    assert vars(detail) == {"cores": 2}
+    assert detail.rounds is None
+    assert detail == replace(TrialDetail(cores=2, rounds=3), rounds=None) == copy.copy(detail)
+    assert detail == msgspec.convert({"cores": 2, "of_the_future": 1}, TrialDetail)
+    assert (TrialDetail(), bool(vars(NO_DETAIL))) == (NO_DETAIL, False)
+
+
+def test_a_sparse_record_refuses_unknown_fields_and_changes() -> None:
+    """As other records do."""
+    with pytest.raises(TypeError, match="TrialDetail has the fields phase, signal"):
+        TrialDetail(colour="red")  # type: ignore[call-arg]
+    with pytest.raises(FrozenInstanceError):
+        NO_DETAIL.cores = 2  # type: ignore[misc]
+
+
+def test_details_are_added_to_a_result() -> None:
+    """None takes one away; the result before stays as it was."""
+    result = make_result(Outcome.MEASURED, latency_us=5.0, count=3)
+    added = result.add_details(cores=2, count=None)
+    assert (added.latency_us, added.detail) == (5.0, TrialDetail(cores=2))
+    assert result.detail == TrialDetail(count=3)
+    with pytest.raises(TypeError, match="has the fields"):
+        result.add_details(colour="red")
+
+
+def test_a_trial_is_its_result_with_an_identity() -> None:
+    """Lists and events have it without its detail."""
+    trial = make_trial(7, {"B": 1}, latency_us=5.0, detail=TrialDetail(count=3), metrics={"x": 1.0})
+    result = TrialResult(Outcome.MEASURED, 5.0, 0.0, detail=TrialDetail(count=3), metrics={"x": 1.0})
+    assert trial.result == result
+    short = trial.without_detail()
+    assert (short.detail, "detail" in msgspec.to_builtins(short)) == (NO_DETAIL, False)
+    assert msgspec.to_builtins(trial)["detail"] == {"count": 3}
+
+
+def test_a_figure_s_interval_is_relative_to_it() -> None:
+    """Of the latency, or of the energy; unknown where one end is."""
+    result = make_result(Outcome.MEASURED, latency_us=10.0, low_us=9.0, high_us=12.0, energy_low=0.5, energy_high=2.0)
+    assert (result.interval(), result.doubt()) == ((0.9, 1.2), pytest.approx(0.15))
+    assert result.interval(by_energy=True) is None
+    assert replace(result, metrics={"energy": 1.0}).interval(by_energy=True) == (0.5, 2.0)
+    assert make_result(Outcome.MEASURED, latency_us=10.0, low_us=9.0).doubt() is None
+
+
+def test_rounds_by_energy_are_counted_apart() -> None:
+    """They had other finalists."""
+    detail = TrialDetail(rounds=3, energy_rounds=5)
+    assert (detail.count_rounds(), detail.count_rounds(by_energy=True), NO_DETAIL.count_rounds()) == (3, 5, 0)
+
+
+def test_a_listed_trial_has_the_protocols_names() -> None:
+    """Also the one that is a word of Python's; fields that an older daemon lacks have their defaults."""
+    sent = {**msgspec.to_builtins(make_trial(7).without_detail()), "class": "A", "winner": True, "objectives": ["edp"]}
+    listed = msgspec.convert(sent, ListedTrial)
+    assert (listed.bit_class, listed.is_winner, listed.objectives) == ("A", True, (Objective("edp"),))
+    assert msgspec.to_builtins(listed)["class"] == "A"
+    del sent["class"], sent["objectives"]
+    older = msgspec.convert(sent, ListedTrial)
+    assert (older.bit_class, older.objectives, older.facts) == ("", (), {})

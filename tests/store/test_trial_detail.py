@@ -1,0 +1,98 @@
+"""A trial's detail: each of its fields survives the worker's pipe, the store, and the wire."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import msgpack
+import msgspec
+import pytest
+
+from ktuned.ipc import from_plain, to_message
+from ktuned.model import Outcome, TrialDetail, TrialResult
+from ktuned.store.rows import decode_detail, encode_detail
+
+FULL = TrialDetail(
+    phase="timing",
+    signal="SIGSEGV",
+    after_s=2.0,
+    story=("lane_taken", "timed"),
+    stdout="out",
+    stderr="err",
+    count=20,
+    samples=(1.0, 2.0),
+    low_us=1.0,
+    high_us=2.0,
+    beaten=True,
+    max_error=0.5,
+    mismatched_ratio=0.25,
+    contention="not judged",
+    overwritten=("x",),
+    cores=2,
+    phase_s={"load": 0.001, "timing": 0.004},
+    metrics_fault="the metric gf(p, t): KeyError",
+    undisputed=Outcome.MEASURED,
+    build={"entry": "k", "grid": [1, 2]},
+    facts={"registers": 32},
+    content="ab",
+    read="cd",
+    open_s=0.5,
+    spans=(("compile", "slot 1", 1.5), ("lane", "cpu:0", 2.5)),
+    carried_from=7,
+    energy_low=0.25,
+    energy_high=0.5,
+    energy_rounds=3,
+    round_costs=(0.5, 0.75),
+    rounds=3,
+    round_medians_us=(1.0, 2.0),
+    first_latency_us=3.0,
+    reference_us=4.0,
+    reference_spread_us=0.5,
+    bits=("0123456789abcdef", ""),
+    row_bits={'{"M":1}': ("0123456789abcdef",)},
+    same_bits=True,
+    nondeterministic=True,
+    compared=90,
+)
+
+
+EACH = [TrialDetail(**{field.name: getattr(FULL, field.name)}) for field in fields(TrialDetail)]
+
+
+def test_every_field_survives_pipe_store_and_wire() -> None:
+    """Were one not understood, a finalist would have lost its Build. Absent ones are nowhere written."""
+    assert all(getattr(FULL, field.name) != field.default for field in fields(TrialDetail)), "a field is missing here"
+    for one in (TrialDetail(), *EACH, FULL):
+        assert from_plain(TrialDetail, msgpack.unpackb(msgpack.packb(to_message(one)))) == one
+        assert decode_detail(encode_detail(TrialResult(None, detail=one))) == (one, {})
+        wire = msgpack.unpackb(msgpack.packb(msgspec.to_builtins(one)))
+        assert list(wire) == list(vars(one))
+        assert msgspec.convert(wire, TrialDetail) == one
+
+
+def test_metrics_are_kept_beside_the_detail() -> None:
+    """Where SQL finds them."""
+    text = encode_detail(TrialResult(None, detail=TrialDetail(count=3), metrics={"tflops": 1.5}))
+    assert json.loads(text) == {"count": 3, "metrics": {"tflops": 1.5}}
+    assert decode_detail(text) == (TrialDetail(count=3), {"tflops": 1.5})
+
+
+@pytest.mark.parametrize(
+    ("text", "detail", "metrics"),
+    [
+        ('{"of_the_future": 1, "count": 3}', TrialDetail(count=3), {}),
+        ('{"count": "many", "rounds": 3, "metrics": {"x": 1}}', TrialDetail(rounds=3), {"x": 1.0}),
+        ('{"undisputed": "of the future", "metrics": 7, "cores": 2}', TrialDetail(cores=2), {}),
+        ("[1]", TrialDetail(), {}),
+    ],
+)
+def test_fields_of_another_version_are_left_out(text: str, detail: TrialDetail, metrics: dict[str, float]) -> None:
+    """The others are read."""
+    assert decode_detail(text) == (detail, metrics)
+
+
+def test_a_detail_that_is_no_json_is_an_error() -> None:
+    """Its row is left out."""
+    with pytest.raises(ValueError, match="Expecting"):
+        decode_detail("{")
