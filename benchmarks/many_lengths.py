@@ -5,7 +5,8 @@
 Under ``ktuned run`` a program calls an autotuned Triton function once for each length. When the daemon has nothing left
 to tune, a second program calls it again, and times every config for every length, too: that is what tuning them all
 would have found. Printed are the tunings, and the time of a step over all lengths with the configs that the program
-got, with the first config alone, and with the best one of each length.
+got, with the first config alone, and with the best one of each length. A portfolio serves the lengths that were not
+tuned.
 """
 
 import argparse
@@ -89,6 +90,22 @@ def compare_all(lengths: list[int]) -> None:
     )
 
 
+def record_matrix(lengths: list[int]) -> None:
+    """Print what each config takes for each length, in µs, as JSON: what ``tests/adoption`` replays."""
+    import torch
+
+    function = make_function()
+    rows: dict[str, dict[str, float]] = {}
+    for length in lengths:
+        x = torch.rand(ROWS, length, device="cuda")
+        y = torch.empty_like(x)
+        rows[str(length)] = {
+            f"{config.kwargs['BLOCK']}/{config.num_warps}": round(time_config(function, config, x, y, length), 2)
+            for config in function.configs
+        }
+    print(json.dumps({"device": torch.cuda.get_device_name(), "latencies_us": rows}))
+
+
 def time_config(function: Any, config: Any, x: Any, y: Any, length: int) -> float:
     """Return the median of a launch of one config, in µs."""
     cuda: Any = importlib.import_module("torch").cuda
@@ -118,7 +135,9 @@ def wait_until_idle(client: Any) -> list[dict[str, Any]]:
     while monotonic() < end:
         Event().wait(2.0)
         jobs: list[dict[str, Any]] = client.call("jobs", limit=2000)["jobs"]
-        was_idle, is_idle = is_idle, all(job["state"] not in ("waiting", "queued", "running") for job in jobs)
+        kernels = {job["kernel"] for job in jobs}
+        builds = [build for kernel in kernels for build in client.call("portfolio", kernel=kernel)["making"]]
+        was_idle, is_idle = is_idle, all(one["state"] not in ("queued", "running") for one in (*jobs, *builds))
         if was_idle and is_idle:
             break
     return jobs
@@ -128,11 +147,11 @@ def main() -> None:
     """Run both programs around the tuning, or be one of them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--lengths", type=int, default=500)
-    parser.add_argument("--role", choices=("call", "compare"))
+    parser.add_argument("--role", choices=("call", "compare", "record"))
     options = parser.parse_args()
     lengths = choose_lengths(options.lengths)
     if options.role:
-        (call_all if options.role == "call" else compare_all)(lengths)
+        {"call": call_all, "compare": compare_all, "record": record_matrix}[options.role](lengths)
         return
     with private_home() as home, serving(home) as daemon, daemon.client() as client:
         for role in ("call", "compare"):
@@ -141,10 +160,16 @@ def main() -> None:
             subprocess.run(words, env=installed_environment() | daemon.environment, check=True)
             began = monotonic()
             jobs = wait_until_idle(client)
+            tunings = sum(job["reason"] != "portfolio" for job in jobs)
             print(
-                f"after {role}: {len(jobs)} tunings of {options.lengths} lengths, {monotonic() - began:.0f} s",
+                f"after {role}: {tunings} tunings of {options.lengths} lengths, and {len(jobs) - tunings} keys "
+                f"measured with a portfolio's configs, {monotonic() - began:.0f} s",
                 flush=True,
             )
+            for kernel in {job["kernel"] for job in jobs}:
+                for known in client.call("portfolio", kernel=kernel)["portfolios"]:
+                    figures = {name: known[name] for name in ("problems", "expected_loss", "single_loss")}
+                    print(f"portfolio of {len(known['configs'])} configs: {json.dumps(figures)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -130,11 +130,6 @@ def test_extras() -> None:
     assert {name.replace("_", "-") for name in _names("README.md", "## Backends")} == backends
 
 
-def test_the_readme_is_short() -> None:
-    """A newcomer reads 180 lines at most; the rest is in ``docs/``."""
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 180
-
-
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
 def test_sizes_of_the_development_environment(document: str) -> None:
     """The sizes are those that ``make install`` announces."""

@@ -2,5 +2,6 @@
 
 from ktuned.adoption.adopted_files import AdoptedDirectory
 from ktuned.adoption.adoptions import Adoptions, KeyAnswer
+from ktuned.adoption.key_tunings import KeyTunings
 
-__all__ = ["AdoptedDirectory", "Adoptions", "KeyAnswer"]
+__all__ = ["AdoptedDirectory", "Adoptions", "KeyAnswer", "KeyTunings"]

@@ -17,14 +17,13 @@ a file cannot even be removed           one notice, and it is passed over
 *Order.* Records of one interpreter are taken in one after the other, in the order in which they were left. Those of
 another interpreter do not wait for one that hangs.
 
-*Many keys.* Where a function has very many keys, :mod:`~ktuned.adoption.key_choice` decides which of them are tuned.
+*Many keys.* Which keys of a function are tuned, and how the others are served: :mod:`~ktuned.adoption.key_tunings`.
 
 *Notice of changes.* The spool is watched, and also looked through every :data:`SURVEY_S`: notifications may be lost.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Hashable, Iterable, Mapping
@@ -39,14 +38,13 @@ import msgspec
 import structlog
 
 from ktuned.adoption.adopted_files import AdoptedDirectory, identity_of
-from ktuned.adoption.key_choice import KeyChoice
+from ktuned.adoption.key_tunings import KeyTunings
 from ktuned.catalog import Catalog, Project, environment_of, make_root
 from ktuned.devices import Machine
 from ktuned.fleet import FrontEnds
 from ktuned.lookup import Answer, Lookups
 from ktuned.model import (
     DeviceModel,
-    Job,
     JobState,
     KernelFileError,
     KernelInfo,
@@ -54,14 +52,12 @@ from ktuned.model import (
     Problem,
     Status,
     StoreError,
-    Winner,
     WinnerKey,
     canonical,
     is_exact,
 )
-from ktuned.scheduling import Intake, JobRequests, Jobs, TuningRequest
+from ktuned.scheduling import Intake, Jobs
 from ktuned.spool import (
-    CALL_KEY,
     COUNTS_SUFFIX,
     MAX_RECORDS,
     RECORD_SUFFIX,
@@ -92,9 +88,6 @@ RETRY_S: Final = 2.0
 
 MAX_NOTICES: Final = 20
 """Most refused records in a status; the log has all of them."""
-
-MAX_CONFIGS: Final = 1_000
-"""Most measured configs of a key among which one is looked for."""
 
 MAX_COUNTED: Final = 10_000
 """Most keys of functions not known yet for which launches are kept."""
@@ -131,7 +124,7 @@ class Adoptions:
         *,
         catalog: Catalog,
         intake: Intake,
-        requests: JobRequests,
+        keys: KeyTunings,
         lookups: Lookups,
         jobs: Jobs,
         front_ends: FrontEnds,
@@ -143,17 +136,15 @@ class Adoptions:
         self._directory = AdoptedDirectory(home)
         self._catalog = catalog
         self._intake = intake
-        self._requests = requests
+        self._keys = keys
         self._lookups = lookups
         self._jobs = jobs
         self._front_ends = front_ends
         self._machine = machine
         self._store = store
-        self._choices: dict[tuple[str, str], KeyChoice] = {}
         self._without_device: set[str] = set()
         self._deadlines = deadlines
         self._kernels: dict[str, str] = {}
-        self._job_of: dict[str, int] = {}
         self._launches: dict[str, tuple[str, Problem, str, int]] = {}
         self._refused: list[str] = []
         self._news = anyio.Event()
@@ -185,9 +176,8 @@ class Adoptions:
                     # After the records that were read before: a lock is granted in the order of requests.
                     turn = self._turns.setdefault(interpreter, anyio.Lock())
                     tasks.start_soon(self._take_in_records, records, turn)
-                await self._tune_chosen_keys()
-                has_waiting = any(choice.has_waiting for choice in self._choices.values())
-                with anyio.move_on_after(CHOICE_S if has_waiting else SURVEY_S):
+                await self._keys.tune_chosen_keys()
+                with anyio.move_on_after(CHOICE_S if self._keys.has_waiting else SURVEY_S):
                     await self._news.wait()
 
     def prepare_library(self, tool: str, python: str, variables: Mapping[str, str], library: Mapping[str, Any]) -> None:
@@ -223,7 +213,7 @@ class Adoptions:
         else:
             held = self._lookups.lookup_pinned(pin, kernel.name, problem, device, tune=False, admits=_admits_any)
             found = held if isinstance(held, Answer) else await held()
-        job = self._find_live_job(kernel, problem, found.device)
+        job = self._keys.find_live_job(kernel, problem, found.device)
         if job is not None and waiter is not None:
             self._jobs.add_waiter(waiter, [job.id])
         is_open = job is not None or self._awaits_near_key(kernel, problem, device)
@@ -240,20 +230,9 @@ class Adoptions:
 
     def _awaits_near_key(self, kernel: KernelInfo, problem: Problem, device: str | None) -> bool:
         """Return whether a key that is not tuned itself may soon be served by another one, whose tuning is open."""
-        choice = self._choices.get((kernel.name, device or ""))
-        if choice is None or not choice.is_waiting(kernel.select_key_values(problem)):
+        if not self._keys.is_waiting(kernel, problem, device):
             return False
         return any(job.kernel == kernel.name and device in (None, job.device) for job in self._jobs.list_live_jobs())
-
-    def _find_live_job(self, kernel: KernelInfo, problem: Problem, device: str | None) -> Job | None:
-        """Return the live job of a key."""
-        wanted = canonical(kernel.select_key_values(problem))
-        for job in self._jobs.list_live_jobs():
-            if job.kernel != kernel.name or device not in (None, job.device):
-                continue
-            if canonical(kernel.select_key_values(job.problem)) == wanted:
-                return job
-        return None
 
     def _explain_ending(self, kernel: KernelInfo, problem: Problem, device: str | None, found: Answer) -> str:
         """Return why the last tuning of a key has no winner; empty if it has one, or no tuning has ended yet.
@@ -262,11 +241,9 @@ class Adoptions:
         """
         if found.failure:
             return found.failure
-        choice = self._choices.get((kernel.name, device or ""))
-        if choice is not None and choice.is_waiting(kernel.select_key_values(problem)):
-            return "it is served by a tuned key near it, and little would be gained by its own tuning"
-        number = self._job_of.get(_make_place(kernel.name, kernel.select_key_values(problem)))
-        job = None if number is None else self._jobs.get_job(number)
+        if self._keys.is_waiting(kernel, problem, device):
+            return "it is served by what tuned keys have taught, and little would be gained by its own tuning"
+        job = self._keys.find_last_job(kernel, problem)
         return "" if job is None or job.state is JobState.DONE else job.message or f"its tuning is {job.state}"
 
     def _find_kernel(self, identity: str) -> KernelInfo | None:
@@ -366,8 +343,7 @@ class Adoptions:
             found = self._lookups.find_answer(kernel.name, problem, device or None, tune=False, admits=_admits_any)
             if found.device is not None:
                 known[kernel.make_winner_key(problem, DeviceModel(found.device), kernel.objective(None))] = number
-                if (choice := self._choices.get((kernel.name, device))) is not None:
-                    choice.count_launches(kernel.select_key_values(problem), number)
+                self._keys.count_launches(kernel, problem, device, number)
         for place in list(self._launches)[:-MAX_COUNTED]:
             del self._launches[place]
         if known:
@@ -428,8 +404,7 @@ class Adoptions:
             if not self._machine.has_device(environment, kernel.backend, None):
                 return False
         await self._choose_anchor(kernel, record)
-        if self._find_choice(kernel, record.device).take_in_key(kernel.select_key_values(record.problem), call):
-            await self._request_tuning(kernel, record.problem, call, record.device)
+        await self._keys.take_in_call(kernel, record.problem, call, record.device)
         return True
 
     async def _choose_anchor(self, kernel: KernelInfo, record: CallRecord) -> None:
@@ -447,68 +422,6 @@ class Adoptions:
         key = kernel.make_winner_key(record.problem, device.model, objective)
         if self._store.anchors.find_anchor(key) is None:
             await self._store.anchors.choose_anchor(key, record.configs[0])
-
-    async def _request_tuning(self, kernel: KernelInfo, problem: Problem, call: str, device: str) -> None:
-        """Request the tuning of a key, with one of its calls.
-
-        Raises:
-            KtunedError: Its job cannot be kept.
-        """
-        request = TuningRequest(
-            problem={**problem, CALL_KEY: call},
-            device=device or None,
-            any_plan=True,
-            reason="called by an application",
-        )
-        for job in await self._requests.request_jobs(kernel, request):
-            self._job_of[_make_place(kernel.name, kernel.select_key_values(problem))] = job.id
-
-    def _find_choice(self, kernel: KernelInfo, device: str) -> KeyChoice:
-        """Return the choice among a function's keys on a device model; it begins with the keys that have a winner."""
-        choice = self._choices.get((kernel.name, device))
-        if choice is None:
-            winners = self._store.list_winners(kernel.name)
-            tuned = [json.loads(one.key.problem) for one in winners if device in ("", one.key.device)]
-            choice = self._choices[kernel.name, device] = KeyChoice(tuned)
-        return choice
-
-    async def _tune_chosen_keys(self) -> None:
-        """For each function with many keys, request the next tuning once the one before has ended."""
-        for (name, device), choice in list(self._choices.items()):
-            if not choice.has_waiting:
-                continue
-            try:
-                kernel = self._catalog.resolve_kernel(name)
-                unlearned = choice.unlearned
-                if any(self._find_live_job(kernel, problem, device or None) is not None for problem in unlearned):
-                    continue
-                for problem in unlearned:
-                    choice.record_tuning(problem)
-                    self._learn_loss(kernel, device, choice, problem)
-                if (chosen := choice.choose_next()) is not None:
-                    await self._request_tuning(kernel, chosen.problem, chosen.call, device)
-            except KtunedError as error:
-                # The function has gone, or the store cannot be written: applications bring the keys again.
-                _log.warning("keys_not_chosen", kernel=name, reason=error.message)
-                del self._choices[name, device]
-
-    def _learn_loss(self, kernel: KernelInfo, device: str, choice: KeyChoice, problem: Problem) -> None:
-        """Have a choice learn what a tuned key loses with the config of its nearest tuned neighbour."""
-        own = self._find_winner(kernel, device, problem)
-        if own is None:
-            # Its tuning has failed, or is about to be requested.
-            return
-        neighbour = choice.find_neighbour(problem)
-        other = None if neighbour is None else self._find_winner(kernel, device, neighbour)
-        measured = [] if other is None else self._store.measured_configs(own.context, MAX_CONFIGS)
-        theirs = next((known.figure for known in measured if other and known.text == canonical(other.config)), None)
-        choice.record_loss(problem, None if theirs is None else theirs / own.latency_us - 1.0)
-
-    def _find_winner(self, kernel: KernelInfo, device: str, problem: Problem) -> Winner | None:
-        for winner in self._store.list_winners(kernel.name):
-            if device in ("", winner.key.device) and winner.key.problem == canonical(problem):
-                return winner
-        return None
 
     def _is_served(self, kernel: KernelInfo, record: CallRecord) -> bool:
         found = self._lookups.find_answer(
@@ -552,10 +465,6 @@ def _age_s(path: Path) -> float:
         return time() - path.lstat().st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def _make_place(kernel: str, problem: Problem) -> str:
-    return f"{kernel} {canonical(problem)}"
 
 
 def _admits_any(config: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@
 
     a key comes ─▶ one of the first 16 ─────────────────────────────────────────────────▶ tuned
                └─▶ a further one ─▶ waits ─▶ the one that is expected to lose most time ─▶ tuned, one after the other
-                                      └────▶ little is left to gain, or 40 are tuned: served by a tuned key near it
+                                      └────▶ little is left to gain, or 40 are tuned: served by the portfolio
 
 Most functions have few keys, and all of these are tuned. A function with a sequence length among its keys would be
 tuned for hours, and each tuning would gain less than the one before. So further keys are chosen: by the time that they
@@ -71,6 +71,11 @@ class KeyChoice:
         return bool(self._waiting)
 
     @property
+    def waiting(self) -> list[WaitingKey]:
+        """The keys that wait, each with a call that has it."""
+        return list(self._waiting.values())
+
+    @property
     def unlearned(self) -> list[Problem]:
         """The keys whose tuning has not taught yet what others lose; the next key is chosen when theirs have ended."""
         return list(self._unlearned.values())
@@ -97,6 +102,10 @@ class KeyChoice:
     def count_launches(self, problem: Problem, launches: int) -> None:
         """Take in that applications have launched a key."""
         self._selection.add_problem(problem, float(launches))
+
+    def sum_launches_nearby(self) -> dict[str, float]:
+        """Return for each tuned key, by its canonical text, the launches of all keys to which it is the nearest."""
+        return self._selection.sum_weights_nearby()
 
     def choose_next(self) -> WaitingKey | None:
         """Return the key to be tuned next; ``None`` if enough are."""

@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from ktuned.adoption import Adoptions
+from ktuned.adoption import Adoptions, KeyTunings
 from ktuned.backends import cpu
 from ktuned.catalog import (
     Admission,
@@ -413,7 +413,7 @@ def assemble_parts(
         settings.state,
         catalog=catalog,
         intake=intake,
-        requests=requests,
+        keys=KeyTunings(catalog=catalog, requests=requests, jobs=jobs, portfolios=portfolios, store=store),
         lookups=lookups,
         jobs=jobs,
         front_ends=fleet.front_ends,

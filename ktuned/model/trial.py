@@ -11,7 +11,7 @@ from ktuned.model.objective import ENERGY, LATENCY, Objective, figure_of, is_exa
 from ktuned.model.record import Record, SparseRecord, record
 from ktuned.model.values import Config, Outcome, Problem
 
-MEASURING_VERSION = 3
+MEASURING_VERSION = 4
 """Raised whenever measuring changes, so that latencies that were measured in two ways are never compared."""
 
 

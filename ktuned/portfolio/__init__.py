@@ -4,7 +4,7 @@ from ktuned.portfolio.exports import describe_condition, render_c, render_json, 
 from ktuned.portfolio.fit import Portfolio, fit_portfolio
 from ktuned.portfolio.matrix import FAILED, Matrix, compute_mean_loss, shortlist_configs
 from ktuned.portfolio.selection import Selection, count_octaves
-from ktuned.portfolio.tree import Branch, Condition, Leaf, Tree, find_leaf, list_leaves
+from ktuned.portfolio.tree import Branch, Condition, Leaf, Tree, compute_figure, find_leaf, list_leaves
 
 __all__ = [
     "FAILED",
@@ -15,6 +15,7 @@ __all__ = [
     "Portfolio",
     "Selection",
     "Tree",
+    "compute_figure",
     "compute_mean_loss",
     "count_octaves",
     "describe_condition",

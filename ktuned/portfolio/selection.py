@@ -58,8 +58,8 @@ class Selection:
         self.wanted_loss = wanted_loss
         self._problems: dict[str, Mapping[str, Scalar]] = {}
         self._weights: dict[str, float] = {}
-        self._distances: dict[str, float] = {}
-        """The distance of each problem from the nearest tuned one."""
+        self._nearest: dict[str, tuple[float, str]] = {}
+        """For each problem the distance from the nearest tuned one, and that one."""
         self._tuned: dict[str, Mapping[str, Scalar]] = {}
         self._lost = PRIOR_LOSS * PRIOR_WEIGHT
         self._lost_over = PRIOR_WEIGHT
@@ -81,16 +81,25 @@ class Selection:
             if len(self._problems) >= MAX_PROBLEMS:
                 self._forget_problem(min(self._weights, key=lambda other: (other in self._tuned, self._weights[other])))
             self._problems[key] = problem
-            distances = (count_octaves(problem, other) for other in self._tuned.values())
-            self._distances[key] = min(distances, default=math.inf)
+            distances = ((count_octaves(problem, other), tuned) for tuned, other in self._tuned.items())
+            self._nearest[key] = min(distances, default=(math.inf, ""))
         self._weights[key] = self._weights.get(key, 0.0) + weight
+
+    def sum_weights_nearby(self) -> dict[str, float]:
+        """Return for each tuned problem, by its canonical text, the weight of all to which it is the nearest."""
+        found = dict.fromkeys(self._tuned, 0.0)
+        for key, (_, tuned) in self._nearest.items():
+            if tuned in found:
+                found[tuned] += self._weights[key]
+        return found
 
     def record_tuning(self, problem: Mapping[str, Scalar]) -> None:
         """Record that a problem was tuned."""
         self.add_problem(problem, 0.0)
-        self._tuned[canonical(problem)] = problem
+        key = canonical(problem)
+        self._tuned[key] = problem
         for other, known_problem in self._problems.items():
-            self._distances[other] = min(self._distances[other], count_octaves(problem, known_problem))
+            self._nearest[other] = min(self._nearest[other], (count_octaves(problem, known_problem), key))
 
     def record_loss(self, problem: Mapping[str, Scalar], lost: float) -> None:
         """Learn from a tuned problem what it loses with the config of its nearest tuned neighbour, as a share."""
@@ -132,8 +141,8 @@ class Selection:
             return 0.0
         if not self._tuned:
             return MAX_LOSS
-        return min(MAX_LOSS, MIN_LOSS + self.loss_per_octave * self._distances[key])
+        return min(MAX_LOSS, MIN_LOSS + self.loss_per_octave * self._nearest[key][0])
 
     def _forget_problem(self, key: str) -> None:
-        for known in (self._problems, self._weights, self._distances, self._tuned):
+        for known in (self._problems, self._weights, self._nearest, self._tuned):
             known.pop(key, None)

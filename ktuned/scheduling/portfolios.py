@@ -38,6 +38,7 @@ from ktuned.model import (
     KernelInfo,
     KtunedError,
     Objective,
+    Outcome,
     Priority,
     Problem,
     Role,
@@ -46,7 +47,19 @@ from ktuned.model import (
     canonical,
     cost_of,
 )
-from ktuned.portfolio import FAILED, Branch, Leaf, Matrix, Portfolio, Selection, Tree, count_octaves, shortlist_configs
+from ktuned.portfolio import (
+    FAILED,
+    Branch,
+    Condition,
+    Leaf,
+    Matrix,
+    Portfolio,
+    Selection,
+    Tree,
+    compute_figure,
+    count_octaves,
+    shortlist_configs,
+)
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.kept_portfolios import KeptPortfolio, KeptPortfolios, PortfolioKey
@@ -74,8 +87,11 @@ MAX_MEASURED: Final = 40
 MARGIN: Final = 0.02
 """A problem that loses this much more than its leaf has ever lost shows that the tree errs there."""
 
+MAX_REFINEMENTS: Final = 4
+"""Fits of one build after which a border counts no more where its config works, but loses more than was expected."""
+
 MAX_FITS: Final = 24
-"""Fits of one build: after each, borders are measured, and one where a config fails moves by half a gap."""
+"""Fits of one build: after each, borders are measured, and one where the tree errs moves by half a gap."""
 
 IDLE_S: Final = 2.0
 """Interval in which it is seen whether anything else is to be done."""
@@ -86,13 +102,18 @@ _log = structlog.get_logger()
 
 
 class PortfolioSpec(msgspec.Struct, frozen=True):
-    """The problems that a portfolio is for, how many configs it may have, and how much it may lose."""
+    """The problems that a portfolio is for, how many configs it may have, and how much it may lose.
+
+    ``measurable`` are the only other problems that can be measured, where there are any: an application's calls.
+    Elsewhere a problem at a border is one that nobody asked for.
+    """
 
     problems: tuple[Problem, ...]
     weights: tuple[float, ...]
     max_configs: int = DEFAULT_CONFIGS
     loss: float = DEFAULT_LOSS
     max_tunings: int = DEFAULT_TUNINGS
+    measurable: tuple[Problem, ...] = ()
 
     @classmethod
     def from_request(cls, kernel: KernelInfo, asked: Mapping[str, Any]) -> PortfolioSpec:
@@ -206,7 +227,8 @@ class Portfolios:
             return False
         if (kernel.name, device, objective) not in self._builds:
             try:
-                self.request_portfolio(kernel, device, objective, {}, Priority.BACKGROUND)
+                wanted = PortfolioSpec.from_request(kernel, {})
+                self.request_portfolio(kernel, device, objective, wanted, Priority.BACKGROUND)
             except KtunedError as error:
                 _log.warning("portfolio_not_made", kernel=kernel.name, reason=error.message)
                 return False
@@ -225,7 +247,7 @@ class Portfolios:
         return [build.to_wire() for key, build in self._builds.items() if key[0] == kernel.name]
 
     def request_portfolio(
-        self, kernel: KernelInfo, device: str | None, objective: Objective, asked: Mapping[str, Any], priority: int
+        self, kernel: KernelInfo, device: str | None, objective: Objective, wanted: PortfolioSpec, priority: int
     ) -> PortfolioBuild:
         """Have a portfolio made, unless that is under way.
 
@@ -239,7 +261,7 @@ class Portfolios:
         known = self._builds.get(key)
         if known is not None and known.state in _UNDER_WAY:
             return known
-        build = PortfolioBuild(kernel.name, model, objective, PortfolioSpec.from_request(kernel, asked), priority)
+        build = PortfolioBuild(kernel.name, model, objective, wanted, priority)
         self._builds[key] = build
         self._waiting.append(build)
         self._arrived.set()
@@ -277,28 +299,32 @@ class Portfolios:
         }
         useful = shortlist_configs(self._build_matrix(kernel, build, rows), SHORTLIST * wanted.max_configs)
         fitted: Portfolio | None = None
-        for _ in range(MAX_FITS):
+        for number in range(MAX_FITS):
             await self._fill_holes(kernel, build, [problem for problem, _ in rows.values()], useful)
             matrix = self._build_matrix(kernel, build, rows, useful)
             fitted = await self._fit_portfolio(kernel, matrix, wanted)
+            problems = [problem for problem, _ in rows.values()]
+            # Whole problems, not only what enters the key: an application's call is a part of them.
             borders = {
                 canonical(problem): (problem, 0.0)
-                for problem in border_problems(fitted.tree, [problem for problem, _ in rows.values()])
+                for problem in border_problems(fitted.tree, problems, wanted.measurable)
                 if canonical(problem) not in rows
             }
             if not borders:
                 break
             await self._fill_holes(kernel, build, [problem for problem, _ in borders.values()], fitted.configs)
             known = self._build_matrix(kernel, build, borders, fitted.configs)
-            failing = {
-                canonical(problem): (problem, 1e-6)
-                for row, problem in enumerate(known.problems)
-                if known.best[row] < FAILED and not known.works(row, fitted.find_leaf(problem).config)
+            leaves = [fitted.find_leaf(problem) for problem in known.problems]
+            erring = {
+                text: problem
+                for row, (text, (problem, _)) in enumerate(borders.items())
+                if is_erring(known, row, leaves[row], also_slow=number < MAX_REFINEMENTS)
             }
-            if not failing:
+            if not erring:
                 break
-            # A leaf's config fails at its border: that problem counts from now on.
-            rows |= failing
+            # A leaf's config fails at its border, or loses more than was expected: that problem counts from now on.
+            weight = sum(weight for _, weight in rows.values()) / len(rows)
+            rows |= {text: (problem, weight) for text, problem in erring.items()}
         else:
             raise UsageError(f"{kernel.name}: configs fail at every border", hint="repair them, or constrain the space")
         assert fitted is not None
@@ -408,12 +434,17 @@ class Portfolios:
     def _costs_of_problem(self, kernel: KernelInfo, build: PortfolioBuild, problem: Problem) -> dict[str, float]:
         """Return what each config costs for a problem now; one that does not work is :data:`FAILED`."""
         context = self._context_of_problem(kernel, build.device, problem)
-        costs = dict.fromkeys((known.text for known in self._store.failed_configs(context, MAX_KNOWN)), FAILED)
-        for known in self._store.measured_configs(context, MAX_KNOWN, objective=build.objective):
-            cost = cost_of(build.objective, known.figure)
-            if cost is not None:
-                costs[known.text] = cost
-        return costs
+        failed = self._store.failed_configs(context, MAX_KNOWN, objective=build.objective)
+        measured = self._store.measured_configs(context, MAX_KNOWN, objective=build.objective)
+        # One that was given up as slower works, and what it costs is known well enough: too much.
+        costs = {
+            known.text: cost_of(build.objective, known.figure)
+            for known in (*failed, *measured)
+            if known.outcome in (Outcome.MEASURED, Outcome.SLOWER)
+        }
+        return {known.text: FAILED for known in failed} | {
+            config: cost for config, cost in costs.items() if cost is not None
+        }
 
     def _best_config(self, kernel: KernelInfo, build: PortfolioBuild, problem: Problem) -> str | None:
         costs = self._costs_of_problem(kernel, build, problem)
@@ -469,13 +500,11 @@ class Portfolios:
         problem: Problem = json.loads(chosen)
         build = PortfolioBuild(kernel.name, model, objective, PortfolioSpec((problem,), (1.0,)), Priority.BACKGROUND)
         await self._fill_holes(kernel, build, [problem], kept.portfolio.configs)
-        costs, leaf = self._costs_of_problem(kernel, build, problem), leaves[chosen]
-        best = min(costs.values(), default=FAILED)
-        if best < FAILED:
-            lost = costs.get(leaf.config, FAILED) / best - 1
-            _log.info("portfolio_measured", kernel=kernel.name, lost=lost, expected=leaf.expected_loss)
-            if lost > max(leaf.worst_loss, leaf.expected_loss) + MARGIN:
-                self._fit_again(kernel, model, objective, kept, problem)
+        measured, leaf = self._build_matrix(kernel, build, {chosen: (problem, 1.0)}), leaves[chosen]
+        lost = measured.compute_loss(0, leaf.config)
+        _log.info("portfolio_measured", kernel=kernel.name, lost=lost, expected=leaf.expected_loss)
+        if is_erring(measured, 0, leaf):
+            self._fit_again(kernel, model, objective, kept, problem)
         return True
 
     def _fit_again(
@@ -490,31 +519,62 @@ class Portfolios:
         over = list(kept.document["over"])
         if problem is not None and len(over) < MAX_PROBLEMS:
             over.append([dict(problem), sum(weight for _, weight in over) / len(over)])
-        asked = {**kept.document["wanted"], "over": over}
-        self.request_portfolio(kernel, model, objective, asked, Priority.BACKGROUND)
+        wanted = PortfolioSpec.from_request(kernel, {**kept.document["wanted"], "over": over})
+        self.request_portfolio(kernel, model, objective, wanted, Priority.BACKGROUND)
 
 
-def border_problems(tree: Tree, problems: Sequence[Problem]) -> list[dict[str, Scalar]]:
-    """Return problems on both sides of each border of a tree that is a whole number of one field.
+def is_erring(matrix: Matrix, row: int, leaf: Leaf, *, also_slow: bool = True) -> bool:
+    """Return whether a leaf's config fails for a measured problem of it, or loses clearly more than was expected."""
+    if matrix.best[row] == FAILED:
+        # Nothing works there: that says nothing about the leaf.
+        return False
+    if not also_slow:
+        return not matrix.works(row, leaf.config)
+    return matrix.compute_loss(row, leaf.config) > max(leaf.worst_loss, leaf.expected_loss) + MARGIN
 
-    The other fields are those of the problem that is nearest to the border.
+
+def border_problems(tree: Tree, problems: Sequence[Problem], measurable: Sequence[Problem] = ()) -> list[Problem]:
+    """Return problems on both sides of each border of a tree.
+
+    ``measurable`` are the only ones that can be measured: of these, the nearest on either side. Without them it is the
+    last whole number before the border and the first one behind it, where it is a border of one field; the other fields
+    are those of the problem that is nearest to the border.
     """
-    found: dict[str, dict[str, Scalar]] = {}
+    found: dict[str, Problem] = {}
 
-    def visit(node: Tree, there: Sequence[Problem]) -> None:
+    def visit(node: Tree, there: Sequence[Problem], others: Sequence[Problem]) -> None:
         if isinstance(node, Leaf) or not there:
             return
-        figure, limit = node.condition.figure, node.condition.limit
-        if len(figure) == 1 and all(type(problem[figure[0]]) is int for problem in there):
-            (name,) = figure
-            last = int(limit)
-            nearest = min(there, key=lambda problem: count_octaves(problem, {**problem, name: max(1, last)}))
-            for value in (last, last + 1):
-                border = {**nearest, name: value}
-                found[canonical(border)] = border
-        visit(node.passing, [problem for problem in there if node.condition.is_met_by(problem)])
-        visit(node.failing, [problem for problem in there if not node.condition.is_met_by(problem)])
+        meets = node.condition.is_met_by
+        passing, failing = [one for one in others if meets(one)], [one for one in others if not meets(one)]
+        for problem in _find_measurable_border(node.condition, passing, failing) if measurable else ():
+            found[canonical(problem)] = problem
+        for problem in () if measurable else _make_border(node.condition, there):
+            found[canonical(problem)] = problem
+        visit(node.passing, [problem for problem in there if meets(problem)], passing)
+        visit(node.failing, [problem for problem in there if not meets(problem)], failing)
 
     if isinstance(tree, Branch):
-        visit(tree, problems)
+        visit(tree, problems, measurable)
     return list(found.values())
+
+
+def _make_border(condition: Condition, problems: Sequence[Problem]) -> list[Problem]:
+    figure, limit = condition.figure, condition.limit
+    if len(figure) != 1 or not all(type(problem[figure[0]]) is int for problem in problems):
+        return []
+    (name,) = figure
+    last = int(limit)
+    nearest = min(problems, key=lambda problem: count_octaves(problem, {**problem, name: max(1, last)}))
+    return [{**nearest, name: value} for value in (last, last + 1)]
+
+
+def _find_measurable_border(condition: Condition, *sides: Sequence[Problem]) -> list[Problem]:
+    if condition.figure[0] == "=":
+        # A field that equals a value has no border.
+        return []
+
+    def count_octaves_to_limit(problem: Problem) -> float:
+        return count_octaves({"": compute_figure(condition.figure, problem) or 0}, {"": condition.limit})
+
+    return [min(side, key=count_octaves_to_limit) for side in sides if side]

@@ -7,7 +7,7 @@ from typing import Any
 from ktuned.catalog import Catalog
 from ktuned.model import Priority
 from ktuned.protocol import PORTFOLIO, PortfolioParams
-from ktuned.scheduling import Portfolios
+from ktuned.scheduling import Portfolios, PortfolioSpec
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Handler
 
@@ -28,9 +28,9 @@ class PortfolioMethods:
         kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
         if wanted.make:
             asked = {"configs": wanted.configs, "loss": wanted.loss, "tunings": wanted.tunings}
-            self._portfolios.request_portfolio(
-                kernel, wanted.device, kernel.objective(wanted.objective), asked, Priority.REQUESTED
-            )
+            spec = PortfolioSpec.from_request(kernel, asked)
+            objective = kernel.objective(wanted.objective)
+            self._portfolios.request_portfolio(kernel, wanted.device, objective, spec, Priority.REQUESTED)
         return {
             "kernel": kernel.name,
             "portfolios": self._portfolios.describe_portfolios(kernel),

@@ -493,9 +493,9 @@ class Store:
         """Return the measured configs of a context that have an objective's figure, the best first."""
         return trial_queries.find_measured_configs(self._reader, context, limit, objective)
 
-    def failed_configs(self, context: Context, limit: int) -> list[KnownConfig]:
+    def failed_configs(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[KnownConfig]:
         """Return the configs of a context that ended otherwise than measured, and are not tried again."""
-        return trial_queries.find_failed_configs(self._reader, context, limit)
+        return trial_queries.find_failed_configs(self._reader, context, limit, objective)
 
     def list_trials(
         self,

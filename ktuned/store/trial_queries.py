@@ -119,12 +119,17 @@ def find_past_searches(
     )
 
 
-def find_failed_configs(reader: Reader, context: Context, limit: int) -> list[KnownConfig]:
-    """Return the configs of a context that ended otherwise than measured, and are not tried again."""
+def find_failed_configs(
+    reader: Reader, context: Context, limit: int, objective: Objective = LATENCY
+) -> list[KnownConfig]:
+    """Return the configs of a context that ended otherwise than measured, and are not tried again.
+
+    One that was given up as slower may have a figure, from few samples.
+    """
     retried = sorted({*RETRIED_BY_NEXT_JOB, Outcome.COMPILE_TIMEOUT})
     return reader.fetch_values(
         rows.decode_known_trial,
-        f"""{rows.select_known(LATENCY)} {_OF_CONTEXT}
+        f"""{rows.select_known(objective)} {_OF_CONTEXT}
             AND trials.outcome NOT IN ('measured', {", ".join("?" * len(retried))}) ORDER BY trials.id LIMIT ?""",
         *rows.context_values(context),
         *retried,

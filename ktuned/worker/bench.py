@@ -394,12 +394,14 @@ class Bench:
         with self._state.isolate_config(unit.key):
             result = self._check_and_time(opened, unit, known_us, request, phases, following)
             measured = self._look_for_damage(result, phases)
+            # Here, because a metric of the kernel file is user code.
+            cost = opened.compute_cost_range(measured.result)
         leftover = self._state.leftover or self._describe_outdated_file()
         observed = () if self._trace is None else self._trace.take_new_observations(is_data=True)
         return replace(
             measured,
             result=measured.result.add_details(phase_s=phases.sum_phase_seconds()),
-            cost=opened.compute_cost_range(measured.result),
+            cost=cost,
             observed=observed,
             seconds=round(monotonic() - began, 6),
             leftover=leftover,

@@ -9,6 +9,11 @@ Two methods, which a kernel file chooses from:
             cannot resolve; caches are warm.
 ==========  ==========================================================================================================
 
+*The host must be ahead.* If the GPU reaches the first event before the launch is in its queue, it waits for the host
+within the sample. A slow or busy host may be late for each sample: on one machine, kernels of 4 µs came out at 8 to
+40 µs. So after each launch the GPU is asked whether it has passed the first event already. Such a sample does not
+count, and where they are many, later batches begin with more work for the GPU (:class:`HostLead`).
+
 The figure is a median. Beside 32 compilers on an H200, a kernel of 4.6 µs that was timed by events had a median of
 4.6 µs and a mean of 156 µs; a plain loop of 20 launches between two events took 417 µs instead of 10 µs.
 
@@ -19,7 +24,7 @@ by matrix products before a timing that follows a pause, until these are as fast
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Thread
 from time import perf_counter
@@ -53,10 +58,25 @@ LEAD_IN_FLUSHES = 4
 """Flushes before a batch. The host's first launch takes a few tens of µs longer than later ones, and must be ahead of
 the GPU by then: without these flushes, the first sample of each batch was 10 to 25 µs too long on an H100."""
 
+FIRST_LEAD_S = 0.0002
+MOST_LEAD_S = 0.02
+"""The work in addition to those flushes where the host was late: the first time, and at most. In a batch of 20
+launches, the host then has 1 ms for each."""
+
+MANY_LATE = 0.25
+"""The part of a batch's launches that were late from which the next batch begins with more work."""
+
+LEAD_DECAY = 0.95
+"""What is left of that work after a batch without a late launch: the host may be faster with another kernel."""
+
+SPIN_HZ = 2e9
+"""Cycles that a GPU spins in a second, about."""
+
 IDLE_S = 0.5
 """Pause after which the clock may be cold. An H100's was still warm after seconds."""
 
 _BATCH = 20
+"""Launches that are enqueued at once; the host waits for the GPU after each such piece."""
 _WARMING_SIZE = 2048
 
 
@@ -83,6 +103,35 @@ class WarmClock:
         return True
 
 
+class HostLead:
+    """Decides how far ahead of the GPU the host begins a batch, and which samples count. No IO.
+
+    ``lead_s`` is how long the GPU is kept busy first. A host that is late with most launches although the lead is the
+    longest one is too slow to be waited for; its samples count as they are.
+
+    >>> lead = HostLead()
+    >>> lead.judge_samples([False, True, True, True]), lead.lead_s
+    ([0], 0.0002)
+    >>> lead.judge_samples([False, False, False, True]), lead.lead_s
+    ([0, 1, 2], 0.0002)
+    """
+
+    def __init__(self) -> None:
+        self.lead_s = 0.0
+
+    def judge_samples(self, were_late: Sequence[bool]) -> list[int]:
+        """Return the places of the samples that count, given for each whether the host was late."""
+        late = sum(were_late)
+        is_longest = self.lead_s >= MOST_LEAD_S
+        if not late:
+            self.lead_s = self.lead_s * LEAD_DECAY if self.lead_s > FIRST_LEAD_S else 0.0
+        elif late > MANY_LATE * len(were_late):
+            self.lead_s = min(MOST_LEAD_S, max(FIRST_LEAD_S, 2 * self.lead_s))
+            if is_longest:
+                return list(range(len(were_late)))
+        return [place for place, was_late in enumerate(were_late) if not was_late]
+
+
 class CudaTimer:
     """Times launches on one device; ``method`` is ``events`` or ``graph``.
 
@@ -107,6 +156,7 @@ class CudaTimer:
         self._last_work = 0.0
         self._clock = WarmClock()
         self._warm_up: Thread | None = None
+        self._lead = HostLead()
 
     def begin_warm_up(self) -> None:
         """Warm the clock in another thread, while the caller prepares other things, mostly on the host."""
@@ -196,22 +246,29 @@ class CudaTimer:
         self.synchronize()
 
     def _time_batch(self, launches: TimedLaunches, run: Callable[[], object], count: int, samples: Samples) -> None:
+        """Take ``count`` samples or fewer, in pieces for which the host's lead lasts."""
+        for first in range(0, count, _BATCH):
+            self._time_piece(launches, run, min(_BATCH, count - first), samples)
+
+    def _time_piece(self, launches: TimedLaunches, run: Callable[[], object], count: int, samples: Samples) -> None:
         """Take samples of ``run``, which launches the whole ring: by itself, or as a captured graph."""
         event = self._torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]  # type: ignore[no-untyped-call]
         compared = launches.draw_launches_to_compare(count)
         flags = []
-        self._enqueue_lead_in()
+        were_late = []
+        self._enqueue_lead_in(self._lead.lead_s)
         for number, (start, end) in enumerate(pairs):
             launches.prepare_ring()
             self._flush.zero_()
             start.record()
             run()
+            were_late.append(start.query())  # type: ignore[no-untyped-call]
             end.record()
             if number in compared:
                 flags.append(launches.make_flag(launches.draw_ring_place()))
         self._wait_for_batch()
-        for start, end in pairs:
+        for start, end in [pairs[place] for place in self._lead.judge_samples(were_late)]:
             samples.add(start.elapsed_time(end) * 1000 / len(launches.ring))
         launches.inspect_flags([flag for flag in flags if flag is not None], self._limit_s, self.synchronize)
 
@@ -227,8 +284,10 @@ class CudaTimer:
         self.synchronize()
         return graph.replay
 
-    def _enqueue_lead_in(self) -> None:
-        """Give the device work while the host gets ahead of it."""
+    def _enqueue_lead_in(self, lead_s: float = 0.0) -> None:
+        """Give the device work while the host gets ahead of it; ``lead_s`` s of it besides the flushes."""
+        if lead_s > 0:
+            self._torch.cuda._sleep(int(lead_s * SPIN_HZ))  # type: ignore[no-untyped-call]
         for _ in range(LEAD_IN_FLUSHES):
             self._flush.zero_()
 

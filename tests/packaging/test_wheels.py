@@ -218,7 +218,7 @@ def test_the_readme_works_from_the_wheels(installed: Path, environment: dict[str
     """The README's kernel is tuned and its lookup answered with the winner, by nothing but the wheels."""
     project = tmp_path / "project"
     project.mkdir()
-    kernel_file, lookup = _blocks("python")
+    lookup, kernel_file = _blocks("python")
     (source,) = _blocks("cpp")
     # An application would go on without an answer after 5 ms; a loaded machine may need longer, and here it is awaited.
     lookup = lookup.replace("Client()", "Client(deadline_s=30)")

@@ -1,5 +1,6 @@
 """Applications with the drop-in and a real daemon, to the winner: the CPU stands in for a GPU."""
 
+import json
 import os
 import subprocess
 import sys
@@ -284,3 +285,29 @@ def test_of_a_function_with_many_keys_few_are_tuned_and_the_others_get_the_confi
     daemon.until(lambda: not spooled(daemon), "the records to be taken in")
     jobs = ended_jobs(daemon, 17)
     assert [job["problem"]["size"] for job in jobs if job["problem"]["size"] < 4096] == [64]
+
+
+def test_keys_that_are_not_tuned_get_the_configs_of_a_portfolio_that_is_fitted_to_the_tuned_ones(
+    daemon: Daemon,
+) -> None:
+    """Each of 16 tuned lengths has one of two blocks; the portfolio's borders are measured on keys that have calls."""
+    daemon.start()
+    tuned = [*range(1000, 1800, 100), *range(16_000, 20_000, 500)]
+    others = [1050, 1850, 4_000, 14_000, 21_000]
+    call(daemon, ",".join(map(str, [*tuned, *others])))
+    kernel = ended_jobs(daemon, 16)[0]["kernel"]
+    found: dict[str, Any] = {}
+
+    def is_made() -> bool:
+        found.update(daemon.client.call("portfolio", kernel=kernel))
+        return [build["state"] for build in found["making"]] == ["done"]
+
+    daemon.until(is_made, "the portfolio to be made")
+    (portfolio,) = found["portfolios"]
+    assert {config["BLOCK"] for config in map(json.loads, portfolio["configs"])} == {128, 256}
+    measured = [job["problem"]["size"] for job in daemon.client.call("jobs")["jobs"] if job["reason"] == "portfolio"]
+    assert measured
+    assert {*measured} <= {*others}
+    calls = [*tuned, *others]
+    expected = ["256" if size < 8_000 else "128" for size in calls]
+    assert call(daemon, ",".join(map(str, calls))) == ["called " + " ".join(expected)]

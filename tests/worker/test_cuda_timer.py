@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 
 import pytest
 
@@ -70,3 +71,21 @@ def test_restoring_inputs_is_not_timed() -> None:
         lambda: (x.add_(1), None)[1], PRESETS["fast"], restore=lambda: (large.zero_(), None)[1]
     )
     assert restoring.samples.median_us < median_us(EVENTS, large.zero_) / 2
+
+
+def test_a_host_that_is_slower_than_the_kernel_is_not_in_the_figure() -> None:
+    """A launch takes the host 0.3 ms, during which the GPU would flush its cache ten times."""
+    import torch
+
+    x = torch.zeros(1, device="cuda")
+
+    def launch_slowly() -> None:
+        # Not a sleep, which lasts longer than it should.
+        until = perf_counter() + 0.0003
+        while perf_counter() < until:
+            pass
+        x.add_(1)
+
+    slowly = median_us(EVENTS, launch_slowly)
+    assert slowly < 3 * median_us(EVENTS, lambda: x.add_(1))
+    assert slowly < 50

@@ -1,0 +1,185 @@
+"""The tunings of adopted functions' keys: which are requested, what each teaches, and the portfolio for all others.
+
+::
+
+    a call comes ─▶ key choice ─▶ tuned now ─▶ ended: teaches what a neighbour's config loses ─▶ key choice
+                       │                                                                           │
+                       └─▶ waits ◀── chosen when the last choice's tunings have ended ◀────────────┤
+                             │                                                     nothing is worth tuning
+                             ▼                                                                     ▼
+                   served by the portfolio, or before there is one              a portfolio is fitted to the tuned keys
+                   by the nearest tuned key
+
+A function with few keys has all of them tuned, and no portfolio. Where keys are left that are not worth a tuning of
+their own (:mod:`~ktuned.adoption.key_choice`), the portfolio chooses among few configs by the key's fields. It is
+fitted to the tuned keys, weighed by the launches of the keys near them, and again when more are tuned. At the borders
+of its leaves its configs are measured on waiting keys: a key without a recorded call cannot be launched.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+import structlog
+
+from ktuned.adoption.key_choice import ENOUGH_LOSS, KeyChoice
+from ktuned.catalog import Catalog
+from ktuned.model import Job, JobState, KernelInfo, KtunedError, Priority, Problem, Winner, canonical, is_exact
+from ktuned.scheduling import JobRequests, Jobs, Portfolios, PortfolioSpec, TuningRequest
+from ktuned.spool import CALL_KEY
+from ktuned.store import Store
+
+MAX_CONFIGS: Final = 1_000
+"""Most measured configs of a key among which one is looked for."""
+
+MAX_JOBS: Final = 2_000
+"""Most jobs of a function that are looked through for its keys' calls."""
+
+PORTFOLIO_CONFIGS: Final = 8
+"""Most configs of a portfolio: by its sizes, a function's best config changes about once in an octave."""
+
+_log = structlog.get_logger()
+
+
+class KeyTunings:
+    """The keys of all adopted functions."""
+
+    def __init__(
+        self, *, catalog: Catalog, requests: JobRequests, jobs: Jobs, portfolios: Portfolios, store: Store
+    ) -> None:
+        self._catalog = catalog
+        self._requests = requests
+        self._jobs = jobs
+        self._portfolios = portfolios
+        self._store = store
+        self._choices: dict[tuple[str, str], KeyChoice] = {}
+        self._fitted: dict[tuple[str, str], int] = {}
+        """The number of tuned keys to which a function's portfolio was last fitted."""
+        self._job_of: dict[str, int] = {}
+
+    @property
+    def has_waiting(self) -> bool:
+        """True if a key waits to be chosen."""
+        return any(choice.has_waiting for choice in self._choices.values())
+
+    def is_waiting(self, kernel: KernelInfo, problem: Problem, device: str | None) -> bool:
+        """Return whether a key is not tuned for itself, at least for now."""
+        choice = self._choices.get((kernel.name, device or ""))
+        return choice is not None and choice.is_waiting(kernel.select_key_values(problem))
+
+    def find_live_job(self, kernel: KernelInfo, problem: Problem, device: str | None) -> Job | None:
+        """Return the live job of a key."""
+        wanted = canonical(kernel.select_key_values(problem))
+        for job in self._jobs.list_live_jobs():
+            if job.kernel != kernel.name or device not in (None, job.device):
+                continue
+            if canonical(kernel.select_key_values(job.problem)) == wanted:
+                return job
+        return None
+
+    def find_last_job(self, kernel: KernelInfo, problem: Problem) -> Job | None:
+        """Return the job that was last requested for a key in this daemon's life."""
+        number = self._job_of.get(_make_place(kernel, problem))
+        return None if number is None else self._jobs.get_job(number)
+
+    def count_launches(self, kernel: KernelInfo, problem: Problem, device: str, launches: int) -> None:
+        """Take in that applications have launched a key."""
+        if (choice := self._choices.get((kernel.name, device))) is not None:
+            choice.count_launches(kernel.select_key_values(problem), launches)
+
+    async def take_in_call(self, kernel: KernelInfo, problem: Problem, call: str, device: str) -> None:
+        """Take in a key that was called; request its tuning if it is one of those that are tuned as they come.
+
+        Raises:
+            KtunedError: Its job cannot be kept.
+        """
+        if self._find_choice(kernel, device).take_in_key(kernel.select_key_values(problem), call):
+            await self._request_tuning(kernel, problem, call, device)
+
+    async def tune_chosen_keys(self) -> None:
+        """For each function with waiting keys: once the last tunings have ended, request the next, or a portfolio."""
+        for (name, device), choice in list(self._choices.items()):
+            if not choice.has_waiting:
+                continue
+            try:
+                kernel = self._catalog.resolve_kernel(name)
+                unlearned = choice.unlearned
+                if any(self.find_live_job(kernel, problem, device or None) is not None for problem in unlearned):
+                    continue
+                for problem in unlearned:
+                    choice.record_tuning(problem)
+                    self._learn_loss(kernel, device, choice, problem)
+                if (chosen := choice.choose_next()) is not None:
+                    await self._request_tuning(kernel, chosen.problem, chosen.call, device)
+                else:
+                    self._request_portfolio(kernel, device, choice)
+            except KtunedError as error:
+                # The function has gone, or the store cannot be written: applications bring the keys again.
+                _log.warning("keys_not_chosen", kernel=name, reason=error.message)
+                del self._choices[name, device]
+
+    def _find_choice(self, kernel: KernelInfo, device: str) -> KeyChoice:
+        """Return the choice among a function's keys on a device model; it begins with the keys that have a winner."""
+        choice = self._choices.get((kernel.name, device))
+        if choice is None:
+            tuned = [json.loads(winner.key.problem) for winner in self._list_winners(kernel, device)]
+            choice = self._choices[kernel.name, device] = KeyChoice(tuned)
+        return choice
+
+    async def _request_tuning(self, kernel: KernelInfo, problem: Problem, call: str, device: str) -> None:
+        request = TuningRequest(
+            problem={**problem, CALL_KEY: call},
+            device=device or None,
+            any_plan=True,
+            reason="called by an application",
+        )
+        for job in await self._requests.request_jobs(kernel, request):
+            self._job_of[_make_place(kernel, problem)] = job.id
+
+    def _learn_loss(self, kernel: KernelInfo, device: str, choice: KeyChoice, problem: Problem) -> None:
+        """Have a choice learn what a tuned key loses with the config of its nearest tuned neighbour."""
+        winners = {str(winner.key.problem): winner for winner in self._list_winners(kernel, device)}
+        own = winners.get(canonical(problem))
+        if own is None:
+            # Its tuning has failed, or is about to be requested.
+            return
+        neighbour = choice.find_neighbour(problem)
+        other = None if neighbour is None else winners.get(canonical(neighbour))
+        measured = [] if other is None else self._store.measured_configs(own.context, MAX_CONFIGS)
+        theirs = next((known.figure for known in measured if other and known.text == canonical(other.config)), None)
+        choice.record_loss(problem, None if theirs is None else theirs / own.latency_us - 1.0)
+
+    def _request_portfolio(self, kernel: KernelInfo, device: str, choice: KeyChoice) -> None:
+        """Have a portfolio made for the waiting keys, unless the last one was fitted to as many tuned keys.
+
+        With exact numerics there is none: its configs' bits would not have been compared on these keys.
+        """
+        objective = kernel.objective(None)
+        winners = [winner for winner in self._list_winners(kernel, device) if winner.is_final]
+        if is_exact(objective) or len(winners) <= self._fitted.get((kernel.name, device), 1):
+            return
+        self._fitted[kernel.name, device] = len(winners)
+        # A key can be measured by a call that has it; jobs and waiting keys name one.
+        jobs = self._store.list_jobs(kernel=kernel.name, states=[JobState.DONE], limit=MAX_JOBS)
+        called = {canonical(kernel.select_key_values(job.problem)): job.problem for job in jobs}
+        launches = choice.sum_launches_nearby()
+        keys = [winner.key.problem for winner in winners if winner.key.problem in called]
+        if len(keys) < 2:
+            return
+        wanted = PortfolioSpec(
+            tuple(called[key] for key in keys),
+            tuple(launches.get(key, 0.0) + 1.0 for key in keys),
+            max_configs=PORTFOLIO_CONFIGS,
+            loss=ENOUGH_LOSS,
+            max_tunings=len(keys),
+            measurable=tuple({**key.problem, CALL_KEY: key.call} for key in choice.waiting),
+        )
+        self._portfolios.request_portfolio(kernel, device or None, objective, wanted, Priority.BACKGROUND)
+
+    def _list_winners(self, kernel: KernelInfo, device: str) -> list[Winner]:
+        return [winner for winner in self._store.list_winners(kernel.name) if device in ("", winner.key.device)]
+
+
+def _make_place(kernel: KernelInfo, problem: Problem) -> str:
+    return f"{kernel.name} {canonical(kernel.select_key_values(problem))}"

@@ -1,0 +1,81 @@
+"""Five hundred lengths of one function, replayed on what an H200 took for each of them with each config."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+from ktuned.adoption.key_choice import MAX_TUNED, KeyChoice
+from ktuned.adoption.key_tunings import PORTFOLIO_CONFIGS
+from ktuned.model import Problem, canonical
+from ktuned.portfolio import Matrix, fit_portfolio
+
+Latencies = dict[int, dict[str, float]]
+"""By length and config, in µs."""
+
+RECORDED = Path(__file__).parent.parent / "fixtures" / "many_lengths.json"
+
+
+@cache
+def load_latencies() -> tuple[Latencies, Latencies]:
+    """Return what was measured, twice: what tuning sees, and what the application then takes."""
+    document = json.loads(RECORDED.read_text())
+    first, second = (
+        {
+            length: dict(zip(document["configs"], row, strict=True))
+            for length, row in zip(document["lengths"], document[name], strict=True)
+        }
+        for name in ("first", "second")
+    )
+    return first, second
+
+
+def find_best(latencies: dict[str, float]) -> str:
+    """Return the config that takes least."""
+    return min(latencies, key=lambda config: latencies[config])
+
+
+def tune_chosen(measured: Latencies) -> KeyChoice:
+    """Have keys come and be tuned until no further one is chosen."""
+    choice = KeyChoice([])
+    for length in measured:
+        choice.take_in_key({"length": length}, "a call")
+    while True:
+        for problem in choice.unlearned:
+            choice.record_tuning(problem)
+            neighbour, own = choice.find_neighbour(problem), measured[int(problem["length"])]
+            theirs = None if neighbour is None else find_best(measured[int(neighbour["length"])])
+            choice.record_loss(problem, None if theirs is None else own[theirs] / own[find_best(own)] - 1.0)
+        if choice.choose_next() is None:
+            return choice
+
+
+def lose_step(chosen: dict[int, str], taken: Latencies) -> float:
+    """Return what a step over all lengths loses against the best config of each."""
+    return (
+        sum(taken[length][config] for length, config in chosen.items())
+        / sum(min(row.values()) for row in taken.values())
+        - 1.0
+    )
+
+
+def test_a_step_over_500_lengths_is_within_3_percent_of_having_tuned_them_all() -> None:
+    """With at most 40 tunings; the portfolio loses no more than the nearest tuned key's config, which it replaces."""
+    measured, taken = load_latencies()
+    assert len(measured) == 500
+    choice = tune_chosen(measured)
+    launches = choice.sum_launches_nearby()
+    tuned: list[Problem] = [json.loads(text) for text in launches]
+    assert len(tuned) <= MAX_TUNED
+    rows = tuple(measured[int(problem["length"])] for problem in tuned)
+    weights = tuple(launches[canonical(problem)] + 1.0 for problem in tuned)
+    portfolio = fit_portfolio(Matrix(tuple(tuned), weights, rows), PORTFOLIO_CONFIGS, 0.01)
+    served = {length: portfolio.find_leaf({"length": length}).config for length in measured}
+    nearest = {
+        length: find_best(measured[int((choice.find_nearest_tuned({"length": length}) or {})["length"])])
+        for length in measured
+    }
+    assert lose_step(served, taken) < 0.03
+    assert lose_step(served, taken) < lose_step(nearest, taken) + 0.002
+    assert lose_step(dict.fromkeys(measured, portfolio.configs[0]), taken) > 0.05
