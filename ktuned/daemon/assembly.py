@@ -89,9 +89,9 @@ from ktuned.serve import (
     Explainer,
     Handler,
     JobMethods,
+    KernelMethods,
     Methods,
     PortfolioMethods,
-    RootMethods,
     Server,
     ShareMethods,
     StatusReport,
@@ -517,10 +517,8 @@ def assemble_parts(
         trust=trust,
     )
     methods = Methods(
-        catalog=catalog,
         lookups=lookups,
         events=events,
-        explain=Explainer(catalog, admission, machine, store, lookups.find_doubt).explain_winners,
         status=status.collect_figures,
         probe=probes.collect_reports,
         stop=stopping.set,
@@ -563,8 +561,13 @@ def assemble_parts(
         ).list_handlers(),
         *CallMethods(adoptions, applications).list_handlers(),
         *Captures(captured_inputs, catalog, jobs, lookups.results_changed).list_handlers(),
-        *RootMethods(
-            catalog=catalog, intake=intake, renewal=renewal, store=store, configured=list_configured_roots
+        *KernelMethods(
+            catalog=catalog,
+            explainer=Explainer(catalog, admission, machine, store, lookups.find_doubt),
+            intake=intake,
+            renewal=renewal,
+            store=store,
+            configured=list_configured_roots,
         ).list_handlers(),
         *ShareMethods(
             catalog=catalog, events=events, exchange=share_exchange, jobs=jobs, shared=shared_winners

@@ -103,16 +103,6 @@ class Root:
     defaults: PlanDefaults = field(default_factory=PlanDefaults)
     workers: str = ""
 
-    def to_wire(self) -> dict[str, Any]:
-        """Return the protocol's map."""
-        return {
-            "path": self.path,
-            "name": self.name,
-            "python": self.python,
-            "env": dict(self.env),
-            "polling": self.polling,
-        }
-
 
 @record
 class KernelInfo(Record):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
 
 from ktuned.model.record import Record, record
 from ktuned.model.trace import ENVIRONMENT
@@ -40,10 +38,6 @@ class Change(Record):
     name: str
     before: str
     after: str
-
-    def to_wire(self) -> dict[str, str]:
-        """Return the difference as the protocol's map."""
-        return asdict(self)
 
 
 def compare_contexts(
@@ -119,9 +113,9 @@ def _compare_versions(
     ]
 
 
-def describe_change(change: Mapping[str, Any]) -> str:
-    """Return a change (:meth:`Change.to_wire`) as a sentence."""
-    kind, where, name, before, after = (change[key] for key in ("kind", "where", "name", "before", "after"))
+def describe_change(change: Change) -> str:
+    """Return a change as a sentence."""
+    kind, where, name, before, after = change.kind, change.where, change.name, change.before, change.after
     if kind in ("toolchain", "driver", "measuring"):
         what = f"{where} {name}".rstrip()
         return f"{kind}: {what} was {before or 'absent'}, is {after or 'absent'}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from ktuned.model import Scalar
+from ktuned.model import LATENCY, Change, KernelInfo, KernelName, Objective, Problem, Root, Scalar, Status, record
 from ktuned.protocol.method import Method
 
 
@@ -26,6 +28,96 @@ class FileError(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str
     hint: str
     excerpt: str = ""
+
+
+class RootInfo(msgspec.Struct, frozen=True):
+    """A watched root: its directory, its project's name, and its workers' interpreter and environment variables.
+
+    ``polling`` is for file systems that do not report changes.
+    """
+
+    path: str
+    name: str
+    python: str
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    polling: bool = False
+
+    @classmethod
+    def of(cls, root: Root) -> RootInfo:
+        """Return what the protocol tells of a root."""
+        return msgspec.convert(root, cls, from_attributes=True)
+
+
+class WinnerStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """How a winner stands: ``fresh``, or ``stale`` and why.
+
+    Attributes:
+        device: the model.
+        decided: Unix seconds.
+        trial: the id of the trial that measured it.
+        changes: since that trial; empty for a winner that is fresh, or whose device is not here.
+        message: why the newest job for it failed, with the compiler's first line if no config compiled, or why nothing
+            is known; else empty.
+        notices: what the newest job that ended well found odd about the kernel file.
+    """
+
+    problem: Problem
+    device: str
+    objective: Objective = LATENCY
+    status: Status
+    decided: float
+    trial: int
+    changes: tuple[Change, ...]
+    message: str
+    notices: tuple[str, ...] = ()
+
+
+@record
+class KernelEntry(KernelInfo):
+    """A kernel with its full name and, where that was asked for, how each of its winners stands."""
+
+    name: KernelName = KernelName("")
+    why: tuple[WinnerStanding, ...] | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, kernel: KernelInfo, why: tuple[WinnerStanding, ...] | UnsetType = UNSET) -> KernelEntry:
+        """Return a kernel's entry."""
+        return cls(**vars(kernel), name=kernel.name, why=why)
+
+
+class KernelsAnswer(msgspec.Struct, frozen=True):
+    """Kernels, the errors in kernel files, and all roots."""
+
+    kernels: tuple[KernelEntry, ...]
+    errors: tuple[FileError, ...] = ()
+    roots: tuple[RootInfo, ...] = ()
+
+
+class AddAnswer(msgspec.Struct, frozen=True):
+    """The root that is watched, the kernels and errors at or below the path, and what a person should know."""
+
+    root: RootInfo
+    kernels: tuple[KernelEntry, ...]
+    errors: tuple[FileError, ...]
+    notices: tuple[str, ...] = ()
+
+
+class UnwatchAnswer(msgspec.Struct, frozen=True):
+    """The root that is watched no longer, its project's name, and the kernels that are forgotten."""
+
+    path: str
+    name: str
+    kernels: tuple[KernelName, ...]
+
+
+class CaptureAnswer(msgspec.Struct, frozen=True):
+    """Where to write tensors (``directory`` and ``max_bytes``), or what is captured now (the other fields)."""
+
+    directory: str | UnsetType = UNSET
+    max_bytes: int | UnsetType = UNSET
+    kernel: KernelName | UnsetType = UNSET
+    digest: str | UnsetType | None = UNSET
+    bytes: int | UnsetType = UNSET
 
 
 class KernelsParams(msgspec.Struct, frozen=True):
@@ -60,7 +152,7 @@ class CaptureParams(msgspec.Struct, frozen=True):
     directory: str | None = None
 
 
-KERNELS: Final[Method[KernelsParams, dict[str, Any]]] = Method("kernels", KernelsParams, dict)
-ADD: Final[Method[AddParams, dict[str, Any]]] = Method("add", AddParams, dict)
-UNWATCH: Final[Method[UnwatchParams, dict[str, Any]]] = Method("unwatch", UnwatchParams, dict)
-CAPTURE: Final[Method[CaptureParams, dict[str, Any]]] = Method("capture", CaptureParams, dict)
+KERNELS: Final = Method("kernels", KernelsParams, KernelsAnswer)
+ADD: Final = Method("add", AddParams, AddAnswer)
+UNWATCH: Final = Method("unwatch", UnwatchParams, UnwatchAnswer)
+CAPTURE: Final = Method("capture", CaptureParams, CaptureAnswer)

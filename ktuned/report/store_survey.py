@@ -393,7 +393,7 @@ def _describe_changes(overview: Overview, then: Context, now: Context, kernel: K
         ),
         file,
     )
-    return [describe_change(change.to_wire()) for change in found]
+    return [describe_change(change) for change in found]
 
 
 def _job_figures(job: Job) -> JobFigures:

@@ -10,12 +10,12 @@ from ktuned.serve.events import Events
 from ktuned.serve.exchange import WinnerExchange
 from ktuned.serve.explain import Explainer
 from ktuned.serve.job_methods import JobMethods
+from ktuned.serve.kernel_methods import KernelMethods
 from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
 from ktuned.serve.method import DeferredAnswer, Handler
 from ktuned.serve.methods import Methods
 from ktuned.serve.peaks import DevicePeaks
 from ktuned.serve.portfolios import PortfolioMethods
-from ktuned.serve.roots import RootMethods
 from ktuned.serve.server import Server
 from ktuned.serve.share import ShareMethods
 from ktuned.serve.status import StatusReport
@@ -36,9 +36,9 @@ __all__ = [
     "Explainer",
     "Handler",
     "JobMethods",
+    "KernelMethods",
     "Methods",
     "PortfolioMethods",
-    "RootMethods",
     "Server",
     "ShareMethods",
     "StatusReport",

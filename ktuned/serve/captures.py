@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from ktuned.catalog import CapturedInputs, Catalog, check_problem
 from ktuned.model import UsageError, canonical
-from ktuned.protocol import CAPTURE, CaptureParams
+from ktuned.protocol import CAPTURE, CaptureAnswer, CaptureParams
 from ktuned.scheduling import Jobs
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Handler
@@ -50,7 +50,7 @@ class Captures:
         """Return the methods with their handlers."""
         return [Handler(CAPTURE, self.handle_capture)]
 
-    async def handle_capture(self, wanted: CaptureParams, connection: Connection) -> dict[str, Any]:
+    async def handle_capture(self, wanted: CaptureParams, connection: Connection) -> CaptureAnswer:
         """Say where to write a problem's tensors, or take those that were written."""
         kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
         check_problem(kernel, wanted.problem)
@@ -64,13 +64,13 @@ class Captures:
         if wanted.remove:
             await self._inputs.drop_capture(kernel.name, problem)
             await self._replace_context(kernel.name)
-            return {"kernel": kernel.name, "digest": None, "bytes": 0}
+            return CaptureAnswer(kernel=kernel.name, digest=None, bytes=0)
         if wanted.digest is None:
             try:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
                 raise file_fault(error, f"{directory} cannot be made") from error
-            return {"directory": str(directory), "max_bytes": MAX_CAPTURE_BYTES}
+            return CaptureAnswer(directory=str(directory), max_bytes=MAX_CAPTURE_BYTES)
         if not _DIGEST.fullmatch(wanted.digest):
             raise UsageError("`digest` is no SHA-256", hint="give the 64 hexadecimal digits that name the file")
         size = await anyio.to_thread.run_sync(_checked_size, self._inputs.file_of_digest(wanted.digest), wanted.digest)
@@ -83,7 +83,7 @@ class Captures:
             )
         if await self._inputs.hold_capture(Capture(kernel.name, problem, wanted.digest, size, time())):
             await self._replace_context(kernel.name)
-        return {"kernel": kernel.name, "digest": wanted.digest, "bytes": size}
+        return CaptureAnswer(kernel=kernel.name, digest=wanted.digest, bytes=size)
 
     async def _replace_context(self, kernel: str) -> None:
         self._changed(kernel)

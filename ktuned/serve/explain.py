@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+
+from msgspec.structs import replace
 
 from ktuned.catalog import Admission, Catalog, complete_config
 from ktuned.devices import Machine
@@ -19,11 +20,13 @@ from ktuned.model import (
     KernelInfo,
     KtunedError,
     Problem,
+    Status,
     Winner,
     canonical,
     compare_contexts,
     find_notices,
 )
+from ktuned.protocol import WinnerStanding
 from ktuned.store import Store
 
 
@@ -47,52 +50,38 @@ class Explainer:
         self._machine = machine
         self._store = store
 
-    def explain_winners(self, kernel: KernelInfo) -> list[dict[str, Any]]:
-        """Return an entry for each winner: ``problem device objective status decided trial changes message``.
-
-        ``changes`` is empty for a winner that is fresh, or whose device is not here; ``message`` says how the newest
-        job for it ended, if that was not well: the compiler's line, where it refused all. ``notices`` are what the
-        newest job that ended well found odd about the kernel file.
-        """
+    def explain_winners(self, kernel: KernelInfo) -> tuple[WinnerStanding, ...]:
+        """Return how each winner stands; of those that still answer lookups."""
         winners = self._store.list_winners(kernel.name)
         # What was tuned when other keys of the problem were specialised answers no lookup any more.
         keys = None if kernel.specialize is None else set(kernel.specialize)
-        return [self._explain_winner(kernel, winner) for winner in winners if keys in (None, set(winner.problem))]
+        return tuple(self._explain_winner(kernel, winner) for winner in winners if keys in (None, set(winner.problem)))
 
-    def _explain_winner(self, kernel: KernelInfo, winner: Winner) -> dict[str, Any]:
-        entry: dict[str, Any] = {
-            "problem": dict(winner.problem),
-            "device": winner.context.device,
-            "objective": winner.objective,
-            "status": "fresh",
-            "decided": winner.decided,
-            "trial": winner.trial,
-            "changes": [],
-            "message": "",
-            "notices": self._collect_notices(winner),
-        }
-        fault = self._catalog.file_fault(kernel)
-        if fault:
-            return {**entry, "status": "stale", "message": fault}
+    def _explain_winner(self, kernel: KernelInfo, winner: Winner) -> WinnerStanding:
+        standing = WinnerStanding(
+            problem=winner.problem,
+            device=winner.context.device,
+            objective=winner.objective,
+            status=Status.FRESH,
+            decided=winner.decided,
+            trial=winner.trial,
+            changes=(),
+            message="",
+            notices=self._collect_notices(winner),
+        )
+        if fault := self._catalog.file_fault(kernel):
+            return _as_stale(standing, fault)
         try:
             now = self._context_now(kernel, winner)
         except KtunedError as error:
-            return {**entry, "status": "stale", "message": error.message}
+            return _as_stale(standing, error.message)
         if now != winner.context:
-            entry["status"] = "stale"
-            entry["changes"] = [change.to_wire() for change in self._describe_changes(kernel, winner.context, now)]
-            entry["message"] = self._last_words(winner)
-        elif kernel.unobserved:
-            entry["status"] = "stale"
-            entry["message"] = not_observed(kernel)
-        elif doubt := self._doubt(kernel):
-            entry["status"] = "stale"
-            entry["message"] = doubt
+            changes = self._describe_changes(kernel, winner.context, now)
+            standing = _as_stale(standing, self._last_words(winner), changes)
+        elif doubt := not_observed(kernel) if kernel.unobserved else self._doubt(kernel):
+            standing = _as_stale(standing, doubt)
         outside = self._why_outside_space(kernel, winner)
-        if outside is not None:
-            entry["status"] = "stale"
-            entry["changes"].append(outside.to_wire())
-        return entry
+        return standing if outside is None else _as_stale(standing, standing.message, [*standing.changes, outside])
 
     def _why_outside_space(self, kernel: KernelInfo, winner: Winner) -> Change | None:
         """Return why the present space keeps a winner's config from being served as it is, if it does."""
@@ -135,8 +124,9 @@ class Explainer:
     def _last_words(self, winner: Winner) -> str:
         return next((job.message for job in self._find_jobs(winner)), "")
 
-    def _collect_notices(self, winner: Winner) -> list[str]:
-        return next((find_notices(job.message) for job in self._find_jobs(winner) if job.state is JobState.DONE), [])
+    def _collect_notices(self, winner: Winner) -> tuple[str, ...]:
+        ended_well = (job.message for job in self._find_jobs(winner) if job.state is JobState.DONE)
+        return tuple(find_notices(next(ended_well, "")))
 
     def _find_jobs(self, winner: Winner) -> Iterator[Job]:
         """Return the newest jobs that a winner may be of."""
@@ -146,5 +136,9 @@ class Explainer:
                 yield job
 
 
-def _covers_problem(problem: Mapping[str, Any], specialised: Mapping[str, Any]) -> bool:
+def _as_stale(standing: WinnerStanding, message: str, changes: Sequence[Change] = ()) -> WinnerStanding:
+    return replace(standing, status=Status.STALE, message=message, changes=tuple(changes))
+
+
+def _covers_problem(problem: Problem, specialised: Problem) -> bool:
     return all(problem.get(key) == value for key, value in specialised.items())

@@ -8,26 +8,20 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-import msgspec
-
 import ktuned
-from ktuned.catalog import Catalog
 from ktuned.lookup import SETTLE_S, Answer, Lookups
 from ktuned.model import (
-    KernelInfo,
     KtunedError,
 )
 from ktuned.protocol import (
     BACKENDS,
     HELLO,
-    KERNELS,
     LOOKUP,
     LOOKUP_MANY,
     PINS,
     SHUTDOWN,
     STATUS,
     UNPIN,
-    KernelsParams,
     LookupManyParams,
     LookupParams,
     NoParams,
@@ -50,18 +44,14 @@ class Methods:
     def __init__(
         self,
         *,
-        catalog: Catalog,
         lookups: Lookups,
         events: Events,
-        explain: Callable[[KernelInfo], list[dict[str, Any]]],
         status: Callable[[], dict[str, Any]],
         probe: Callable[[], Awaitable[list[dict[str, Any]]]],
         stop: Callable[[], None],
     ) -> None:
-        self._catalog = catalog
         self._lookups = lookups
         self._events = events
-        self._explain = explain
         self._status = status
         self._probe = probe
         self._stop = stop
@@ -72,7 +62,6 @@ class Methods:
             Handler(HELLO, self.handle_hello),
             Handler(LOOKUP, self.handle_lookup),
             Handler(LOOKUP_MANY, self.lookup_many),
-            Handler(KERNELS, self.handle_kernels),
             Handler(PINS, self.handle_pins),
             Handler(UNPIN, self.handle_unpin),
             Handler(BACKENDS, self.handle_backends),
@@ -149,23 +138,6 @@ class Methods:
             return self._look_up(wanted)
         except KtunedError as error:
             return {"error": error.to_wire()}
-
-    def handle_kernels(self, wanted: KernelsParams, connection: Connection) -> dict[str, Any]:
-        """List kernels, errors in kernel files, and roots."""
-        kernels, errors = self._catalog.kernels, self._catalog.errors
-        if wanted.path is not None:
-            place = os.path.realpath(wanted.path)
-            kernels, errors = self._catalog.kernels_below(place), self._catalog.errors_below(place)
-        if wanted.kernel is not None:
-            kernels, errors = [self._catalog.resolve_kernel(wanted.kernel, wanted.directory)], []
-        entries = [{"name": kernel.name, **kernel.to_wire()} for kernel in kernels]
-        if wanted.why:
-            entries = [{**entry, "why": self._explain(kernel)} for entry, kernel in zip(entries, kernels, strict=True)]
-        return {
-            "kernels": entries,
-            "errors": msgspec.to_builtins(errors),
-            "roots": [root.to_wire() for root in self._catalog.roots],
-        }
 
     async def handle_backends(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Say what every environment's backends are and can do, asking those that have not been asked yet."""

@@ -61,7 +61,7 @@ async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> No
         why = Explainer(
             parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt
         ).explain_winners(edited)
-        assert [change["where"] for entry in why for change in entry["changes"]] == ["cfg.txt"]
+        assert [change.where for entry in why for change in entry.changes] == ["cfg.txt"]
 
         count = _compiled(parts)
         assert await _tuned(parts, edited) == edited

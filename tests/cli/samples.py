@@ -116,6 +116,47 @@ def answer_map(**changes: Any) -> dict[str, Any]:
     return answer | changes
 
 
+def kernel_map(name: str = KERNEL, **changes: Any) -> dict[str, Any]:
+    """Return a kernel's entry."""
+    project, _, short = name.partition(":")
+    kernel: dict[str, Any] = {
+        "name": name,
+        "project": project,
+        "kernel": short,
+        "file": "/src/tune_gemm.py",
+        "line": 7,
+        "backend": "tvm_ffi",
+        "digest": "d",
+        "source_digest": "s",
+        "plan_digest": "p",
+        "sources": [],
+        "stamps": {},
+        "problems": [{"M": 64}],
+        "default": {"BM": 32},
+        "specialize": None,
+        "space": {"kind": "cartesian", "size": 2, "axes": {"BM": [32, 64]}, "constrained": True},
+        "plan": {},
+        "extra": {},
+    }
+    return kernel | changes
+
+
+def standing_map(**changes: Any) -> dict[str, Any]:
+    """Return how a winner stands, an entry of a kernel's ``why``."""
+    standing: dict[str, Any] = {
+        "problem": {"M": 64},
+        "device": DEVICE,
+        "objective": "latency",
+        "status": "fresh",
+        "decided": 1000.0,
+        "trial": 1,
+        "changes": [],
+        "message": "",
+        "notices": [],
+    }
+    return standing | changes
+
+
 def status_map(**changes: Any) -> dict[str, Any]:
     """Return a daemon's status."""
     status: dict[str, Any] = {

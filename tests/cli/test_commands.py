@@ -19,7 +19,7 @@ from ktuned.cli.program import COMMANDS, cli
 from ktuned_client.answers import LEFT_OUT
 from tests.cli.conftest import Ran, Run, Serve
 from tests.cli.fake_daemon import Refusal
-from tests.cli.samples import DEVICE, KERNEL, answer_map, job_map, status_map, trial_map
+from tests.cli.samples import DEVICE, KERNEL, answer_map, job_map, kernel_map, status_map, trial_map
 
 ASKING = [
     ("lookup", "gemm"),
@@ -50,17 +50,6 @@ ASKING = [
     ("share", "push", "--no-spawn"),
 ]
 
-KERNEL_MAP = {
-    "name": KERNEL,
-    "file": "/src/tune_gemm.py",
-    "line": 7,
-    "backend": "tvm_ffi",
-    "digest": "d",
-    "problems": [{"M": 64}],
-    "default": {"BM": 32},
-    "space": {"kind": "cartesian", "axes": {"BM": [1, 2]}, "constrained": True, "size": 2},
-    "sources": [],
-}
 BROKEN = {"path": "/src/tune_bad.py", "line": 3, "message": "NameError: name 'x' is not defined", "hint": ""}
 
 
@@ -241,7 +230,7 @@ def test_one_kernel_is_shown_with_its_place(run: Run, serve: Serve) -> None:
         {"path": path, "name": name, "python": f"{path}/python", "env": {"A": "1"}, "polling": False}
         for path, name in (("/", "all"), ("/src", "project"), ("/sr", "no"))
     ]
-    kernel = KERNEL_MAP | {"why": [], "extra": {}}
+    kernel = kernel_map(why=[])
     daemon = serve(kernels={"kernels": [kernel], "errors": [], "roots": roots})
     ran = run("kernels", "gemm")
     assert ran.code == 0
@@ -263,7 +252,7 @@ def test_one_kernel_is_shown_with_its_place(run: Run, serve: Serve) -> None:
 def test_roots_are_added_and_removed(run: Run, serve: Serve, tmp_path: Path) -> None:
     """``add`` lists what it found, and exits 1 on a broken file; ``remove`` takes a directory that is gone."""
     root = {"path": "/src", "name": "project", "python": "/python", "env": {}, "polling": False}
-    kernel = KERNEL_MAP | {"extra": {}}
+    kernel = kernel_map()
     daemon = serve(
         add={"root": root, "kernels": [kernel], "errors": [BROKEN]},
         unwatch={"path": "/gone/src", "name": "project", "kernels": [KERNEL]},
@@ -499,13 +488,13 @@ def test_no_results_exit_1(run: Run, serve: Serve) -> None:
 
 def test_kernels_lists_errors_with_file_and_line(run: Run, serve: Serve) -> None:
     """Kernels come as a table, and below it each missing include and each error as ``file:line: message``."""
-    kernel = KERNEL_MAP | {"extra": {"missing": ["gemm.cu includes lost.h"]}}
+    kernel = kernel_map(extra={"missing": ["gemm.cu includes lost.h"]})
     serve(kernels={"kernels": [kernel], "errors": [BROKEN], "roots": []})
     ran = run("kernels")
     assert ran.code == 0
     assert "/src/tune_gemm.py:7  2 configs of BM, constrained" in ran.out
     assert ran.out.splitlines()[-2:] == [
-        f"{KERNEL_MAP['name']}: gemm.cu includes lost.h, which is missing",
+        f"{KERNEL}: gemm.cu includes lost.h, which is missing",
         "/src/tune_bad.py:3: NameError: name 'x' is not defined",
     ]
 

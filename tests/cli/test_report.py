@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Run, Serve
+from tests.cli.samples import kernel_map, standing_map
 from tests.report.sample_store import MODEL, SampleStore
 
 PROBLEM = {"N": 8}
@@ -19,8 +20,8 @@ def answers(tmp_path: Path) -> dict[str, Any]:
     store = SampleStore(tmp_path / "ktuned.sqlite")
     store.add("p:gemm", PROBLEM, 20)
     store.add("p:dot", PROBLEM, 20)
-    why = [{"problem": PROBLEM, "device": MODEL, "status": "stale", "changes": [], "message": "it changed"}]
-    return {"status": {"home": str(tmp_path)}, "kernels": {"kernels": [{"name": "p:gemm", "why": why}]}}
+    why = [standing_map(problem=PROBLEM, device=MODEL, status="stale", message="it changed")]
+    return {"status": {"home": str(tmp_path)}, "kernels": {"kernels": [kernel_map("p:gemm", why=why)]}}
 
 
 def test_writes_one_file(run: Run, serve: Serve, answers: dict[str, Any], tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
         daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.lookups.find_doubt
     ).explain_winners
     (entry,) = explain(kernel)
-    reasons = [describe_change(change) for change in entry["changes"]]
+    reasons = [describe_change(change) for change in entry.changes]
     assert "toolchain: compiler was fakecc 1.0, is fakecc 2.0" in reasons
     assert any(reason.startswith("toolchain: content of fakecc was ") for reason in reasons)
     parts.kill_workers()

@@ -165,16 +165,16 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     ).explain_winners
     assert ask(parts)["status"] == "default"
     (entry,) = explain(kernel)
-    assert entry["changes"][0]["name"] == '{"us":20.0} is served once a worker has found it in the space'
+    assert entry.changes[0].name == '{"us":20.0} is served once a worker has found it in the space'
     await asked(parts, generation)
     assert (ask(parts)["status"], ask(parts)["config"]) == ("fresh", {"us": 20.0})
     (entry,) = explain(kernel)
-    assert (entry["status"], entry["changes"]) == ("fresh", [])
+    assert (entry.status, entry.changes) == ("fresh", ())
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 30.0]", default="dict(us=10.0)"))
     (entry,) = explain(kernel)
-    assert entry["status"] == "stale"
+    assert entry.status == "stale"
     gone = '{"us":20.0} is not in the space any more: it is not served'
-    assert gone in {change["name"] for change in entry["changes"] if change["kind"] == "space"}
+    assert gone in {change.name for change in entry.changes if change.kind == "space"}
 
 
 async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
             parts.catalog, daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt
         ).explain_winners
         (entry,) = explain(kernel)
-        assert (entry["status"], entry["message"]) == ("stale", edited["message"])
+        assert (entry.status, entry.message) == ("stale", edited["message"])
         held = parts.lookups.lookup_pinned("run", "it", {"n": 64}, None, tune=True)
         assert isinstance(held, Answer)
         assert parts.store.pinned.list_pins() == []

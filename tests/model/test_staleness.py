@@ -19,7 +19,7 @@ def describe_changes(now: Context, **pairs: Any) -> list[str]:
     """Return the changes in words."""
     chosen = {name: pairs.get(name, NOTHING) for name in ("parts", "toolchains", "drivers")}
     found = compare_contexts(THEN, now, chosen["parts"], chosen["toolchains"], chosen["drivers"], "tune_k.py")
-    return [describe_change(change.to_wire()) for change in found]
+    return [describe_change(change) for change in found]
 
 
 @pytest.mark.parametrize(

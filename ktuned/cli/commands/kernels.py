@@ -7,12 +7,14 @@ from datetime import datetime
 from typing import Any
 
 import click
+import msgspec
 
 from ktuned.cli import lines, output, text
 from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, is_path, json_option
-from ktuned.model import describe_change
+from ktuned.model import Status, describe_change
+from ktuned.protocol import KERNELS, AddAnswer, KernelEntry, KernelsAnswer, KernelsParams, RootInfo, call_method
 from ktuned_client import Client
 
 
@@ -26,109 +28,103 @@ def kernels(target: str | None, as_json: bool) -> int:
     each winner what has changed since it was measured. Errors in kernel files are listed, too.
     """
     is_one = target is not None and not is_path(target)
-    chosen: dict[str, Any] = {}
+    chosen = KernelsParams()
     if target is not None:
-        chosen = {"kernel": target, "why": True} if is_one else {"path": as_path(target)}
+        chosen = KernelsParams(kernel=target, why=True) if is_one else KernelsParams(path=as_path(target))
     with Client() as client:
-        answer = client.call("kernels", **chosen)
-    if as_json:
-        output.emit_json({**answer, "root": _root_of(answer)} if is_one else answer)
+        answer = call_method(client, KERNELS, chosen)
+    if as_json and is_one:
+        output.emit_json(msgspec.to_builtins(answer) | {"root": msgspec.to_builtins(_root_of(answer) or {})})
+    elif as_json:
+        output.emit_answer(answer)
     elif is_one:
-        _describe_kernel(answer)
-        _explain_winners(answer)
-    elif target is None or answer["kernels"] or answer["errors"]:
+        (kernel,) = answer.kernels
+        _describe_kernel(kernel, _root_of(answer))
+        _explain_winners(kernel)
+        _show_faults(answer)
+    elif target is None or answer.kernels or answer.errors:
         show_kernels(answer)
-    if target is not None and not answer["kernels"] and not answer["errors"]:
+    if target is not None and not answer.kernels and not answer.errors:
         output.print_error(
             f"{target} declares no known kernel",
             "`ktuned add PATH` adds a file or a directory, `ktuned tune PATH` tunes it, too",
         )
         return Exit.NOT_REACHED
-    return Exit.NOT_REACHED if answer["errors"] and target is not None else Exit.DONE
+    return Exit.NOT_REACHED if answer.errors and target is not None else Exit.DONE
 
 
-def _root_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+def _root_of(answer: KernelsAnswer) -> RootInfo | None:
     """Return the innermost root that holds the one kernel of an answer."""
-    (found,) = answer["kernels"]
-    holders = [root for root in answer["roots"] if f"{found['file']}/".startswith(f"{root['path'].rstrip('/')}/")]
-    return max(holders, key=lambda root: len(root["path"]), default={})
+    (kernel,) = answer.kernels
+    holders = [root for root in answer.roots if f"{kernel.file}/".startswith(f"{root.path.rstrip('/')}/")]
+    return max(holders, key=lambda root: len(root.path), default=None)
 
 
-def _describe_kernel(answer: Mapping[str, Any]) -> None:
-    (found,) = answer["kernels"]
-    root = _root_of(answer)
-    output.emit_line(found["name"])
+def _describe_kernel(kernel: KernelEntry, root: RootInfo | None) -> None:
+    output.emit_line(kernel.name)
     facts = {
-        "declared at": f"{found['file']}:{found['line']}",
-        "backend": found["backend"],
-        "space": _describe_space(found["space"]),
-        "problems": "; ".join(text.format_values(problem) for problem in found["problems"]) or text.ABSENT,
-        "default": text.format_values(found["default"]),
-        "root": root.get("path", text.ABSENT),
-        "python": root.get("python", text.ABSENT),
-        "environment": text.format_values(root.get("env")),
+        "declared at": f"{kernel.file}:{kernel.line}",
+        "backend": kernel.backend,
+        "space": _describe_space(kernel.space),
+        "problems": "; ".join(map(text.format_values, kernel.problems)) or text.ABSENT,
+        "default": text.format_values(kernel.default),
+        "root": text.ABSENT if root is None else root.path,
+        "python": text.ABSENT if root is None else root.python,
+        "environment": text.format_values(None if root is None else root.env),
     }
     for name, value in facts.items():
         output.emit_line(f"  {name:<12} {value}")
 
 
-def show_kernels(answer: Mapping[str, Any]) -> None:
+def show_kernels(answer: KernelsAnswer | AddAnswer) -> None:
     """Print a table of kernels, and the errors of their files."""
-    if answer["kernels"]:
+    if answer.kernels:
         rows = (
             [
-                kernel["name"],
-                kernel["backend"],
-                f"{kernel['file']}:{kernel['line']}",
-                _describe_space(kernel["space"]),
-                "; ".join(text.format_values(problem) for problem in kernel["problems"]) or text.ABSENT,
-                text.format_values(kernel["default"]),
+                kernel.name,
+                kernel.backend,
+                f"{kernel.file}:{kernel.line}",
+                _describe_space(kernel.space),
+                "; ".join(map(text.format_values, kernel.problems)) or text.ABSENT,
+                text.format_values(kernel.default),
             ]
-            for kernel in answer["kernels"]
+            for kernel in answer.kernels
         )
         output.print_table(["kernel", "backend", "declared at", "space", "problems", "default"], rows)
-    elif not answer["errors"]:
+    elif not answer.errors:
         output.print_message(
             "no kernels are known; `ktuned add PATH` adds a file or a directory, `ktuned tune PATH` tunes it, too"
         )
     _show_faults(answer)
 
 
-def _show_faults(answer: Mapping[str, Any]) -> None:
-    for kernel in answer["kernels"]:
-        for missing in kernel["extra"].get("missing", ()):
-            output.emit_line(f"{kernel['name']}: {missing}, which is missing")
-    for error in answer["errors"]:
+def _show_faults(answer: KernelsAnswer | AddAnswer) -> None:
+    for kernel in answer.kernels:
+        for missing in kernel.extra.get("missing", ()):
+            output.emit_line(f"{kernel.name}: {missing}, which is missing")
+    for error in answer.errors:
         what = lines.error_line(error)
         output.emit_line(f"{what}; {error.hint}" if error.hint else what)
         for line in lines.source_excerpt(error):
             output.emit_line(line)
 
 
-def _explain_winners(answer: Mapping[str, Any]) -> None:
-    for kernel in answer["kernels"]:
-        if not kernel["why"]:
-            output.emit_line(f"{kernel['name']}: not tuned yet")
-        for entry in kernel["why"]:
-            place = f"{kernel['name']} {text.format_values(entry['problem'])} on {entry['device']}"
-            day = datetime.fromtimestamp(entry["decided"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-            if entry["status"] == "fresh":
-                output.emit_line(f"{place}: fresh; nothing changed since {day} (trial {entry['trial']})")
-                _show_notices(entry)
-                continue
-            output.emit_line(f"{place}: {entry['status']}; changed since {day} (trial {entry['trial']}):")
-            for change in entry["changes"]:
+def _explain_winners(kernel: KernelEntry) -> None:
+    if not kernel.why:
+        output.emit_line(f"{kernel.name}: not tuned yet")
+    for standing in kernel.why or ():
+        place = f"{kernel.name} {text.format_values(standing.problem)} on {standing.device}"
+        day = datetime.fromtimestamp(standing.decided).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        if standing.status is Status.FRESH:
+            output.emit_line(f"{place}: fresh; nothing changed since {day} (trial {standing.trial})")
+        else:
+            output.emit_line(f"{place}: {standing.status}; changed since {day} (trial {standing.trial}):")
+            for change in standing.changes:
                 output.emit_line(f"  {describe_change(change)}")
-            if entry["message"]:
-                output.emit_line(f"  the newest job: {entry['message']}")
-            _show_notices(entry)
-    _show_faults(answer)
-
-
-def _show_notices(entry: Mapping[str, Any]) -> None:
-    # An earlier daemon sends none.
-    for notice in entry.get("notices", ()):
-        output.emit_line(f"  notice: {notice}")
+            if standing.message:
+                output.emit_line(f"  the newest job: {standing.message}")
+        for notice in standing.notices:
+            output.emit_line(f"  notice: {notice}")
 
 
 def _describe_space(space: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+import msgspec
 
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
@@ -21,7 +22,7 @@ from ktuned.cli.options import (
     objective_option,
     problem_option,
 )
-from ktuned.model import LATENCY, JobState, Status, describe_change, is_exact, mention_objective
+from ktuned.model import LATENCY, Change, JobState, Status, describe_change, is_exact, mention_objective
 from ktuned.protocol import PINS, RESULTS, UNPIN, PinInfo, ResultsParams, UnpinParams, call_method
 from ktuned_client import Client
 from ktuned_client.answers import LEFT_OUT
@@ -101,7 +102,7 @@ def lookup(
         if place_in_line:
             output.emit_line(place_in_line)
         for change in answer.get("changes", ()):
-            output.emit_line(f"  {describe_change(change)}")
+            output.emit_line(f"  {describe_change(msgspec.convert(change, Change))}")
     if answer["status"] == Status.UNKNOWN:
         output.print_error(
             f"no kernel {kernel!r} is known", "`ktuned kernels` lists them; `ktuned tune PATH` adds a file"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,8 +17,8 @@ from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, is_path
 from ktuned.cli.progress import begin_view
 from ktuned.cli.versions import own_version
-from ktuned.model import LATENCY, JobState, KtunedError, UsageError, WinnerKey, describe_change
-from ktuned.protocol import JOBS, JobsParams, call_method
+from ktuned.model import JobState, KtunedError, UsageError, WinnerKey, describe_change
+from ktuned.protocol import JOBS, KERNELS, JobsParams, KernelsParams, call_method
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ def _kernels_meant(client: Client, targets: tuple[str, ...]) -> set[str] | None:
         return None
     found: set[str] = set()
     for target in targets:
-        chosen: dict[str, Any] = {"path": as_path(target)} if is_path(target) else {"kernel": target}
-        names = {kernel["name"] for kernel in client.call("kernels", **chosen)["kernels"]}
+        chosen = KernelsParams(path=as_path(target)) if is_path(target) else KernelsParams(kernel=target)
+        names = {kernel.name for kernel in call_method(client, KERNELS, chosen).kernels}
         if not names:
             raise NoKernels(f"{target} declares no known kernel", hint="`ktuned add PATH` adds a file or a directory")
         found |= names
@@ -159,19 +159,14 @@ def _load_standings(client: Client) -> dict[WinnerKey, Standing]:
     """Return the daemon's word on each winner."""
     from ktuned.report import Standing, surveyed_key
 
-    kernels = client.call("kernels", why=True, deadline_s=_DEADLINE_S)["kernels"]
+    kernels = call_method(client, KERNELS, KernelsParams(why=True), deadline_s=_DEADLINE_S).kernels
     return {
-        surveyed_key(kernel["name"], entry["problem"], entry["device"], entry.get("objective", LATENCY)): Standing(
-            entry["status"], _stale_reasons(entry)
+        surveyed_key(kernel.name, entry.problem, entry.device, entry.objective): Standing(
+            entry.status, [*map(describe_change, entry.changes), *filter(None, [entry.message])]
         )
         for kernel in kernels
-        for entry in kernel["why"]
+        for entry in kernel.why or ()
     }
-
-
-def _stale_reasons(entry: Mapping[str, Any]) -> list[str]:
-    said = [describe_change(change) for change in entry["changes"]]
-    return [*said, entry["message"]] if entry["message"] else said
 
 
 def _write_atomically(place: Path, content: bytes) -> None:

@@ -10,6 +10,7 @@ from ktuned.cli import output, spawn, text
 from ktuned.cli.commands.kernels import show_kernels
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import SectionedCommand, as_path, json_option, no_spawn_option
+from ktuned.protocol import ADD, UNWATCH, AddParams, UnwatchParams, call_method
 from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
 
@@ -28,16 +29,15 @@ def add(path: str, no_spawn: bool, as_json: bool) -> int:
         spawn.announce_daemon(spawn.ensure_daemon())
     with Client() as client, output.report_waiting(f"inspecting {place}"):
         # As a tuning: it inspects every kernel file below the path.
-        added = client.call("add", deadline_s=TUNE_DEADLINE_S, path=place)
+        added = call_method(client, ADD, AddParams(place), deadline_s=TUNE_DEADLINE_S)
     if as_json:
-        output.emit_json(added)
+        output.emit_answer(added)
     else:
-        # A daemon of an earlier version has none.
-        for notice in added.get("notices", ()):
+        for notice in added.notices:
             output.print_message(notice)
         show_kernels(added)
-        output.print_message(f"watching {added['root']['path']}; `ktuned remove {added['root']['path']}` ends it")
-    return Exit.NOT_REACHED if added["errors"] else Exit.DONE
+        output.print_message(f"watching {added.root.path}; `ktuned remove {added.root.path}` ends it")
+    return Exit.NOT_REACHED if added.errors else Exit.DONE
 
 
 @click.command()
@@ -50,11 +50,9 @@ def remove(path: str, as_json: bool) -> int:
     """
     with Client() as client:
         # Not resolved here: the directory may be gone.
-        gone = client.call("unwatch", path=os.path.abspath(path))
+        gone = call_method(client, UNWATCH, UnwatchParams(os.path.abspath(path)))
     if as_json:
-        output.emit_json(gone)
+        output.emit_answer(gone)
     else:
-        output.emit_line(
-            f"{gone['path']} is no longer watched; {text.count_of(len(gone['kernels']), 'kernel')} forgotten"
-        )
+        output.emit_line(f"{gone.path} is no longer watched; {text.count_of(len(gone.kernels), 'kernel')} forgotten")
     return Exit.DONE

@@ -1,4 +1,4 @@
-"""The methods ``add`` and ``unwatch``: watch a path without tuning it, and stop watching a root."""
+"""The methods ``kernels``, ``add`` and ``unwatch``: what is declared in the watched roots, and which these are."""
 
 from __future__ import annotations
 
@@ -10,26 +10,41 @@ import msgspec
 
 from ktuned.catalog import Catalog
 from ktuned.model import NotFound, Root, UsageError
-from ktuned.protocol import ADD, UNWATCH, AddParams, UnwatchParams
+from ktuned.protocol import (
+    ADD,
+    KERNELS,
+    UNWATCH,
+    AddAnswer,
+    AddParams,
+    KernelEntry,
+    KernelsAnswer,
+    KernelsParams,
+    RootInfo,
+    UnwatchAnswer,
+    UnwatchParams,
+)
 from ktuned.scheduling import Intake, Renewal
 from ktuned.serve.connection import Connection
+from ktuned.serve.explain import Explainer
 from ktuned.serve.method import Handler
 from ktuned.store import Store
 
 
-class RootMethods:
-    """Adds and removes roots; ``configured`` returns the paths of those that ``config.toml`` names."""
+class KernelMethods:
+    """Lists kernels, adds and removes roots; ``configured`` returns the paths of the roots in ``config.toml``."""
 
     def __init__(
         self,
         *,
         catalog: Catalog,
+        explainer: Explainer,
         intake: Intake,
         renewal: Renewal,
         store: Store,
         configured: Callable[[], Collection[str]],
     ) -> None:
         self._catalog = catalog
+        self._explainer = explainer
         self._intake = intake
         self._renewal = renewal
         self._store = store
@@ -37,20 +52,38 @@ class RootMethods:
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
-        return [Handler(ADD, self.handle_add), Handler(UNWATCH, self.handle_unwatch)]
+        return [
+            Handler(KERNELS, self.handle_kernels),
+            Handler(ADD, self.handle_add),
+            Handler(UNWATCH, self.handle_unwatch),
+        ]
 
-    async def handle_add(self, wanted: AddParams, connection: Connection) -> dict[str, Any]:
+    def handle_kernels(self, wanted: KernelsParams, connection: Connection) -> KernelsAnswer:
+        """List kernels, errors in kernel files, and roots."""
+        kernels, errors = self._catalog.kernels, self._catalog.errors
+        if wanted.path is not None:
+            place = os.path.realpath(wanted.path)
+            kernels, errors = self._catalog.kernels_below(place), self._catalog.errors_below(place)
+        if wanted.kernel is not None:
+            kernels, errors = [self._catalog.resolve_kernel(wanted.kernel, wanted.directory)], []
+        entries = [
+            KernelEntry.of(kernel, self._explainer.explain_winners(kernel) if wanted.why else msgspec.UNSET)
+            for kernel in kernels
+        ]
+        return KernelsAnswer(tuple(entries), tuple(errors), tuple(map(RootInfo.of, self._catalog.roots)))
+
+    async def handle_add(self, wanted: AddParams, connection: Connection) -> AddAnswer:
         """Inspect and watch a path, without tuning it."""
         moves = self._intake.moves
         added = await self._intake.add_path(wanted.path, wanted.python)
-        return {
-            "root": added.root.to_wire(),
-            "kernels": [{"name": kernel.name, **kernel.to_wire()} for kernel in added.kernels],
-            "errors": msgspec.to_builtins(added.errors),
-            "notices": [line for line in self._intake.moves if line not in moves],
-        }
+        return AddAnswer(
+            RootInfo.of(added.root),
+            tuple(map(KernelEntry.of, added.kernels)),
+            tuple(added.errors),
+            tuple(line for line in self._intake.moves if line not in moves),
+        )
 
-    async def handle_unwatch(self, wanted: UnwatchParams, connection: Connection) -> dict[str, Any]:
+    async def handle_unwatch(self, wanted: UnwatchParams, connection: Connection) -> UnwatchAnswer:
         """Stop watching a root: its jobs are cancelled, its kernels forgotten, its results kept.
 
         Raises:
@@ -67,7 +100,7 @@ class RootMethods:
         await self._store.remove_root(root.path)
         await self._renewal.drop_roots([root])
         gone = before - {kernel.name for kernel in self._catalog.kernels_below(root.path)}
-        return {"path": root.path, "name": root.name, "kernels": sorted(gone)}
+        return UnwatchAnswer(root.path, root.name, tuple(sorted(gone)))
 
     def _root_at(self, path: str) -> Root:
         known = {root.path: root for root in self._catalog.roots}
