@@ -50,7 +50,7 @@ _NOT_OPENING: Final = bytes(byte for byte in range(256) if not (0x80 <= byte <= 
 """The bytes that, at the start of a value, open neither a map nor an array."""
 
 _REQUEST: Final = 0
-_RESPONSE: Final = 1
+RESPONSE: Final = 1
 _NOTIFICATION: Final = 2
 
 
@@ -96,7 +96,7 @@ def encode_request(request_id: int, method: str, params: Mapping[str, Any]) -> b
 
 def encode_response(request_id: int, error: Mapping[str, Any] | None, result: Any) -> bytes:
     """Return a response's bytes; raises as :func:`encode_request` does."""
-    return _pack_message([_RESPONSE, request_id, error, result])
+    return _pack_message([RESPONSE, request_id, error, result])
 
 
 def encode_notification(method: str, params: Mapping[str, Any]) -> bytes:
@@ -153,7 +153,7 @@ def request_head(request_id: int) -> bytes:
     return b"\x94\x00\xce" + request_id.to_bytes(4, "big")
 
 
-_RESULT_HEADS: Final = tuple(bytes((0x94, _RESPONSE, request_id, 0xC0)) for request_id in range(0x80))
+_RESULT_HEADS: Final = tuple(bytes((0x94, RESPONSE, request_id, 0xC0)) for request_id in range(0x80))
 _unpack: Final = msgpack.unpackb
 
 
@@ -268,7 +268,7 @@ def _parse_message(value: Any, is_flat: bool) -> Message:
         _, request_id, method, params = value
         if _is_request_id(request_id) and type(method) is str and type(params) is list:
             return Request(request_id, method, _parse_params(params))
-    elif kind == _RESPONSE and len(value) == 4:
+    elif kind == RESPONSE and len(value) == 4:
         _, request_id, error, result = value
         if _is_request_id(request_id) and (error is None or type(error) is dict):
             return Response(request_id, error, result)

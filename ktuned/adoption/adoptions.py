@@ -34,7 +34,6 @@ from typing import Any, Final
 
 import anyio
 import anyio.to_thread
-import msgspec
 import structlog
 
 from ktuned.adoption.adopted_files import AdoptedDirectory, identity_of
@@ -42,8 +41,10 @@ from ktuned.adoption.key_tunings import KeyTunings
 from ktuned.catalog import Catalog, Project, environment_of, make_root
 from ktuned.devices import Machine
 from ktuned.fleet import FrontEnds
-from ktuned.lookup import Answer, Lookups
+from ktuned.lookup import Lookup, Lookups
 from ktuned.model import (
+    CallKey,
+    Config,
     DeviceModel,
     JobState,
     KernelFileError,
@@ -56,6 +57,7 @@ from ktuned.model import (
     canonical,
     is_exact,
 )
+from ktuned.protocol import KeyAnswer
 from ktuned.scheduling import Intake, Jobs
 from ktuned.spool import (
     COUNTS_SUFFIX,
@@ -64,6 +66,7 @@ from ktuned.spool import (
     STAGED_PREFIX,
     CallRecord,
     InvalidRecord,
+    KeyLaunches,
     LaunchCounts,
     RefusedFile,
     read_file,
@@ -101,20 +104,6 @@ MAX_AT_ONCE: Final = 4
 _STEP_MS: Final = 100
 
 
-class KeyAnswer(msgspec.Struct, frozen=True):
-    """What the daemon knows about one key of an application's function.
-
-    ``status`` is a lookup's; ``is_open`` says that a tuning waits or runs; ``message`` why there is no winner.
-    """
-
-    status: str
-    config: Mapping[str, Any] | None = None
-    is_open: bool = False
-    artifact: str | None = None
-    latency_us: float | None = None
-    message: str = ""
-
-
 class Adoptions:
     """Takes records in as they come, and answers applications' questions about their functions."""
 
@@ -145,7 +134,7 @@ class Adoptions:
         self._without_device: set[str] = set()
         self._deadlines = deadlines
         self._kernels: dict[str, str] = {}
-        self._launches: dict[str, tuple[str, Problem, str, int]] = {}
+        self._launches: dict[str, KeyLaunches] = {}
         self._refused: list[str] = []
         self._news = anyio.Event()
         self._under_way: set[str] = set()
@@ -194,37 +183,31 @@ class Adoptions:
         """Look through the spool at once."""
         self._news.set()
 
-    async def find_answer(
-        self,
-        identity: str,
-        problem: Problem,
-        device: str | None,
-        *,
-        waiter: Hashable | None = None,
-        pin: str | None = None,
-    ) -> KeyAnswer:
+    async def find_answer(self, key: CallKey, *, waiter: Hashable | None = None, pin: str | None = None) -> KeyAnswer:
         """Return what is known about a key, or what a pin holds. A tuning that a ``waiter`` waits for goes first."""
-        kernel = self._find_kernel(identity)
+        problem, device = key.problem, key.device
+        kernel = self._find_kernel(key.identity)
         if kernel is None:
             self.look_through_spool()
             return KeyAnswer(Status.UNKNOWN)
         if pin is None:
-            found = self._lookups.find_answer(kernel.name, problem, device, tune=False, admits=_admits_any)
+            found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admits_any)
         else:
             held = self._lookups.lookup_pinned(pin, kernel.name, problem, device, tune=False, admits=_admits_any)
-            found = held if isinstance(held, Answer) else await held()
-        job = self._keys.find_live_job(kernel, problem, found.device)
+            found = held if isinstance(held, Lookup) else await held()
+        answer = found.answer
+        job = self._keys.find_live_job(kernel, problem, answer.device)
         if job is not None and waiter is not None:
             self._jobs.add_waiter(waiter, [job.id])
         is_open = job is not None or self._awaits_near_key(kernel, problem, device)
-        has_ended = not is_open and found.status is not Status.FRESH
+        has_ended = not is_open and answer.status is not Status.FRESH
         message = self._explain_ending(kernel, problem, device, found) if has_ended else ""
         return KeyAnswer(
-            found.status,
-            found.config,
+            answer.status,
+            answer.config,
             is_open=is_open,
-            artifact=found.artifact,
-            latency_us=found.latency_us,
+            artifact=answer.artifact,
+            latency_us=answer.latency_us,
             message=message,
         )
 
@@ -234,7 +217,7 @@ class Adoptions:
             return False
         return any(job.kernel == kernel.name and device in (None, job.device) for job in self._jobs.list_live_jobs())
 
-    def _explain_ending(self, kernel: KernelInfo, problem: Problem, device: str | None, found: Answer) -> str:
+    def _explain_ending(self, kernel: KernelInfo, problem: Problem, device: str | None, found: Lookup) -> str:
         """Return why the last tuning of a key has no winner; empty if it has one, or no tuning has ended yet.
 
         A lookup's other messages (not tuned yet, a file is being inspected) are no ending: the application waits on.
@@ -330,20 +313,19 @@ class Adoptions:
 
     async def _add_launches(self, counts: Iterable[LaunchCounts]) -> None:
         """Add up launches; pass those of keys that are known by now on to the jobs."""
-        for identity, problem, device, number in (row for one in counts for row in one.launches):
-            place = f"{identity} {device} {canonical(problem)}"
-            before = self._launches.get(place)
-            self._launches[place] = identity, problem, device, number + (before[3] if before else 0)
+        for row in (row for one in counts for row in one.launches):
+            before = self._launches.get(row.key.text)
+            self._launches[row.key.text] = KeyLaunches(row.key, row.number + (before.number if before else 0))
         known: dict[WinnerKey, int] = {}
-        for place, (identity, problem, device, number) in list(self._launches.items()):
-            kernel = self._find_kernel(identity)
+        for place, row in list(self._launches.items()):
+            kernel, problem, device = self._find_kernel(row.key.identity), row.key.problem, row.key.device
             if kernel is None:
                 continue
             del self._launches[place]
-            found = self._lookups.find_answer(kernel.name, problem, device or None, tune=False, admits=_admits_any)
+            found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admits_any).answer
             if found.device is not None:
-                known[kernel.make_winner_key(problem, DeviceModel(found.device), kernel.objective(None))] = number
-                self._keys.count_launches(kernel, problem, device, number)
+                known[kernel.make_winner_key(problem, DeviceModel(found.device), kernel.objective(None))] = row.number
+                self._keys.count_launches(kernel, problem, device or "", row.number)
         for place in list(self._launches)[:-MAX_COUNTED]:
             del self._launches[place]
         if known:
@@ -424,9 +406,9 @@ class Adoptions:
             await self._store.anchors.choose_anchor(key, record.configs[0])
 
     def _is_served(self, kernel: KernelInfo, record: CallRecord) -> bool:
-        found = self._lookups.find_answer(
-            kernel.name, dict(record.problem), record.device or None, tune=False, admits=_admits_any
-        )
+        found = self._lookups.look_up(
+            kernel.name, record.problem, record.device or None, tune=False, admits=_admits_any
+        ).answer
         configs = {canonical(config) for config in record.configs}
         return found.status is Status.FRESH and found.config is not None and canonical(found.config) in configs
 
@@ -467,6 +449,6 @@ def _age_s(path: Path) -> float:
         return 0.0
 
 
-def _admits_any(config: Mapping[str, Any]) -> bool:
+def _admits_any(config: Config) -> bool:
     """Admit any config: the application itself leaves out those that its pruning has removed."""
     return True

@@ -26,6 +26,7 @@ import structlog
 from ktuned.adoption.key_choice import ENOUGH_LOSS, KeyChoice
 from ktuned.catalog import Catalog
 from ktuned.model import Job, JobState, KernelInfo, KtunedError, Priority, Problem, Winner, canonical, is_exact
+from ktuned.protocol import PortfolioLimits
 from ktuned.scheduling import JobRequests, Jobs, Portfolios, PortfolioSpec, TuningRequest
 from ktuned.spool import CALL_KEY
 from ktuned.store import Store
@@ -170,9 +171,7 @@ class KeyTunings:
         wanted = PortfolioSpec(
             tuple(called[key] for key in keys),
             tuple(launches.get(key, 0.0) + 1.0 for key in keys),
-            max_configs=PORTFOLIO_CONFIGS,
-            loss=ENOUGH_LOSS,
-            max_tunings=len(keys),
+            PortfolioLimits(PORTFOLIO_CONFIGS, ENOUGH_LOSS, tunings=len(keys)),
             measurable=tuple({**key.problem, CALL_KEY: key.call} for key in choice.waiting),
         )
         self._portfolios.request_portfolio(kernel, device or None, objective, wanted, Priority.BACKGROUND)

@@ -55,6 +55,9 @@ def _find_fault(value: Any, hint: Any) -> str:
         return _find_tuple_fault(value, arguments)
     if hint is Mapping or origin in (abc.Mapping, dict):
         return _find_mapping_fault(value, arguments)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        # A Build that has travelled has a map of its fields.
+        return "" if isinstance(value, (hint, Mapping)) else f" is {_quote_value(value)}, not {hint}"
     if hint in _PLAIN:
         accepted = (int, float) if hint is float else (hint,)
         return "" if isinstance(value, accepted) else f" is {_quote_value(value)}, not {_add_article(hint.__name__)}"
@@ -91,12 +94,17 @@ def _find_mapping_fault(value: Any, arguments: tuple[Any, ...]) -> str:
 
 def _choose_fault(faults: list[str], value: Any, hint: Any) -> str:
     """Return the most helpful of the alternatives' faults: that of the only container, if there is just one."""
-    containers = [one for one in typing.get_args(hint) if typing.get_origin(one) in (tuple, abc.Mapping, dict)]
+    kinds = typing.get_args(hint)
+    containers = [
+        kind
+        for kind in kinds
+        if typing.get_origin(kind) in (tuple, abc.Mapping, dict) or dataclasses.is_dataclass(kind)
+    ]
     if len(containers) == 1:
         return _find_fault(value, containers[0])
     if value is not None and not isinstance(value, (*_PLAIN, tuple, list, Mapping)):
         return f" is {_quote_value(value)}; a tensor is given by its name, all else as numbers and strings"
-    names = [getattr(one, "__name__", str(one)) for one in typing.get_args(hint)]
+    names = [getattr(one, "__name__", str(one)) for one in kinds]
     return f" is {_quote_value(value)}, not {' or '.join(names)}"
 
 

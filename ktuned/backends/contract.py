@@ -76,7 +76,8 @@ class Build:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields as plain data."""
-        return {entry.name: _to_plain(getattr(self, entry.name)) for entry in dataclasses.fields(self)}
+        plain: dict[str, Any] = _to_plain(self)
+        return plain
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Self:
@@ -118,6 +119,8 @@ def _to_plain(value: Any) -> Any:
         return [_to_plain(item) for item in value]
     if isinstance(value, Mapping):
         return {str(key): _to_plain(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {entry.name: _to_plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
     raise TypeError(f"a Build cannot carry a {type(value).__name__}: {value!r}")

@@ -8,41 +8,46 @@ from typing import Any
 from ktuned.model import (
     LATENCY,
     Objective,
-    Problem,
     Record,
+    Status,
+    as_latency,
     canonical,
     compute_gain,
     cost_of,
     figure_of,
-    is_latency,
     record,
 )
+from ktuned.protocol import Answer
 
-MEASURED = ("fresh", "stale")
-"""Statuses of answers whose latency belongs to the case itself."""
+Case = tuple[str, str, Objective]
+"""What is compared: a kernel, a problem's canonical text, an objective."""
 
 
 @record
 class Comparison(Record):
-    """A kernel on a problem by an objective, before and after it was tuned again; figures are in the objective's unit.
+    """A kernel on a problem by an objective, before and after it was tuned again.
 
-    ``verdict`` is ``faster``, ``same``, ``slower`` (by another objective: better or worse), ``new`` (no earlier
-    figure) or ``failed`` (no figure for the present files). ``is_noisy`` if the present figure says little.
+    Attributes:
+        answer: the answer after the tuning.
+        before: the figure before, in the objective's unit; None if there was none.
+        now: the figure for the present files; None if there is none.
+        verdict: ``faster``, ``same``, ``slower``, ``new`` (no figure before) or ``failed`` (no figure now).
     """
 
-    kernel: str
-    problem: Problem
-    device: str
-    objective: Objective
+    answer: Answer
     before: float | None
     now: float | None
     verdict: str
-    is_noisy: bool = False
+
+    @property
+    def is_noisy(self) -> bool:
+        """True if the present figure says little."""
+        return self.answer.message.startswith("noisy:")
 
     @property
     def gain(self) -> float | None:
         """Times that it is better than before."""
-        return compute_gain(self.objective, self.before, self.now)
+        return compute_gain(self.answer.objective, self.before, self.now)
 
     @property
     def is_regression(self) -> bool:
@@ -51,16 +56,16 @@ class Comparison(Record):
 
     def to_wire(self) -> dict[str, Any]:
         """Return the line's data for ``--json``."""
-        by_latency = is_latency(self.objective)
+        objective = self.answer.objective
         return {
-            "kernel": self.kernel,
-            "problem": dict(self.problem),
-            "device": self.device,
-            "objective": self.objective,
+            "kernel": self.answer.kernel,
+            "problem": dict(self.answer.problem),
+            "device": self.answer.device or "",
+            "objective": objective,
             "before": self.before,
             "now": self.now,
-            "before_us": self.before if by_latency else None,
-            "now_us": self.now if by_latency else None,
+            "before_us": as_latency(objective, self.before),
+            "now_us": as_latency(objective, self.now),
             "ratio": self.gain,
             "verdict": self.verdict,
             "noisy": self.is_noisy,
@@ -71,49 +76,34 @@ def find_previous_best(
     trials: Iterable[Mapping[str, Any]], digest: str, device: str | None, objective: Objective = LATENCY
 ) -> float | None:
     """Return the best figure of the newest state of a kernel before ``digest``, from its measured trials' maps."""
-    earlier = [trial for trial in trials if trial["digest"] != digest and trial["device"] == device]
-    known = [
-        (trial, cost, figure) for trial in earlier for cost, figure in [_cost_and_figure(trial, objective)] if cost
-    ]
+    known = []
+    for trial in trials:
+        figure = figure_of(objective, trial["latency_us"], trial.get("metrics") or {})
+        cost = cost_of(objective, figure)
+        if cost and trial["digest"] != digest and trial["device"] == device:
+            known.append((trial, cost, figure))
     if not known:
         return None
     newest = max((trial for trial, _, _ in known), key=lambda trial: float(trial["updated"]))
     return min((cost, figure) for trial, cost, figure in known if trial["digest"] == newest["digest"])[1]
 
 
-def compare_answers(
-    before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]], tolerance: float
-) -> list[Comparison]:
-    """Compare the answers of lookups before and after, case by case; ``tolerance`` is a share (0.03 is 3 %).
+def case_of(answer: Answer) -> Case:
+    """Return what an answer is compared as."""
+    return answer.kernel, canonical(answer.problem), answer.objective
+
+
+def compare_answers(before: Mapping[Case, float | None], after: Iterable[Answer], tolerance: float) -> list[Comparison]:
+    """Compare the figures ``before`` with the answers ``after``; ``tolerance`` is a share (0.03 is 3 %).
 
     Cases only in ``before`` belong to removed kernels, and are left out.
     """
-    known = {_case_of_answer(answer): answer for answer in before}
-    return [_judge_case(known.get(_case_of_answer(answer)), answer, tolerance) for answer in after]
+    return [_judge_case(before.get(case_of(answer)), answer, tolerance) for answer in after]
 
 
-def objective_of(answer: Mapping[str, Any]) -> Objective:
-    """Return the objective of an answer; an earlier daemon knows of one."""
-    return Objective(answer.get("objective") or LATENCY)
-
-
-def _case_of_answer(answer: Mapping[str, Any]) -> tuple[str, str, Objective]:
-    return answer["kernel"], canonical(answer["problem"]), objective_of(answer)
-
-
-def _cost_and_figure(entry: Mapping[str, Any], objective: Objective) -> tuple[float | None, float | None]:
-    """Return what the figure of an answer or a trial costs, and the figure."""
-    figure = figure_of(objective, entry["latency_us"], entry.get("metrics") or {})
-    return cost_of(objective, figure), figure
-
-
-def _judge_case(before: Mapping[str, Any] | None, after: Mapping[str, Any], tolerance: float) -> Comparison:
-    objective = objective_of(after)
-    is_known = before is not None and before["status"] in MEASURED
-    cost_before, figure_before = (
-        _cost_and_figure(before, objective) if before is not None and is_known else (None, None)
-    )
-    cost_now, figure_now = _cost_and_figure(after, objective) if after["status"] == "fresh" else (None, None)
+def _judge_case(before: float | None, answer: Answer, tolerance: float) -> Comparison:
+    now = answer.figure if answer.status is Status.FRESH else None
+    cost_before, cost_now = cost_of(answer.objective, before), cost_of(answer.objective, now)
     if cost_now is None:
         verdict = "failed"
     elif cost_before is None:
@@ -122,13 +112,4 @@ def _judge_case(before: Mapping[str, Any] | None, after: Mapping[str, Any], tole
         verdict = "slower"
     else:
         verdict = "faster" if cost_now * (1 + tolerance) < cost_before else "same"
-    return Comparison(
-        after["kernel"],
-        after["problem"],
-        after["device"] or "",
-        objective,
-        figure_before,
-        figure_now,
-        verdict,
-        is_noisy=str(after.get("message") or "").startswith("noisy:"),
-    )
+    return Comparison(answer, before, now, verdict)

@@ -90,6 +90,7 @@ from ktuned.serve import (
     Handler,
     JobMethods,
     KernelMethods,
+    LookupMethods,
     Methods,
     PortfolioMethods,
     Server,
@@ -540,6 +541,7 @@ def assemble_parts(
             applications=applications, catalog=catalog, events=events, intake=intake, jobs=jobs, store=store
         ).list_handlers(),
         *TrialMethods(catalog=catalog, machine=machine, lookups=lookups, jobs=jobs, store=store).list_handlers(),
+        *LookupMethods(lookups).list_handlers(),
         *subscriptions.list_handlers(),
         *Control(catalog=catalog, machine=machine, jobs=jobs).list_handlers(),
         *exchange.list_handlers(),

@@ -16,7 +16,7 @@ from ktuned.dropin.adopted_files import (
     short_dtype,
 )
 from ktuned.dropin.captures import allow_captures, is_capturing
-from ktuned.dropin.daemon_link import LOOK_DEADLINE_S, CallKey, DaemonLink, daemon_link
+from ktuned.dropin.daemon_link import LOOK_DEADLINE_S, DaemonLink, daemon_link
 from ktuned.dropin.launch_counts import LaunchCounter, count_launches, leave_launch_counts
 from ktuned.dropin.launch_machine import (
     Answer,
@@ -30,6 +30,7 @@ from ktuned.dropin.launch_machine import (
     carry_out,
 )
 from ktuned.dropin.takeover import when_imported
+from ktuned.model import CallKey
 from ktuned.spool import (
     CALL_KEY,
     CALLS,

@@ -10,10 +10,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
+from ktuned.model import Problem
 from ktuned.spool import CALL_KEY, CALLS
 
 Call = TypeVar("Call")
@@ -47,7 +48,7 @@ class Calls(Generic[Call]):
         self._read = read
         self._known: dict[str, Call] = {}
 
-    def find_call(self, problem: Mapping[str, Any]) -> Call:
+    def find_call(self, problem: Problem) -> Call:
         """Return the call of a problem.
 
         Raises:
@@ -55,7 +56,7 @@ class Calls(Generic[Call]):
         """
         if CALL_KEY not in problem:
             raise ValueError("an application's call is needed: run the application, which records it")
-        name = problem[CALL_KEY]
+        name = str(problem[CALL_KEY])
         if name not in self._known:
             self._known[name] = self._read(called_file(self._file, f"{name}.call.json").read_text())
         return self._known[name]

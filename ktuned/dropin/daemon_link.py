@@ -11,13 +11,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from time import monotonic
 from typing import Any, Final
 
 from ktuned.dropin.launch_counts import leave_launch_counts
 from ktuned.dropin.launch_machine import Answer
-from ktuned.model import canonical
+from ktuned.model import CallKey, canonical
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.answers import DaemonSilent
 
@@ -43,19 +43,6 @@ MAX_FOLLOWED: Final = 1000
 """Most keys that are followed; further ones keep their config."""
 
 _log = logging.getLogger("ktuned.dropin")
-
-
-@dataclass(frozen=True)
-class CallKey:
-    """What a process asks the daemon about: a function's identity, a tuning key, and a GPU's model."""
-
-    identity: str
-    problem: Mapping[str, Any]
-    device: str = ""
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return the protocol's map."""
-        return {"identity": self.identity, "problem": dict(self.problem), "device": self.device or None}
 
 
 OnAnswer = Callable[[Answer], bool]
@@ -111,7 +98,7 @@ class DaemonLink:
         with self._lock:
             if len(self._followed) >= MAX_FOLLOWED:
                 return
-            self._followed[_make_text(key)] = key, on_answer
+            self._followed[key.text] = key, on_answer
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._report_answers, name="ktuned-dropin", daemon=True)
                 self._thread.start()
@@ -140,7 +127,7 @@ class DaemonLink:
         found = self._client.call(
             "calls",
             deadline_s=deadline_s,
-            keys=[key.to_wire() for key in keys],
+            keys=[asdict(key) for key in keys],
             waits=waits,
             beside=os.getpid(),
             pin=self._pin,
@@ -186,10 +173,6 @@ def _read_answer(entry: Mapping[str, Any]) -> Answer:
         entry.get("latency_us"),
         entry.get("message", ""),
     )
-
-
-def _make_text(key: CallKey) -> str:
-    return f"{key.identity} {key.device} {canonical(dict(key.problem))}"
 
 
 _links: dict[str | None, DaemonLink] = {}

@@ -9,11 +9,11 @@ import atexit
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
 from time import monotonic
-from typing import Any, Final
+from typing import Final
 
-from ktuned.spool import LaunchCounts, home_directory, leave_counts, spool_directory
+from ktuned.model import CallKey
+from ktuned.spool import KeyLaunches, LaunchCounts, home_directory, leave_counts, spool_directory
 
 MAX_COUNTED: Final = 1000
 """Most keys of a process that are counted."""
@@ -24,12 +24,10 @@ _ROWS_OF_A_FILE: Final = 200
 class LaunchCounter:
     """The launches of one key; the drop-in adds 1 to ``launches`` for each."""
 
-    __slots__ = ("_left", "device", "identity", "launches", "problem")
+    __slots__ = ("_left", "key", "launches")
 
-    def __init__(self, identity: str, problem: Mapping[str, Any], device: str = "") -> None:
-        self.identity = identity
-        self.problem = problem
-        self.device = device
+    def __init__(self, key: CallKey) -> None:
+        self.key = key
         self.launches = 0
         self._left = 0
 
@@ -45,9 +43,9 @@ _lock = threading.Lock()
 _last = monotonic()
 
 
-def count_launches(identity: str, problem: Mapping[str, Any], device: str = "") -> LaunchCounter:
+def count_launches(key: CallKey) -> LaunchCounter:
     """Return a new counter for a key, whose counts are left in the spool from now on."""
-    counter = LaunchCounter(identity, problem, device)
+    counter = LaunchCounter(key)
     with _lock:
         if len(_counters) < MAX_COUNTED:
             _counters.append(counter)
@@ -61,11 +59,7 @@ def leave_launch_counts(at_most_every_s: float = 0.0) -> None:
         if monotonic() - _last < at_most_every_s:
             return
         _last = monotonic()
-        rows = [
-            (counter.identity, counter.problem, counter.device, number)
-            for counter in _counters
-            if (number := counter.take_new_launches())
-        ]
+        rows = [KeyLaunches(counter.key, number) for counter in _counters if (number := counter.take_new_launches())]
     directory = spool_directory(home_directory())
     with contextlib.suppress(OSError):
         for first in range(0, len(rows), _ROWS_OF_A_FILE):

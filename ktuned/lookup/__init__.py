@@ -1,6 +1,6 @@
 """Lookups: the ladder of answers, pins, the table of winners."""
 
-from ktuned.lookup.answer import Answer
+from ktuned.lookup.answer import Lookup
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.certainty import Certainty
 from ktuned.lookup.ladder import not_observed
@@ -11,9 +11,9 @@ from ktuned.lookup.winner_table import WinnerTable
 
 __all__ = [
     "SETTLE_S",
-    "Answer",
     "AnswerCaches",
     "Certainty",
+    "Lookup",
     "Lookups",
     "ServedWinners",
     "Shortcuts",

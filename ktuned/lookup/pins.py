@@ -5,21 +5,27 @@ The first lookup of a problem under a pin decides; it is answered once its answe
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
-from ktuned.lookup.answer import Answer
+from ktuned.lookup.answer import compute_age
 from ktuned.model import NotFound, Problem, UsageError
-from ktuned.protocol import PinInfo
+from ktuned.protocol import Answer, PinInfo
 from ktuned.store import Store, pinned_question
 
 MAX_PINNED: Final = 100_000
 """Answers that all pins may hold together: a thousand runs of a hundred kernels."""
 
 MAX_PIN_BYTES: Final = 200
+
+_PASSING: Final[dict[str, Any]] = {"age_s": None, "generation": 0, "message": ""}
+"""What an answer says of a moment alone, which a pin does not hold."""
 
 
 class Pins:
@@ -42,7 +48,7 @@ class Pins:
                 f"the pin {pin[:100]!r} is not a valid name", hint="give a short text, for example the run's id"
             )
         held = self._store.pinned.find_answer(pin, pinned_question(kernel, problem, device, objective))
-        return None if held is None else Answer.from_pin(held)
+        return None if held is None else _read_answer(held)
 
     async def freeze_answer(
         self, pin: str, kernel: str, problem: Problem, device: str | None, objective: str | None, answer: Answer
@@ -56,9 +62,9 @@ class Pins:
         names = [(answer.kernel, answer.device, named) for named in (objective, answer.objective)]
         keys = [asked, *(pinned_question(name, problem, model, named) for name, model, named in names)]
         held = await self._store.pinned.hold_answer(
-            pin, list(dict.fromkeys(keys)), answer.to_pin(), now=time.time(), limit=MAX_PINNED
+            pin, list(dict.fromkeys(keys)), _render_answer(answer), now=time.time(), limit=MAX_PINNED
         )
-        return replace(Answer.from_pin(held), generation=answer.generation)
+        return replace(_read_answer(held), generation=answer.generation)
 
     def list_pins(self) -> list[PinInfo]:
         """Return every pin."""
@@ -75,3 +81,15 @@ class Pins:
             raise NotFound(f"there is no pin {pin!r}", hint="`ktuned lookup --pins` lists them")
         self._changed()
         return removed
+
+
+def _render_answer(answer: Answer) -> str:
+    return msgspec.json.encode(replace(answer, **_PASSING)).decode()
+
+
+def _read_answer(text: str) -> Answer:
+    """Rebuild from :func:`_render_answer`'s text, without an artifact that is gone; older texts have fewer fields."""
+    absent = dict.fromkeys(("config", "latency_us", "artifact", "decided", "file"))
+    held = msgspec.convert({**absent, **_PASSING, **json.loads(text)}, Answer)
+    is_gone = held.artifact is not None and not os.path.isdir(held.artifact)
+    return replace(held, age_s=compute_age(held.decided), artifact=None if is_gone else held.artifact)

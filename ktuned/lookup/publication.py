@@ -24,7 +24,7 @@ import msgpack
 from ktuned.catalog import Catalog, declared_admission
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
-from ktuned.lookup.answer import Answer
+from ktuned.lookup.answer import Lookup
 from ktuned.lookup.certainty import Certainty
 from ktuned.lookup.winner_table import CONFIRM_EVERY_S, WinnerTable
 from ktuned.model import (
@@ -38,6 +38,7 @@ from ktuned.model import (
     Status,
     Winner,
 )
+from ktuned.protocol import Answer
 from ktuned_client.table import MAX_CONTENT_BYTES, MAX_ENTRIES, kernel_key, pinned_prefix, winner_prefix
 
 MAX_WINNERS: Final = MAX_ENTRIES // 2
@@ -56,7 +57,7 @@ SHORTEST_PAUSE_S: Final = 0.05
 """Changes come in bursts, as of the jobs that an edit starts."""
 
 
-BestKnown = Callable[[KernelInfo, Problem, str | None, Objective], Answer]
+BestKnown = Callable[[KernelInfo, Problem, str | None, Objective], Lookup]
 """Returns the answer for a kernel's problem, on a device, by an objective; has nothing tuned."""
 
 
@@ -90,12 +91,12 @@ class Publication:
         self._change.set()
 
     def publish_answered(
-        self, kernel: KernelInfo, name: str, directory: str | None, problem: Problem, answer: Answer, *, tune: bool
+        self, kernel: KernelInfo, name: str, directory: str | None, problem: Problem, found: Lookup, *, tune: bool
     ) -> None:
         """Publish the answer to a question, and which kernel its name means in its directory."""
-        if answer.status is Status.STALE and not tune:
+        if found.answer.status is Status.STALE and not tune:
             return
-        if not self._publish_answer(kernel, problem, answer):
+        if not self._publish_answer(kernel, problem, found):
             return
         self._write_entry(kernel.name, kernel_key(name, directory), self._describe_kernel(kernel))
         if self._published.get(kernel.name) != self._table.generation(kernel.name):
@@ -147,7 +148,7 @@ class Publication:
             # What enters the key is enough to answer for it; a kernel without such a rule has the whole problem.
             if set(kernel.specialize or ()) <= set(winner.problem):
                 found = self._answer(kernel, winner.problem, winner.context.device, winner.objective)
-                if found.status is Status.FRESH:
+                if found.answer.status is Status.FRESH:
                     self._publish_answer(kernel, winner.problem, found)
             took_s = perf_counter() - start
             if took_s >= SLICE_S:
@@ -157,14 +158,14 @@ class Publication:
                 start = perf_counter()
         self._published[name] = generation
 
-    def _publish_answer(self, kernel: KernelInfo, problem: Problem, answer: Answer) -> bool:
+    def _publish_answer(self, kernel: KernelInfo, problem: Problem, found: Lookup) -> bool:
         """Publish an answer if it stands for all problems of its key; return whether it does."""
-        config = answer.config
+        answer, config = found.answer, found.answer.config
         if (
             answer.status not in (Status.FRESH, Status.STALE)
             or config is None
             or answer.device is None
-            or not answer.is_certain
+            or not found.is_certain
             or not self._certainty.is_caught_up
             or kernel.has_bucket_function
         ):

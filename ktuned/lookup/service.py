@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from ktuned.catalog import Admission, Buckets, Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.fleet import Environment, QuietGate
-from ktuned.lookup.answer import Answer
+from ktuned.lookup.answer import Lookup, compute_age
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.certainty import Certainty
 from ktuned.lookup.follow_ups import MAX_FOLLOW_UPS, FollowUps
@@ -60,6 +60,7 @@ from ktuned.model import (
     needs_metric,
     strip_numerics,
 )
+from ktuned.protocol import Answer
 from ktuned.scheduling import Jobs, Portfolios
 from ktuned.store import Artifacts, Store
 
@@ -75,7 +76,7 @@ MAX_SETTLED = 4
 LATELY_S = 60.0
 """For this long after a lookup the files of its kernel are surveyed more often than others."""
 
-Pinning = Callable[[], Awaitable[Answer]]
+Pinning = Callable[[], Awaitable[Lookup]]
 """Writes the first answer under a pin to the disk and returns the one that holds."""
 
 
@@ -154,7 +155,7 @@ class Lookups:
             },
         }
 
-    def find_answer(
+    def look_up(
         self,
         name: str,
         problem: Problem,
@@ -164,7 +165,7 @@ class Lookups:
         directory: str | None = None,
         objective: str | None = None,
         admits: Admits | None = None,
-    ) -> Answer:
+    ) -> Lookup:
         """Return the answer for one problem; ``directory`` decides which project a short name means.
 
         Without an ``objective`` it is the best by the kernel's own. ``admits`` stands in for the kernel's space, where
@@ -175,9 +176,7 @@ class Lookups:
             UsageError: the kernel has no such problem, or no such objective.
         """
         self._answered += 1
-        return self._find_answer(
-            name, problem, device, tune=tune, directory=directory, objective=objective, admits=admits
-        )
+        return self._look_up(name, problem, device, tune=tune, directory=directory, objective=objective, admits=admits)
 
     def lookup_pinned(
         self,
@@ -191,8 +190,8 @@ class Lookups:
         objective: str | None = None,
         admits: Admits | None = None,
         settle_until: float = 0.0,
-    ) -> Answer | Pinning:
-        """As :meth:`find_answer`, but with the answer that the pin holds, or with a function that saves the first one.
+    ) -> Lookup | Pinning:
+        """As :meth:`look_up`, but with the answer that the pin holds, or with a function that saves the first one.
 
         An answer that is not certain is not held: the next one may be better. The first one has until ``settle_until``
         to be settled (:meth:`settle_answer`), because it holds for good.
@@ -204,23 +203,24 @@ class Lookups:
         asked, name = name, self._catalog.full_name_of(name, directory)
         held = self.pins.find_answer(pin, name, problem, device, objective)
         if held is None:
-            look_up = partial(self.find_answer, name, problem, device, tune=tune, objective=objective, admits=admits)
+            look_up = partial(self.look_up, name, problem, device, tune=tune, objective=objective, admits=admits)
             first = look_up()
-            held = self.pins.find_answer(pin, first.kernel, problem, first.device, first.objective)
+            named = first.answer
+            held = self.pins.find_answer(pin, named.kernel, problem, named.device, named.objective)
             if held is None and not first.is_certain:
                 return first
             if held is None:
 
-                async def pin_answer() -> Answer:
-                    answer = await self.settle_answer(first, look_up, settle_until)
-                    if not answer.is_certain:
-                        return answer
-                    return await self.pins.freeze_answer(pin, name, problem, device, objective, answer)
+                async def pin_answer() -> Lookup:
+                    found = await self.settle_answer(first, look_up, settle_until)
+                    if not found.is_certain:
+                        return found
+                    return Lookup(await self.pins.freeze_answer(pin, name, problem, device, objective, found.answer))
 
                 return pin_answer
         self._answered += 1
         self._publication.publish_pinned(pin, asked, directory, problem, held)
-        return replace(held, generation=self.table.generation(held.kernel))
+        return Lookup(replace(held, generation=self.table.generation(held.kernel)))
 
     def caught_up(self) -> None:
         """End the doubts of a start: the watcher has looked at every file since."""
@@ -236,7 +236,7 @@ class Lookups:
         self._follow_ups.forget_tunings(kernel)
         self.caches.forget_answers(kernel)
 
-    def _find_answer(
+    def _look_up(
         self,
         name: str,
         problem: Problem,
@@ -246,24 +246,32 @@ class Lookups:
         directory: str | None,
         objective: str | None,
         admits: Admits | None = None,
-    ) -> Answer:
+    ) -> Lookup:
         try:
             kernel = self._catalog.resolve_kernel(name, directory)
         except NotFound as error:
-            return Answer(
-                name,
-                problem,
-                device,
-                Status.UNKNOWN,
-                self.table.generation(name),
-                message=f"{error.message}; {error.hint}",
+            return Lookup(
+                Answer(
+                    kernel=name,
+                    problem=problem,
+                    device=device,
+                    status=Status.UNKNOWN,
+                    config=None,
+                    latency_us=None,
+                    artifact=None,
+                    age_s=None,
+                    decided=None,
+                    file=None,
+                    message=f"{error.message}; {error.hint}",
+                    generation=self.table.generation(name),
+                )
             )
         self._looked_up[kernel.name] = monotonic()
         check_problem(kernel, problem)
         by = kernel.objective(objective)
-        answer = self._best_known(kernel, problem, device, by, tune=tune, admits=admits)
-        self._publication.publish_answered(kernel, name, directory, problem, answer, tune=tune)
-        return answer
+        found = self._best_known(kernel, problem, device, by, tune=tune, admits=admits)
+        self._publication.publish_answered(kernel, name, directory, problem, found, tune=tune)
+        return found
 
     def _best_known(
         self,
@@ -274,7 +282,7 @@ class Lookups:
         *,
         tune: bool,
         admits: Admits | None,
-    ) -> Answer:
+    ) -> Lookup:
         environment = self._catalog.kernel_environment(kernel)
         # The device that would be measured on; without one the winners of its model still count.
         measured_on: Device | None
@@ -364,28 +372,28 @@ class Lookups:
             message = failure or "the space does not admit the default for this problem"
         if found.status is Status.DEFAULT and not message:
             message = _why_untuned(found.wants_tuning and tune, device, is_here=context is not None)
-        return Answer(
-            kernel.name,
-            problem,
-            model,
-            found.status,
-            self.table.generation(kernel.name),
-            None if found.config is None else kernel.order_config(found.config),
+        decided = None if incumbent is None else incumbent.decided
+        answer = Answer(
+            kernel=kernel.name,
+            problem=problem,
+            device=model,
+            status=found.status,
+            config=None if found.config is None else kernel.order_config(found.config),
             latency_us=None if incumbent is None else incumbent.latency_us,
             # Only an artifact of this very problem and source can be launched for it as it is.
             artifact=self._artifact_of(incumbent) if incumbent is not None and found.is_current else None,
-            decided=None if incumbent is None else incumbent.decided,
+            age_s=compute_age(decided),
+            decided=decided,
+            file=kernel.file,
             message=message,
-            is_certain=found.is_certain,
+            generation=self.table.generation(kernel.name),
             is_final=found.is_final and not is_noisy_one,
             metrics={} if incumbent is None else incumbent.metrics,
-            file=kernel.file,
             measured=None if incumbent is None else self._measured_problem(kernel, problem, incumbent),
             objective=by,
-            undecided=found.undecided,
             expected_loss=found.expected_loss,
-            failure=failure,
         )
+        return Lookup(answer, found.is_certain, found.undecided, failure)
 
     def _find_failure(
         self, kernel: KernelInfo, environment: Environment, device: Device, by: Objective, verdict: Verdict
@@ -397,20 +405,20 @@ class Lookups:
                 return f"{verdict.describe()}: the tuning of {problem} failed: {failed}"
         return ""
 
-    async def settle_answer(self, answer: Answer, look_up: Callable[[], Answer], ends_at: float) -> Answer:
-        """Return ``answer``, or the one that ``look_up`` gives once a worker has said which configs the space holds.
+    async def settle_answer(self, found: Lookup, look_up: Callable[[], Lookup], ends_at: float) -> Lookup:
+        """Return ``found``, or the one that ``look_up`` gives once a worker has said which configs the space holds.
 
         Between tuned sizes the winner of the nearest may be valid, which only the kernel file's own code decides. At
         ``ends_at`` (by ``monotonic``) the answer is what is known by then: several of one request share that end.
         """
         with anyio.move_on_after(max(0.0, ends_at - monotonic())), suppress(KtunedError):
             for _ in range(MAX_SETTLED):
-                if not answer.undecided:
+                if not found.undecided:
                     break
-                kernel = self._catalog.resolve_kernel(answer.kernel)
-                await self._follow_ups.await_check(kernel, answer.problem, answer.undecided)
-                answer = look_up()
-        return answer
+                kernel = self._catalog.resolve_kernel(found.answer.kernel)
+                await self._follow_ups.await_check(kernel, found.answer.problem, found.undecided)
+                found = look_up()
+        return found
 
     def _measured_problem(self, kernel: KernelInfo, problem: Problem, incumbent: Winner) -> Problem | None:
         """Return the problem that a winner was measured for, if it is not the one that was asked for."""

@@ -26,6 +26,7 @@ from ktuned.model.errors import (
 from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, find_notices, format_notice
 from ktuned.model.kernel import KernelInfo, Root, RootSettings
 from ktuned.model.keys import (
+    CallKey,
     DeviceModel,
     DeviceName,
     KernelName,
@@ -52,7 +53,7 @@ from ktuned.model.objective import (
     NUMERICS,
     TOLERANCE,
     Objective,
-    choose_words_of_praise,
+    as_latency,
     compute_energy_figures,
     compute_gain,
     cost_of,
@@ -69,6 +70,7 @@ from ktuned.model.objective import (
     strip_numerics,
     unit_of,
     with_numerics,
+    word_improvement,
 )
 from ktuned.model.peaks import (
     BANDWIDTH_METRIC,
@@ -154,6 +156,7 @@ __all__ = [
     "BitClass",
     "BitClasses",
     "Bits",
+    "CallKey",
     "Candidate",
     "Change",
     "Config",
@@ -209,9 +212,9 @@ __all__ = [
     "add_captured",
     "add_digests",
     "apply_bucket_rules",
+    "as_latency",
     "canonical",
     "choose_class",
-    "choose_words_of_praise",
     "compare_contexts",
     "compute_energy_figures",
     "compute_gain",
@@ -261,4 +264,5 @@ __all__ = [
     "suggest_name",
     "unit_of",
     "with_numerics",
+    "word_improvement",
 ]

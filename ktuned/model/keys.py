@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import NamedTuple, NewType
 
 from ktuned.model.objective import LATENCY, Objective
-from ktuned.model.values import Scalar, canonical
+from ktuned.model.record import Record, record
+from ktuned.model.values import Problem, Scalar, canonical
 
 ProjectName = NewType("ProjectName", str)
 """The name of a root's project; unique among the roots."""
@@ -75,6 +76,26 @@ class WinnerKey(NamedTuple):
     problem: KeyProblem
     device: DeviceModel
     objective: Objective = LATENCY
+
+
+@record
+class CallKey(Record):
+    """A tuning key of an application's function.
+
+    Attributes:
+        identity: digest of everything but the call that decides a measurement of the function.
+        problem: the values by which the function's winners are told apart.
+        device: the model of the GPU; None leaves it to the daemon.
+    """
+
+    identity: str
+    problem: Problem
+    device: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The text that stands for the key where keys are looked up."""
+        return f"{self.identity} {self.device or ''} {canonical(self.problem)}"
 
 
 def make_full_name(project: str, kernel: str) -> KernelName:

@@ -12,6 +12,7 @@ numerics are kept apart from those that go by a tolerance.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Final, NewType
 
@@ -93,7 +94,8 @@ def read_objective(text: str) -> Objective:
     """
     plain = strip_numerics(text)
     if plain in BUILT_IN or (plain.startswith((_MOST, _LEAST)) and metric_of(plain).isidentifier()):
-        return Objective(text)
+        # One object for each text, by which a field that holds its default is recognised.
+        return Objective(sys.intern(text))
     hint = "give latency, energy, edp, or a metric of the kernel file with its direction, max:NAME or min:NAME"
     raise UsageError(f"there is no objective {text!r}", hint=hint)
 
@@ -109,6 +111,16 @@ def metric_of(objective: Objective) -> str:
     return plain.partition(":")[2] or plain
 
 
+def word_improvement(objective: Objective) -> str:
+    """Return ``faster`` of a latency, ``better`` of any other figure."""
+    return "faster" if is_latency(objective) else "better"
+
+
+def as_latency(objective: Objective, figure: float | None) -> float | None:
+    """Return a figure if it is a latency (µs); None for another objective's."""
+    return figure if is_latency(objective) else None
+
+
 def unit_of(objective: Objective) -> str:
     """Return the unit of an objective's figures; for a kernel file's metric, its name."""
     return {LATENCY: "µs", ENERGY: "J", EDP: "J·s"}.get(strip_numerics(objective), metric_of(objective))
@@ -117,11 +129,6 @@ def unit_of(objective: Objective) -> str:
 def mention_objective(objective: str) -> str:
     """Return an objective as the end of a phrase, ``" by energy"``; nothing if it is the latency, as is usual."""
     return "" if objective == LATENCY else f" by {objective}"
-
-
-def choose_words_of_praise(objective: str) -> tuple[str, str]:
-    """Return what people call a config with a good figure, and one with a better figure: "fast" and "faster"."""
-    return ("fast", "faster") if is_latency(objective) else ("good", "better")
 
 
 def figure_of(objective: Objective, latency_us: float | None, metrics: Mapping[str, float]) -> float | None:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from ktuned.model import Scalar
-from ktuned.protocol.method import Method
-
-
-class CalledKey(msgspec.Struct, frozen=True):
-    """A function by its identity, a tuning key, and a GPU's model."""
-
-    identity: str
-    problem: dict[str, Scalar]
-    device: str | None = None
+from ktuned.model import CallKey, Config, Status
+from ktuned.protocol.method import EmptyAnswer, Method
 
 
 class CallsParams(msgspec.Struct, frozen=True):
@@ -23,10 +16,36 @@ class CallsParams(msgspec.Struct, frozen=True):
     process that asks, which uses the device.
     """
 
-    keys: list[CalledKey]
+    keys: list[CallKey]
     waits: bool = False
     beside: int | None = None
     pin: str | None = None
+
+
+class KeyAnswer(msgspec.Struct, frozen=True):
+    """What the daemon knows about one key of an application's function.
+
+    Attributes:
+        status: a lookup's.
+        config: the best config known; None without one.
+        is_open: whether a tuning of the key waits or runs.
+        artifact: the directory of the config's machine code.
+        latency_us: its latency, where it was measured for this very key.
+        message: why a tuning has ended without a winner; empty before.
+    """
+
+    status: Status
+    config: Config | None = None
+    is_open: bool = False
+    artifact: str | None = None
+    latency_us: float | None = None
+    message: str = ""
+
+
+class CallsAnswer(msgspec.Struct, frozen=True):
+    """The answer for each key, in the order of the keys."""
+
+    answers: Sequence[KeyAnswer]
 
 
 class LibraryParams(msgspec.Struct, frozen=True):
@@ -38,5 +57,5 @@ class LibraryParams(msgspec.Struct, frozen=True):
     variables: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-CALLS: Final[Method[CallsParams, dict[str, Any]]] = Method("calls", CallsParams, dict)
-PREPARE_LIBRARY: Final[Method[LibraryParams, dict[str, Any]]] = Method("prepare_library", LibraryParams, dict)
+CALLS: Final = Method("calls", CallsParams, CallsAnswer)
+PREPARE_LIBRARY: Final = Method("prepare_library", LibraryParams, EmptyAnswer)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec import structs
+
 from ktuned.model import Problem, canonical, cost_of, figure_of, parse_key_problem
 from ktuned.portfolio import Branch, Matrix, Portfolio, Tree, describe_condition
 from ktuned.report.document import PortfolioRow, ShownPortfolio
@@ -16,8 +18,8 @@ MAX_NEW = 200
 
 def survey_portfolio(overview: Overview, stored: StoredPortfolio, contexts: Sequence[ContextSums]) -> ShownPortfolio:
     """Return a portfolio as the report shows it; ``contexts`` are those of its kernel and device."""
-    fitted = Portfolio.from_wire(stored.document)
-    matrix = Matrix.from_wire(stored.document["matrix"])
+    fitted = Portfolio.from_wire(structs.asdict(stored.document))
+    matrix = Matrix.from_wire(stored.document.matrix)
     rows = [
         _portfolio_row(
             fitted,

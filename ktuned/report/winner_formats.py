@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-from ktuned.model import Scalar, UsageError, listed
-
-Document = Mapping[str, Any]
-Winners = Sequence[Mapping[str, Any]]
+from ktuned.model import Config, Scalar, UsageError, listed
+from ktuned.protocol import WinnersDocument
 
 _C_TYPES = {bool: "bool", int: "int64_t", float: "double", str: "const char *"}
 
 _SMALLEST_INTEGER = -(2**63)
 
 
-def vllm_files(document: Document, by: str) -> dict[str, str]:
+def vllm_files(document: WinnersDocument, by: str) -> dict[str, str]:
     """Return files of configs by one size: ``{"16": {"BLOCK_SIZE_M": 32, …}, …}``.
 
     There is one file for each choice of the problem's other keys, which its name holds: vLLM's fused MoE kernels look
@@ -29,23 +26,23 @@ def vllm_files(document: Document, by: str) -> dict[str, str]:
     Raises:
         UsageError: a winner's problem has no such size.
     """
-    files: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for winner in document["winners"]:
-        problem = dict(winner["problem"])
+    files: dict[str, dict[int, Config]] = {}
+    for winner in document.winners:
+        problem = dict(winner.problem)
         size = problem.pop(by, None)
         if type(size) is not int:
-            hint = f"name an integer of it with --by {listed(winner['problem'])}"
-            raise UsageError(f"{document['kernel']}: its problem has no size {by!r}", hint=hint)
+            hint = f"name an integer of it with --by {listed(winner.problem)}"
+            raise UsageError(f"{document.kernel}: its problem has no size {by!r}", hint=hint)
         keys = [f"{key}={value}" for key, value in problem.items()]
-        name = ",".join([*keys, f"device_name={document['device'].replace(' ', '_')}"]).replace("/", "_")
-        files.setdefault(f"{name}.json", {})[size] = winner["config"]
+        name = ",".join([*keys, f"device_name={document.device.replace(' ', '_')}"]).replace("/", "_")
+        files.setdefault(f"{name}.json", {})[size] = winner.config
     return {
         name: json.dumps({str(size): dict(configs[size]) for size in sorted(configs)}, indent=4) + "\n"
         for name, configs in files.items()
     }
 
 
-def c_file(document: Document) -> tuple[str, str]:
+def c_file(document: WinnersDocument) -> tuple[str, str]:
     """Return the name and the text of a header with a table of winners, and a function that finds the nearest one.
 
     It is C99 and C++11, and needs no library but libm. The distance of two problems is ktuned's own: the sum of the
@@ -54,19 +51,18 @@ def c_file(document: Document) -> tuple[str, str]:
     Raises:
         UsageError: a value has no place in C.
     """
-    name = _cpp_identifier(f"ktuned_{document['kernel'].rpartition(':')[2]}")
-    winners: Winners = document["winners"]
-    problem = _struct_members(document, [winner["problem"] for winner in winners], "problem")
-    config = _struct_members(document, [winner["config"] for winner in winners], "config")
-    guard = _cpp_identifier(f"{name}_{document['device']}_H").upper()
+    name = _cpp_identifier(f"ktuned_{document.kernel.rpartition(':')[2]}")
+    problem = _struct_members(document, [winner.problem for winner in document.winners], "problem")
+    config = _struct_members(document, [winner.config for winner in document.winners], "config")
+    guard = _cpp_identifier(f"{name}_{document.device}_H").upper()
     rows = [
-        f"    {{{{{_initialise_row(winner['problem'], problem)}}}, {{{_initialise_row(winner['config'], config)}}}, "
-        f"{_cpp_literal(float(winner['latency_us']), float)}}},"
-        for winner in winners
+        f"    {{{{{_initialise_row(winner.problem, problem)}}}, {{{_initialise_row(winner.config, config)}}}, "
+        f"{_cpp_literal(winner.latency_us, float)}}},"
+        for winner in document.winners
     ]
     terms = [f"  total += {_c_distance(name, key, kind)};" for key, kind in problem.items()]
     lines = [
-        f"/* Winners of {_escape_comment(document['kernel'])} on {_escape_comment(document['device'])}, by ktuned. */",
+        f"/* Winners of {_escape_comment(document.kernel)} on {_escape_comment(document.device)}, by ktuned. */",
         f"#ifndef {guard}",
         f"#define {guard}",
         "",
@@ -116,7 +112,7 @@ def c_file(document: Document) -> tuple[str, str]:
     return f"{guard.lower().removesuffix('_h')}.h", "\n".join(lines) + "\n"
 
 
-def _struct_members(document: Document, rows: Iterable[Mapping[str, Scalar]], what: str) -> dict[str, type]:
+def _struct_members(document: WinnersDocument, rows: Iterable[Mapping[str, Scalar]], what: str) -> dict[str, type]:
     """Return the members of a structure that holds every row, with their types."""
     found: dict[str, type] = {}
     names: dict[str, str] = {}
@@ -128,11 +124,11 @@ def _struct_members(document: Document, rows: Iterable[Mapping[str, Scalar]], wh
                 found[key] = float
             elif kind is not known:
                 raise UsageError(
-                    f"{document['kernel']}: the {what}'s {key} is a {known.__name__} here and a {kind.__name__} there",
+                    f"{document.kernel}: the {what}'s {key} is a {known.__name__} here and a {kind.__name__} there",
                     hint="C needs one type",
                 )
             if names.setdefault(_cpp_identifier(key), key) != key:
-                raise UsageError(f"{document['kernel']}: {key} and {names[_cpp_identifier(key)]} are one name in C")
+                raise UsageError(f"{document.kernel}: {key} and {names[_cpp_identifier(key)]} are one name in C")
     return found
 
 

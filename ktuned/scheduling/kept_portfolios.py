@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import structlog
+from msgspec import structs
 
 from ktuned.model import Config, KernelInfo, Objective, Problem, canonical
 from ktuned.portfolio import Portfolio
@@ -22,16 +23,24 @@ PortfolioKey = tuple[str, str, Objective]
 
 
 class KeptPortfolio(msgspec.Struct):
-    """A portfolio with the state that it was fitted in, and new problems by their number of lookups.
+    """A portfolio, as it is stored and as it chooses, and new problems by their number of lookups.
 
     ``measured`` are those of them that were measured since the fit.
     """
 
     portfolio: Portfolio
-    state: str
-    document: dict[str, Any]
+    stored: StoredPortfolio
     noted: dict[str, int] = msgspec.field(default_factory=dict)
     measured: set[str] = msgspec.field(default_factory=set)
+
+    @classmethod
+    def read(cls, stored: StoredPortfolio) -> KeptPortfolio:
+        """Read a stored portfolio.
+
+        Raises:
+            ValueError: it is of another version.
+        """
+        return cls(Portfolio.from_wire(structs.asdict(stored.document)), stored)
 
     def count_problem(self, problem: Problem) -> None:
         """Count a lookup of a new problem."""
@@ -55,11 +64,9 @@ class KeptPortfolios:
             known = self._known[kernel] = {}
             for stored in self._store.load_portfolios(kernel):
                 try:
-                    portfolio = Portfolio.from_wire(stored.document)
+                    known[kernel, stored.device, stored.objective] = KeptPortfolio.read(stored)
                 except (ValueError, KeyError, TypeError) as error:
                     _log.warning("portfolio_not_read", kernel=kernel, reason=str(error))
-                    continue
-                known[kernel, stored.device, stored.objective] = KeptPortfolio(portfolio, stored.state, stored.document)
         return known
 
     def find_portfolio(self, kernel: KernelInfo, device: str | None, objective: Objective) -> KeptPortfolio | None:
@@ -83,9 +90,8 @@ class KeptPortfolios:
             StoreError: it cannot be stored.
         """
         await self._store.save_portfolio(stored)
-        self.portfolios_of_kernel(stored.kernel)[stored.kernel, stored.device, stored.objective] = KeptPortfolio(
-            Portfolio.from_wire(stored.document), stored.state, stored.document
-        )
+        known = self.portfolios_of_kernel(stored.kernel)
+        known[stored.kernel, stored.device, stored.objective] = KeptPortfolio.read(stored)
 
     def list_portfolios(self) -> list[tuple[PortfolioKey, KeptPortfolio]]:
         """Return the portfolios of all kernels that were asked for one."""

@@ -25,6 +25,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 import structlog
+from msgspec import structs
 
 from ktuned.catalog import Admission, Catalog, check_problem
 from ktuned.devices import Machine
@@ -60,6 +61,7 @@ from ktuned.portfolio import (
     count_octaves,
     shortlist_configs,
 )
+from ktuned.protocol import PortfolioDocument, PortfolioInfo, PortfolioLimits, PortfolioProgress
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.kept_portfolios import KeptPortfolio, KeptPortfolios, PortfolioKey
@@ -73,10 +75,6 @@ MAX_PROBLEMS: Final = 1_000
 
 SHORTLIST: Final = 3
 """Configs that are measured everywhere for each that may be in the portfolio."""
-
-DEFAULT_CONFIGS: Final = 4
-DEFAULT_LOSS: Final = 0.02
-DEFAULT_TUNINGS: Final = 12
 
 MAX_KNOWN: Final = 4_096
 """Trials of a problem that are looked at."""
@@ -96,13 +94,21 @@ MAX_FITS: Final = 24
 IDLE_S: Final = 2.0
 """Interval in which it is seen whether anything else is to be done."""
 
-_UNDER_WAY: Final = ("queued", "running")
 
 _log = structlog.get_logger()
 
 
+class PortfolioRequest(msgspec.Struct, frozen=True):
+    """The problems of a portfolio with their weights, and its limits; what is None is left to the kernel file."""
+
+    over: Sequence[tuple[Problem, float]] | None = None
+    configs: int | None = None
+    loss: float | None = None
+    tunings: int | None = None
+
+
 class PortfolioSpec(msgspec.Struct, frozen=True):
-    """The problems that a portfolio is for, how many configs it may have, and how much it may lose.
+    """The problems that a portfolio is for, and its limits.
 
     ``measurable`` are the only other problems that can be measured, where there are any: an application's calls.
     Elsewhere a problem at a border is one that nobody asked for.
@@ -110,29 +116,29 @@ class PortfolioSpec(msgspec.Struct, frozen=True):
 
     problems: tuple[Problem, ...]
     weights: tuple[float, ...]
-    max_configs: int = DEFAULT_CONFIGS
-    loss: float = DEFAULT_LOSS
-    max_tunings: int = DEFAULT_TUNINGS
+    limits: PortfolioLimits = PortfolioLimits()
     measurable: tuple[Problem, ...] = ()
 
     @classmethod
-    def from_request(cls, kernel: KernelInfo, asked: Mapping[str, Any]) -> PortfolioSpec:
+    def from_request(cls, kernel: KernelInfo, asked: PortfolioRequest) -> PortfolioSpec:
         """Return what is asked for, with the kernel file's ``portfolio=``, and its problems, where that says nothing.
 
         Raises:
             UsageError: there are no problems, or a number is out of its range.
         """
-        given = {**kernel.extra.get("portfolio", {}), **{key: value for key, value in asked.items() if value}}
-        over = given.get("over") or [[problem, 1.0] for problem in kernel.problems]
+        declared = msgspec.convert(kernel.extra.get("portfolio", {}), PortfolioRequest)
+        over = asked.over or declared.over or [(problem, 1.0) for problem in kernel.problems]
+        limits = PortfolioLimits()
+        for source in (declared, asked):
+            given = {name: getattr(source, name) for name in limits.__struct_fields__}
+            limits = structs.replace(limits, **{name: value for name, value in given.items() if value is not None})
         for problem, _ in over:
             check_problem(kernel, problem)
         unique = {canonical(kernel.select_key_values(problem)): (problem, float(weight)) for problem, weight in over}
         wanted = cls(
             tuple(problem for problem, _ in unique.values()),
             tuple(weight for _, weight in unique.values()),
-            int(given.get("configs", DEFAULT_CONFIGS)),
-            float(given.get("loss", DEFAULT_LOSS)),
-            int(given.get("tunings", DEFAULT_TUNINGS)),
+            limits,
         )
         if len(wanted.problems) < 2:
             raise UsageError(
@@ -141,9 +147,9 @@ class PortfolioSpec(msgspec.Struct, frozen=True):
             )
         if len(wanted.problems) > MAX_PROBLEMS:
             raise UsageError(f"{len(wanted.problems)} problems, and {MAX_PROBLEMS} are allowed", hint="take a sample")
-        if not 1 <= wanted.max_configs <= MAX_CONFIGS:
-            raise UsageError(f"configs is {wanted.max_configs}", hint=f"give 1 to {MAX_CONFIGS}")
-        if not 0 <= wanted.loss < 10 or not 1 <= wanted.max_tunings <= MAX_PROBLEMS:
+        if not 1 <= limits.configs <= MAX_CONFIGS:
+            raise UsageError(f"configs is {limits.configs}", hint=f"give 1 to {MAX_CONFIGS}")
+        if not 0 <= limits.loss < 10 or not 1 <= limits.tunings <= MAX_PROBLEMS:
             raise UsageError("loss or tunings is out of range", hint="give a part such as 0.02, and at least 1 tuning")
         return wanted
 
@@ -151,30 +157,31 @@ class PortfolioSpec(msgspec.Struct, frozen=True):
 class PortfolioBuild(msgspec.Struct):
     """The making of a portfolio, and how far it is."""
 
-    kernel: str
-    device: str
-    objective: Objective
     wanted: PortfolioSpec
+    progress: PortfolioProgress
     priority: int = Priority.REQUESTED
-    state: str = "queued"
-    message: str = ""
-    tuned: int = 0
-    measured: int = 0
-    jobs: list[int] = msgspec.field(default_factory=list)
 
-    def to_wire(self) -> dict[str, Any]:
-        """Return the protocol's map."""
-        return {
-            "kernel": self.kernel,
-            "device": self.device,
-            "objective": self.objective,
-            "state": self.state,
-            "message": self.message,
-            "problems": len(self.wanted.problems),
-            "tuned": self.tuned,
-            "measured": self.measured,
-            "jobs": self.jobs[-1:],
-        }
+    @classmethod
+    def begin(
+        cls, kernel: str, device: str, objective: Objective, wanted: PortfolioSpec, priority: int
+    ) -> PortfolioBuild:
+        """Return a build that has not begun."""
+        return cls(wanted, PortfolioProgress(kernel, device, objective, len(wanted.problems)), priority)
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's full name."""
+        return self.progress.kernel
+
+    @property
+    def device(self) -> str:
+        """The device's model."""
+        return self.progress.device
+
+    @property
+    def objective(self) -> Objective:
+        """What the configs are judged by."""
+        return self.progress.objective
 
 
 class Portfolios:
@@ -227,24 +234,25 @@ class Portfolios:
             return False
         if (kernel.name, device, objective) not in self._builds:
             try:
-                wanted = PortfolioSpec.from_request(kernel, {})
+                wanted = PortfolioSpec.from_request(kernel, PortfolioRequest())
                 self.request_portfolio(kernel, device, objective, wanted, Priority.BACKGROUND)
             except KtunedError as error:
                 _log.warning("portfolio_not_made", kernel=kernel.name, reason=error.message)
                 return False
-        return self._builds[kernel.name, device, objective].state in _UNDER_WAY
+        return self._builds[kernel.name, device, objective].progress.is_under_way
 
-    def describe_portfolios(self, kernel: KernelInfo) -> list[dict[str, Any]]:
-        """Return a kernel's portfolios as the protocol's maps, with what is known of their problems."""
+    def describe_portfolios(self, kernel: KernelInfo) -> list[PortfolioInfo]:
+        """Return a kernel's portfolios, with what is known of their problems."""
         found = []
         for (_, device, objective), kept in self.kept.portfolios_of_kernel(kernel.name).items():
-            is_current = kept.state == self._measuring_state(kernel, device)
-            found.append({"device": device, "objective": objective, "current": is_current, **kept.document})
+            document = structs.asdict(kept.stored.document)
+            is_current = kept.stored.state == self._measuring_state(kernel, device)
+            found.append(PortfolioInfo(**document, device=device, objective=objective, current=is_current))
         return found
 
-    def describe_build(self, kernel: KernelInfo) -> list[dict[str, Any]]:
+    def list_progress(self, kernel: KernelInfo) -> list[PortfolioProgress]:
         """Return the portfolios that are being made for a kernel, and the ones made last."""
-        return [build.to_wire() for key, build in self._builds.items() if key[0] == kernel.name]
+        return [build.progress for key, build in self._builds.items() if key[0] == kernel.name]
 
     def request_portfolio(
         self, kernel: KernelInfo, device: str | None, objective: Objective, wanted: PortfolioSpec, priority: int
@@ -259,9 +267,9 @@ class Portfolios:
         model = self._machine.find_device(environment, kernel.backend, device).model
         key = (kernel.name, model, objective)
         known = self._builds.get(key)
-        if known is not None and known.state in _UNDER_WAY:
+        if known is not None and known.progress.is_under_way:
             return known
-        build = PortfolioBuild(kernel.name, model, objective, wanted, priority)
+        build = PortfolioBuild.begin(kernel.name, model, objective, wanted, priority)
         self._builds[key] = build
         self._waiting.append(build)
         self._arrived.set()
@@ -279,12 +287,12 @@ class Portfolios:
                 await self._look_after()
 
     async def _finish_build(self, build: PortfolioBuild) -> None:
-        build.state = "running"
+        build.progress.state = "running"
         try:
             await self._make_portfolio(build)
-            build.state = "done"
+            build.progress.state = "done"
         except KtunedError as error:
-            build.state, build.message = "failed", error.message
+            build.progress.state, build.progress.message = "failed", error.message
             _log.warning("portfolio_not_made", kernel=build.kernel, reason=error.message)
 
     async def _make_portfolio(self, build: PortfolioBuild) -> None:
@@ -297,7 +305,7 @@ class Portfolios:
             canonical(problem): (problem, weight)
             for problem, weight in zip(wanted.problems, wanted.weights, strict=True)
         }
-        useful = shortlist_configs(self._build_matrix(kernel, build, rows), SHORTLIST * wanted.max_configs)
+        useful = shortlist_configs(self._build_matrix(kernel, build, rows), SHORTLIST * wanted.limits.configs)
         fitted: Portfolio | None = None
         for number in range(MAX_FITS):
             await self._fill_holes(kernel, build, [problem for problem, _ in rows.values()], useful)
@@ -336,7 +344,7 @@ class Portfolios:
     async def _tune_some(self, kernel: KernelInfo, build: PortfolioBuild) -> None:
         """Tune the problems that matter most, until a further one is not likely to gain much."""
         wanted = build.wanted
-        selection = Selection(min(wanted.max_tunings, len(wanted.problems)), wanted.loss / 2)
+        selection = Selection(min(wanted.limits.tunings, len(wanted.problems)), wanted.limits.loss / 2)
         originals: dict[str, Problem] = {}
         for problem, weight in zip(wanted.problems, wanted.weights, strict=True):
             key = kernel.select_key_values(problem)
@@ -350,7 +358,7 @@ class Portfolios:
             await self._await_jobs(
                 build, await self._requests.request_jobs(kernel, self._job_request(build, problem, stale_only=True))
             )
-            build.tuned += 1
+            build.progress.tuned += 1
             before = None if nearest is None else self._best_config(kernel, build, originals[canonical(nearest)])
             costs = self._costs_of_problem(kernel, build, problem)
             best = min(costs.values(), default=FAILED)
@@ -370,7 +378,7 @@ class Portfolios:
             tried = tuple(config for config, is_in in zip(holes, admitted, strict=True) if is_in)
             if tried:
                 jobs += await self._requests.request_jobs(kernel, self._job_request(build, problem, configs=tried))
-                build.measured += len(tried)
+                build.progress.measured += len(tried)
         await self._await_jobs(build, jobs)
 
     def _job_request(self, build: PortfolioBuild, problem: Problem, **options: Any) -> TuningRequest:
@@ -387,12 +395,12 @@ class Portfolios:
     async def _await_jobs(self, build: PortfolioBuild, jobs: Iterable[Job]) -> None:
         """Wait until jobs have ended, whatever comes of them: what could not be measured is no part of a portfolio."""
         for job in jobs:
-            build.jobs.append(job.id)
+            build.progress.jobs = (job.id,)
             while (found := self._jobs.get_job(job.id)) is not None and not found.is_ended:  # noqa: ASYNC110
                 await anyio.sleep(0.05)
 
     async def _fit_portfolio(self, kernel: KernelInfo, matrix: Matrix, wanted: PortfolioSpec) -> Portfolio:
-        request = requests.FitPortfolio(matrix.to_wire(), wanted.max_configs, wanted.loss)
+        request = requests.FitPortfolio(matrix.to_wire(), wanted.limits.configs, wanted.limits.loss)
         async with self._fleet.lend_worker(Role.INSPECT, self._catalog.kernel_environment(kernel)) as worker:
             reply, _ = await worker.send_request(request, self._deadlines)
         if reply.fault:
@@ -401,13 +409,13 @@ class Portfolios:
 
     async def _keep_portfolio(self, build: PortfolioBuild, state: str, fitted: Portfolio, matrix: Matrix) -> None:
         wanted, now = build.wanted, time.time()
-        document = {
+        document = PortfolioDocument(
             **fitted.to_wire(),
-            "matrix": matrix.to_wire(),
-            "over": [[dict(problem), weight] for problem, weight in zip(wanted.problems, wanted.weights, strict=True)],
-            "wanted": {"configs": wanted.max_configs, "loss": wanted.loss, "tunings": wanted.max_tunings},
-            "created": now,
-        }
+            matrix=matrix.to_wire(),
+            over=tuple(zip(wanted.problems, wanted.weights, strict=True)),
+            wanted=wanted.limits,
+            created=now,
+        )
         await self.kept.keep_portfolio(
             StoredPortfolio(build.kernel, build.device, build.objective, state, document, now)
         )
@@ -481,7 +489,7 @@ class Portfolios:
                 continue
             try:
                 kernel = self._catalog.resolve_kernel(name)
-                if kept.state != self._measuring_state(kernel, model):
+                if kept.stored.state != self._measuring_state(kernel, model):
                     kept.noted.clear()
                     self._fit_again(kernel, model, objective, kept)
                 elif await self._measure_next(kernel, model, objective, kept):
@@ -498,7 +506,8 @@ class Portfolios:
         chosen = max(waiting, key=lambda key: (kept.noted[key] * (leaves[key].expected_loss + 0.001), key))
         kept.measured.add(chosen)
         problem: Problem = json.loads(chosen)
-        build = PortfolioBuild(kernel.name, model, objective, PortfolioSpec((problem,), (1.0,)), Priority.BACKGROUND)
+        wanted = PortfolioSpec((problem,), (1.0,))
+        build = PortfolioBuild.begin(kernel.name, model, objective, wanted, Priority.BACKGROUND)
         await self._fill_holes(kernel, build, [problem], kept.portfolio.configs)
         measured, leaf = self._build_matrix(kernel, build, {chosen: (problem, 1.0)}), leaves[chosen]
         lost = measured.compute_loss(0, leaf.config)
@@ -516,10 +525,12 @@ class Portfolios:
         problem: Problem | None = None,
     ) -> None:
         """Have a portfolio made again, for one problem more."""
-        over = list(kept.document["over"])
+        document = kept.stored.document
+        over = list(document.over)
         if problem is not None and len(over) < MAX_PROBLEMS:
-            over.append([dict(problem), sum(weight for _, weight in over) / len(over)])
-        wanted = PortfolioSpec.from_request(kernel, {**kept.document["wanted"], "over": over})
+            over.append((problem, sum(weight for _, weight in over) / len(over)))
+        asked = PortfolioRequest(over, **structs.asdict(document.wanted))
+        wanted = PortfolioSpec.from_request(kernel, asked)
         self.request_portfolio(kernel, model, objective, wanted, Priority.BACKGROUND)
 
 

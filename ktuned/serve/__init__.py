@@ -12,6 +12,7 @@ from ktuned.serve.explain import Explainer
 from ktuned.serve.job_methods import JobMethods
 from ktuned.serve.kernel_methods import KernelMethods
 from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
+from ktuned.serve.lookup_methods import LookupMethods
 from ktuned.serve.method import DeferredAnswer, Handler
 from ktuned.serve.methods import Methods
 from ktuned.serve.peaks import DevicePeaks
@@ -37,6 +38,7 @@ __all__ = [
     "Handler",
     "JobMethods",
     "KernelMethods",
+    "LookupMethods",
     "Methods",
     "PortfolioMethods",
     "Server",

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from ktuned.adoption import Adoptions
 from ktuned.fleet import Applications
 from ktuned.model import UsageError
-from ktuned.protocol import CALLS, PREPARE_LIBRARY, CallsParams, LibraryParams
+from ktuned.protocol import CALLS, PREPARE_LIBRARY, CallsAnswer, CallsParams, EmptyAnswer, LibraryParams
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Handler
 
@@ -31,20 +29,18 @@ class CallMethods:
             Handler(PREPARE_LIBRARY, self.prepare_library),
         ]
 
-    def prepare_library(self, wanted: LibraryParams, connection: Connection) -> dict[str, Any]:
+    def prepare_library(self, wanted: LibraryParams, connection: Connection) -> EmptyAnswer:
         """Have a library imported whose functions an application is about to call."""
         self._adoptions.prepare_library(wanted.tool, wanted.python, wanted.variables, wanted.library)
-        return {}
+        return EmptyAnswer()
 
-    async def answer_calls(self, wanted: CallsParams, connection: Connection) -> dict[str, Any]:
+    async def answer_calls(self, wanted: CallsParams, connection: Connection) -> CallsAnswer:
         """Return the answer for each key, in the order of the keys."""
         if len(wanted.keys) > MAX_KEYS:
             raise UsageError(f"{len(wanted.keys)} keys are asked for at once", hint=f"ask for {MAX_KEYS} at most")
         if wanted.beside is not None:
             self._applications.add_process(wanted.beside)
         waiter = connection if wanted.waits else None
-        answers = [
-            await self._adoptions.find_answer(key.identity, key.problem, key.device, waiter=waiter, pin=wanted.pin)
-            for key in wanted.keys
-        ]
-        return {"answers": [msgspec.to_builtins(answer) for answer in answers]}
+        return CallsAnswer(
+            [await self._adoptions.find_answer(key, waiter=waiter, pin=wanted.pin) for key in wanted.keys]
+        )

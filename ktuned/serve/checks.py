@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ktuned.catalog import Catalog
 from ktuned.fleet import Fleet, Lane
-from ktuned.model import Device, Job, KernelInfo, KtunedError, NotFound, Winner
-from ktuned.protocol import CHECK, CheckParams
+from ktuned.model import Device, Job, KtunedError, NotFound, Winner
+from ktuned.protocol import CHECK, CheckAnswer, CheckedWinner, CheckParams
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Handler
 from ktuned.store import Artifacts, Store
@@ -43,7 +44,7 @@ class Checks:
         """Return the methods with their handlers."""
         return [Handler(CHECK, self.check_winners)]
 
-    async def check_winners(self, wanted: CheckParams, connection: Connection) -> dict[str, Any]:
+    async def check_winners(self, wanted: CheckParams, connection: Connection) -> CheckAnswer:
         """Check the winners of a kernel, or the one of a problem; each has its verdict.
 
         Raises:
@@ -55,26 +56,16 @@ class Checks:
         if not winners:
             raise NotFound(f"{kernel.name} has no winner to check", hint="`ktuned tune` finds one")
         sanitizers = Sanitizers(wanted.address, wanted.compute) if wanted.sanitize else None
-        return {"kernel": kernel.name, "winners": [await self._check_entry(kernel, one, sanitizers) for one in winners]}
+        return CheckAnswer(kernel.name, [await self._describe_check(one, sanitizers) for one in winners])
 
-    async def _check_entry(self, kernel: KernelInfo, winner: Winner, sanitizers: Sanitizers | None) -> dict[str, Any]:
-        entry = {
-            "problem": dict(winner.problem),
-            "device": winner.context.device,
-            "objective": winner.objective,
-            "config": dict(winner.config),
-        }
+    async def _describe_check(self, winner: Winner, sanitizers: Sanitizers | None) -> CheckedWinner:
+        found = partial(CheckedWinner, winner.problem, winner.context.device, winner.objective, winner.config)
         try:
             checked = await self._check_winner(winner, sanitizers)
         except KtunedError as error:
-            return {**entry, "verdict": "not_checked", "message": error.message, "hint": error.hint}
-        return {
-            **entry,
-            "verdict": "wrong" if checked.message else "right",
-            "message": checked.message,
-            "report": checked.report,
-            "checks": list(checked.checks),
-        }
+            return found("not_checked", error.message, hint=error.hint)
+        verdict = "wrong" if checked.message else "right"
+        return found(verdict, checked.message, report=checked.report, checks=checked.checks)
 
     async def _check_winner(self, winner: Winner, sanitizers: Sanitizers | None) -> CheckResult:
         trial = self._store.get_trial(winner.trial)

@@ -7,12 +7,13 @@ reader is imported when there is one to read: a daemon at rest holds 0.1 MiB les
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from time import time
 from typing import Any, Final
 
 import anyio.to_thread
+from msgspec import UNSET, structs
 
 from ktuned.catalog import PROJECT_FILE, Admission, Catalog, ForeignNames, check_problem
 from ktuned.devices import Machine
@@ -26,6 +27,7 @@ from ktuned.model import (
     KeyProblem,
     KtunedError,
     NotFound,
+    Objective,
     Observation,
     Problem,
     Status,
@@ -35,10 +37,23 @@ from ktuned.model import (
     canonical,
     metric_of,
 )
-from ktuned.protocol import EXPORT, IMPORT, ExportParams, ImportParams, PublishEvent, WinnerChanged
+from ktuned.protocol import (
+    EXPORT,
+    IMPORT,
+    ExportAnswer,
+    ExportedWinner,
+    ExportInfo,
+    ExportParams,
+    ImportAnswer,
+    ImportedWinner,
+    ImportParams,
+    PublishEvent,
+    WinnerChanged,
+    WinnersDocument,
+)
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Handler
-from ktuned.store import Artifacts, Offer, Store, exchange
+from ktuned.store import Artifacts, Store, exchange
 
 MAX_IMPORTED: Final = 200
 """Winners in one ``import``: some 20 ms of the loop's time."""
@@ -79,7 +94,7 @@ class WinnerExchange:
             Handler(IMPORT, self.import_winners),
         ]
 
-    async def export_winners(self, wanted: ExportParams, connection: Connection) -> dict[str, Any]:
+    async def export_winners(self, wanted: ExportParams, connection: Connection) -> ExportAnswer:
         """List the kernels and device models that have winners, or return the document of one of each.
 
         It is read in a thread, so that lookups do not wait for it.
@@ -87,22 +102,23 @@ class WinnerExchange:
         name = None if wanted.kernel is None else self._full_name(wanted.kernel, wanted.directory)
         if name is None or wanted.device is None:
             found = await anyio.to_thread.run_sync(exchange.list_exports, self._store.path)
-            return {
-                "shared": [
-                    {"kernel": kernel, "device": device, "winners": count}
+            return ExportAnswer(
+                [
+                    ExportInfo(kernel, device, count)
                     for kernel, device, count in found
                     if name in (None, kernel) and wanted.device in (None, device)
                 ]
-            }
+            )
         winners = await anyio.to_thread.run_sync(exchange.winners_to_export, self._store.path, name, wanted.device)
         winners = self._as_served(name, wanted.device, winners)
         if not winners:
             raise NotFound(f"{name} has no winner on {wanted.device!r}", hint="`ktuned results` lists what it has")
-        places = {winner.artifact: self._artifact_path(winner) for winner in winners if winner.artifact is not None}
-        return {
-            "document": self._build_document(name, wanted.device, winners),
-            "artifacts": {key: place for key, place in places.items() if place is not None},
-        }
+        keys = {winner.artifact for winner in winners if winner.artifact is not None}
+        places = {key: self._artifacts.find_artifact(key) for key in sorted(keys)}
+        return ExportAnswer(
+            document=self._build_document(name, wanted.device, winners),
+            artifacts={key: str(place) for key, place in places.items() if place is not None},
+        )
 
     def _as_served(self, name: str, device: str, winners: list[Winner]) -> list[Winner]:
         """Return winners as lookups serve them: one config for all, where the file of a known kernel says so."""
@@ -114,41 +130,41 @@ class WinnerExchange:
         known = {winner.key for winner in winners}
         return [winner for winner in served if winner.context.device == device and winner.key in known]
 
-    async def import_winners(self, wanted: ImportParams, connection: Connection) -> dict[str, Any]:
+    async def import_winners(self, wanted: ImportParams, connection: Connection) -> ImportAnswer:
         """Take in the winners of a document that may be believed; with ``dry_run``, only say what would be."""
         from ktuned_client import winners
 
-        document = wanted.document
         try:
-            winners.check_document(document)
+            winners.check_document(wanted.document)
+            document = WinnersDocument.read(wanted.document)
         except ValueError as error:
             raise UsageError(f"the document {error}") from error
-        assert isinstance(document, dict)
-        offered = [(LATENCY, winner) for winner in document["winners"]]
-        offered += [(text, winner) for text, found in document.get("objectives", {}).items() for winner in found]
-        if len(offered) > MAX_IMPORTED:
-            raise UsageError(f"{len(offered)} winners are too many at once", hint=f"send {MAX_IMPORTED}")
+        if (count := document.count_winners()) > MAX_IMPORTED:
+            raise UsageError(f"{count} winners are too many at once", hint=f"send {MAX_IMPORTED}")
         try:
-            kernel: KernelInfo = self._catalog.resolve_kernel(document["kernel"])
+            kernel: KernelInfo = self._catalog.resolve_kernel(document.kernel)
         except NotFound as error:
-            raise self._unknown_kernel(document["kernel"]) from error
-        kernel, exported = await self._with_names(
-            kernel, document.get("names"), [winner for _, winner in offered], is_dry=wanted.dry_run
-        )
-        taken: list[Offer] = []
+            raise self._unknown_kernel(document.kernel) from error
+        kernel, exported = await self._with_names(kernel, document, is_dry=wanted.dry_run)
+        taken: list[Winner] = []
         entries = []
-        for objective, winner in offered:
-            verdict, offer = await self._judge_winner(kernel, exported, document["device"], winner, objective)
-            place = {
-                "problem": kernel.order_problem(winner["problem"]),
-                "config": kernel.order_config(winner["config"]),
-            }
-            entries.append({**place, "objective": objective, **verdict})
-            if offer is not None:
-                taken.append(offer)
+        for objective, offered in document.by_objective.items():
+            for winner in offered:
+                entry = ImportedWinner(
+                    kernel.order_problem(winner.problem), kernel.order_config(winner.config), objective
+                )
+                try:
+                    offer = await self._read_offer(kernel, exported, document.device, winner, objective)
+                except (UsageError, WorkerError) as error:
+                    entries.append(structs.replace(entry, reason=f"refused: {error.message}"))
+                    continue
+                status, decision = self._judge_offer(kernel, offer)
+                entries.append(structs.replace(entry, taken=decision.takes, status=status, reason=decision.reason))
+                if decision.takes:
+                    taken.append(offer)
         if taken and not wanted.dry_run:
             await self._adopt_offers(kernel, taken)
-        return {"kernel": kernel.name, "device": document["device"], "winners": entries}
+        return ImportAnswer(kernel.name, document.device, entries)
 
     def _unknown_kernel(self, name: str) -> NotFound:
         """Return the error of a document's kernel that is not here: what was sought, where, and what comes near."""
@@ -170,23 +186,20 @@ class WinnerExchange:
         )
 
     async def _with_names(
-        self,
-        kernel: KernelInfo,
-        names: Mapping[str, Collection[str]] | None,
-        winners: Iterable[Mapping[str, Any]],
-        *,
-        is_dry: bool,
+        self, kernel: KernelInfo, document: WinnersDocument, *, is_dry: bool
     ) -> tuple[KernelInfo, str]:
         """Return a kernel with a document's names too, and the digest that it has with these names alone.
 
         They are learned, unless the run is dry, if that is the digest of one of the winners.
         """
-        if names is None:
+        if document.names is UNSET:
             return kernel, kernel.digest
         entries = [
-            Observation(name, "", is_source="source" in ends, is_data="data" in ends) for name, ends in names.items()
+            Observation(name, "", is_source="source" in ends, is_data="data" in ends)
+            for name, ends in document.names.items()
         ]
-        known = [(canonical(winner["problem"]), winner["digest"]) for winner in winners]
+        winners = chain.from_iterable(document.by_objective.values())
+        known = [(canonical(winner.problem), winner.digest) for winner in winners]
         named, exported = await self._foreign_names.match_digest(kernel, entries, known, learns=not is_dry)
         return named, exported or kernel.digest
 
@@ -194,66 +207,64 @@ class WinnerExchange:
         """Return what a kernel means for a specialised problem; with another ``digest``, what that would mean."""
         return self._machine.digest_kernel(replace(kernel, digest=digest or kernel.digest), specialized)
 
-    async def _judge_winner(
-        self, kernel: KernelInfo, exported: str, device: str, winner: Mapping[str, Any], objective: str
-    ) -> tuple[dict[str, Any], Offer | None]:
-        """Return the decision about one winner, in the protocol's form, and the offer if it becomes the winner.
+    async def _read_offer(
+        self, kernel: KernelInfo, exported: str, device: str, winner: ExportedWinner, objective: str
+    ) -> Winner:
+        """Return a document's winner as one of ours; ``exported`` is the kernel's digest with the document's names.
 
-        ``exported`` is the kernel's digest with the names that the document has.
+        Raises:
+            UsageError: it does not fit the kernel.
+            WorkerError: the kernel's space cannot be asked.
         """
-        problem, config = winner["problem"], winner["config"]
-        refused = {"taken": False, "status": None}
-        try:
-            by = kernel.objective(objective)
-        except UsageError as error:
-            return {**refused, "reason": f"refused: {error.message}"}, None
-        if kernel.specialize is not None:
-            if set(problem) != set(kernel.specialize):
-                return {**refused, "reason": f"refused: the problem names {', '.join(sorted(problem))}"}, None
-        else:
-            try:
-                check_problem(kernel, problem)
-            except UsageError as error:
-                return {**refused, "reason": f"refused: {error.message}"}, None
+        problem, config = winner.problem, winner.config
+        by = kernel.objective(objective)
+        if kernel.specialize is None:
+            check_problem(kernel, problem)
+        elif set(problem) != set(kernel.specialize):
+            raise UsageError(f"the problem names {', '.join(sorted(problem))}")
         try:
             is_admitted = await self._may_be_served(kernel, problem, config)
         except WorkerError as error:
-            return {**refused, "reason": f"refused: the kernel's space cannot be asked: {error.message}"}, None
+            raise WorkerError(f"the kernel's space cannot be asked: {error.message}") from error
         if not is_admitted:
-            return {**refused, "reason": "refused: the kernel's space has no such config"}, None
+            raise UsageError("the kernel's space has no such config")
         specialized = canonical(problem)
-        is_known = winner["digest"] == self._digest_for_problem(kernel, specialized, exported)
-        offer = Offer(
-            Context(
-                kernel.name,
-                KeyProblem(specialized),
-                DeviceModel(device),
-                self._digest_for_problem(kernel, specialized) if is_known else winner["digest"],
-                winner["toolchain"],
-                winner["device_fingerprint"],
-                winner["measuring_version"],
-            ),
-            problem,
-            config,
-            float(winner["latency_us"]),
-            winner.get("spread_us"),
+        is_known = winner.digest == self._digest_for_problem(kernel, specialized, exported)
+        context = Context(
+            kernel.name,
+            KeyProblem(specialized),
+            DeviceModel(device),
+            self._digest_for_problem(kernel, specialized) if is_known else winner.digest,
+            winner.toolchain,
+            winner.device_fingerprint,
+            winner.measuring_version,
+        )
+        offer = Winner(
+            context,
+            trial=0,
+            problem=problem,
+            config=config,
+            latency_us=winner.latency_us,
+            spread_us=winner.spread_us,
+            artifact=None,
             # One from the future would be the later one for ever.
-            min(float(winner["decided"]), time()),
-            by,
-            winner.get("metrics") or {},
+            decided=min(winner.decided, time()),
+            metrics=winner.metrics or {},
+            objective=by,
         )
         if offer.figure is None:
-            return {**refused, "reason": f"refused: it has no {metric_of(by)}"}, None
-        today = self._context_today(kernel, problem, device)
+            raise UsageError(f"it has no {metric_of(by)}")
+        return offer
+
+    def _judge_offer(self, kernel: KernelInfo, offer: Winner) -> tuple[Status, exchange.Decision]:
+        """Return what a winner would be served as, and whether it takes the place of ours."""
+        today = self._context_today(kernel, offer.problem, offer.context.device)
         ours = self._store.get_winner(offer.key)
-        if ours is not None and self._admission.known_verdict(kernel, problem, ours.config) is False:
+        if ours is not None and self._admission.known_verdict(kernel, offer.problem, ours.config) is False:
             # It is served no more.
             ours = None
-        verdict = exchange.judge_offer(offer, ours, today)
         status = Status.FRESH if offer.context == today else Status.STALE
-        return {"taken": verdict.takes, "status": status.value, "reason": verdict.reason}, (
-            offer if verdict.takes else None
-        )
+        return status, exchange.judge_offer(offer, ours, today)
 
     async def _may_be_served(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool:
         """Return whether the space holds a config, unless only a lookup's whole problem can decide that."""
@@ -262,7 +273,7 @@ class WinnerExchange:
         (is_admitted,) = await self._admission.check_configs(kernel, problem, [config])
         return is_admitted
 
-    def _context_today(self, kernel: KernelInfo, problem: Mapping[str, Any], model: str) -> Context | None:
+    def _context_today(self, kernel: KernelInfo, problem: Problem, model: str) -> Context | None:
         """Return what a measurement made here now would stand on; ``None`` where the device is not here."""
         try:
             environment = self._catalog.kernel_environment(kernel)
@@ -271,7 +282,7 @@ class WinnerExchange:
             return None
         return self._machine.build_context(kernel, environment, problem, found)
 
-    async def _adopt_offers(self, kernel: KernelInfo, offers: list[Offer]) -> None:
+    async def _adopt_offers(self, kernel: KernelInfo, offers: list[Winner]) -> None:
         device = offers[0].context.device
         job = await self._store.adopt_winners(kernel.name, device, offers)
         for offer in offers:
@@ -295,36 +306,36 @@ class WinnerExchange:
         except NotFound:
             return name
 
-    def _build_document(self, name: str, device: str, winners: list[Winner]) -> dict[str, Any]:
+    def _build_document(self, name: str, device: str, winners: list[Winner]) -> WinnersDocument:
         from ktuned_client.winners import FORMAT
 
-        try:
-            kernel: KernelInfo | None = self._catalog.resolve_kernel(name)
-        except NotFound:
-            kernel = None
-        objectives: dict[str, list[dict[str, Any]]] = {}
+        by_objective: dict[Objective, list[ExportedWinner]] = {}
         for winner in winners:
-            if winner.objective != LATENCY:
-                figures = {"metrics": dict(winner.metrics)}
-                objectives.setdefault(winner.objective, []).append(_winner_entry(winner) | figures)
-        return {
-            "ktuned_winners": FORMAT,
-            "kernel": name,
-            "device": device,
-            "default": None if kernel is None or kernel.default is None else dict(kernel.default),
-            **_declared_objective(kernel),
-            "specialize": None if kernel is None or kernel.specialize is None else list(kernel.specialize),
-            "bucket": {} if kernel is None else dict(kernel.bucket),
-            "names": {} if kernel is None else {name: _ends_of_name(entry) for name, entry in kernel.learned.items()},
-            "winners": [_winner_entry(winner) for winner in winners if winner.objective == LATENCY],
-            # Apart, because a reader that knows of no objectives takes every winner there for the fastest.
-            **({"objectives": objectives} if objectives else {}),
-        }
-
-    def _artifact_path(self, winner: Winner) -> str | None:
-        assert winner.artifact is not None
-        path = self._artifacts.find_artifact(winner.artifact)
-        return None if path is None else str(path)
+            by_objective.setdefault(winner.objective, []).append(_export_winner(winner))
+        fastest = [structs.replace(winner, metrics=UNSET) for winner in by_objective.pop(LATENCY, [])]
+        document = WinnersDocument(
+            FORMAT,
+            name,
+            device,
+            fastest,
+            default=None,
+            specialize=None,
+            bucket={},
+            names={},
+            objectives=by_objective,
+        )
+        try:
+            kernel: KernelInfo = self._catalog.resolve_kernel(name)
+        except NotFound:
+            return document
+        return structs.replace(
+            document,
+            default=kernel.default,
+            specialize=kernel.specialize,
+            bucket=kernel.bucket,
+            names={name: _ends_of_name(entry) for name, entry in kernel.learned.items()},
+            objective=kernel.objective(None),
+        )
 
 
 def _ends_of_name(entry: Observation) -> list[str]:
@@ -332,22 +343,19 @@ def _ends_of_name(entry: Observation) -> list[str]:
     return ["source"] * entry.is_source + ["data"] * entry.is_data
 
 
-def _winner_entry(winner: Winner) -> dict[str, Any]:
-    """Return a winner as a document holds it."""
-    return {
-        "problem": dict(winner.problem),
-        "config": dict(winner.config),
-        "latency_us": winner.latency_us,
-        "spread_us": winner.spread_us,
-        "decided": winner.decided,
-        "digest": winner.context.digest,
-        "toolchain": winner.context.toolchain,
-        "device_fingerprint": winner.context.device_fingerprint,
-        "measuring_version": winner.context.measuring_version,
-        "artifact": winner.artifact,
-    }
-
-
-def _declared_objective(kernel: KernelInfo | None) -> dict[str, str]:
-    """Return the field that says what lookups want that name no objective, where that is not the latency."""
-    return {} if kernel is None or kernel.plan.objective == LATENCY else {"objective": kernel.plan.objective}
+def _export_winner(winner: Winner) -> ExportedWinner:
+    """Return a winner as a document holds it among those by other objectives."""
+    context = winner.context
+    return ExportedWinner(
+        problem=winner.problem,
+        config=winner.config,
+        latency_us=winner.latency_us,
+        decided=winner.decided,
+        digest=context.digest,
+        toolchain=context.toolchain,
+        device_fingerprint=context.device_fingerprint,
+        measuring_version=context.measuring_version,
+        spread_us=winner.spread_us,
+        artifact=winner.artifact,
+        metrics=winner.metrics,
+    )

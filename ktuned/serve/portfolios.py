@@ -6,8 +6,8 @@ from typing import Any
 
 from ktuned.catalog import Catalog
 from ktuned.model import Priority
-from ktuned.protocol import PORTFOLIO, PortfolioParams
-from ktuned.scheduling import Portfolios, PortfolioSpec
+from ktuned.protocol import PORTFOLIO, PortfolioAnswer, PortfolioParams
+from ktuned.scheduling import PortfolioRequest, Portfolios, PortfolioSpec
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Handler
 
@@ -23,16 +23,14 @@ class PortfolioMethods:
         """Return the method with its handler."""
         return [Handler(PORTFOLIO, self.handle_portfolio)]
 
-    def handle_portfolio(self, wanted: PortfolioParams, connection: Connection) -> dict[str, Any]:
+    def handle_portfolio(self, wanted: PortfolioParams, connection: Connection) -> PortfolioAnswer:
         """Have a portfolio made, if that is asked for, and return what there is."""
         kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
         if wanted.make:
-            asked = {"configs": wanted.configs, "loss": wanted.loss, "tunings": wanted.tunings}
+            asked = PortfolioRequest(configs=wanted.configs, loss=wanted.loss, tunings=wanted.tunings)
             spec = PortfolioSpec.from_request(kernel, asked)
             objective = kernel.objective(wanted.objective)
             self._portfolios.request_portfolio(kernel, wanted.device, objective, spec, Priority.REQUESTED)
-        return {
-            "kernel": kernel.name,
-            "portfolios": self._portfolios.describe_portfolios(kernel),
-            "making": self._portfolios.describe_build(kernel),
-        }
+        return PortfolioAnswer(
+            kernel.name, self._portfolios.describe_portfolios(kernel), self._portfolios.list_progress(kernel)
+        )

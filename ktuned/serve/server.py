@@ -43,6 +43,9 @@ _STOPPING: Final = {
 _KEEP_THE_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 """From Python 3.13 on a server would remove the socket's file, which is its binder's to remove."""
 
+_pack: Final = msgspec.msgpack.Encoder().encode
+"""Packs plain data and typed answers alike; an answer takes half the time that it takes as a map by ``msgpack``."""
+
 log = structlog.get_logger()
 
 
@@ -231,17 +234,16 @@ class Server:
         if type(message) is not wire.Request:
             return None
         try:
-            plain = result if type(result) is dict else msgspec.to_builtins(result)
-            response = wire.encode_response(message.id, error, plain)
-        except (TypeError, ValueError) as failure:
-            response = wire.encode_response(message.id, _explain_error(failure, message.method), None)
+            response = _pack((wire.RESPONSE, message.id, error, result))
+        except (TypeError, ValueError, OverflowError, RecursionError) as failure:
+            response = _pack((wire.RESPONSE, message.id, _explain_error(failure, message.method), None))
         if len(response) > self.limits.response_bytes:
             too_large = {
                 "code": "too_large",
                 "message": f"the answer to {message.method} has {len(response)} bytes",
                 "hint": "ask for less at once, with a filter or a limit",
             }
-            response = wire.encode_response(message.id, too_large, None)
+            response = _pack((wire.RESPONSE, message.id, too_large, None))
         return response
 
 

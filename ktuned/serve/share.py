@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from ktuned.catalog import Catalog
 from ktuned.model import UsageError
-from ktuned.protocol import SHARE, SHARE_PULL, SHARE_PUSH, NoParams, SharePullParams
+from ktuned.protocol import (
+    SHARE,
+    SHARE_PULL,
+    SHARE_PUSH,
+    NoParams,
+    ShareAnswer,
+    SharePullAnswer,
+    SharePullParams,
+    SharePushAnswer,
+)
 from ktuned.scheduling import Jobs, SharedWinners, ShareExchange
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
@@ -36,23 +43,23 @@ class ShareMethods:
             Handler(SHARE_PULL, self.handle_pull),
         ]
 
-    def handle_status(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    def handle_status(self, nothing: NoParams, connection: Connection) -> ShareAnswer:
         """Return where the store is, and how the exchange with it stands."""
         settings = self._shared.settings
         if not settings.is_on:
-            return {"url": None}
+            return ShareAnswer(None)
         looked, last = self._exchange.last_look or (None, None)
-        return {
-            "url": hide_secrets(settings.url),
-            "read_only": settings.read_only,
-            "looked": looked,
-            "found": None if last is None else last.found,
-            "fresh": None if last is None else last.fresh,
-            "fault": self._shared.fault,
-            "notices": self._shared.notices,
-        }
+        return ShareAnswer(
+            hide_secrets(settings.url),
+            settings.read_only,
+            looked,
+            None if last is None else last.found,
+            None if last is None else last.fresh,
+            self._shared.fault,
+            self._shared.notices,
+        )
 
-    async def handle_push(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    async def handle_push(self, nothing: NoParams, connection: Connection) -> SharePushAnswer:
         """Publish what the store lacks, and return when it is there.
 
         Raises:
@@ -64,9 +71,9 @@ class ShareMethods:
             raise UsageError(
                 "the shared store is only read here", hint="leave out `read_only` of [share] in config.toml"
             )
-        return {"url": hide_secrets(settings.url), "sent": await self._exchange.publish_all()}
+        return SharePushAnswer(hide_secrets(settings.url), await self._exchange.publish_all())
 
-    async def handle_pull(self, wanted: SharePullParams, connection: Connection) -> dict[str, Any]:
+    async def handle_pull(self, wanted: SharePullParams, connection: Connection) -> SharePullAnswer:
         """Look for others' winners of declared problems, and queue what verifies them; return the jobs.
 
         Raises:
@@ -78,17 +85,18 @@ class ShareMethods:
         kernels = self._catalog.kernels
         if wanted.kernel is not None:
             kernels = [self._catalog.resolve_kernel(wanted.kernel, wanted.directory)]
-        place = {"epoch": self._events.epoch, "seq": self._events.seq}
+        epoch, seq = self._events.epoch, self._events.seq
         exchanged = await self._exchange.pull_winners(kernels)
-        return {
-            "url": hide_secrets(settings.url),
-            "found": exchanged.found,
-            "fresh": exchanged.fresh,
-            "jobs": msgspec.to_builtins([self._jobs.describe_job(job) for job in exchanged.jobs]),
-            "errors": [],
-            "notices": self._shared.notices,
-            **place,
-        }
+        return SharePullAnswer(
+            hide_secrets(settings.url),
+            exchanged.found,
+            exchanged.fresh,
+            jobs=tuple(map(self._jobs.describe_job, exchanged.jobs)),
+            errors=(),
+            notices=self._shared.notices,
+            epoch=epoch,
+            seq=seq,
+        )
 
     def _require_store(self) -> ShareSettings:
         settings = self._shared.settings

@@ -12,7 +12,16 @@ from ktuned.spool.directory import (
     read_file,
     spool_directory,
 )
-from ktuned.spool.records import CALL_KEY, CALLS, TYPES_KEY, CallRecord, InvalidRecord, LaunchCounts, digest_of
+from ktuned.spool.records import (
+    CALL_KEY,
+    CALLS,
+    TYPES_KEY,
+    CallRecord,
+    InvalidRecord,
+    KeyLaunches,
+    LaunchCounts,
+    digest_of,
+)
 
 __all__ = [
     "CALLS",
@@ -24,6 +33,7 @@ __all__ = [
     "TYPES_KEY",
     "CallRecord",
     "InvalidRecord",
+    "KeyLaunches",
     "LaunchCounts",
     "RefusedFile",
     "digest_of",

@@ -15,6 +15,8 @@ from typing import Any, Final, Self
 
 import msgpack
 
+from ktuned.model import CallKey, Config, Problem
+
 VERSION: Final = 1
 
 _DIGEST_CHARS = 16
@@ -74,10 +76,10 @@ class CallRecord:
     function: str
     identity: str
     declaration: Mapping[str, Any]
-    problem: Mapping[str, Any]
+    problem: Problem
     call: str
     python: str
-    configs: tuple[Mapping[str, Any], ...]
+    configs: tuple[Config, ...]
     files: Mapping[str, bytes] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     device: str = ""
@@ -107,14 +109,23 @@ class CallRecord:
 
 
 @dataclass(frozen=True)
-class LaunchCounts:
-    """A process's launches since its last report: identity, tuning key, device model, number of launches."""
+class KeyLaunches:
+    """How often a process has launched a key."""
 
-    launches: tuple[tuple[str, Mapping[str, Any], str, int], ...]
+    key: CallKey
+    number: int
+
+
+@dataclass(frozen=True)
+class LaunchCounts:
+    """A process's launches since its last report."""
+
+    launches: tuple[KeyLaunches, ...]
 
     def to_bytes(self) -> bytes:
         """Return what a file of the spool holds."""
-        content: bytes = msgpack.packb({"version": VERSION, "launches": self.launches})
+        rows = [(one.key.identity, one.key.problem, one.key.device or "", one.number) for one in self.launches]
+        content: bytes = msgpack.packb({"version": VERSION, "launches": rows})
         return content
 
     @classmethod
@@ -127,7 +138,12 @@ class LaunchCounts:
         rows = _unpack_map(content).get("launches")
         if not isinstance(rows, list) or not all(_is_count(row) for row in rows):
             raise InvalidRecord("its launches are not a list of counts")
-        return cls(tuple((identity, problem, device, number) for identity, problem, device, number in rows))
+        return cls(
+            tuple(
+                KeyLaunches(CallKey(identity, problem, device or None), number)
+                for identity, problem, device, number in rows
+            )
+        )
 
 
 def _unpack_map(content: bytes) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from ktuned.store.admissions import Verdict
 from ktuned.store.artifacts import Artifacts
 from ktuned.store.captures import Capture
 from ktuned.store.database import STORE_NAME, Store
-from ktuned.store.exchange import Offer
 from ktuned.store.faults import DISK_ERRORS, file_fault
 from ktuned.store.overview import ContextSums, Overview, TrialRow
 from ktuned.store.pins import pinned_question
@@ -17,7 +16,6 @@ __all__ = [
     "Artifacts",
     "Capture",
     "ContextSums",
-    "Offer",
     "Overview",
     "Store",
     "StoredPortfolio",

@@ -437,7 +437,7 @@ class Store:
             lambda connection: trial_writes.forget_trials(connection, kernel, outcome, now)
         )
 
-    async def adopt_winners(self, kernel: str, device: str, offers: Sequence[exchange.Offer]) -> int:
+    async def adopt_winners(self, kernel: str, device: str, offers: Sequence[Winner]) -> int:
         """Make each offer the winner of its problem, whatever there is; return the job that they are trials of."""
         now = time.time()
         return await self._write_to_disk(

@@ -6,7 +6,7 @@ The merge rule is plain code without IO; beside it are one read by a connection 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,53 +14,24 @@ from pathlib import Path
 import msgspec
 
 from ktuned.model import (
-    LATENCY,
-    Config,
     Context,
     DeviceModel,
     Job,
     JobState,
     KernelName,
-    Objective,
     Outcome,
     Plan,
     Priority,
-    Problem,
     TrialDetail,
     TrialResult,
     Winner,
-    WinnerKey,
-    choose_words_of_praise,
     cost_of,
-    figure_of,
     unit_of,
+    word_improvement,
 )
 from ktuned.store import job_writes, rows, trial_writes
 from ktuned.store.faults import database_fault
 from ktuned.store.reader import Reader
-
-
-class Offer(msgspec.Struct, frozen=True):
-    """A winner from elsewhere: its context, its figures, and when it was decided (Unix seconds)."""
-
-    context: Context
-    problem: Problem
-    config: Config
-    latency_us: float
-    spread_us: float | None
-    decided: float
-    objective: Objective = LATENCY
-    metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
-
-    @property
-    def key(self) -> WinnerKey:
-        """The key that it would be the winner of."""
-        return self.context.key_for(self.objective)
-
-    @property
-    def figure(self) -> float | None:
-        """The figure by which it won."""
-        return figure_of(self.objective, self.latency_us, self.metrics)
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -70,8 +41,8 @@ class Decision(msgspec.Struct, frozen=True):
     reason: str
 
 
-def judge_offer(offer: Offer, ours: Winner | None, today: Context | None) -> Decision:
-    """Decide about one offer; ``ours`` is the incumbent, ``today`` the context of a measurement made here now.
+def judge_offer(offer: Winner, ours: Winner | None, today: Context | None) -> Decision:
+    """Decide about a winner from elsewhere; ``ours`` is the incumbent, ``today`` the context of measurements made now.
 
     A winner of today's context beats one of another. In one context the better figure wins, and ours where they are
     equal. Where neither is of today's context, figures cannot be compared, and the later decision wins.
@@ -82,10 +53,10 @@ def judge_offer(offer: Offer, ours: Winner | None, today: Context | None) -> Dec
         if offer.config == ours.config:
             return Decision(False, "it is the same")
         theirs, figure = cost_of(offer.objective, offer.figure), cost_of(ours.objective, ours.figure)
-        unit, (good, better) = unit_of(ours.objective), choose_words_of_praise(ours.objective)
+        better = f"{word_improvement(ours.objective)} than ours, {ours.figure or 0:g} {unit_of(ours.objective)}"
         if figure is None or (theirs is not None and theirs < figure):
-            return Decision(True, f"{better} than ours, {ours.figure or 0:g} {unit}")
-        return Decision(False, f"ours is as {good} or {better}, {ours.figure:g} {unit}")
+            return Decision(True, better)
+        return Decision(False, f"it is not {better}")
     if today is not None and ours.context == today:
         return Decision(False, "ours was measured with the sources, toolchain and driver of today")
     if today is not None and offer.context == today:
@@ -121,7 +92,9 @@ def _open_reader(path: Path) -> Iterator[Reader]:
         yield reader
 
 
-def adopt_winners(connection: sqlite3.Connection, kernel: str, device: str, offers: Sequence[Offer], now: float) -> int:
+def adopt_winners(
+    connection: sqlite3.Connection, kernel: str, device: str, offers: Sequence[Winner], now: float
+) -> int:
     """Make each offer the winner of its problem, as the measured trial of a job that is done; return the job's id."""
     job = Job(
         0,

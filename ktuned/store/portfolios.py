@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from typing import Any
 
 import msgspec
 
 from ktuned.model import Objective
+from ktuned.protocol import PortfolioDocument
 from ktuned.store.reader import Reader, Row
 
 
@@ -19,7 +18,7 @@ class StoredPortfolio(msgspec.Struct, frozen=True):
     device: str
     objective: Objective
     state: str
-    document: dict[str, Any]
+    document: PortfolioDocument
     created: float
 
 
@@ -44,7 +43,7 @@ def save_portfolio(connection: sqlite3.Connection, portfolio: StoredPortfolio) -
             portfolio.device,
             portfolio.objective,
             portfolio.state,
-            json.dumps(portfolio.document),
+            msgspec.json.encode(portfolio.document).decode(),
             portfolio.created,
         ),
     )
@@ -52,4 +51,8 @@ def save_portfolio(connection: sqlite3.Connection, portfolio: StoredPortfolio) -
 
 def _decode_portfolio(row: Row) -> StoredPortfolio:
     kernel, device, objective, state, document, created = row
-    return StoredPortfolio(kernel, device, Objective(objective), state, json.loads(document), created)
+    try:
+        found = msgspec.json.decode(document, type=PortfolioDocument)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+    return StoredPortfolio(kernel, device, Objective(objective), state, found, created)

@@ -33,7 +33,7 @@ async def saved(parts: Parts, text: str | None) -> None:
 
 def status(parts: Parts, name: str) -> str:
     """Look a kernel up."""
-    return str(parts.lookups.find_answer(name, {"n": 64}, None, tune=False).status)
+    return str(parts.lookups.look_up(name, {"n": 64}, None, tune=False).answer.status)
 
 
 async def test_a_new_name_takes_the_winners_along(parts: Parts) -> None:

@@ -33,7 +33,7 @@ async def _tuned(parts: Parts, kernel: KernelInfo) -> KernelInfo:
 
 
 def _status(parts: Parts) -> Status:
-    return parts.lookups.find_answer("it", PROBLEM, None, tune=False).status
+    return parts.lookups.look_up("it", PROBLEM, None, tune=False).answer.status
 
 
 def _compiled(parts: Parts) -> int:
@@ -112,7 +112,7 @@ async def test_two_kernels_share_no_artifact_of_other_contents(tmp_path: Path) -
         await parts.inspect(name="tune_other.py")
         await parts.requests.request_jobs(parts.catalog.resolve_kernel("other"), TuningRequest())
         await parts.told.ended(2)
-        answer = parts.lookups.find_answer("other", PROBLEM, None, tune=False)
+        answer = parts.lookups.look_up("other", PROBLEM, None, tune=False).answer
         assert answer.config == {"us": 50.0, "reads": "cfg.txt"}
         assert answer.artifact is not None
         assert '"tag": "two"' in Path(answer.artifact, "kernel.json").read_text()

@@ -111,6 +111,9 @@ def answer_map(**changes: Any) -> dict[str, Any]:
         "latency_us": 12.5,
         "artifact": None,
         "age_s": 3.0,
+        "decided": 1.7e9,
+        "file": "/p/tune_gemm.py",
+        "message": "",
         "generation": 1,
     }
     return answer | changes

@@ -328,12 +328,13 @@ def test_lookup_prints_config_and_status(run: Run, serve: Serve) -> None:
 def test_lookup_says_why_an_answer_is_stale(run: Run, serve: Serve) -> None:
     """The changes of the winner that is served, a variable of the environment by its name; a doubt is no failure."""
     change = {"kind": "environment", "where": "tune_gemm.py", "name": "CXX", "before": "g++", "after": "clang++"}
-    entry = {"problem": {"M": 64}, "device": DEVICE, "changes": [change]}
+    entry = {"problem": {"M": 64}, "device": DEVICE, "objective": "latency", "changes": [change]}
+    entry |= {"status": "stale", "decided": 1.0, "trial": 1, "message": ""}
     other = {**entry, "problem": {"M": 1}, "changes": [{**change, "name": "CPATH"}]}
     doubt = "not looked at since the start: /p/a.h changed"
     serve(
         lookup=answer_map(status="stale", problem={"M": 64}, message=doubt),
-        kernels={"kernels": [{"why": [entry, other]}], "errors": [], "roots": []},
+        kernels={"kernels": [kernel_map(why=[entry, other])], "errors": [], "roots": []},
     )
     ran = run("lookup", "gemm", "-p", "M=64", "--why")
     assert ran.out.splitlines()[2:] == [doubt, "  $CXX changed"]
@@ -543,14 +544,14 @@ def test_a_reader_that_goes_away_is_no_error(serve: Serve) -> None:
 
 @pytest.mark.parametrize("arguments", [("--help",), ("lookup", "gemm"), ("jobs",)])
 def test_what_only_asks_stays_light(serve: Serve, arguments: tuple[str, ...]) -> None:
-    """Help and questions import no part of the daemon; msgspec reads the answers to questions."""
+    """Help and questions import neither the daemon nor what it is built on, but msgspec where an answer is read."""
     serve(lookup=answer_map(), jobs={"jobs": []})
     program = (
         "import sys; from ktuned.cli import main; main(sys.argv[1:]);"
-        "heavy = {'anyio', 'structlog', 'msgspec', 'sqlite3', 'torch', 'rich'};"
+        "heavy = {'anyio', 'structlog', 'sqlite3', 'torch', 'rich'};"
+        "heavy |= {'msgspec'} if '--help' in sys.argv else set();"
         "heavy |= {'ktuned.daemon', 'ktuned.search', 'ktuned.spec', 'ktuned.dropin'};"
         "heavy |= {'hashlib', 'logging', 'importlib.metadata', 'webbrowser'};"
-        "heavy -= {'msgspec'} if '--help' not in sys.argv else set();"
         "print(sorted(heavy & sys.modules.keys()), file=sys.stderr)"
     )
     ran = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)

@@ -1,33 +1,40 @@
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
-from ktuned.cli.regression import compare_answers, find_previous_best
+from ktuned.cli.regression import case_of, compare_answers, find_previous_best
 from ktuned.model import Objective
+from ktuned.protocol import Answer
 from tests.cli.samples import DEVICE, answer_map, trial_map
+
+
+def answer(**changes: Any) -> Answer:
+    """Return a lookup's answer."""
+    return msgspec.convert(answer_map(**changes), Answer)
 
 
 @pytest.mark.parametrize(
     ("before", "now", "verdict"),
     [
-        (("stale", 100.0), ("fresh", 100.0), "same"),
-        (("stale", 100.0), ("fresh", 103.0), "same"),
-        (("stale", 100.0), ("fresh", 103.1), "slower"),
-        (("fresh", 100.0), ("fresh", 97.5), "same"),
-        (("fresh", 100.0), ("fresh", 97.0), "faster"),
-        (("default", None), ("fresh", 50.0), "new"),
+        (100.0, ("fresh", 100.0), "same"),
+        (100.0, ("fresh", 103.0), "same"),
+        (100.0, ("fresh", 103.1), "slower"),
+        (100.0, ("fresh", 97.5), "same"),
+        (100.0, ("fresh", 97.0), "faster"),
+        (100.0, ("stale", 100.0), "failed"),
         # A neighbour's figure is not this problem's.
-        (("near", 1.0), ("fresh", 50.0), "new"),
-        (("stale", 100.0), ("stale", 100.0), "failed"),
-        (("default", None), ("default", None), "failed"),
+        (100.0, ("near", 50.0), "failed"),
         (None, ("fresh", 50.0), "new"),
         (None, ("default", None), "failed"),
     ],
 )
-def test_verdicts(before: tuple[str, float] | None, now: tuple[str, float], verdict: str) -> None:
+def test_verdicts(before: float | None, now: tuple[str, float], verdict: str) -> None:
     """Within the tolerance is the same; without a figure for the files as they are, it failed."""
-    answers = [] if before is None else [answer_map(status=before[0], latency_us=before[1])]
-    (found,) = compare_answers(answers, [answer_map(status=now[0], latency_us=now[1])], 0.03)
+    after = answer(status=now[0], latency_us=now[1])
+    (found,) = compare_answers({case_of(after): before}, [after], 0.03)
     assert found.verdict == verdict
     assert found.is_regression is (verdict in ("slower", "failed"))
     assert found.to_wire()["verdict"] == verdict
@@ -35,11 +42,8 @@ def test_verdicts(before: tuple[str, float] | None, now: tuple[str, float], verd
 
 def test_cases_are_compared_by_kernel_and_problem() -> None:
     """The order of a problem's keys does not matter; what is gone is no regression."""
-    before = [
-        answer_map(problem={"a": 1, "b": 2}, latency_us=10.0),
-        answer_map(problem={"a": 9}, latency_us=1.0),
-    ]
-    after = [answer_map(problem={"b": 2, "a": 1}, latency_us=20.0), answer_map(kernel="p:other", latency_us=3.0)]
+    before = {case_of(answer(problem={"a": 1, "b": 2})): 10.0, case_of(answer(problem={"a": 9})): 1.0}
+    after = [answer(problem={"b": 2, "a": 1}, latency_us=20.0), answer(kernel="p:other", latency_us=3.0)]
     found = compare_answers(before, after, 0.5)
     assert [(entry.before, entry.now, entry.verdict) for entry in found] == [
         (10.0, 20.0, "slower"),
@@ -76,10 +80,10 @@ def test_winners_of_other_objectives_are_compared_by_their_figures(
     objective: str, before: dict[str, float], now: dict[str, float], verdict: str
 ) -> None:
     """Not by their latency, and beside the winner by latency, which is a case of its own."""
-    old = answer_map(status="stale", objective=objective, metrics=before)
-    new = answer_map(latency_us=99.0, objective=objective, metrics=now)
-    by_latency = answer_map(latency_us=12.5)
-    found = compare_answers([old, answer_map()], [new, by_latency], 0.03)
+    new = answer(latency_us=99.0, objective=objective, metrics=now)
+    by_latency = answer(latency_us=12.5)
+    earlier = {case_of(new): next(iter(before.values()), None), case_of(by_latency): 12.5}
+    found = compare_answers(earlier, [new, by_latency], 0.03)
     assert [entry.verdict for entry in found] == [verdict, "same"]
     assert (found[0].to_wire()["now"], found[0].to_wire()["now_us"]) == (next(iter(now.values()), None), None)
     assert found[1].to_wire()["now_us"] == 12.5

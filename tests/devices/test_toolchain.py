@@ -51,7 +51,7 @@ async def compiling(tmp_path: Path, compiler: Path) -> AsyncIterator[Parts]:
 
 def ask(parts: Parts, *, tune: bool = False) -> tuple[str, str]:
     """Look ``it`` up; return the status and the message."""
-    answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=tune)
+    answer = parts.lookups.look_up("it", {"n": 64}, None, tune=tune).answer
     return answer.status.value, answer.message
 
 

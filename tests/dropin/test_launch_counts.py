@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.dropin import LaunchCounter, count_launches, launch_counts, leave_launch_counts
-from ktuned.spool import COUNTS_SUFFIX, LaunchCounts, read_file, spool_directory
+from ktuned.dropin import CallKey, LaunchCounter, count_launches, launch_counts, leave_launch_counts
+from ktuned.spool import COUNTS_SUFFIX, KeyLaunches, LaunchCounts, read_file, spool_directory
 
 IDENTITY = "0123456789abcdef"
 OTHER = "fedcba9876543210"
@@ -32,8 +32,8 @@ def left_in(spool: Path) -> Counter[str]:
     """Return the launches of each function that lie in a spool."""
     found: Counter[str] = Counter()
     for path in spool.glob(f"*{COUNTS_SUFFIX}"):
-        for identity, _, _, number in LaunchCounts.from_bytes(read_file(path)).launches:
-            found[identity] += number
+        for row in LaunchCounts.from_bytes(read_file(path)).launches:
+            found[row.key.identity] += row.number
     return found
 
 
@@ -45,7 +45,7 @@ def launch(counter: LaunchCounter, times: int) -> None:
 
 def test_only_new_launches_are_left(spool: Path) -> None:
     """Each once; a key without any has no row."""
-    counter, other = count_launches(IDENTITY, {"size": 1}, "a GPU"), count_launches(OTHER, {})
+    counter, other = count_launches(CallKey(IDENTITY, {"size": 1}, "a GPU")), count_launches(CallKey(OTHER, {}))
     leave_launch_counts()
     assert not spool.exists()
     launch(counter, 3)
@@ -57,7 +57,9 @@ def test_only_new_launches_are_left(spool: Path) -> None:
     leave_launch_counts()
     assert left_in(spool) == {IDENTITY: 5, OTHER: 1}
     (first, *_) = sorted(spool.glob(f"*{COUNTS_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
-    assert LaunchCounts.from_bytes(read_file(first)).launches == ((IDENTITY, {"size": 1}, "a GPU", 3),)
+    assert LaunchCounts.from_bytes(read_file(first)).launches == (
+        KeyLaunches(CallKey(IDENTITY, {"size": 1}, "a GPU"), 3),
+    )
 
 
 def test_counts_are_left_no_more_often_than_allowed(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +67,7 @@ def test_counts_are_left_no_more_often_than_allowed(spool: Path, monkeypatch: py
     now = [100.0]
     monkeypatch.setattr(launch_counts, "monotonic", lambda: now[0])
     monkeypatch.setattr(launch_counts, "_last", 0.0)
-    counter = count_launches(IDENTITY, {})
+    counter = count_launches(CallKey(IDENTITY, {}))
     launch(counter, 1)
     leave_launch_counts(at_most_every_s=10.0)
     launch(counter, 1)
@@ -79,7 +81,7 @@ def test_counts_are_left_no_more_often_than_allowed(spool: Path, monkeypatch: py
 
 def test_many_keys_go_to_several_files(spool: Path) -> None:
     """None of which is large; keys beyond the bound are not counted."""
-    counters = [count_launches(IDENTITY, {"size": size}) for size in range(launch_counts.MAX_COUNTED + 5)]
+    counters = [count_launches(CallKey(IDENTITY, {"size": size})) for size in range(launch_counts.MAX_COUNTED + 5)]
     for counter in counters:
         launch(counter, 1)
     leave_launch_counts()
@@ -89,7 +91,7 @@ def test_many_keys_go_to_several_files(spool: Path) -> None:
 
 def test_a_forked_child_leaves_its_own_launches(spool: Path) -> None:
     """And its parent the parent's, also of before the fork."""
-    counter = count_launches(IDENTITY, {})
+    counter = count_launches(CallKey(IDENTITY, {}))
     launch(counter, 3)
     child = os.fork()
     if child == 0:
@@ -105,7 +107,7 @@ def test_a_forked_child_leaves_its_own_launches(spool: Path) -> None:
 
 def test_a_child_forked_while_counts_are_left_can_leave_its_own(spool: Path) -> None:
     """The lock that another thread held is not held there."""
-    counter = count_launches(IDENTITY, {})
+    counter = count_launches(CallKey(IDENTITY, {}))
     with launch_counts._lock:
         child = os.fork()
         if child == 0:
@@ -118,7 +120,7 @@ def test_a_child_forked_while_counts_are_left_can_leave_its_own(spool: Path) -> 
 
 def test_threads_leave_each_launch_once(spool: Path) -> None:
     """Which of them leaves it does not matter."""
-    counter = count_launches(IDENTITY, {})
+    counter = count_launches(CallKey(IDENTITY, {}))
     launch(counter, 1000)
     threads = [threading.Thread(target=leave_launch_counts) for _ in range(8)]
     for thread in threads:
@@ -132,15 +134,15 @@ def test_counts_that_cannot_be_written_are_lost(tmp_path: Path, monkeypatch: pyt
     """The application goes on."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "file"))
-    launch(count_launches(IDENTITY, {}), 1)
+    launch(count_launches(CallKey(IDENTITY, {})), 1)
     leave_launch_counts()
 
 
 def test_the_remaining_launches_are_left_at_the_processs_end(tmp_path: Path) -> None:
     """An ordinary end."""
     code = f"""if True:
-        from ktuned.dropin import count_launches
-        count_launches({IDENTITY!r}, {{}}).launches += 7
+        from ktuned.dropin import CallKey, count_launches
+        count_launches(CallKey({IDENTITY!r}, {{}})).launches += 7
     """
     environment = {**os.environ, "KTUNED_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)

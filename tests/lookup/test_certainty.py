@@ -90,7 +90,7 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
     parts.lookups.caught_up()
 
     def status() -> str:
-        return parts.lookups.find_answer("it", {"n": 64}, None, tune=False).status
+        return parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status
 
     assert status() == "fresh"
     paused, changes = Paused(parts.inspector), 0
@@ -107,7 +107,7 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(reinspection.inspect_files, {str(parts.project / name)})
         await paused.begun.wait()
-        answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=True)
+        answer = parts.lookups.look_up("it", {"n": 64}, None, tune=True).answer
         assert (answer.status, changes) == ("stale", 1)
         assert answer.message == f"{parts.project / name} changed, or what it depends on, and is being inspected"
         paused.goes_on.set()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from ktuned.lookup.publication import SHORTEST_PAUSE_S
@@ -45,8 +46,8 @@ async def until_found(parts: Parts, problem: dict[str, Any]) -> Hit:
 def ask(parts: Parts, problem: dict[str, Any] | None = None, *, tune: bool = False, **options: Any) -> Hit:
     """Look the kernel up as a client does that asks the daemon."""
     name = options.pop("name", "project:it")
-    answer = parts.lookups.find_answer(name, problem or {"n": 64}, options.pop("device", None), tune=tune, **options)
-    return make_hit(answer.to_wire())
+    answer = parts.lookups.look_up(name, problem or {"n": 64}, options.pop("device", None), tune=tune, **options).answer
+    return make_hit(msgspec.to_builtins(answer))
 
 
 async def tuned(parts: Parts, sizes: tuple[int, ...] = (64,), **options: str) -> KernelInfo:
@@ -179,7 +180,7 @@ async def test_what_a_pin_holds_is_its_own(parts: Parts) -> None:
     assert not callable(held)
     found = read(parts, pin="run")
     assert found is not None
-    assert found._replace(problem={"n": 64}) == make_hit(held.to_wire())._replace(file=found.file)
+    assert found._replace(problem={"n": 64}) == make_hit(msgspec.to_builtins(held.answer))._replace(file=found.file)
     assert (read(parts), read(parts, pin="other")) == (None, None)
     assert ask(parts).config == {"us": 10.0} != found.config == {"us": 20.0}
     await parts.lookups.pins.give_up("run")

@@ -7,9 +7,10 @@ from time import monotonic
 from typing import Any, cast
 
 import anyio
+import msgspec
 import pytest
 
-from ktuned.lookup.answer import Answer
+from ktuned.lookup import Lookup
 from ktuned.model.errors import AmbiguousName, StoreError, UsageError
 from ktuned.model.job import Job, JobState
 from ktuned.model.kernel import KernelInfo
@@ -37,7 +38,9 @@ def ask(
     parts: Parts, problem: Problem | None = None, device: str | None = None, *, tune: bool = False
 ) -> dict[str, Any]:
     """Look ``it`` up."""
-    return parts.lookups.find_answer("it", problem or {"n": 64}, device, tune=tune).to_wire()
+    found = parts.lookups.look_up("it", problem or {"n": 64}, device, tune=tune)
+    plain: dict[str, Any] = msgspec.to_builtins(found.answer)
+    return plain
 
 
 async def tuned(parts: Parts, **options: str) -> KernelInfo:
@@ -73,7 +76,7 @@ async def test_recent_lookups_are_known(parts: Parts) -> None:
     await tuned(parts)
     assert parts.lookups.looked_up() == []
     for name in ("it", "project:it", "other"):
-        parts.lookups.find_answer(name, {"n": 64}, None, tune=False)
+        parts.lookups.look_up(name, {"n": 64}, None, tune=False)
     assert parts.lookups.looked_up() == ["project:it"]
     assert parts.lookups.looked_up(within_s=0.0) == []
 
@@ -119,8 +122,8 @@ async def test_wrong_questions_are_refused(parts: Parts) -> None:
     with pytest.raises(AmbiguousName):
         ask(parts)
     for name, directory in (("project:it", None), ("it", str(parts.project))):
-        assert parts.lookups.find_answer(name, {"n": 64}, None, tune=False, directory=directory).status == "fresh"
-    assert parts.lookups.find_answer("it", {"n": 64}, None, tune=False, directory=str(other)).kernel == "q:it"
+        assert parts.lookups.look_up(name, {"n": 64}, None, tune=False, directory=directory).answer.status == "fresh"
+    assert parts.lookups.look_up("it", {"n": 64}, None, tune=False, directory=str(other)).answer.kernel == "q:it"
     parts.kill_workers()
 
 
@@ -197,9 +200,9 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         (entry,) = explain(kernel)
         assert (entry.status, entry.message) == ("stale", edited["message"])
         held = parts.lookups.lookup_pinned("run", "it", {"n": 64}, None, tune=True)
-        assert isinstance(held, Answer)
+        assert isinstance(held, Lookup)
         assert parts.store.pinned.list_pins() == []
-        untouched = parts.lookups.find_answer("other", {"n": 64}, None, tune=True)
+        untouched = parts.lookups.look_up("other", {"n": 64}, None, tune=True).answer
         assert (untouched.status, untouched.message) == ("fresh", "")
         assert callable(parts.lookups.lookup_pinned("run", "other", {"n": 64}, None, tune=True))
         assert parts.lookups.statistics()["follow_ups"]["used"] == 0
@@ -354,12 +357,12 @@ async def test_a_slow_constraint_delays_nothing_but_its_own_kernel(parts: Parts)
     async with parts.working():
         assert ask(parts, {"n": 65})["status"] == "default"
         await parts.reached("door")
-        assert parts.lookups.find_answer("quick", {"n": 64}, None, tune=True).status == "default"
+        assert parts.lookups.look_up("quick", {"n": 64}, None, tune=True).answer.status == "default"
         await parts.told.ended()
         with anyio.fail_after(PATIENCE_S):
             while parts.lookups.table.generation("project:quick") == generation:  # noqa: ASYNC110 - no event reports it
                 await anyio.sleep(0.005)
-        assert parts.lookups.find_answer("quick", {"n": 64}, None, tune=True).status == "fresh"
+        assert parts.lookups.look_up("quick", {"n": 64}, None, tune=True).answer.status == "fresh"
         parts.open_gate("door")
 
 
@@ -418,7 +421,7 @@ async def test_a_default_says_why_it_is_only_that(parts: Parts) -> None:
     await parts.inspect(kernel_text(default="dict(us=50.0)"))
     assert ask(parts)["message"] == UNTUNED
     assert ask(parts, tune=True)["message"] == f"{UNTUNED}; its tuning is queued"
-    unknown = parts.lookups.find_answer("itt", {"n": 64}, None, tune=False)
+    unknown = parts.lookups.look_up("itt", {"n": 64}, None, tune=False).answer
     assert unknown.status == "unknown"
     assert "did you mean" in unknown.message
     parts.kill_workers()
@@ -429,22 +432,22 @@ async def test_a_lookup_that_may_wait_is_near_at_the_first_ask(parts: Parts) -> 
     await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
     (tuned_one,) = await settled(parts, {"n": 64})
     answers = await settled(parts, {"n": 40}, {"n": 40})
-    assert [answer.status for answer in answers] == ["near", "near"]
-    assert answers[0].generation == tuned_one.generation + 1
-    assert [answer.status for answer in await settled(parts, {"n": 15})] == ["default"]
+    assert [found.answer.status for found in answers] == ["near", "near"]
+    assert answers[0].answer.generation == tuned_one.answer.generation + 1
+    assert [found.answer.status for found in await settled(parts, {"n": 15})] == ["default"]
 
 
 async def test_a_lookup_waits_for_a_worker_no_longer_than_it_may(parts: Parts) -> None:
     """After its time it has what is known by then."""
     await tuned(parts, configs="us=[10.0, 20.0], where=lambda p, c: p.n == 64 or __import__('time').sleep(30)")
-    (answer,) = await settled(parts, {"n": 40}, within_s=0.05)
-    assert (answer.status, len(answer.undecided)) == ("default", 1)
+    (found,) = await settled(parts, {"n": 40}, within_s=0.05)
+    assert (found.answer.status, len(found.undecided)) == ("default", 1)
     asked_together = [LookupParams("it", {"n": n}, tune=False, settle=1.0) for n in range(1, 9)]
-    found = cast(Any, parts.daemon.handlers["lookup_many"].handle)(
+    deferred = cast(Any, parts.daemon.handlers["lookup_many"].handle)(
         LookupManyParams(asked_together), cast(Connection, None)
     )
     began = monotonic()
-    assert {one["status"] for one in (await found.rest())["answers"]} == {"default"}
+    assert {answer.status for answer in (await deferred.rest()).answers} == {"default"}
     # Not one second after the other.
     assert monotonic() - began < 4.0
     parts.kill_workers()
@@ -457,18 +460,18 @@ async def test_a_pin_holds_the_answer_that_a_worker_vouches_for(parts: Parts) ->
         "run", "it", {"n": 40}, None, tune=False, settle_until=monotonic() + PATIENCE_S
     )
     assert callable(pinning)
-    assert (await pinning()).status == "near"
+    assert (await pinning()).answer.status == "near"
     held = parts.lookups.lookup_pinned("run", "it", {"n": 40}, None, tune=False)
-    assert isinstance(held, Answer)
-    assert held.config == {"us": 20.0}
+    assert isinstance(held, Lookup)
+    assert held.answer.config == {"us": 20.0}
 
 
-async def settled(parts: Parts, *problems: Problem, within_s: float = PATIENCE_S) -> list[Answer]:
+async def settled(parts: Parts, *problems: Problem, within_s: float = PATIENCE_S) -> list[Lookup]:
     """Return the settled answers of lookups that run at once."""
-    found: dict[int, Answer] = {}
+    found: dict[int, Lookup] = {}
 
     async def settle(place: int, problem: Problem) -> None:
-        look_up = partial(parts.lookups.find_answer, "it", problem, None, tune=False)
+        look_up = partial(parts.lookups.look_up, "it", problem, None, tune=False)
         found[place] = await parts.lookups.settle_answer(look_up(), look_up, monotonic() + within_s)
 
     async with anyio.create_task_group() as tasks:

@@ -1,12 +1,13 @@
 """The triton backend: what every backend promises, and what this one promises besides."""
 
 import itertools
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,8 @@ from ktuned.spec.loader import load_file
 from ktuned.testing.backends import check_backend
 from ktuned_triton import Build, Triton, load
 from ktuned_triton.arguments import pack_number
-from ktuned_triton.launch_plan import LaunchPlan
+from ktuned_triton.descriptors import Descriptor, expand_descriptor
+from ktuned_triton.launch_plan import LaunchPlan, Parameter
 from ktuned_triton.limits import explain_unlaunchable
 from ktuned_triton.lowering import Lowered, is_supported_version
 from tests.plugins import triton_scale
@@ -491,6 +493,23 @@ class TestBuild:
         with pytest.raises(ValueError, match="num_warps must be a positive int, not 0"):
             Build("f", num_warps=0)
         assert Build("f", num_stages=0).num_stages == 0
+
+    def test_a_descriptor_travels_to_the_launch(self) -> None:
+        """By itself and in a tuple, to the compiler and, as a tensor map, to the artifact."""
+        descriptor = Descriptor("x", (64, 64), (64, 1), (16, 16), "zero")
+        build = Build("m:f", (descriptor, ("y", descriptor), 4))
+        travelled = Build.from_plain(json.loads(json.dumps(build.to_plain())))
+        assert travelled == build
+        assert travelled.tensors == ("x", "y")
+        parameter = Parameter("tensordesc<fp16[16,16]>", descriptor)
+        assert Parameter.from_plain(json.loads(json.dumps(asdict(parameter)))) == parameter
+        layout = {"block_size": [16, 16], "swizzle": 1, "elem_size": 2, "elem_type": 6}
+        parameters = tuple(
+            Parameter(kind, value) for kind, value in expand_descriptor(parameter.type, descriptor, layout, (3, 6))
+        )
+        plan = LaunchPlan("f", "f", "sm_90a", parameters, (1, 1, 1), 4)
+        assert LaunchPlan.from_json(plan.to_json()) == plan
+        assert [one.tensor for one in parameters] == ["x", None, None, None, None]
 
     def test_what_does_not_travel_is_an_error_at_once(self) -> None:
         """It says what does."""

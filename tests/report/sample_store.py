@@ -14,6 +14,7 @@ from typing import Any
 from ktuned.model import LATENCY, Config, JobState, KernelInfo, Outcome, Plan, canonical
 from ktuned.model.trial import MEASURING_VERSION
 from ktuned.portfolio import Matrix, Portfolio, fit_portfolio
+from ktuned.protocol import PortfolioDocument, PortfolioLimits
 from ktuned.store import Store, StoredPortfolio, portfolios
 
 NOW = 1_790_000_000.0
@@ -56,7 +57,9 @@ class SampleStore:
         costs = tuple({wide: 10.0 + (p["M"] > 256), narrow: 11.0 - (p["M"] > 256)} for p in problems)
         matrix = Matrix(problems, (1.0,) * len(problems), costs)
         fitted = fit_portfolio(matrix, 2, 0.0)
-        document = {**fitted.to_wire(), "matrix": matrix.to_wire(), "wanted": {}, "over": [], "created": NOW}
+        document = PortfolioDocument(
+            **fitted.to_wire(), matrix=matrix.to_wire(), over=(), wanted=PortfolioLimits(), created=NOW
+        )
         with closing(sqlite3.connect(self._path)) as connection:
             portfolios.save_portfolio(connection, StoredPortfolio(kernel, device, LATENCY, "state", document, NOW))
             connection.commit()

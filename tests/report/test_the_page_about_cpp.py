@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ktuned.protocol import ExportedWinner, WinnersDocument
 from ktuned.report import c_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_page_s_program_finds_the_nearest_winner(tmp_path: Path) -> None:
     """It compiles without a warning, and prints the config of the nearest size."""
     (program,) = re.findall(r"^```cpp\n(.*?)^```$", (ROOT / "docs/from-cpp.md").read_text(), re.DOTALL | re.MULTILINE)
-    rows = [{"problem": {"M": m}, "config": {"BM": m // 16}, "latency_us": m / 10} for m in (64, 1024, 4096)]
-    name, header = c_file({"kernel": "project:gemm", "device": "demo", "winners": rows})
+    rows = [ExportedWinner({"M": m}, {"BM": m // 16}, m / 10, 0.0, "", "", "", 1) for m in (64, 1024, 4096)]
+    name, header = c_file(WinnersDocument(1, "project:gemm", "demo", rows))
     assert f'#include "{name}"' in program
     (tmp_path / name).write_text(header)
     (tmp_path / "main.cc").write_text(program)

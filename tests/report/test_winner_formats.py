@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 
 from ktuned.model import UsageError
+from ktuned.protocol import ExportedWinner, WinnersDocument
 from ktuned.report import c_file, vllm_files
 
 
-def document(*winners: tuple[dict[str, Any], dict[str, Any]], kernel: str = "project:gemm") -> dict[str, Any]:
+def document(*winners: tuple[dict[str, Any], dict[str, Any]], kernel: str = "project:gemm") -> WinnersDocument:
     """Return a document of winners: problems with their configs."""
     found = [
-        {"problem": problem, "config": config, "latency_us": 10.0 + number}
+        ExportedWinner(problem, config, 10.0 + number, 0.0, "digest", "toolchain", "device", 1)
         for number, (problem, config) in enumerate(winners)
     ]
-    return {"kernel": kernel, "device": "NVIDIA H100 80GB HBM3", "winners": found}
+    return WinnersDocument(1, kernel, "NVIDIA H100 80GB HBM3", found)
 
 
 def test_vllm_has_a_file_for_each_shape_and_an_entry_for_each_size() -> None:

@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from ktuned.model import KernelInfo, Objective, Priority, UsageError
 from ktuned.portfolio import Branch, Condition, Leaf, Matrix, Portfolio, list_leaves
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.scheduling.portfolios import PortfolioBuild, PortfolioSpec, border_problems
+from ktuned.scheduling.portfolios import PortfolioBuild, PortfolioRequest, PortfolioSpec, border_problems
 from tests.assembled import PATIENCE_S, Parts, assembled
 
 pytestmark = pytest.mark.anyio
@@ -58,9 +59,9 @@ async def at_work(parts: Parts) -> AsyncIterator[None]:
 
 async def made(parts: Parts, kernel: KernelInfo, **asked: Any) -> PortfolioBuild:
     """Have a portfolio made, and wait for its end."""
-    wanted = PortfolioSpec.from_request(kernel, asked)
+    wanted = PortfolioSpec.from_request(kernel, PortfolioRequest(**asked))
     build = parts.daemon.portfolios.request_portfolio(kernel, None, LATENCY, wanted, Priority.REQUESTED)
-    await until(lambda: build.state not in ("queued", "running"))
+    await until(lambda: not build.progress.is_under_way)
     return build
 
 
@@ -91,10 +92,10 @@ async def test_a_portfolio_answers_problems_that_were_never_tuned(parts: Parts) 
 
     async with at_work(parts):
         build = await made(parts, kernel, tunings=4, configs=3)
-        assert (build.state, build.message) == ("done", "")
-        assert build.tuned <= 4
+        assert (build.progress.state, build.progress.message) == ("done", "")
+        assert build.progress.tuned <= 4
         found = kept(parts, kernel)
-        matrix = Matrix.from_wire(found.document["matrix"])
+        matrix = Matrix.from_wire(found.stored.document.matrix)
         # A border where the tree had erred counts, too.
         assert [problem["n"] for problem in matrix.problems][: len(SIZES)] == list(SIZES)
         assert all(matrix.works(row, found.portfolio.find_leaf(p).config) for row, p in enumerate(matrix.problems))
@@ -105,18 +106,18 @@ async def test_a_portfolio_answers_problems_that_were_never_tuned(parts: Parts) 
         assert all(measured(int(problem["n"])) >= configs for problem in borders)
         jobs = len(parts.store.list_jobs(limit=1000))
         for size, kind in ((12, "small"), (40, "small"), (200, "large"), (300, "large")):
-            answer = parts.lookups.find_answer("it", {"n": size}, None, tune=True).to_wire()
+            answer = msgspec.to_builtins(parts.lookups.look_up("it", {"n": size}, None, tune=True).answer)
             assert (answer["status"], answer["config"]) == ("near", {"kind": kind}), size
             assert answer["expected_loss"] < 1.0
         assert len(parts.store.list_jobs(limit=1000)) == jobs
         assert found.noted == {f'{{"n":{size}}}': 1 for size in (12, 40, 200, 300)}
-        await until(lambda: parts.lookups.find_answer("it", {"n": 300}, None, tune=False).status == "fresh")
+        await until(lambda: parts.lookups.look_up("it", {"n": 300}, None, tune=False).answer.status == "fresh")
         await until(lambda: measured(300) >= configs)
     again = KeptPortfolios(parts.store).find_portfolio(kernel, "Fake CPU", LATENCY)
     assert again is not None
     assert again.portfolio == found.portfolio
     (described,) = parts.daemon.portfolios.describe_portfolios(kernel)
-    assert (described["device"], described["current"]) == ("Fake CPU", True)
+    assert (described.device, described.current) == ("Fake CPU", True)
     parts.kill_workers()
 
 
@@ -127,9 +128,9 @@ async def test_a_declared_portfolio_is_made_when_it_is_needed(parts: Parts) -> N
     assert kernel.extra["portfolio"]["configs"] == 2
     async with at_work(parts):
         for size in range(1, 41):
-            parts.lookups.find_answer("it", {"n": size}, None, tune=True)
+            parts.lookups.look_up("it", {"n": size}, None, tune=True)
         await until(lambda: kept(parts, kernel) is not None)
-        answers = [parts.lookups.find_answer("it", {"n": size}, None, tune=False) for size in range(1, 41)]
+        answers = [parts.lookups.look_up("it", {"n": size}, None, tune=False).answer for size in range(1, 41)]
     assert {answer.status for answer in answers} <= {"fresh", "near"}
     assert all(answer.config is not None for answer in answers)
     assert len({job.problem["n"] for job in parts.store.list_jobs(limit=1000)}) <= len(SIZES) + 4
@@ -141,9 +142,9 @@ async def test_a_leafs_config_that_fails_at_its_border_is_not_given_there(parts:
     kernel = await parts.inspect(kernel_file(failing=failing))
     async with at_work(parts):
         build = await made(parts, kernel, tunings=4, configs=2)
-    assert build.state == "done"
+    assert build.progress.state == "done"
     portfolio: Portfolio = kept(parts, kernel).portfolio
-    problems = Matrix.from_wire(kept(parts, kernel).document["matrix"]).problems
+    problems = Matrix.from_wire(kept(parts, kernel).stored.document.matrix).problems
     for problem in border_problems(portfolio.tree, problems):
         fails = portfolio.choose_config(problem)["kind"] == "large" and int(problem["n"]) in range(108, 116)
         assert not fails
@@ -153,10 +154,10 @@ async def test_a_portfolio_of_one_problem_is_refused(parts: Parts) -> None:
     """It is for many; and numbers have their ranges."""
     kernel = await parts.inspect(kernel_file((64,)))
     with pytest.raises(UsageError, match="names 1 problems"):
-        PortfolioSpec.from_request(kernel, {})
+        PortfolioSpec.from_request(kernel, PortfolioRequest())
     kernel = await parts.inspect(kernel_file())
     with pytest.raises(UsageError, match="configs is 99"):
-        PortfolioSpec.from_request(kernel, {"configs": 99})
+        PortfolioSpec.from_request(kernel, PortfolioRequest(configs=99))
 
 
 def test_borders_are_whole_numbers_of_one_field() -> None:

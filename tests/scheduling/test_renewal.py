@@ -51,7 +51,7 @@ class TestBeginAgain:
             assert parts.jobs.describe_job(parts.jobs.list_live_jobs()[0]).waiters == 1
             stored = await self.ended(parts, job)
         assert (stored.state, stored.outcomes, stored.message) == (JobState.DONE, {"measured": 1}, "")
-        assert parts.lookups.find_answer("it", {"n": 64}, None, tune=False).status == "fresh"
+        assert parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status == "fresh"
         assert {(trial.id == before, trial.outcome) for trial in parts.store.list_trials()} == {
             (True, "cancelled"),
             (False, "measured"),

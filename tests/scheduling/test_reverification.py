@@ -54,7 +54,7 @@ async def test_a_job_that_began_after_the_probe_goes_on(parts: Parts) -> None:
     """A survey that sees a change of which the running job's context knows begins nothing again; else the job does."""
     kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0, does='gate_compile', gate='door')]"))
     async with parts.working():
-        parts.lookups.find_answer("it", {"n": 64}, None, tune=True)
+        parts.lookups.look_up("it", {"n": 64}, None, tune=True)
         await parts.reached("door")
         (job,) = parts.jobs.list_live_jobs()
         await parts.daemon.reverification.reverify_probed([kernel], [kernel])

@@ -93,7 +93,7 @@ async def tuned(parts: Parts, kernel: KernelInfo, **wish: Any) -> Job:
 
 def looked_up(parts: Parts) -> tuple[Status, dict[str, Any]]:
     """Return a lookup's status and config."""
-    answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=False)
+    answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
     return answer.status, dict(answer.config or {})
 
 

@@ -7,14 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ktuned.catalog.foreign_names import ForeignNames
 from ktuned.ipc.places import make_relative
+from ktuned.model.errors import UsageError
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.objective import ENERGY, LATENCY
 from ktuned.model.trace import Observation
-from ktuned.protocol import ExportParams, ImportParams
+from ktuned.protocol import ExportParams, ImportedWinner, ImportParams
 from ktuned.serve.exchange import WinnerExchange
 from ktuned_client.winners import check_document, render
 from tests.assembled import ALL_ROUNDS, Parts, assembled, kernel_text
@@ -62,9 +64,9 @@ async def test_constraint_is_asked_before_a_winner_is_taken(parts: Parts) -> Non
     await parts.inspect(kernel_text(configs="us=[10.0, 20.0], where=lambda p, c: c.us > 10.0"))
     wanted = ImportParams(document=document((10.0, 1.0), (20.0, 2.0), (30.0, 3.0)), dry_run=True)
     answer = await sharing(parts).import_winners(wanted, None)  # type: ignore[arg-type]
-    assert [winner["taken"] for winner in answer["winners"]] == [False, True, False]
+    assert [winner.taken for winner in answer.winners] == [False, True, False]
     refused = "refused: the kernel's space has no such config"
-    assert [winner["reason"] for winner in answer["winners"]] == [refused, "there was none", refused]
+    assert [winner.reason for winner in answer.winners] == [refused, "there was none", refused]
 
 
 async def test_what_an_import_decides_is_listed_in_the_declared_order(parts: Parts) -> None:
@@ -75,7 +77,8 @@ async def test_what_an_import_decides_is_listed_in_the_declared_order(parts: Par
     (winner,) = offered["winners"]
     winner.update(problem={"k": 3, "m": 2, "n": 64}, config={"grade": 1, "us": 10.0})
     answer = await sharing(parts).import_winners(ImportParams(document=offered, dry_run=True), None)  # type: ignore[arg-type]
-    assert [list(answer["winners"][0][part]) for part in ("problem", "config")] == [["n", "m", "k"], ["us", "grade"]]
+    (decided,) = answer.winners
+    assert (list(decided.problem), list(decided.config)) == (["n", "m", "k"], ["us", "grade"])
 
 
 async def test_winner_that_the_space_has_lost_gives_way(parts: Parts) -> None:
@@ -83,10 +86,10 @@ async def test_winner_that_the_space_has_lost_gives_way(parts: Parts) -> None:
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
     await parts.measured(kernel, {10.0: 0.5}, rounds=ALL_ROUNDS)
     wanted = ImportParams(document=document((20.0, 2.0)), dry_run=True)
-    (before,) = (await sharing(parts).import_winners(wanted, None))["winners"]  # type: ignore[arg-type]
+    (before,) = (await sharing(parts).import_winners(wanted, None)).winners  # type: ignore[arg-type]
     await parts.inspect(kernel_text(configs="us=[20.0]"))
-    (after,) = (await sharing(parts).import_winners(wanted, None))["winners"]  # type: ignore[arg-type]
-    assert (before["taken"], after["taken"]) == (False, True)
+    (after,) = (await sharing(parts).import_winners(wanted, None)).winners  # type: ignore[arg-type]
+    assert (before.taken, after.taken) == (False, True)
 
 
 async def learned(parts: Parts, *names: str) -> KernelInfo:
@@ -108,20 +111,20 @@ async def exported(directory: Path, header: str) -> dict[str, Any]:
         await parts.measured(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
         wanted = ExportParams(kernel="it", device="Fake CPU")
         answer = await sharing(parts).export_winners(wanted, None)  # type: ignore[arg-type]
-    document: dict[str, Any] = answer["document"]
+    document: dict[str, Any] = msgspec.to_builtins(answer.document)
     return document
 
 
-async def imported(parts: Parts, given: dict[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+async def imported(parts: Parts, given: dict[str, Any], *, dry_run: bool = False) -> ImportedWinner:
     """Import a document and return the verdict on its winner."""
     wanted = ImportParams(document=given, dry_run=dry_run)
-    (verdict,) = (await sharing(parts).import_winners(wanted, None))["winners"]  # type: ignore[arg-type]
-    return dict(verdict)
+    (verdict,) = (await sharing(parts).import_winners(wanted, None)).winners  # type: ignore[arg-type]
+    return verdict
 
 
 def status(parts: Parts) -> str:
     """Return the status of a lookup."""
-    return parts.lookups.find_answer("it", {"n": 64}, None, tune=False).status.value
+    return parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status.value
 
 
 @pytest.fixture
@@ -135,9 +138,9 @@ async def test_equal_learned_names_make_an_import_fresh(parts: Parts, other: dic
     """All that was read there is the same here: nothing is to be tuned, and its edit makes the winner stale."""
     header = parts.write("#define VALUE 1\n", "cfg.h")
     await parts.inspect(kernel_text())
-    assert (await imported(parts, other, dry_run=True))["status"] == "fresh"
+    assert (await imported(parts, other, dry_run=True)).status == "fresh"
     assert parts.catalog.resolve_kernel("it").learned == {}
-    assert (await imported(parts, other))["status"] == "fresh"
+    assert (await imported(parts, other)).status == "fresh"
     assert status(parts) == "fresh"
     header.write_text("#define VALUE 2\n")
     await parts.inspect()
@@ -157,7 +160,7 @@ async def test_a_learned_name_that_differs_makes_an_import_stale(
     else:
         parts.write(text, name)
     await parts.inspect(kernel_text())
-    assert (await imported(parts, other))["status"] == "stale"
+    assert (await imported(parts, other)).status == "stale"
     assert status(parts) == "stale"
     await learned(parts, "cfg.h", "first/cfg.h")
     assert status(parts) == "stale"
@@ -170,7 +173,7 @@ async def test_names_that_only_this_machine_has_learned_keep_an_import_fresh(
     parts.write("#define VALUE 1\n", "cfg.h")
     parts.write("#define MORE 1\n", "more.h")
     await learned(parts, "more.h")
-    assert (await imported(parts, other))["status"] == "fresh"
+    assert (await imported(parts, other)).status == "fresh"
     assert status(parts) == "fresh"
 
 
@@ -179,7 +182,7 @@ async def test_a_document_without_names_is_fresh_only_for_the_same_digest(parts:
     parts.write("#define VALUE 1\n", "cfg.h")
     await parts.inspect(kernel_text())
     del other["names"]
-    assert (await imported(parts, other))["status"] == "stale"
+    assert (await imported(parts, other)).status == "stale"
 
 
 async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
@@ -189,7 +192,7 @@ async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
     (known,) = parts.store.list_trials(kernel=kernel.name)
     await parts.store.decide_winner(known.id, objective=ENERGY)
     given = await sharing(parts).export_winners(ExportParams(kernel="it", device="Fake CPU"), None)  # type: ignore[arg-type]
-    shared = given["document"]
+    shared = msgspec.to_builtins(given.document)
     assert [won["latency_us"] for won in shared["winners"]] == [5.0]
     assert "metrics" not in shared["winners"][0]
     (frugal,) = shared["objectives"]["energy"]
@@ -199,10 +202,18 @@ async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
     unknown = {**better, "config": {"us": 90.0}, "metrics": {}}
     offered = {**shared, "winners": [], "objectives": {"energy": [better, unknown], "max:speed": [better]}}
     answer = await sharing(parts).import_winners(ImportParams(document=offered), None)  # type: ignore[arg-type]
-    assert [(won["objective"], won["taken"]) for won in answer["winners"]] == [
+    assert [(won.objective, won.taken) for won in answer.winners] == [
         ("energy", True), ("energy", False), ("max:speed", False)
     ]  # fmt: skip
-    assert [won["reason"] for won in answer["winners"]][:2] == ["better than ours, 2", "refused: it has no energy"]
+    assert [won.reason for won in answer.winners][:2] == ["better than ours, 2 J", "refused: it has no energy"]
     winners = {won.objective: won for won in parts.store.list_winners()}
     assert (winners[LATENCY].config, winners[ENERGY].config) == ({"us": 50.0}, {"us": 90.0})
     assert winners[ENERGY].metrics == {"energy": 1.0}
+
+
+async def test_a_document_with_a_field_of_a_wrong_type_is_refused(parts: Parts) -> None:
+    """Also where the files' own reader does not look at the field."""
+    await parts.inspect(kernel_text())
+    wanted = ImportParams(document={**document((50.0, 1.0)), "bucket": 5})
+    with pytest.raises(UsageError, match=r"the document is invalid: Expected `object`, got `int` - at `\$.bucket`"):
+        await sharing(parts).import_winners(wanted, None)  # type: ignore[arg-type]

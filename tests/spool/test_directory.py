@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from ktuned.daemon.config import load_settings
+from ktuned.model import CallKey
 from ktuned.spool import (
     COUNTS_SUFFIX,
     MAX_RECORDS,
     RECORD_SUFFIX,
     STAGED_PREFIX,
     CallRecord,
+    KeyLaunches,
     LaunchCounts,
     RefusedFile,
     directory,
@@ -195,7 +197,7 @@ class TestCounts:
 
     def test_equal_counts_are_left_twice(self, spool: Path) -> None:
         """Two files."""
-        counts = LaunchCounts((("0123456789abcdef", {"size": 1}, "", 3),))
+        counts = LaunchCounts((KeyLaunches(CallKey("0123456789abcdef", {"size": 1}), 3),))
         for _ in range(2):
             leave_counts(spool, counts)
         found = list(spool.glob(f"*{COUNTS_SUFFIX}"))

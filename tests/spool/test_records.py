@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ktuned.spool import CallRecord, InvalidRecord, LaunchCounts, digest_of
+from ktuned.model import CallKey
+from ktuned.spool import CallRecord, InvalidRecord, KeyLaunches, LaunchCounts, digest_of
 
 RECORD = CallRecord(
     tool="triton",
@@ -199,7 +200,7 @@ def test_unknown_fields_are_ignored() -> None:
 
 def test_counts_survive_their_bytes() -> None:
     """Rows of identity, key, device and number."""
-    counts = LaunchCounts((("0123456789abcdef", {"size": 1, "@types": "f16"}, "", 3),))
+    counts = LaunchCounts((KeyLaunches(CallKey("0123456789abcdef", {"size": 1, "@types": "f16"}), 3),))
     assert LaunchCounts.from_bytes(counts.to_bytes()) == counts
 
 

@@ -9,7 +9,7 @@ from ktuned.model.job import JobState
 from ktuned.model.trial import Winner
 from ktuned.store import exchange
 from ktuned.store.database import Store
-from ktuned.store.exchange import Offer, judge_offer
+from ktuned.store.exchange import judge_offer
 from tests.store.samples import CONTEXT, PROBLEM
 
 YESTERDAY = replace(CONTEXT, digest="d0")
@@ -22,9 +22,9 @@ def winner(context: object = CONTEXT, latency_us: float = 5.0, decided: float = 
     return Winner(context, 1, PROBLEM, OURS, latency_us, 0.1, None, decided)  # type: ignore[arg-type]
 
 
-def offer(context: object = CONTEXT, latency_us: float = 4.0, decided: float = 10.0, config: object = None) -> Offer:
+def offer(context: object = CONTEXT, latency_us: float = 4.0, decided: float = 10.0, config: object = None) -> Winner:
     """Return one from elsewhere."""
-    return Offer(context, PROBLEM, config or THEIRS, latency_us, 0.1, decided)  # type: ignore[arg-type]
+    return Winner(context, 0, PROBLEM, config or THEIRS, latency_us, 0.1, None, decided)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def offer(context: object = CONTEXT, latency_us: float = 4.0, decided: float = 1
         (offer(ELSEWHERE, 99.0, 11.0), winner(CONTEXT), None, True),
     ],
 )
-def test_the_rule(theirs: Offer, ours: Winner | None, today: object, takes: bool) -> None:
+def test_the_rule(theirs: Winner, ours: Winner | None, today: object, takes: bool) -> None:
     """Each row of the table in docs/sharing.md, with its borders."""
     verdict = judge_offer(theirs, ours, today)  # type: ignore[arg-type]
     assert verdict.takes is takes

@@ -100,7 +100,7 @@ async def test_a_timing_on_all_cores_waits_for_a_running_inspection(parts: Parts
         if asked == "inspected":
             tasks.start_soon(parts.inspector.inspect_files, parts.root, [str(parts.write(text, "tune_other.py"))])
         elif asked == "looked up":
-            parts.lookups.find_answer("other", {"n": 128}, None, tune=False)
+            parts.lookups.look_up("other", {"n": 128}, None, tune=False)
         else:
             await parts.requests.request_jobs(
                 parts.catalog.resolve_kernel("other"), TuningRequest(problem={"n": 64}, compile_only=True)

@@ -25,12 +25,12 @@ async def test_a_winner_has_the_metrics_of_its_final_latency(parts: Parts) -> No
     await _tuned(parts, "dict(speed=lambda p, t: p.n / t, us=lambda p, t: 1e6 * t)")
     trials = parts.store.list_trials(kernel="project:it", outcome=Outcome.MEASURED)
     assert all(set(trial.metrics) == {"speed", "us"} for trial in trials)
-    answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=False)
+    answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
     assert answer.is_final
     assert answer.metrics["speed"] == pytest.approx(64e6 / answer.metrics["us"])
     (won,) = [trial for trial in trials if trial.config == answer.config]
     assert any(answer.metrics["us"] == pytest.approx(us) for us in won.detail.round_medians_us or ())
-    assert parts.told.of("winner")[-1]["metrics"] == answer.to_wire()["metrics"] == dict(answer.metrics)
+    assert parts.told.of("winner")[-1]["metrics"] == answer.metrics
 
 
 async def test_a_failing_metric_does_not_lose_the_measurement(parts: Parts) -> None:
@@ -40,7 +40,7 @@ async def test_a_failing_metric_does_not_lose_the_measurement(parts: Parts) -> N
     assert "measured" in {trial.outcome for trial in trials}
     assert all("the metric broken(p, t)" in trial.message for trial in trials if trial.message)
     assert any(trial.message for trial in trials)
-    assert parts.lookups.find_answer("it", {"n": 64}, None, tune=False).metrics == {}
+    assert parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.metrics == {}
 
 
 @pytest.mark.parametrize(

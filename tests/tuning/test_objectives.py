@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from ktuned.lookup.answer import Answer
+from ktuned.lookup import Lookup
 from ktuned.model.errors import UsageError
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.objective import EDP, ENERGY, LATENCY, Objective, maximize, minimize
 from ktuned.model.values import Outcome, Status
+from ktuned.protocol import Answer
 from ktuned.scheduling.job_requests import TuningRequest
 from tests.assembled import Parts, assembled, kernel_text
 from tests.fake_tensors import REFERENCE
@@ -34,7 +35,7 @@ async def _tune(parts: Parts, kernel: KernelInfo, objective: Objective | None = 
 
 
 def _look_up(parts: Parts, objective: str | None = None) -> Answer:
-    return parts.lookups.find_answer("it", {"n": 64}, None, tune=False, objective=objective)
+    return parts.lookups.look_up("it", {"n": 64}, None, tune=False, objective=objective).answer
 
 
 async def test_each_objective_has_its_own_winner(parts: Parts) -> None:
@@ -62,7 +63,7 @@ async def test_each_objective_has_its_own_winner(parts: Parts) -> None:
         assert trial.metrics["edp"] == pytest.approx(trial.metrics["energy"] * (trial.latency_us or 0) / 1e6)
     answer = _look_up(parts, "energy")
     assert (answer.config, answer.status, answer.is_final) == (FRUGAL, Status.FRESH, True)
-    assert answer.to_wire()["objective"] == "energy"
+    assert answer.objective == "energy"
     assert answer.metrics["energy"] == pytest.approx(0.001, rel=0.01)
     assert _look_up(parts).config == FAST
     won = parts.told.of("winner")[-1]
@@ -95,7 +96,7 @@ async def test_a_device_without_a_counter_is_unsupported(tmp_path: Path) -> None
     """The job says so in its first words and measures nothing; a lookup says so and queues nothing."""
     async with assembled(tmp_path, env={"FAKE_ENERGY": "0"}) as parts, parts.working():
         kernel = await parts.inspect(kernel_text(objective="'edp'"))
-        answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=True)
+        answer = parts.lookups.look_up("it", {"n": 64}, None, tune=True).answer
         assert answer.message.startswith("unsupported: the objective 'edp' on cpu:0 (Fake CPU)")
         assert not parts.jobs.list_live_jobs()
         job = await _tune(parts, kernel)
@@ -171,13 +172,13 @@ async def test_pins_hold_an_answer_for_each_objective(parts: Parts) -> None:
     held: Sequence[Any] = [
         await found() if callable(found := _pinned(parts, objective)) else found for objective in (None, "energy")
     ]
-    assert [answer.config for answer in held] == [FAST, FRUGAL]
+    assert [found.answer.config for found in held] == [FAST, FRUGAL]
     await parts.store.forget_trials(kernel.name)
     parts.lookups.results_changed(kernel.name)
     for objective, config in ((None, FAST), ("latency", FAST), ("energy", FRUGAL)):
         answer = _pinned(parts, objective)
-        assert isinstance(answer, Answer)
-        assert answer.config == config
+        assert isinstance(answer, Lookup)
+        assert answer.answer.config == config
 
 
 def _pinned(parts: Parts, objective: str | None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -154,13 +155,13 @@ async def test_a_tuning_never_worsens_the_answer(parts: Parts) -> None:
     answers: list[dict[str, Any]] = []
 
     def look_up() -> bool:
-        answers.append(parts.lookups.find_answer("it", {"n": 64}, None, tune=False).to_wire())
+        answers.append(msgspec.to_builtins(parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer))
         return len(parts.told.of("job_done")) == 2
 
     async with parts.working():
         await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 128}))
         await parts.told.ended(1)
-        near = parts.lookups.find_answer("it", {"n": 64}, None, tune=False)
+        near = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
         assert (near.status, near.config, near.is_final) == (Status.NEAR, {"us": 50.0}, False)
         await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 64}))
         await parts.told.until(look_up)
@@ -185,7 +186,7 @@ async def test_a_job_for_some_configs_never_worsens_the_answer(parts: Parts, def
         await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 64}, configs=({"us": 2000.0},)))
         (_, ended) = await parts.told.ended(2)
         parts.kill_workers()
-    answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=False)
+    answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
     assert (answer.status, answer.config, answer.is_final) == (Status.FRESH, {"us": 50.0}, True)
     assert (ended["state"], ended["done"]) == ("done", tried)
 
@@ -203,5 +204,5 @@ async def test_after_an_undone_edit_only_decided_winners_are_served(parts: Parts
     path = parts.write(text)
     found = await parts.inspector.inspect_files(parts.root, [str(path)])
     await parts.renewal.react_to_changes(found.changes, saved=True)
-    answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=False)
+    answer = parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer
     assert (answer.status, answer.config) == (Status.STALE, {"us": 50.0})

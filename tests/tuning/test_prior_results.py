@@ -152,7 +152,7 @@ async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
             assert ended["cost"]["reused"] == 2
             trials = parts.store.list_trials(kernel=kernel.name, job=ended["id"])
             assert {trial.detail.carried_from for trial in trials} <= measured
-            assert parts.lookups.find_answer("it", {"n": 64}, None, tune=False).status == "fresh"
+            assert parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status == "fresh"
 
 
 @pytest.mark.anyio
@@ -220,7 +220,7 @@ async def test_a_winner_whose_config_left_the_space_is_replaced(parts: Parts, co
     seated = parts.store.get_winner(wanted({"n": 64}))
     assert seated is not None
     assert seated.config == {"us": 50.0}
-    assert parts.lookups.find_answer("it", {"n": 64}, None, tune=False).status == "fresh"
+    assert parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status == "fresh"
 
 
 @pytest.mark.anyio

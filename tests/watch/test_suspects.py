@@ -13,7 +13,7 @@ from ktuned.catalog.catalog import Changes
 from ktuned.catalog.inspection import FileInspector, Inspected
 from ktuned.catalog.roots import asked_again
 from ktuned.ipc.stamps import stamp
-from ktuned.lookup.answer import Answer
+from ktuned.lookup import Lookup
 from ktuned.model.errors import StoreError
 from ktuned.model.kernel import KernelInfo, Root
 from ktuned.watch.reinspection import Reinspection
@@ -24,20 +24,20 @@ pytestmark = pytest.mark.anyio
 SLOW = "import ktuned_fake\nktuned_fake.wait_at('import')\n"
 
 
-def look_up(parts: Parts, kernel: str = "it") -> Answer:
+def look_up(parts: Parts, kernel: str = "it") -> Lookup:
     """Look a kernel up."""
-    return parts.lookups.find_answer(kernel, {"n": 64}, None, tune=False)
+    return parts.lookups.look_up(kernel, {"n": 64}, None, tune=False)
 
 
-async def until_stale(parts: Parts, kernel: str = "it") -> Answer:
+async def until_stale(parts: Parts, kernel: str = "it") -> Lookup:
     """Wait until an answer is stale."""
     with anyio.fail_after(PATIENCE_S):
-        while look_up(parts, kernel).status != "stale":  # noqa: ASYNC110 - the watcher's look is no event
+        while look_up(parts, kernel).answer.status != "stale":  # noqa: ASYNC110 - the watcher's look is no event
             await anyio.sleep(0.01)
     return look_up(parts, kernel)
 
 
-async def until_certain(parts: Parts) -> Answer:
+async def until_certain(parts: Parts) -> Lookup:
     """Wait until nothing is suspect."""
     with anyio.fail_after(PATIENCE_S):
         while not look_up(parts).is_certain:  # noqa: ASYNC110 - the end of an inspection is no event here
@@ -56,7 +56,7 @@ async def watched(parts: Parts) -> AsyncIterator[None]:
         with anyio.fail_after(PATIENCE_S):
             await parts.daemon.watcher.caught_up.wait()
         parts.lookups.caught_up()
-        assert look_up(parts).status == "fresh"
+        assert look_up(parts).answer.status == "fresh"
         yield
         tasks.cancel_scope.cancel()
     parts.kill_workers()
@@ -73,15 +73,15 @@ async def test_a_save_during_a_long_inspection_is_stale_at_once(parts: Parts) ->
     async with watched(parts):
         await hold_up(parts)
         parts.write(kernel_text(rtol="0.5"))
-        answer = await until_stale(parts)
-        assert not answer.is_certain
-        assert "tune_it.py" in answer.message
+        found = await until_stale(parts)
+        assert not found.is_certain
+        assert "tune_it.py" in found.answer.message
         parts.write(kernel_text())
-        assert (await until_certain(parts)).status == "fresh"
+        assert (await until_certain(parts)).answer.status == "fresh"
         parts.write(kernel_text(rtol="0.5"))
         await until_stale(parts)
         parts.open_gate("import")
-        assert (await until_certain(parts)).status == "stale"
+        assert (await until_certain(parts)).answer.status == "stale"
 
 
 async def test_a_project_file_is_suspect_until_it_was_followed(parts: Parts) -> None:
@@ -89,9 +89,9 @@ async def test_a_project_file_is_suspect_until_it_was_followed(parts: Parts) -> 
     async with watched(parts):
         await hold_up(parts)
         parts.write("env = { ROWS = '2' }\n", "ktuned.toml")
-        assert "ktuned.toml" in (await until_stale(parts)).message
+        assert "ktuned.toml" in (await until_stale(parts)).answer.message
         parts.open_gate("import")
-        assert (await until_certain(parts)).status == "stale"
+        assert (await until_certain(parts)).answer.status == "stale"
 
 
 async def test_a_linked_project_file_is_followed_where_it_lies(parts: Parts, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ async def test_a_linked_project_file_is_followed_where_it_lies(parts: Parts, tmp
     async with watched(parts):
         shared.write_text("env = { ROWS = '2' }\n")
         await until_stale(parts)
-        assert (await until_certain(parts)).status == "stale"
+        assert (await until_certain(parts)).answer.status == "stale"
         assert parts.catalog.roots[0].env == {"ROWS": "2"}
 
 

@@ -14,7 +14,8 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import drop_missing, json_option, problem_option
+from ktuned.cli.options import json_option, problem_option
+from ktuned.protocol import CHECK, CheckedWinner, CheckParams, call_method
 from ktuned_client import Client
 
 CHECK_DEADLINE_S = 3600.0
@@ -38,32 +39,27 @@ def check(kernel: str, problem: dict[str, Any] | None, sanitize: bool, as_json: 
     """
     tools = {"address": _library_of_address_sanitizer(), "compute": _compute_sanitizer()} if sanitize else {}
     with Client() as client, output.report_waiting(f"checking the winners of {kernel}"):
-        found = client.call(
-            "check",
-            deadline_s=CHECK_DEADLINE_S,
-            **drop_missing(kernel=kernel, problem=problem),
-            sanitize=sanitize,
-            **tools,
-        )
+        params = CheckParams(kernel, problem or None, sanitize, **tools)
+        found = call_method(client, CHECK, params, deadline_s=CHECK_DEADLINE_S)
     if as_json:
-        output.emit_json(found)
+        output.emit_answer(found)
     else:
-        for winner in found["winners"]:
-            _show_winner(found["kernel"], winner)
-    return Exit.DONE if all(winner["verdict"] == "right" for winner in found["winners"]) else Exit.NOT_REACHED
+        for winner in found.winners:
+            _show_winner(found.kernel, winner)
+    return Exit.DONE if all(winner.verdict == "right" for winner in found.winners) else Exit.NOT_REACHED
 
 
-def _show_winner(kernel: str, winner: dict[str, Any]) -> None:
-    place = f"{kernel} {text.format_values(winner['problem'])} on {winner['device']}"
-    if winner["verdict"] == "not_checked":
-        output.print_error(f"{place}: not checked: {winner['message']}", winner["hint"])
+def _show_winner(kernel: str, winner: CheckedWinner) -> None:
+    place = f"{kernel} {text.format_values(winner.problem)} on {winner.device}"
+    if winner.verdict == "not_checked":
+        output.print_error(f"{place}: not checked: {winner.message}", winner.hint)
         return
-    if winner["verdict"] == "right":
-        output.emit_line(f"{place}: right ({', '.join(winner['checks'])})")
+    if winner.verdict == "right":
+        output.emit_line(f"{place}: right ({', '.join(winner.checks)})")
         return
-    output.emit_line(f"{place}: wrong: {winner['message']}")
-    output.emit_line(f"  config: {text.format_values(winner['config'])}")
-    for line in winner["report"].splitlines():
+    output.emit_line(f"{place}: wrong: {winner.message}")
+    output.emit_line(f"  config: {text.format_values(winner.config)}")
+    for line in winner.report.splitlines():
         output.emit_line(f"  {line}")
 
 

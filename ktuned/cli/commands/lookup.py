@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -17,13 +16,27 @@ from ktuned.cli.options import (
     AdvancedOption,
     SectionedCommand,
     device_option,
-    drop_missing,
     json_option,
     objective_option,
     problem_option,
 )
-from ktuned.model import LATENCY, Change, JobState, Status, describe_change, is_exact, mention_objective
-from ktuned.protocol import PINS, RESULTS, UNPIN, PinInfo, ResultsParams, UnpinParams, call_method
+from ktuned.model import Change, JobState, Status, describe_change, is_exact, mention_objective
+from ktuned.protocol import (
+    JOBS,
+    KERNELS,
+    LOOKUP,
+    PINS,
+    RESULTS,
+    UNPIN,
+    Answer,
+    JobsParams,
+    KernelsParams,
+    LookupParams,
+    PinInfo,
+    ResultsParams,
+    UnpinParams,
+    call_method,
+)
 from ktuned_client import Client
 from ktuned_client.answers import LEFT_OUT
 
@@ -64,46 +77,43 @@ def lookup(
         return _release_pin(release, as_json)
     assert kernel is not None
     with Client() as client:
-        place = drop_missing(device=device, pin=pin, objective=objective)
         # A person may wait until a worker has said whether the winner of a near problem is valid for this one.
-        answer = client.call("lookup", kernel=kernel, problem=problem, settle=SETTLE_S, **place)
-        if answer["status"] == Status.UNKNOWN and not as_json:
+        answer = call_method(
+            client,
+            LOOKUP,
+            LookupParams(kernel, problem, device, pin=pin, objective=objective, settle=SETTLE_S),
+        )
+        is_known = answer.status is not Status.UNKNOWN
+        if not is_known and not as_json:
             # It is refused, with the name that is near.
             client.call("kernels", kernel=kernel)
-        if why and answer["status"] != Status.UNKNOWN:
-            answer["changes"] = _load_changes(client, answer)
-        metrics = answer.get("metrics") or {}
-        place_in_line = _place_in_line(client, answer) if answer["status"] in (Status.DEFAULT, Status.NEAR) else ""
+        changes = _load_changes(client, answer) if why and is_known else []
+        place_in_line = _place_in_line(client, answer) if answer.status in (Status.DEFAULT, Status.NEAR) else ""
         # Few kernels have metrics: the others' lookups ask for nothing more.
-        share = share_of(metrics, load_limits(client), answer["device"]) if metrics else ""
-        classes = (
-            _load_bit_classes(client, answer) if is_exact(answer.get("objective") or LATENCY) and not as_json else []
-        )
+        share = share_of(answer.metrics, load_limits(client), answer.device) if answer.metrics else ""
+        classes = _load_bit_classes(client, answer) if is_exact(answer.objective) and not as_json else []
     if as_json:
-        output.emit_json({**answer, **LEFT_OUT, **answer})
-    elif answer["status"] != Status.UNKNOWN:
-        output.emit_line(text.format_values(answer["config"]))
-        objective = answer.get("objective") or LATENCY
-        by = mention_objective(objective).strip()
-        facts = [answer["status"], by, answer["device"], text.format_latency(answer["latency_us"])]
-        facts.append(text.format_metrics(answer.get("metrics") or {}))
-        facts.append(share)
-        if answer.get("expected_loss") is not None:
-            facts.append(f"expected loss {answer['expected_loss']:.1%}")
-        if answer["age_s"] is not None:
-            facts.append(f"{text.format_duration(answer['age_s'])} old")
+        plain = msgspec.to_builtins(answer) | ({"changes": msgspec.to_builtins(changes)} if why and is_known else {})
+        output.emit_json({**plain, **LEFT_OUT, **plain})
+    elif is_known:
+        output.emit_line(text.format_values(answer.config))
+        facts = [
+            answer.status,
+            mention_objective(answer.objective).strip(),
+            answer.device,
+            text.format_latency(answer.latency_us),
+            text.format_metrics(answer.metrics),
+            share,
+            "" if answer.expected_loss is None else f"expected loss {answer.expected_loss:.1%}",
+            "" if answer.age_s is None else f"{text.format_duration(answer.age_s)} old",
+        ]
         output.emit_line("  ".join(fact for fact in facts if fact))
-        if answer["artifact"]:
-            output.emit_line(answer["artifact"])
-        if answer.get("message"):
-            output.emit_line(text.first_line(answer["message"]))
-        for line in classes:
+        lines = [answer.artifact, text.first_line(answer.message), *classes, place_in_line]
+        for line in filter(None, lines):
             output.emit_line(line)
-        if place_in_line:
-            output.emit_line(place_in_line)
-        for change in answer.get("changes", ()):
-            output.emit_line(f"  {describe_change(msgspec.convert(change, Change))}")
-    if answer["status"] == Status.UNKNOWN:
+        for change in changes:
+            output.emit_line(f"  {describe_change(change)}")
+    if not is_known:
         output.print_error(
             f"no kernel {kernel!r} is known", "`ktuned kernels` lists them; `ktuned tune PATH` adds a file"
         )
@@ -111,35 +121,33 @@ def lookup(
     return Exit.DONE
 
 
-def _place_in_line(client: Client, answer: Mapping[str, Any]) -> str:
+def _place_in_line(client: Client, answer: Answer) -> str:
     """Return where the job stands that a lookup has queued; nothing where there is none, or not yet."""
-    waiting = client.call("jobs", limit=MAX_JOBS)["jobs"]
-    live = [job for job in waiting if job["state"] in (JobState.RUNNING, JobState.QUEUED)]
+    jobs = call_method(client, JOBS, JobsParams(limit=MAX_JOBS)).jobs
+    live = [job for job in jobs if job.state in (JobState.RUNNING, JobState.QUEUED)]
     for place, job in enumerate(live):
-        if job["kernel"] == answer["kernel"] and job["problem"].items() <= answer["problem"].items():
-            if job["state"] == JobState.RUNNING:
-                return f"job {job['id']} tunes it now"
-            return f"job {job['id']} will tune it, after {text.count_of(place, 'other job')}"
+        if job.kernel == answer.kernel and job.problem.items() <= answer.problem.items():
+            if job.state is JobState.RUNNING:
+                return f"job {job.id} tunes it now"
+            return f"job {job.id} will tune it, after {text.count_of(place, 'other job')}"
     return ""
 
 
-def _load_bit_classes(client: Client, answer: Mapping[str, Any]) -> list[str]:
+def _load_bit_classes(client: Client, answer: Answer) -> list[str]:
     """Return what is known of the classes of equal bits of an answer's problem, but the price, which it has itself."""
-    wanted = ResultsParams(answer["kernel"], answer["problem"] or None, answer["device"], current=True)
+    wanted = ResultsParams(answer.kernel, dict(answer.problem) or None, answer.device, current=True)
     found = call_method(client, RESULTS, wanted).numerics
-    return [line for report in found for line in report.lines if line != answer.get("message")]
+    return [line for report in found for line in report.lines if line != answer.message]
 
 
-def _load_changes(client: Client, answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _load_changes(client: Client, answer: Answer) -> list[Change]:
     """Return the changes since the winner of an answer's problem and device was measured."""
-    (kernel,) = client.call("kernels", kernel=answer["kernel"], why=True)["kernels"]
-    asked = answer["problem"].items()
+    (kernel,) = call_method(client, KERNELS, KernelsParams(kernel=answer.kernel, why=True)).kernels
+    asked = answer.problem.items()
     entries = (
-        entry
-        for entry in kernel["why"]
-        if entry["device"] == answer["device"] and entry.get("objective") == answer.get("objective")
+        entry for entry in kernel.why or () if (entry.device, entry.objective) == (answer.device, answer.objective)
     )
-    return [change for entry in entries if entry["problem"].items() <= asked for change in entry["changes"]]
+    return [change for entry in entries if entry.problem.items() <= asked for change in entry.changes]
 
 
 def _list_pins(as_json: bool) -> int:

@@ -6,13 +6,13 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
+from msgspec import structs
 
 from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import drop_missing, json_option
+from ktuned.cli.options import json_option
 from ktuned.model import KtunedError, UsageError
 from ktuned.portfolio import (
     Branch,
@@ -24,13 +24,13 @@ from ktuned.portfolio import (
     render_json,
     render_python,
 )
+from ktuned.protocol import PORTFOLIO, PortfolioAnswer, PortfolioInfo, PortfolioParams, call_method
 from ktuned_client import Client
 
 FORMATS = {".py": render_python, ".h": render_c, ".json": render_json}
 """Functions that write a portfolio as code, by the file's extension."""
 
 _ASK_EVERY_S = 0.5
-_UNDER_WAY = ("queued", "running")
 
 
 class CannotWrite(KtunedError):
@@ -99,49 +99,47 @@ def portfolio(
                 f"{file}: the name ends in none of {', '.join(FORMATS)}", click.get_current_context()
             )
     with Client() as client:
-        asked = drop_missing(kernel=kernel, device=device, objective=objective)
         if not show:
-            _make_portfolio(
-                client, {**asked, **drop_missing(configs=configs, loss=loss, tunings=tunings)}, as_json=as_json
+            params = PortfolioParams(
+                kernel, None, device, objective, make=True, configs=configs, loss=loss, tunings=tunings
             )
-        answer = client.call("portfolio", kernel=kernel)
+            _make_portfolio(client, params, as_json=as_json)
+        answer = call_method(client, PORTFOLIO, PortfolioParams(kernel))
     found = _choose_portfolio(answer, device, objective)
-    fitted = Portfolio.from_wire(found)
+    fitted = Portfolio.from_wire(structs.asdict(found))
     for file in files:
         try:
-            file.write_text(FORMATS[file.suffix](answer["kernel"], found["device"], fitted))
+            file.write_text(FORMATS[file.suffix](answer.kernel, found.device, fitted))
         except OSError as error:
             raise CannotWrite(f"{file} cannot be written: {error.strerror}") from error
     if as_json:
-        output.emit_line(render_json(answer["kernel"], found["device"], fitted).rstrip())
+        output.emit_line(render_json(answer.kernel, found.device, fitted).rstrip())
         return Exit.DONE
-    for line in [*_describe_portfolio(answer["kernel"], found, fitted), *(f"written: {file}" for file in files)]:
+    for line in [*_describe_portfolio(answer.kernel, found, fitted), *(f"written: {file}" for file in files)]:
         output.emit_line(line)
     return Exit.DONE
 
 
-def _make_portfolio(client: Client, asked: dict[str, Any], *, as_json: bool) -> None:
+def _make_portfolio(client: Client, params: PortfolioParams, *, as_json: bool) -> None:
     """Have a portfolio made, and follow it to its end.
 
     Raises:
         UsageError: it could not be made.
     """
-    answer = client.call("portfolio", make=True, **asked)
+    answer = call_method(client, PORTFOLIO, params)
     before, waiting = "", threading.Event()
-    while (build := answer["making"][-1])["state"] in _UNDER_WAY:
-        line = (
-            f"{text.count_of(build['tuned'], 'problem')} tuned, {text.count_of(build['measured'], 'config')} measured"
-        )
+    while (build := answer.making[-1]).is_under_way:
+        line = f"{text.count_of(build.tuned, 'problem')} tuned, {text.count_of(build.measured, 'config')} measured"
         if line != before and not as_json:
-            output.emit_line(f"{build['kernel']} on {build['device']}: {line} for {build['problems']} problems")
+            output.emit_line(f"{build.kernel} on {build.device}: {line} for {build.problems} problems")
             before = line
         waiting.wait(_ASK_EVERY_S)
-        answer = client.call("portfolio", kernel=asked["kernel"])
-    if build["state"] != "done":
-        raise UsageError(f"no portfolio was made: {build['message']}", hint="`ktuned results KERNEL` lists the trials")
+        answer = call_method(client, PORTFOLIO, PortfolioParams(params.kernel))
+    if build.state != "done":
+        raise UsageError(f"no portfolio was made: {build.message}", hint="`ktuned results KERNEL` lists the trials")
 
 
-def _choose_portfolio(answer: dict[str, Any], device: str | None, objective: str | None) -> dict[str, Any]:
+def _choose_portfolio(answer: PortfolioAnswer, device: str | None, objective: str | None) -> PortfolioInfo:
     """Return the portfolio that was asked for.
 
     Raises:
@@ -149,21 +147,20 @@ def _choose_portfolio(answer: dict[str, Any], device: str | None, objective: str
     """
     found = [
         known
-        for known in answer["portfolios"]
-        if objective in (None, known["objective"]) and (device is None or device == known["device"] or ":" in device)
+        for known in answer.portfolios
+        if objective in (None, known.objective) and (device is None or device == known.device or ":" in device)
     ]
     if not found:
-        raise UsageError(f"{answer['kernel']} has no portfolio", hint="leave out --show to have one made")
-    chosen: dict[str, Any] = max(found, key=lambda known: known["created"])
-    return chosen
+        raise UsageError(f"{answer.kernel} has no portfolio", hint="leave out --show to have one made")
+    return max(found, key=lambda known: known.created)
 
 
-def _describe_portfolio(kernel: str, found: dict[str, Any], fitted: Portfolio) -> Iterator[str]:
+def _describe_portfolio(kernel: str, found: PortfolioInfo, fitted: Portfolio) -> Iterator[str]:
     """Yield the lines that show a portfolio: its configs, its tree, its losses."""
     configs = text.count_of(len(fitted.configs), "config")
-    yield f"{kernel} on {found['device']}: {configs} for {fitted.problems} problems"
+    yield f"{kernel} on {found.device}: {configs} for {fitted.problems} problems"
     yield f"expected loss {fitted.expected_loss:.1%}; of one config for all {fitted.single_loss:.1%}"
-    if not found["current"]:
+    if not found.current:
         yield "it was made before the last change of the kernel, its toolchain or its device"
     for number, config in enumerate(fitted.configs):
         yield f"  {number}  {' '.join(f'{knob}={value}' for knob, value in json.loads(config).items())}"

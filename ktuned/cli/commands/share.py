@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
+import msgspec
+from msgspec.structs import replace
 
 from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import drop_missing, json_option
-from ktuned.model import LATENCY, KtunedError, mention_objective
+from ktuned.cli.options import json_option
+from ktuned.model import KtunedError, Status, mention_objective
+from ktuned.protocol import (
+    EXPORT,
+    IMPORT,
+    ExportParams,
+    ImportedWinner,
+    ImportParams,
+    WinnersDocument,
+    call_method,
+)
 from ktuned.report import c_file, vllm_files
 from ktuned_client import Client, DaemonError, winners
 
@@ -29,9 +38,6 @@ FORMATS = ("git", "vllm", "c")
 
 DEFAULT_SIZE = "M"
 """The size that vLLM's configs are listed by."""
-
-_UNKNOWN = "unknown"
-"""Status of a winner whose kernel is unknown here."""
 
 
 class CannotShare(KtunedError):
@@ -85,25 +91,28 @@ def export(
         raise click.UsageError("--by goes with --format vllm", click.get_current_context())
     written = []
     with Client() as client:
-        shared = client.call("export", deadline_s=_DEADLINE_S, **drop_missing(kernel=kernel, device=device))["shared"]
+        listed = call_method(client, EXPORT, ExportParams(kernel, device), deadline_s=_DEADLINE_S)
+        shared = listed.shared or ()
         if kernel is not None and not shared:
             # One that is not known is refused, with the name that is near.
             client.call("kernels", kernel=kernel)
         if kernel is None and not everything:
             project = _project_here(client)
-            shared = [entry for entry in shared if entry["kernel"].partition(":")[0] == project]
+            shared = [entry for entry in shared if entry.kernel.partition(":")[0] == project]
         for entry in shared:
-            answer = client.call("export", deadline_s=_DEADLINE_S, kernel=entry["kernel"], device=entry["device"])
-            document = answer["document"]
+            answer = call_method(client, EXPORT, ExportParams(entry.kernel, entry.device), deadline_s=_DEADLINE_S)
+            document = answer.document
+            assert document is not None
             try:
                 if artifacts is not None:
-                    _copy_artifacts(answer["artifacts"], artifacts)
-                    document["artifacts"] = os.path.relpath(artifacts.resolve(), directory.resolve())
+                    _copy_artifacts(answer.artifacts or {}, artifacts)
+                    document = replace(document, artifacts=os.path.relpath(artifacts.resolve(), directory.resolve()))
                 for name, content in _exported_files(document, form, by or DEFAULT_SIZE).items():
                     path = directory / name
                     changed = _write_atomically(path, content)
-                    count = sum(map(len, document.get("objectives", {}).values())) + len(document["winners"])
-                    written.append({**entry, "winners": count, "path": str(path), "changed": changed})
+                    count = document.count_winners()
+                    place = {"kernel": entry.kernel, "device": entry.device, "winners": count}
+                    written.append({**place, "path": str(path), "changed": changed})
                     if not as_json:
                         output.emit_line(f"{path}  {text.count_of(count, 'winner')}{'' if changed else ', unchanged'}")
             except OSError as error:
@@ -134,13 +143,13 @@ def _project_here(client: Client) -> str:
     return str(max(holders, key=lambda root: len(root["path"]))["name"])
 
 
-def _exported_files(document: Mapping[str, Any], form: str, by: str) -> dict[str, str]:
+def _exported_files(document: WinnersDocument, form: str, by: str) -> dict[str, str]:
     """Return the files that an export writes for one kernel's winners on one device model, by their names."""
     if form == "vllm":
         return vllm_files(document, by)
     if form == "c":
         return dict([c_file(document)])
-    return {winners.file_name(document["kernel"], document["device"]): winners.render(document)}
+    return {winners.file_name(document.kernel, document.device): winners.render(msgspec.to_builtins(document))}
 
 
 @click.command("import")
@@ -153,59 +162,76 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
     PATHS are files or directories of them. A winner that was measured with other sources, another toolchain or driver
     is served as stale; one that does not fit the kernel is refused. `docs/sharing.md` has the rules.
     """
-    counts: Counter[str] = Counter()
-    told = []
-    try:
-        documents = [(path, winners.read_file(path)) for given_path in paths for path in winners.paths_of(given_path)]
-    except winners.WinnersError as error:
-        raise CannotShare(str(error)) from error
+    told: list[tuple[str, WinnersDocument, ImportedWinner]] = []
+    documents = read_documents(paths)
     with Client() as client:
         for path, document in documents:
             for part in _split_document(document):
-                whose = {"path": path, "kernel": part["kernel"], "device": part["device"]}
-                for winner in _import_document(client, part, dry_run):
-                    told.append({**whose, **winner})
-                    counts["taken" if winner["taken"] else "left"] += 1
+                told += [(path, part, winner) for winner in _import_document(client, part, dry_run)]
     if as_json:
-        output.emit_json({"winners": told})
+        entries = [
+            {"path": path, "kernel": document.kernel, "device": document.device, **msgspec.to_builtins(winner)}
+            for path, document, winner in told
+        ]
+        output.emit_json({"winners": entries})
     else:
         if told:
             columns = ["kernel", "problem", "device", "import", "because"]
-            output.print_table(columns, [_winner_row(winner, dry_run) for winner in told])
-        output.print_message(f"{counts['taken']} {'would be taken' if dry_run else 'taken'}, {counts['left']} left")
-    return Exit.NOT_REACHED if told and all(winner["status"] == _UNKNOWN for winner in told) else Exit.DONE
+            output.print_table(columns, [_winner_row(document, winner, dry_run) for _, document, winner in told])
+        taken = sum(winner.taken for _, _, winner in told)
+        output.print_message(f"{taken} {'would be taken' if dry_run else 'taken'}, {len(told) - taken} left")
+    is_unknown = told and all(winner.status is Status.UNKNOWN for _, _, winner in told)
+    return Exit.NOT_REACHED if is_unknown else Exit.DONE
 
 
-def _import_document(client: Client, document: Mapping[str, Any], dry_run: bool) -> list[dict[str, Any]]:
+def read_documents(paths: Iterable[str]) -> list[tuple[str, WinnersDocument]]:
+    """Read files of winners, or directories of them, each with its path.
+
+    Raises:
+        CannotShare: a file cannot be read, or is invalid.
+    """
+    found = []
+    try:
+        for path in (path for given_path in paths for path in winners.paths_of(given_path)):
+            content = winners.read_file(path)
+            try:
+                found.append((path, WinnersDocument.read(content)))
+            except ValueError as error:
+                raise CannotShare(f"{path} {error}") from error
+    except winners.WinnersError as error:
+        raise CannotShare(str(error)) from error
+    return found
+
+
+def _import_document(client: Client, document: WinnersDocument, dry_run: bool) -> Sequence[ImportedWinner]:
     """Import a document's winners; a kernel that is unknown here does not stop other files."""
     try:
-        answer = client.call("import", deadline_s=_DEADLINE_S, document=document, dry_run=dry_run)
+        return call_method(client, IMPORT, ImportParams(document, dry_run), deadline_s=_DEADLINE_S).winners
     except DaemonError as error:
         if error.code not in ("not_found", "ambiguous"):
             raise
-        verdict = {"taken": False, "status": _UNKNOWN, "reason": f"refused: {error.message}; {error.hint}"}
-        offered = [*document["winners"], *(won for part in document.get("objectives", {}).values() for won in part)]
-        return [{"problem": found["problem"], "config": found["config"], **verdict} for found in offered]
-    judged: list[dict[str, Any]] = answer["winners"]
-    return judged
+        reason = f"refused: {error.message}; {error.hint}"
+        return [
+            ImportedWinner(winner.problem, winner.config, objective, status=Status.UNKNOWN, reason=reason)
+            for objective, offered in document.by_objective.items()
+            for winner in offered
+        ]
 
 
-def _winner_row(winner: Mapping[str, Any], dry_run: bool) -> list[str]:
-    verb = ("would be taken" if dry_run else "taken") if winner["taken"] else "left"
-    status = f", {winner['status']}" if winner["taken"] else ""
-    objective = winner.get("objective", LATENCY)
-    problem = text.format_values(winner["problem"]) + mention_objective(objective)
-    return [winner["kernel"], problem, winner["device"], f"{verb}{status}", winner["reason"]]
+def _winner_row(document: WinnersDocument, winner: ImportedWinner, dry_run: bool) -> list[str]:
+    verb = ("would be taken" if dry_run else "taken") if winner.taken else "left"
+    status = f", {winner.status}" if winner.taken else ""
+    problem = text.format_values(winner.problem) + mention_objective(winner.objective)
+    return [document.kernel, problem, document.device, f"{verb}{status}", winner.reason]
 
 
-def _split_document(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    found = document["winners"]
-    rest = {name: value for name, value in document.items() if name != "objectives"}
-    for start in range(0, len(found), _PART):
-        yield {**rest, "winners": found[start : start + _PART]}
-    for objective, won in document.get("objectives", {}).items():
+def _split_document(document: WinnersDocument) -> Iterator[WinnersDocument]:
+    """Yield documents that are small enough for a request."""
+    for start in range(0, len(document.winners), _PART):
+        yield replace(document, winners=document.winners[start : start + _PART], objectives={})
+    for objective, won in document.objectives.items():
         for start in range(0, len(won), _PART):
-            yield {**rest, "winners": [], "objectives": {objective: won[start : start + _PART]}}
+            yield replace(document, winners=(), objectives={objective: won[start : start + _PART]})
 
 
 def _write_atomically(path: Path, content: str) -> bool:

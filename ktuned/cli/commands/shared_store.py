@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import click
+import msgspec
 
 from ktuned.cli import output, spawn, text
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.limits import load_limits
-from ktuned.cli.options import SectionedCommand, drop_missing, json_option, no_spawn_option
+from ktuned.cli.options import SectionedCommand, json_option, no_spawn_option
 from ktuned.cli.present import choose_presenter, follow_tuning
+from ktuned.protocol import SHARE, SHARE_PULL, SHARE_PUSH, ShareAnswer, SharePullParams, call_method
 from ktuned_client import Client
 from ktuned_client.client import Tuning
 
@@ -36,25 +37,25 @@ def status(no_spawn: bool, as_json: bool) -> int:
     if not no_spawn:
         spawn.announce_daemon(spawn.ensure_daemon())
     with Client() as client:
-        state = client.call("share")
+        state = call_method(client, SHARE)
     if as_json:
-        output.emit_json(state)
-    elif state["url"] is None:
+        output.emit_answer(state)
+    elif state.url is None:
         output.emit_line("there is no shared store; set `url` of [share] in config.toml")
     else:
         for line in _state_lines(state):
             output.emit_line(line)
-    return Exit.NOT_REACHED if state.get("fault") else Exit.DONE
+    return Exit.NOT_REACHED if state.fault else Exit.DONE
 
 
-def _state_lines(state: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{state['url']}{', only read' if state['read_only'] else ''}"
-    if state["looked"] is None:
+def _state_lines(state: ShareAnswer) -> Iterator[str]:
+    yield f"{state.url}{', only read' if state.read_only else ''}"
+    if state.looked is None:
         yield "not looked at yet"
     else:
-        found, looked = text.count_of(state["found"], "problem"), _format_age(state["looked"])
-        yield f"winners for {found} of this machine's, {state['fresh']} fresh here; looked at {looked}"
-    yield from state["notices"]
+        found, looked = text.count_of(state.found or 0, "problem"), _format_age(state.looked)
+        yield f"winners for {found} of this machine's, {state.fresh} fresh here; looked at {looked}"
+    yield from state.notices
 
 
 def _format_age(then: float) -> str:
@@ -72,11 +73,11 @@ def push(no_spawn: bool, as_json: bool) -> int:
     if not no_spawn:
         spawn.announce_daemon(spawn.ensure_daemon())
     with Client() as client, output.report_waiting("publishing winners"):
-        done = client.call("share_push", deadline_s=_EXCHANGE_S)
+        done = call_method(client, SHARE_PUSH, deadline_s=_EXCHANGE_S)
     if as_json:
-        output.emit_json(done)
+        output.emit_answer(done)
     else:
-        output.emit_line(f"{done['url']} has all winners of ours, {done['sent']} sent now")
+        output.emit_line(f"{done.url} has all winners of ours, {done.sent} sent now")
     return Exit.DONE
 
 
@@ -94,20 +95,20 @@ def pull(kernel: str | None, no_spawn: bool, as_json: bool) -> int:
         spawn.announce_daemon(spawn.ensure_daemon())
     with Client() as client:
         with output.report_waiting("reading what others have found"):
-            accepted = client.call("share_pull", deadline_s=_EXCHANGE_S, **drop_missing(kernel=kernel))
-        for notice in accepted["notices"]:
+            accepted = call_method(client, SHARE_PULL, SharePullParams(kernel), deadline_s=_EXCHANGE_S)
+        for notice in accepted.notices:
             output.print_message(notice)
-        with Tuning(client, accepted) as tuning:
+        with Tuning(client, msgspec.to_builtins(accepted)) as tuning:
             view = (
                 follow_tuning(tuning, choose_presenter(as_json=as_json), load_limits(client)) if tuning.jobs else None
             )
             jobs = tuning.jobs
     if as_json:
-        output.emit_json({name: accepted[name] for name in ("url", "found", "fresh")} | {"jobs": jobs})
+        output.emit_json({"url": accepted.url, "found": accepted.found, "fresh": accepted.fresh, "jobs": jobs})
     else:
         output.emit_line(
-            f"{accepted['url']} has winners for {text.count_of(accepted['found'], 'problem')} of this machine's: "
-            f"{accepted['fresh']} known here, {len(jobs)} tried now"
+            f"{accepted.url} has winners for {text.count_of(accepted.found, 'problem')} of this machine's: "
+            f"{accepted.fresh} known here, {len(jobs)} tried now"
         )
         for job in jobs:
             output.emit_line(

@@ -13,6 +13,7 @@ import click
 import msgspec
 
 from ktuned.cli import output, regression, spawn, text
+from ktuned.cli.commands.share import read_documents
 from ktuned.cli.commands.tune import begin_tuning
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.job_view import View
@@ -20,19 +21,23 @@ from ktuned.cli.limits import load_limits
 from ktuned.cli.options import SectionedCommand, as_path, drop_missing, json_option, no_spawn_option
 from ktuned.cli.present import choose_presenter, follow_tuning
 from ktuned.cli.progress import add_earlier_winners, begin_view, fold_event, resync_view
-from ktuned.model import LATENCY, Objective, Problem, UsageError, mention_objective, metric_of, needs_metric
+from ktuned.model import LATENCY, Objective, Problem, Status, figure_of, mention_objective
 from ktuned.protocol import (
     JOBS,
+    LOOKUP_MANY,
     TUNE,
+    Answer,
     FileError,
     JobInfo,
     JobsParams,
+    LookupManyParams,
+    LookupParams,
     StreamGap,
     TuneParams,
     call_method,
     read_event,
 )
-from ktuned_client import Client, winners
+from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
 
 DEFAULT_TOLERANCE = 0.03
@@ -137,7 +142,9 @@ def _check_regressions(client: Client, root: str | None, tolerance: float, again
     The winners before are those of the daemon, or the committed ones ``against`` which they are compared.
     """
     # Before any inspection: the present winners are the baseline of the comparison.
-    before = [_earlier_answer(client, answer) for answer in _load_winners(client, root)]
+    before = {
+        regression.case_of(answer): _find_earlier_figure(client, answer) for answer in _load_winners(client, root)
+    }
     roots = [root] if root is not None else [entry["path"] for entry in client.call("kernels")["roots"]]
     errors = []
     for place in roots:
@@ -150,7 +157,7 @@ def _check_regressions(client: Client, root: str | None, tolerance: float, again
             follow_tuning(tuning, choose_presenter(as_json=as_json))
     now = _load_winners(client, root)
     if against is not None:
-        before = _committed_answers(against, now)
+        before = _read_committed_figures(against, now)
     found = regression.compare_answers(before, now, tolerance)
     if as_json:
         output.emit_json(
@@ -165,44 +172,37 @@ def _check_regressions(client: Client, root: str | None, tolerance: float, again
     return Exit.NOT_REACHED if regressions or errors or not found else Exit.DONE
 
 
-def _committed_answers(place: Path, answers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return for each answer that of the winner in files of `ktuned export`, where one is of its problem and device.
+def _read_committed_figures(place: Path, answers: Iterable[Answer]) -> dict[regression.Case, float | None]:
+    """Return for each answer the figure of the winner in files of `ktuned export` that is of its problem and device.
 
     Raises:
-        UsageError: a file cannot be read.
+        CannotShare: a file cannot be read.
     """
-    try:
-        documents = [winners.read_file(path) for path in winners.paths_of(str(place))]
-    except winners.WinnersError as error:
-        raise UsageError(str(error)) from error
-    found: list[Mapping[str, Any]] = []
+    documents = [document for _, document in read_documents([str(place)])]
+    known = {(document.kernel, document.device): document.by_objective for document in documents}
+    found: dict[regression.Case, float | None] = {}
     for answer in answers:
-        objective = regression.objective_of(answer)
-        for document in documents:
-            if (document["kernel"], document["device"]) != (answer["kernel"], answer["device"]):
-                continue
-            by = {LATENCY: document["winners"], **document.get("objectives", {})}.get(objective, [])
-            # A winner's problem is the part that the kernel is specialised for.
-            alike = [winner for winner in by if winner["problem"].items() <= answer["problem"].items()]
-            found += [{**answer, **winner, "problem": answer["problem"], "status": "stale"} for winner in alike[:1]]
+        by = known.get((answer.kernel, answer.device or ""), {}).get(answer.objective, ())
+        # A winner's problem is the part that the kernel is specialised for.
+        alike = [winner for winner in by if winner.problem.items() <= answer.problem.items()]
+        for winner in alike[:1]:
+            figure = figure_of(answer.objective, winner.latency_us, winner.metrics or {})
+            found[regression.case_of(answer)] = figure
     return found
 
 
-def _load_winners(client: Client, root: str | None) -> list[Mapping[str, Any]]:
+def _load_winners(client: Client, root: str | None) -> list[Answer]:
     """Return the present answers for the declared problems of the kernels at a path, by each objective of a winner."""
     kernels = client.call("kernels", **drop_missing(path=root))["kernels"]
-    asked: list[dict[str, Any]] = [
-        {"kernel": kernel["name"], "problem": problem, "tune": False}
-        for kernel in kernels
-        for problem in kernel["problems"]
-    ]
+    asked = [LookupParams(kernel["name"], problem, tune=False) for kernel in kernels for problem in kernel["problems"]]
     asked += [
-        {"kernel": kernel, "problem": problem, "tune": False, "objective": objective}
+        LookupParams(kernel, problem, tune=False, objective=objective)
         for kernel, problem, objective in _by_other_objectives(client, root)
     ]
-    answers: list[Mapping[str, Any]] = []
+    answers: list[Answer] = []
     for first in range(0, len(asked), LOOKUPS_AT_ONCE):
-        answers += client.call("lookup_many", lookups=asked[first : first + LOOKUPS_AT_ONCE])["answers"]
+        params = LookupManyParams(asked[first : first + LOOKUPS_AT_ONCE])
+        answers += call_method(client, LOOKUP_MANY, params).read_answers()
     return answers
 
 
@@ -219,37 +219,34 @@ def _by_other_objectives(client: Client, root: str | None) -> list[tuple[str, Pr
     return found
 
 
-def _earlier_answer(client: Client, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a case's answer from before its tuning.
+def _find_earlier_figure(client: Client, answer: Answer) -> float | None:
+    """Return a case's figure from before its tuning, by the answer that is given now; None if there was none.
 
     A running job may have published winners already. An edit that takes the winner's config out of the space leaves
     no answer with a figure; the best figure of the kernel's last measured state then counts.
     """
-    if answer["status"] == "stale":
-        return answer
-    kernel, problem = answer["kernel"], answer["problem"]
+    if answer.status is Status.STALE:
+        return answer.figure
+    kernel, problem = answer.kernel, answer.problem
     digest = ""
-    if answer["status"] == "fresh":
+    if answer.status is Status.FRESH:
         jobs = call_method(client, JOBS, JobsParams(kernel=kernel)).jobs
         if not any(job.problem == problem and not job.is_ended for job in jobs):
-            return answer
+            return answer.figure
         (known,) = client.call("kernels", kernel=kernel)["kernels"]
         digest = known["digest"]
     trials = client.call("results", kernel=kernel, problem=problem, outcome="measured", order="newest", limit=2000)
-    objective = regression.objective_of(answer)
-    figure = regression.find_previous_best(trials["trials"], digest, answer["device"], objective)
-    metrics = {**(answer.get("metrics") or {}), metric_of(objective): figure}
-    latency_us = answer["latency_us"] if needs_metric(objective) else figure
-    return {**answer, "status": "stale" if figure else "default", "latency_us": latency_us, "metrics": metrics}
+    return regression.find_previous_best(trials["trials"], digest, answer.device, answer.objective)
 
 
 def _comparison_row(entry: regression.Comparison) -> list[str]:
+    answer = entry.answer
     return [
-        entry.kernel,
-        text.format_values(entry.problem) + mention_objective(entry.objective),
-        entry.device,
-        text.by_objective(entry.objective, entry.before),
-        text.by_objective(entry.objective, entry.now),
+        answer.kernel,
+        text.format_values(answer.problem) + mention_objective(answer.objective),
+        answer.device or "",
+        text.by_objective(answer.objective, entry.before),
+        text.by_objective(answer.objective, entry.now),
         text.format_factor(entry.gain),
         f"{entry.verdict}, noisy" if entry.is_noisy else entry.verdict,
     ]

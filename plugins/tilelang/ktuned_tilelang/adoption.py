@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ktuned.dropin import Calls, called_file, declaration_of
-from ktuned.model import canonical
+from ktuned.model import Config, canonical
 from ktuned_tilelang.build import Build
 from ktuned_tilelang.call import CAPTURED, Call
+from ktuned_tilelang.declaration import Declaration
 
 _PHASES = ("first_launch", "check", "timing")
 
@@ -24,26 +25,26 @@ def adopt(file: str, name: str, identity: str) -> None:
     """Declare the kernel of an application's function; called by the kernel files that the daemon writes."""
     from ktuned.spec import kernel, space
 
-    declared = declaration_of(Path(file), identity)
+    declared = Declaration.from_plain(declaration_of(Path(file), identity))
     adopted = _AdoptedKernel(Path(file))
     # There is no reference but the first config's results.
-    judged: dict[str, Any] = {"check": None} if declared["skips_check"] else {"reference": "default"}
+    judged: dict[str, Any] = {"check": None} if declared.skips_check else {"reference": "default"}
     kernel(
         backend="tilelang",
         name=name,
         space=space(adopted.yield_configs),
-        specialize=tuple(declared["specialize"]),
+        specialize=declared.specialize,
         inputs=adopted.declare_inputs,
-        rtol=declared["rtol"],
-        atol=declared["atol"],
-        max_mismatched_ratio=declared["max_mismatched_ratio"],
-        setup=tuple(declared["restored"]),
-        timing=declared["timing"],
-        deadlines=dict.fromkeys(_PHASES, declared["timeout_s"]) if declared["timeout_s"] > 0 else None,
-        early_stop=declared["early_stop"] or 3.0,
+        rtol=declared.rtol,
+        atol=declared.atol,
+        max_mismatched_ratio=declared.max_mismatched_ratio,
+        setup=declared.restored,
+        timing=declared.timing,
+        deadlines=dict.fromkeys(_PHASES, declared.timeout_s) if declared.timeout_s > 0 else None,
+        early_stop=declared.early_stop or 3.0,
         strategy="exhaustive",
         preset="fast",
-        numerics=declared.get("numerics", "tolerance"),
+        numerics=declared.numerics,
         is_data=True,
         **judged,
     )(adopted.make_build)
@@ -56,7 +57,7 @@ class _AdoptedKernel:
         self._file = file
         self._calls = Calls(file, Call.from_json)
 
-    def yield_configs(self, p: Any) -> Iterator[dict[str, Any]]:
+    def yield_configs(self, p: Any) -> Iterator[Config]:
         """Yield the configs that make a program, in the application's order."""
         yield from (json.loads(text) for text in self._calls.find_call(p).programs)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from ktuned.dropin import digest_of
 from ktuned.model import TOLERANCE
@@ -57,3 +58,9 @@ class Declaration:
             # So that the identity of all other functions stays what it was before there was a choice.
             del plain["numerics"]
         return plain
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Self:
+        """Read :meth:`to_plain`'s data."""
+        sequences = {name: tuple(data[name]) for name in ("specialize", "restored")}
+        return cls(**{**data, **sequences, "variables": tuple(data["variables"].items())})

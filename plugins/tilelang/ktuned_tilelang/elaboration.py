@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,24 @@ _COMPILE_FLAGS = "tilelang_compile_flags"
 
 class ElaborationError(Exception):
     """A Build does not make a kernel; the message says why."""
+
+
+@dataclass(frozen=True)
+class _JitOptions:
+    """The options of ``@tilelang.jit``; those of another function are unset."""
+
+    out_idx: Any = None
+    target: Any = None
+    execution_backend: str | None = None
+    pass_configs: Mapping[Any, Any] | None = None
+    compile_flags: Any = None
+
+    @classmethod
+    def read(cls, function: Any) -> _JitOptions:
+        """Return a function's options."""
+        if not hasattr(function, "get_tir"):
+            return cls()
+        return cls(**{option.name: getattr(function, option.name) for option in fields(cls)})
 
 
 @dataclass(frozen=True)
@@ -66,7 +84,7 @@ def elaborate_build(build: Build, kernel_file: Path, arch: str) -> Program:
         arguments = {name: from_plain(value) for name, value in build.arguments.items()}
     except LookupError as error:
         raise ElaborationError(str(error)) from error
-    jit = _read_jit_options(function)
+    jit = _JitOptions.read(function)
     execution_backend = _choose_execution_backend(build, jit)
     target = _choose_target(build, jit, arch, execution_backend)
     if build.program:
@@ -81,38 +99,30 @@ def elaborate_build(build: Build, kernel_file: Path, arch: str) -> Program:
         _choose_out_idx(build, jit, attributes, len(prim_func.params)),
         {
             **_to_plain_keys(attributes.get(_PASS_CONFIGS)),
-            **_to_plain_keys(jit.get("pass_configs")),
+            **_to_plain_keys(jit.pass_configs),
             **{name: from_plain(value) for name, value in build.pass_configs.items()},
         },
         (
             *map(str, attributes.get(_COMPILE_FLAGS, ())),
-            *_to_tuple(jit.get("compile_flags")),
+            *_to_tuple(jit.compile_flags),
             *_to_tuple(build.compile_flags),
         ),
     )
 
 
-def _read_jit_options(function: Any) -> Mapping[str, Any]:
-    """Return the options of ``@tilelang.jit``; an empty map for another function."""
-    if not hasattr(function, "get_tir"):
-        return {}
-    names = ("out_idx", "target", "execution_backend", "pass_configs", "compile_flags")
-    return {name: getattr(function, name) for name in names}
-
-
-def _choose_execution_backend(build: Build, jit: Mapping[str, Any]) -> str:
+def _choose_execution_backend(build: Build, jit: _JitOptions) -> str:
     chosen = build.execution_backend
     if chosen == AUTO:
-        chosen = jit.get("execution_backend") or _import_settings().get_default_execution_backend()
+        chosen = jit.execution_backend or _import_settings().get_default_execution_backend()
     try:
         return check_execution_backend(str(chosen))
     except ValueError as error:
         raise ElaborationError(str(error)) from error
 
 
-def _choose_target(build: Build, jit: Mapping[str, Any], arch: str, execution_backend: str) -> Mapping[str, Any]:
+def _choose_target(build: Build, jit: _JitOptions, arch: str, execution_backend: str) -> Mapping[str, Any]:
     """Return TileLang's target, with the architecture to compile for."""
-    chosen: Any = build.target if build.target != AUTO else jit.get("target") or AUTO
+    chosen: Any = build.target if build.target != AUTO else jit.target or AUTO
     if chosen == AUTO:
         chosen = _import_settings().get_default_target()
     if chosen == AUTO:
@@ -179,9 +189,9 @@ def _make_meta_tensor(layout: Layout) -> Any:
     return torch.empty_strided(tuple(shape), tuple(strides), dtype=getattr(torch, dtype), device="meta")
 
 
-def _choose_out_idx(build: Build, jit: Mapping[str, Any], attributes: Mapping[str, Any], count: int) -> tuple[int, ...]:
+def _choose_out_idx(build: Build, jit: _JitOptions, attributes: Mapping[str, Any], count: int) -> tuple[int, ...]:
     own = attributes.get(_OUT_IDX)
-    chosen = _normalise_indices(build.out_idx if build.out_idx is not None else jit.get("out_idx"), count)
+    chosen = _normalise_indices(build.out_idx if build.out_idx is not None else jit.out_idx, count)
     if own is None:
         return chosen
     returned = _normalise_indices(tuple(own), count)

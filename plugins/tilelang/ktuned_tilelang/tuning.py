@@ -250,8 +250,8 @@ class KeyedCall:
         self._evaluated: EvaluatedCall = evaluated
         self._mode = options.policy.mode
         self._declaration = replace(task.make_declaration(evaluated), numerics=options.policy.numerics)
-        self._key = CallKey(self._declaration.identity, evaluated.problem, device_model() or "")
-        self._counter = count_launches(self._key.identity, self._key.problem, self._key.device)
+        self._key = CallKey(self._declaration.identity, evaluated.problem, device_model())
+        self._counter = count_launches(self._key)
         self._link = daemon_link(options.pin)
         self._name = f"{task.name} {canonical(dict(self._key.problem))}"
         self._device = _find_current_device()
@@ -413,7 +413,7 @@ class KeyedCall:
             files=files,
             python=sys.executable,
             variables=dict(declaration.variables),
-            device=self._key.device,
+            device=self._key.device or "",
             configs=tuple(json.loads(text) for text in self._evaluated.configs),
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -19,9 +19,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from ktuned.dropin import CALLS, Calls, called_file, declaration_of
-from ktuned.model import canonical
+from ktuned.model import Config, canonical
 from ktuned_triton.build import Build
 from ktuned_triton.call import CAPTURED, Call, find_autotuner, list_hook_names, read_knobs
+from ktuned_triton.declaration import Declaration
 from ktuned_triton.library import Library
 
 RTOL, ATOL = 1e-2, 1e-2
@@ -44,26 +45,26 @@ def adopt(file: str, name: str, identity: str) -> Any:
     """
     from ktuned.spec import kernel, space
 
-    declared = declaration_of(Path(file), identity)
+    declared = Declaration.from_plain(declaration_of(Path(file), identity))
     adopted = _AdoptedKernel(Path(file), declared)
     kernel(
         backend="triton",
         name=name,
         space=space(adopted.yield_configs),
-        specialize=tuple(declared["specialize"]),
+        specialize=declared.specialize,
         inputs=adopted.declare_inputs,
         reference="default",
         rtol=RTOL,
         atol=ATOL,
         max_mismatched_ratio=MAX_MISMATCHED_RATIO,
-        setup=tuple(declared["tensors"]),
-        timing="graph" if declared["is_timed_by_graph"] else "events",
+        setup=declared.tensors,
+        timing="graph" if declared.is_timed_by_graph else "events",
         strategy="exhaustive",
         preset="fast",
-        numerics=declared.get("numerics", "tolerance"),
-        is_data=not declared["hooks"],
+        numerics=declared.numerics,
+        is_data=not declared.hooks,
     )(adopted.make_build)
-    return adopted.find_hooks() if declared["hooks"] else SimpleNamespace()
+    return adopted.find_hooks() if declared.hooks else SimpleNamespace()
 
 
 class _AdoptedKernel:
@@ -72,13 +73,13 @@ class _AdoptedKernel:
     Hooks get the tensors of the call whose inputs were declared last: a worker measures one problem at a time.
     """
 
-    def __init__(self, file: Path, declared: Mapping[str, Any]) -> None:
+    def __init__(self, file: Path, declared: Declaration) -> None:
         self._file = file
         self._declared = declared
         self._calls = Calls(file, Call.from_json)
         self._current: Call | None = None
 
-    def yield_configs(self, p: Any) -> Iterator[dict[str, Any]]:
+    def yield_configs(self, p: Any) -> Iterator[Config]:
         """Yield the configs that are left after the application's pruning, in its order."""
         yield from (json.loads(text) for text in self._calls.find_call(p).recipes)
 
@@ -96,7 +97,7 @@ class _AdoptedKernel:
 
     def make_build(self, p: Any, c: Any) -> Build:
         """Return a config's Build."""
-        call, text, origin = self._calls.find_call(p), canonical(dict(c)), self._declared["origin"]
+        call, text, origin = self._calls.find_call(p), canonical(dict(c)), self._declared.origin
         position = call.recipes[text].position
         hooks = (
             {}
@@ -106,16 +107,14 @@ class _AdoptedKernel:
                 "post_hook": f"{_HOOKS}.post_hook_{position}",
             }
         )
-        library = Library(
-            "" if origin["source"] else origin["module"].partition(".")[0], tuple(self._declared["paths"])
-        )
+        library = Library("" if origin.source else origin.module.partition(".")[0], self._declared.paths)
         return call.make_build(
             text,
-            origin["qualname"] if origin["source"] else f"{origin['module']}:{origin['qualname']}",
+            origin.name,
             library=library.to_plain(),
-            source=f"{CALLS}/{origin['module']}.py" if origin["source"] else "",
-            cache_key=self._declared["cache_key"],
-            globals_read=tuple(self._declared["constants"]),
+            source=f"{CALLS}/{origin.module}.py" if origin.source else "",
+            cache_key=self._declared.cache_key,
+            globals_read=self._declared.constants,
             **hooks,
         )
 
@@ -125,18 +124,18 @@ class _AdoptedKernel:
         Raises:
             RuntimeError: the library's hooks or configs are not the application's.
         """
-        origin = self._declared["origin"]
+        origin = self._declared.origin
         # At the end, so that the worker's own modules keep priority.
-        sys.path += [path for path in self._declared["paths"] if path not in sys.path]
-        tuner = find_autotuner(attrgetter(origin["qualname"])(importlib.import_module(origin["module"])))
+        sys.path += [path for path in self._declared.paths if path not in sys.path]
+        tuner = find_autotuner(attrgetter(origin.qualname)(importlib.import_module(origin.module)))
         configs = [] if tuner is None else [canonical(read_knobs(config)) for config in tuner.configs]
-        declared = self._declared["configs"][: len(configs)]
-        if tuner is None or list(list_hook_names(tuner)) != list(self._declared["hooks"]) or configs != list(declared):
+        declared = self._declared.configs[: len(configs)]
+        if tuner is None or list(list_hook_names(tuner)) != list(self._declared.hooks) or configs != list(declared):
             raise RuntimeError(
-                f"{origin['module']}.{origin['qualname']} has other hooks or configs than in the application: "
+                f"{origin.module}.{origin.qualname} has other hooks or configs than in the application: "
                 "restart the application, so that it records its present ones"
             )
-        hooks: dict[str, Any] = {}
+        hooks: dict[str, Callable[..., None]] = {}
         for position, config in enumerate(tuner.configs):
             before = [config.pre_hook] if config.pre_hook else []
             before += [tuner.pre_hook] if tuner.user_defined_pre_hook else []

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ktuned.backends import unknown_tensor
-from ktuned_triton.descriptors import encode_tensor_map
+from ktuned_triton.descriptors import TensorMap, encode_tensor_map
 from ktuned_triton.launch_plan import LaunchPlan, Parameter
 from ktuned_triton.signature import ALIGNMENT_BYTES
 
@@ -104,7 +104,7 @@ def _pack_parameter(parameter: Parameter, tensors: Mapping[str, Any]) -> bytes:
             f"the tensor {parameter.tensor!r} lies at {address:#x}, and the kernel is compiled for addresses that are "
             f"multiples of {ALIGNMENT_BYTES}"
         )
-    if isinstance(parameter.value, Mapping):
+    if isinstance(parameter.value, TensorMap):
         return encode_tensor_map(parameter.value, address)
     return struct.pack("<Q", address)
 

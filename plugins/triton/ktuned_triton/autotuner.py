@@ -489,7 +489,7 @@ class AdoptedFunction:
         device = _find_device_model(args, kwargs)
         call_id = f"{declaration.identity} {device} {canonical(problem)} {digest_of(repr(texts))}"
         if call_id not in self._calls:
-            key = CallKey(declaration.identity, problem, device)
+            key = CallKey(declaration.identity, problem, device or None)
             self._calls[call_id] = KeyedCall(self, key, declaration, texts)
         self._calls[call_id].evaluated = evaluated
         return self._calls[call_id]
@@ -538,7 +538,7 @@ class KeyedCall:
         self, function: AdoptedFunction, key: CallKey, declaration: Declaration, texts: tuple[str, ...]
     ) -> None:
         self.machine = LaunchMachine(function.options.policy, texts)
-        self.counter = count_launches(key.identity, key.problem, key.device)
+        self.counter = count_launches(key)
         self.configs: dict[str, Any] = {}
         self._function = function
         self._key = key
@@ -754,7 +754,7 @@ def _make_call_record(key: CallKey, declaration: Declaration, evaluated: Evaluat
         configs=tuple(json.loads(text) for text in call.recipes),
         files=files,
         variables=dict(declaration.variables),
-        device=key.device,
+        device=key.device or "",
         module=origin.module,
     )
 

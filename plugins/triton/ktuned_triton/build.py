@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self
 
 from ktuned import backends
 from ktuned.backends import Layout
 from ktuned.spec import functions
+from ktuned_triton.descriptors import Descriptor
 
 DTYPE = "dtype"
 FUNCTION = "function"
@@ -24,11 +25,7 @@ HOOKS = ("pre_hook", "post_hook")
 
 _OF_LIBRARIES = ("library", "source", "cache_key", "globals_read")
 
-Descriptor = Mapping[str, Any]
-"""A host-side tensor descriptor: ``descriptor`` names its tensor; ``shape``, ``strides``, ``block_shape`` are lists of
-ints, ``padding`` is ``zero`` or ``nan``."""
-
-DESCRIPTOR_FIELDS = frozenset({"descriptor", "shape", "strides", "block_shape", "padding"})
+_DESCRIPTOR_FIELDS = {entry.name for entry in fields(Descriptor)}
 
 Argument = bool | int | float | str | None | tuple["Argument", ...] | Descriptor
 """An argument of a kernel: a tensor of ``inputs`` by its name, a number, ``None``, a tuple, or a tensor descriptor."""
@@ -136,8 +133,8 @@ def walk_tensor_names(args: tuple[Argument, ...]) -> Iterator[str]:
             yield from walk_tensor_names(arg)
         elif isinstance(arg, str):
             yield arg
-        elif isinstance(arg, Mapping):
-            yield arg["descriptor"]
+        elif isinstance(arg, Descriptor):
+            yield arg.descriptor
 
 
 def _find_function_name(function: Callable[..., Any] | str) -> str:
@@ -155,10 +152,10 @@ def _find_function_name(function: Callable[..., Any] | str) -> str:
 def _check_argument(value: Any) -> Argument:
     if isinstance(value, tuple | list) and not is_named_tuple(value):
         return tuple(_check_argument(item) for item in value)
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | int | float | str | Descriptor):
         return value
-    if isinstance(value, Mapping) and set(value) == DESCRIPTOR_FIELDS:
-        return dict(value)
+    if isinstance(value, Mapping) and set(value) == _DESCRIPTOR_FIELDS:
+        return Descriptor.from_plain(value)
     raise TypeError(
         f"args holds a {type(value).__name__}; it takes tensors by their names in inputs, numbers, None and tuples"
     )

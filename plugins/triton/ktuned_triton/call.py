@@ -22,6 +22,7 @@ from typing import Any, Self
 from ktuned.dropin import TYPES_KEY, short_dtype
 from ktuned.model import canonical
 from ktuned_triton.build import Argument, Build, is_named_tuple, pack_constant
+from ktuned_triton.descriptors import Descriptor
 from ktuned_triton.hook_effects import HookEffects, UnknownEffects, observe_config_hook, observe_tuner_hooks
 from ktuned_triton.signature import ALIGNMENT_BYTES
 
@@ -407,13 +408,7 @@ class _ArgumentReader:
         if value is None or type(value) in (bool, int, float):
             return value  # type: ignore[no-any-return]
         if is_descriptor(value):
-            return {
-                "descriptor": self._read_tensor(name, value.base),
-                "shape": list(map(int, value.shape)),
-                "strides": list(map(int, value.strides)),
-                "block_shape": list(map(int, value.block_shape)),
-                "padding": value.padding,
-            }
+            return Descriptor.read(value, self._read_tensor(name, value.base))
         if _is_tensor(value):
             return self._read_tensor(name, value)
         kind = f"named tuple {type(value).__name__}" if is_named_tuple(value) else type(value).__name__

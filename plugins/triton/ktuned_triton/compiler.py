@@ -20,7 +20,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import version
@@ -32,7 +32,7 @@ from ktuned.model import BackendError, KernelFileError, Unsupported
 from ktuned.spec import iterate_causes, locate_user_line
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE
 from ktuned_triton.build import Build
-from ktuned_triton.descriptors import expand_descriptor, is_descriptor_type
+from ktuned_triton.descriptors import Descriptor, expand_descriptor, is_descriptor_type
 from ktuned_triton.launch_plan import LaunchPlan, Parameter
 from ktuned_triton.library import find_difference, find_function
 from ktuned_triton.limits import explain_unlaunchable
@@ -321,7 +321,7 @@ def _expand_descriptors(parameters: Iterable[Parameter], chosen: Sequence[Any]) 
     major, minor = (int(part) for part in version("triton").split(".")[:2])
     layouts = iter(chosen)
     for parameter in parameters:
-        if is_descriptor_type(parameter.type) and isinstance(parameter.value, Mapping):
+        if is_descriptor_type(parameter.type) and isinstance(parameter.value, Descriptor):
             expanded = expand_descriptor(parameter.type, parameter.value, next(layouts, None), (major, minor))
             yield from (Parameter(kind, value) for kind, value in expanded)
         else:

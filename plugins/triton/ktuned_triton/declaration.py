@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
 from ktuned.dropin import digest_of, name_in_library, own_paths
 from ktuned.model import TOLERANCE, canonical
@@ -28,7 +28,7 @@ class Origin:
     Attributes:
         module: the module to import, or the name of the module that travels as ``source``.
         qualname: the function's name in it.
-        source: the text of a module with the function, if no import finds it (in a script, or a closure); else empty.
+        source: whether that module's text travels, because no import finds the function (in a script, or a closure).
         package: the library's name, for people.
         release: the library's version.
         function: the function's name within the library.
@@ -37,11 +37,16 @@ class Origin:
 
     module: str
     qualname: str
-    source: str
+    source: bool
     package: str
     release: str
     function: str
     is_findable: bool
+
+    @property
+    def name(self) -> str:
+        """The function's name in a Build."""
+        return self.qualname if self.source else f"{self.module}:{self.qualname}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +67,7 @@ class Declaration:
         variables: the application's environment variables that change what Triton compiles.
         is_timed_by_graph: whether the application asked for CUDA graphs.
         numerics: ``exact`` if a winner must reproduce the bits of a key's first config, else ``tolerance``.
+        source: the text of the module that travels, if one does; it is a file of its own, and no part of plain data.
     """
 
     origin: Origin
@@ -76,6 +82,7 @@ class Declaration:
     numerics: str = TOLERANCE
     specialize: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
+    source: str = ""
     _identities: dict[Any, str] = field(default_factory=dict, compare=False)
 
     def for_key(
@@ -98,20 +105,26 @@ class Declaration:
     @property
     def files(self) -> dict[str, bytes]:
         """Files that travel with the declaration, by name."""
-        source = self.origin.source
-        return {f"{self.origin.module}.py": source.encode()} if source else {}
+        return {f"{self.origin.module}.py": self.source.encode()} if self.source else {}
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields as plain data."""
         plain = asdict(self)
-        del plain["_identities"]
         # The text travels as a file, and the module's name has its digest.
-        plain["origin"]["source"] = bool(self.origin.source)
+        del plain["_identities"], plain["source"]
         plain["variables"] = dict(self.variables)
         if self.numerics == TOLERANCE:
             # So that the identity of all other functions stays what it was before there was a choice.
             del plain["numerics"]
         return plain
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Self:
+        """Read :meth:`to_plain`'s data."""
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+        }
+        return cls(**{**values, "origin": Origin(**data["origin"]), "variables": tuple(data["variables"].items())})
 
 
 def describe_function(tuner: Any) -> Declaration:
@@ -121,8 +134,10 @@ def describe_function(tuner: Any) -> Declaration:
         NotTunable: no other process can find the function.
     """
     function = find_jit_function(tuner)
+    origin, source = find_origin(tuner, function)
     return Declaration(
-        origin=find_origin(tuner, function),
+        origin=origin,
+        source=source,
         cache_key=function.cache_key,
         configs=tuple(dict.fromkeys(canonical(read_knobs(config)) for config in tuner.__dict__["configs"])),
         paths=own_paths(),
@@ -134,10 +149,10 @@ def describe_function(tuner: Any) -> Declaration:
     )
 
 
-def find_origin(tuner: Any, function: Any) -> Origin:
-    """Return where another process finds a ``@triton.jit`` function.
+def find_origin(tuner: Any, function: Any) -> tuple[Origin, str]:
+    """Return where another process finds a ``@triton.jit`` function, and the source that travels.
 
-    If no import finds it, its source travels, with the plain values that it reads.
+    The source is empty if an import finds the function; else it has the plain values that the function reads, too.
 
     Raises:
         NotTunable: neither is possible; the message says why.
@@ -146,9 +161,10 @@ def find_origin(tuner: Any, function: Any) -> Origin:
     package, release, shown = name_in_library(function.__module__, qualname)
     found = _find_by_import(function)
     if found is not None:
-        return Origin(function.__module__, qualname, "", package, release, shown, find_autotuner(found) is tuner)
+        is_findable = find_autotuner(found) is tuner
+        return Origin(function.__module__, qualname, False, package, release, shown, is_findable), ""
     source = write_module(function)
-    return Origin(f"source_{digest_of(source)}", function.__name__, source, package, release, shown, False)
+    return Origin(f"source_{digest_of(source)}", function.__name__, True, package, release, shown, False), source
 
 
 def _find_by_import(function: Any) -> Any:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from ktuned_triton.descriptors import Descriptor, TensorMap
+
 WARP_THREADS = 32
 
-Value = bool | int | float | str | Mapping[str, Any]
-"""A parameter's value: a tensor of ``inputs`` by its name, a number, or a tensor map with its tensor's name."""
+Value = bool | int | float | str | Descriptor | TensorMap
+"""A parameter's value: a tensor of ``inputs`` by its name, a number, a tensor map; before the compile a descriptor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +25,17 @@ class Parameter:
     @property
     def tensor(self) -> str | None:
         """Name of the tensor whose address is passed; ``None`` for a number."""
-        if isinstance(self.value, Mapping):
-            return str(self.value["tensor"])
+        if isinstance(self.value, TensorMap):
+            return self.value.tensor
         return self.value if isinstance(self.value, str) else None
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> Self:
+        """Read a parameter's fields as plain data."""
+        value = data["value"]
+        if isinstance(value, Mapping):
+            value = TensorMap.from_plain(value) if "tensor" in value else Descriptor.from_plain(value)
+        return cls(data["type"], value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,5 +91,5 @@ class LaunchPlan:
     def from_json(cls, text: str) -> Self:
         """Read :meth:`to_json`'s text."""
         fields: Mapping[str, Any] = json.loads(text)
-        parameters = tuple(Parameter(**parameter) for parameter in fields["parameters"])
+        parameters = tuple(map(Parameter.from_plain, fields["parameters"]))
         return cls(**{**fields, "parameters": parameters, "grid": tuple(fields["grid"])})

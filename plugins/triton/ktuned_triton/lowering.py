@@ -142,7 +142,7 @@ class Lowered:
         """Read :meth:`to_bytes`'s data; lists become tuples again, because Triton's key tells them apart."""
         fields: dict[str, Any] = json.loads(data)
         frozen = {name: _freeze_lists(fields[name]) for name in ("signature", "options")}
-        parameters = tuple(Parameter(**parameter) for parameter in fields["parameters"])
+        parameters = tuple(map(Parameter.from_plain, fields["parameters"]))
         return cls(**{**fields, **frozen, "parameters": parameters})
 
 

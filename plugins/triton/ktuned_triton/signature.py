@@ -12,7 +12,7 @@ from typing import Any
 
 from ktuned.backends import unknown_tensor
 from ktuned_triton.build import DTYPE, FUNCTION, MEMBER, Argument, Build
-from ktuned_triton.descriptors import is_descriptor_type, make_fake_descriptor, to_plain_descriptor
+from ktuned_triton.descriptors import Descriptor, is_descriptor_type, make_fake_descriptor
 from ktuned_triton.launch_plan import Parameter
 from ktuned_triton.library import find_function
 
@@ -77,7 +77,7 @@ def _flatten_parameter(name: str, kind: Any, value: Any) -> Iterator[Parameter]:
             yield from _flatten_parameter(name, inner, item)
     elif is_descriptor_type(kind):
         # The parameters that replace it are known only after the compile.
-        yield Parameter(kind, to_plain_descriptor(value))
+        yield Parameter(kind, Descriptor.read(value, value.base.name))
     elif kind != "constexpr":
         yield Parameter(kind, value.name if isinstance(value, FakeTensor) else value)
 
@@ -111,8 +111,8 @@ def _match_arguments(function: Any, constants: Mapping[str, Any], build: Build) 
 def _make_argument(value: Argument, dtypes: Mapping[str, str]) -> Any:
     if isinstance(value, tuple):
         return tuple(_make_argument(item, dtypes) for item in value)
-    if isinstance(value, Mapping):
-        return make_fake_descriptor(value, _make_argument(value["descriptor"], dtypes))
+    if isinstance(value, Descriptor):
+        return make_fake_descriptor(value, _make_argument(value.descriptor, dtypes))
     if not isinstance(value, str):
         return value
     if value not in dtypes:

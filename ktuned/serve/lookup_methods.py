@@ -1,0 +1,109 @@
+"""The methods of lookups and pins."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from ktuned.lookup import SETTLE_S, Lookup, Lookups
+from ktuned.model import KtunedError
+from ktuned.protocol import (
+    LOOKUP,
+    LOOKUP_MANY,
+    PINS,
+    UNPIN,
+    Answer,
+    LookupManyAnswer,
+    LookupManyParams,
+    LookupParams,
+    NoParams,
+    PinsAnswer,
+    RefusedLookup,
+    UnpinAnswer,
+    UnpinParams,
+)
+from ktuned.serve.connection import Connection
+from ktuned.serve.method import DeferredAnswer, Handler
+
+
+class LookupMethods:
+    """Answers from memory; only the first lookup under a pin waits, and one that asks for a settled answer."""
+
+    def __init__(self, lookups: Lookups) -> None:
+        self._lookups = lookups
+
+    def list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return every method with its handler."""
+        return [
+            Handler(LOOKUP, self.handle_lookup),
+            Handler(LOOKUP_MANY, self.handle_lookup_many),
+            Handler(PINS, self.handle_pins),
+            Handler(UNPIN, self.handle_unpin),
+        ]
+
+    def handle_lookup(self, wanted: LookupParams, connection: Connection) -> Answer | DeferredAnswer:
+        """Answer one lookup, from memory; the first of a problem under a pin waits for the disk."""
+        settle_until = monotonic() + min(wanted.settle, SETTLE_S)
+        if wanted.pin is not None:
+            held = self._lookups.lookup_pinned(
+                wanted.pin,
+                wanted.kernel,
+                wanted.problem,
+                wanted.device,
+                tune=wanted.tune,
+                directory=wanted.directory,
+                objective=wanted.objective,
+                settle_until=settle_until,
+            )
+            return held.answer if isinstance(held, Lookup) else _answer_later(held)
+        look_up = partial(
+            self._lookups.look_up,
+            wanted.kernel,
+            wanted.problem,
+            wanted.device,
+            tune=wanted.tune,
+            directory=wanted.directory,
+            objective=wanted.objective,
+        )
+        found = look_up()
+        if found.undecided and wanted.settle > 0:
+            return _answer_later(partial(self._lookups.settle_answer, found, look_up, settle_until))
+        return found.answer
+
+    def handle_lookup_many(self, wanted: LookupManyParams, connection: Connection) -> LookupManyAnswer | DeferredAnswer:
+        """Answer several lookups, in their order; one that is refused has its error in its place."""
+        answers = [self._look_up_or_explain(entry, connection) for entry in wanted.lookups]
+        if not any(type(answer) is DeferredAnswer for answer in answers):
+            return LookupManyAnswer(answers)
+
+        async def rest() -> LookupManyAnswer:
+            return LookupManyAnswer(
+                [await answer.rest() if type(answer) is DeferredAnswer else answer for answer in answers]
+            )
+
+        return DeferredAnswer(rest)
+
+    def _look_up_or_explain(
+        self, wanted: LookupParams, connection: Connection
+    ) -> Answer | DeferredAnswer | RefusedLookup:
+        try:
+            return self.handle_lookup(wanted, connection)
+        except KtunedError as error:
+            return RefusedLookup(error.to_wire())
+
+    def handle_pins(self, nothing: NoParams, connection: Connection) -> PinsAnswer:
+        """List the pins, and how many answers each holds since when."""
+        return PinsAnswer(tuple(self._lookups.pins.list_pins()))
+
+    async def handle_unpin(self, wanted: UnpinParams, connection: Connection) -> UnpinAnswer:
+        """Give up a pin."""
+        return UnpinAnswer(wanted.pin, await self._lookups.pins.give_up(wanted.pin))
+
+
+def _answer_later(find: Callable[[], Awaitable[Lookup]]) -> DeferredAnswer:
+    async def rest() -> Answer:
+        return (await find()).answer
+
+    return DeferredAnswer(rest)
