@@ -328,7 +328,7 @@ def test_lookup_prints_config_and_status(run: Run, serve: Serve) -> None:
 def test_lookup_says_why_an_answer_is_stale(run: Run, serve: Serve) -> None:
     """The changes of the winner that is served, a variable of the environment by its name; a doubt is no failure."""
     change = {"kind": "environment", "where": "tune_gemm.py", "name": "CXX", "before": "g++", "after": "clang++"}
-    entry = {"problem": {"M": 64}, "device": DEVICE, "objective": "latency", "changes": [change]}
+    entry: dict[str, Any] = {"problem": {"M": 64}, "device": DEVICE, "objective": "latency", "changes": [change]}
     entry |= {"status": "stale", "decided": 1.0, "trial": 1, "message": ""}
     other = {**entry, "problem": {"M": 1}, "changes": [{**change, "name": "CPATH"}]}
     doubt = "not looked at since the start: /p/a.h changed"
