@@ -24,6 +24,7 @@ from ktuned.model.kernel import KernelInfo, Root
 from ktuned.model.keys import DeviceModel, KernelName, Role, WinnerKey, make_key_problem
 from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import Outcome, Problem
+from ktuned.protocol import Event
 from ktuned.scheduling.dispatcher import Intervals
 from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.preparation import Preparation
@@ -78,10 +79,10 @@ class Told(Events):
         self.events: list[dict[str, Any]] = []
         self._news = anyio.Event()
 
-    def publish_event(self, type: str, **fields: Any) -> dict[str, Any]:  # noqa: A002 - the protocol's word
-        """Publish and keep an event."""
-        self.events.append({"type": type, **fields})
-        published = super().publish_event(type, **fields)
+    def publish_event(self, event: Event) -> Event:
+        """Publish an event, and keep its map."""
+        published = super().publish_event(event)
+        self.events.append(msgspec.msgpack.decode(msgspec.msgpack.encode(published)))
         self._news.set()
         return published
 

@@ -29,9 +29,9 @@ from ktuned.daemon.systemd import Notifier
 from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.plan import PRESETS, Plan
-from ktuned.model.trial import Trial
+from ktuned.model.record import Record
 from ktuned.model.values import Outcome, Status
-from ktuned.protocol import NoParams
+from ktuned.protocol import EVENT_TYPES, JobInfo, NoParams
 from ktuned.serve import connection, method, server
 from ktuned.serve.connection import Connection
 from ktuned.serve.listener import bind_socket
@@ -278,11 +278,20 @@ JOB = Job(1, KernelName("p:k"), {}, DeviceModel("x"), JobState.QUEUED, 100, "ask
 TRIAL = make_trial(outcome=None, latency_us=None)
 
 
-@pytest.mark.parametrize(("name", "value"), [("job", JOB), ("trial", TRIAL)])
-def test_values(name: str, value: Job | Trial) -> None:
+@pytest.mark.parametrize(("name", "value"), [("job", JobInfo.from_job(JOB)), ("trial", TRIAL)])
+def test_values(name: str, value: Record) -> None:
     """A job's and a trial's fields are those that travel."""
     (fields,) = (row[1] for row in _table("docs/protocol.md", "## Values") if row[0] == name)
-    assert sorted(_words(fields)) == sorted(value.to_wire() if isinstance(value, Job) else msgspec.to_builtins(value))
+    assert sorted(_words(fields)) == sorted(msgspec.to_builtins(value))
+
+
+def test_events() -> None:
+    """Every type of event is told of, and has the fields that it is said to add."""
+    told = {name: row[1] for row in _table("docs/protocol.md", "## Events") for name in _words(row[0])}
+    assert told.keys() == EVENT_TYPES.keys()
+    for name, kind in EVENT_TYPES.items():
+        (adds, *_) = re.findall(r"`([^`]*)`", told[name]) or [""]
+        assert {word.removesuffix("?") for word in adds.split()} <= {*kind.__struct_fields__}
 
 
 def test_limits() -> None:

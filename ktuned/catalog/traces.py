@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 from weakref import WeakSet
 
 import anyio
@@ -13,6 +13,7 @@ import structlog
 from ktuned.catalog.catalog import Catalog
 from ktuned.ipc import make_absolute
 from ktuned.model import KernelInfo, KernelName, Observation, WorkerError
+from ktuned.protocol import NamesLearned, PublishEvent
 from ktuned.store import Store
 
 _log = structlog.get_logger()
@@ -55,7 +56,7 @@ class Traces:
         store: Store,
         *,
         renamed: Callable[[KernelName, Sequence[Observation]], None] = lambda kernel, names: None,
-        publish: Callable[..., Any] = lambda event, **fields: None,
+        publish: PublishEvent = lambda event: None,
     ) -> None:
         self._catalog = catalog
         self._store = store
@@ -100,5 +101,6 @@ class Traces:
                 follower.follow(self._catalog.with_learned_names(follower.kernel))
             self._renamed(learned.name, fresh)
             await self._store.learned.learn_names(learned, changed, fresh)
-        _log.info("learned", kernel=learned.name, names=[entry.name for entry in fresh])
-        self._publish("learned", kernel=learned.name, names=[entry.name for entry in fresh])
+        names = tuple(entry.name for entry in fresh)
+        _log.info("learned", kernel=learned.name, names=list(names))
+        self._publish(NamesLearned(kernel=learned.name, names=names))

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from ktuned.cli import text
-from ktuned.cli.job_view import JobView, View, spread_bounds
-from ktuned.cli.news import (
-    FirstFailure,
-    JobBegan,
-    JobEnded,
-    KernelStale,
-    LaneChanged,
-    NewBest,
-    News,
-    PauseChanged,
-    Reloaded,
-    WinnerChanged,
-    WorkerChanged,
-)
+from ktuned.cli.job_view import JobView, View
+from ktuned.cli.news import FirstFailure, JobBegan, JobEnded, NewBest, News
 from ktuned.model import (
     IMPLAUSIBLE_RATIO,
+    Job,
     JobState,
     Objective,
     Problem,
@@ -30,7 +17,7 @@ from ktuned.model import (
     mention_objective,
     needs_metric,
 )
-from ktuned.protocol import FileError
+from ktuned.protocol import FileError, KernelsReloaded, KernelStale, LaneChanged, WinnerChanged
 
 MAX_STANDING = 4
 """Jobs whose standing is printed at once."""
@@ -39,7 +26,7 @@ WIDE = 1.25
 """Ratio of a figure's largest and smallest likely value from which on a warning is due."""
 
 
-def job_title(job: JobView) -> str:
+def job_title(job: Job) -> str:
     """Return the name of a job for people: kernel, problem, device."""
     return _compose_title(job.kernel, job.problem, job.device, job.objective)
 
@@ -49,15 +36,18 @@ def _compose_title(kernel: str, problem: Problem, device: str, objective: Object
     return f"{named}{mention_objective(objective)}"
 
 
-def doubt_lines(job: JobView) -> list[str]:
+def doubt_lines(job: Job) -> list[str]:
     """Return lines that warn where the figures of a tuned job are hardly known, or hardly believable."""
     if not job.has_winner:
         return []
     found = []
-    if job.speedup_range is not None and job.speedup_range[1] > WIDE * job.speedup_range[0]:
-        low, high = map(text.format_factor, job.speedup_range)
-        found.append(f"the speed-up over the default is anything from {low} to {high}")
-    reference = spread_bounds(job.reference_us, job.reference_spread_us)
+    best, default = _bound_spread(job.best_us, job.best_spread_us), _bound_spread(job.default_us, job.default_spread_us)
+    if best is not None and default is not None and not needs_metric(job.objective):
+        least, most = default[0] / best[1], default[1] / best[0]
+        if most > WIDE * least:
+            low, high = map(text.format_factor, (least, most))
+            found.append(f"the speed-up over the default is anything from {low} to {high}")
+    reference = _bound_spread(job.reference_us, job.reference_spread_us)
     if reference is not None and reference[1] > WIDE * reference[0]:
         low, high = map(text.format_latency, reference)
         found.append(f"the reference took anything from {low} to {high}")
@@ -70,7 +60,16 @@ def doubt_lines(job: JobView) -> list[str]:
     return lines
 
 
-def job_progress(job: JobView) -> str:
+def _bound_spread(latency_us: float | None, spread_us: float | None) -> tuple[float, float] | None:
+    """Return the ends of a latency's spread around it, or ``None`` if either is unknown."""
+    if not latency_us or spread_us is None:
+        return None
+    # A spread of twice the latency or more would begin at nothing.
+    half_us = min(spread_us / 2, 0.9 * latency_us)
+    return latency_us - half_us, latency_us + half_us
+
+
+def job_progress(job: Job) -> str:
     """Return a job's progress: ``done/total``, or ``done`` if the space cannot be counted."""
     return f"{job.done}/{job.total}" if job.total is not None else str(job.done)
 
@@ -80,21 +79,22 @@ def describe_open_jobs(view: View, now: float | None = None) -> list[str]:
 
     With ``now``, in Unix s, they say for how long jobs have run.
     """
-    jobs = sorted(view.active, key=lambda job: job.state != JobState.RUNNING)
-    found = [f"{job_title(job)}: {_describe_open_job(job, now)}" for job in jobs[:MAX_STANDING]]
-    left = len(jobs) - MAX_STANDING
+    views = sorted(view.active, key=lambda one: one.job.state is not JobState.RUNNING)
+    found = [f"{job_title(one.job)}: {_describe_open_job(one, now)}" for one in views[:MAX_STANDING]]
+    left = len(views) - MAX_STANDING
     return [*found, f"and {text.count_of(left, 'more job')}"] if left > 0 else found
 
 
-def _describe_open_job(job: JobView, now: float | None) -> str:
-    if job.state != JobState.RUNNING:
+def _describe_open_job(view: JobView, now: float | None) -> str:
+    job = view.job
+    if job.state is not JobState.RUNNING:
         return f"{job.state}, {job.waits_for}" if job.waits_for else str(job.state)
     tried = f"{job_progress(job)} tried"
     facts = [
         tried if now is None or not job.started else f"{tried} in {text.format_duration(max(0.0, now - job.started))}"
     ]
-    if job.round is not None:
-        facts.append(f"finalists again, round {job.round[0]} of {job.round[1]}")
+    if view.round is not None:
+        facts.append(f"finalists again, round {view.round[0]} of {view.round[1]}")
     if job.best is not None:
         facts.append(f"best {text.by_objective(job.objective, job.best)}")
     return ", ".join(filter(None, (*facts, text.format_time_left(job.left_s))))
@@ -112,34 +112,33 @@ def lines_of(news: News) -> list[str]:
             better = f" ({text.format_factor(speedup)} the default)" if speedup else ""
             best = text.by_objective(job.objective, figure)
             return [f"{job_title(job)}: {job_progress(job)} best {best}{better}  {text.format_values(config)}"]
-        case FirstFailure(job, outcome, trial):
-            why = text.first_line(trial.get("message"))
-            return [f"{job_title(job)}: {outcome}  {text.format_values(trial['config'])}" + (f"  {why}" if why else "")]
-        case JobEnded(job):
-            found = find_notices(job.message) if job.state == JobState.DONE else []
-            return [_describe_ended_job(job), *(f"  notice: {text.first_line(notice, limit=300)}" for notice in found)]
-        case KernelStale(kernel):
-            return [f"{kernel}: saved, its winners are stale"]
-        case WinnerChanged() as won:
-            if won.job is not None:
-                # A job's winner is shown by its trials.
-                return []
-            named = _compose_title(won.kernel, won.problem, won.device, won.objective)
-            reached = text.by_objective(won.objective, won.figure)
-            return [f"{named}: known already, {reached}  {text.format_values(won.config)}"]
-        case PauseChanged():
-            return []
-        case Reloaded():
+        case FirstFailure(job, trial):
+            why = text.first_line(trial.message)
+            said = f"{job_title(job)}: {trial.outcome}  {text.format_values(trial.config)}"
+            return [f"{said}  {why}" if why else said]
+        case JobEnded(view):
+            found = find_notices(view.job.message) if view.job.state is JobState.DONE else []
+            return [_describe_ended_job(view), *(f"  notice: {text.first_line(notice, limit=300)}" for notice in found)]
+        case KernelStale():
+            return [f"{news.kernel}: saved, its winners are stale"]
+        case WinnerChanged() if news.job is None:
+            # A job's winner is shown by its trials.
+            named = _compose_title(news.kernel, news.problem, news.device, news.objective)
+            reached = text.by_objective(news.objective, news.figure)
+            return [f"{named}: known already, {reached}  {text.format_values(news.config)}"]
+        case KernelsReloaded():
             return _describe_reload(news)
-        case LaneChanged(device, state, reason):
-            return [f"lane {device}: {state}" + (f" ({text.first_line(reason)})" if reason else "")]
-        case WorkerChanged(pid, role, what):
-            return [f"{role} worker {pid}: {what}"]
+        case LaneChanged():
+            why = f" ({text.first_line(news.reason)})" if news.reason else ""
+            return [f"lane {news.device}: {news.state}{why}"]
+        case _:
+            return []
 
 
-def _describe_ended_job(job: JobView) -> str:
-    if job.state != JobState.DONE:
-        why = _message_not_yet_said(job)
+def _describe_ended_job(view: JobView) -> str:
+    job = view.job
+    if job.state is not JobState.DONE:
+        why = _message_not_yet_said(view)
         counts = f" ({text.format_outcomes(job.outcomes)})" if job.outcomes else ""
         # "cancelled: cancelled" says nothing more.
         return f"{job_title(job)}: job {job.id} {job.state}{f': {why}' if why not in ('', job.state) else ''}{counts}"
@@ -150,26 +149,26 @@ def _describe_ended_job(job: JobView) -> str:
         facts.append(text.format_latency(job.best_us))
     if job.speedup:
         facts.append(f"{text.format_factor(job.speedup)} the default")
-    if job.share:
-        facts.append(job.share)
-    if job.reused:
-        facts.append(f"{job.reused} of {job.done} configs measured earlier")
-    change = compute_gain(job.objective, job.before, job.best)
+    if view.share:
+        facts.append(view.share)
+    if reused := int(job.cost.get("reused", 0)):
+        facts.append(f"{reused} of {job.done} configs measured earlier")
+    change = compute_gain(job.objective, view.before, job.best)
     if change:
         thing = "as good" if needs_metric(job.objective) else "that speed"
-        facts.append(f"was {text.by_objective(job.objective, job.before)}, {text.format_factor(change)} {thing} now")
-    config = text.format_values(job.best_config) if job.best_config else ""
+        facts.append(f"was {text.by_objective(job.objective, view.before)}, {text.format_factor(change)} {thing} now")
+    config = text.format_values(view.best_config) if view.best_config else ""
     return f"{job_title(job)}: tuned, {', '.join(facts)}  {config}".rstrip()
 
 
-def _message_not_yet_said(job: JobView) -> str:
+def _message_not_yet_said(view: JobView) -> str:
     """Return why a job ended; an outcome's message that was a line of its own already is left out."""
-    why = text.first_line(job.message)
-    said = [text.first_line(trial.get("message"), limit=60).rstrip("…") for trial in job.failures.values()]
+    why = text.first_line(view.job.message)
+    said = [text.first_line(trial.message, limit=60).rstrip("…") for trial in view.failures.values()]
     return why.partition("; ")[0] if any(words and words in why for words in said) else why
 
 
-def _describe_reload(news: Reloaded) -> list[str]:
+def _describe_reload(news: KernelsReloaded) -> list[str]:
     lines = [
         f"{verb}: {', '.join(names)}"
         for verb, names in (
@@ -180,7 +179,7 @@ def _describe_reload(news: Reloaded) -> list[str]:
         )
         if names
     ]
-    return lines + [error_line(msgspec.convert(error, FileError)) for error in news.errors]
+    return lines + [error_line(error) for error in news.errors]
 
 
 def source_excerpt(error: FileError) -> list[str]:

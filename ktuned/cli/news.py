@@ -1,111 +1,52 @@
-"""News of a tuning: the events of the daemon that lines and the live screen are made of. No IO."""
+"""News of a tuning: what lines and the live screen are made of. No IO.
+
+An event that says all by itself is its own news; the others are what a job's events come to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field
-from typing import Any
-
 from ktuned.cli.job_view import JobView
-from ktuned.model import LATENCY, Config, Objective, Problem, Record, figure_of, record
+from ktuned.model import Config, Record, Trial, record
+from ktuned.protocol import (
+    JobInfo,
+    KernelsReloaded,
+    KernelStale,
+    LaneChanged,
+    TuningPaused,
+    TuningResumed,
+    WinnerChanged,
+)
 
 
 @record
 class JobBegan(Record):
     """A job began to run."""
 
-    job: JobView
+    job: JobInfo
 
 
 @record
 class NewBest(Record):
     """A trial is better than every one before it in its job, by its objective's ``figure``."""
 
-    job: JobView
+    job: JobInfo
     config: Config
     figure: float
 
 
 @record
 class FirstFailure(Record):
-    """An outcome of :data:`FAILURES` that its job had not shown before; ``trial`` is its map."""
+    """A trial has an outcome of :data:`~ktuned.cli.job_view.FAILURES` that its job had not shown before."""
 
-    job: JobView
-    outcome: str
-    trial: Mapping[str, Any]
+    job: JobInfo
+    trial: Trial
 
 
 @record
 class JobEnded(Record):
     """A job is done, was cancelled or failed."""
 
-    job: JobView
-
-
-@record
-class KernelStale(Record):
-    """A save changed a kernel; its winners are older than the change."""
-
-    kernel: str
-
-
-@record
-class WinnerChanged(Record):
-    """A kernel has a new winner: of a job, or without one after an undone edit or an import."""
-
-    kernel: str
-    problem: Problem
-    device: str
-    config: Config
-    latency_us: float
-    job: int | None
-    objective: Objective = LATENCY
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def figure(self) -> float | None:
-        """The figure by which it won, in the objective's unit."""
-        return figure_of(self.objective, self.latency_us, self.metrics)
-
-
-@record
-class Reloaded(Record):
-    """Kernel files were read again: names of kernels that were added, changed or removed, errors with path and line,
-    and files that no longer have one.
-    """
-
-    added: tuple[str, ...]
-    changed: tuple[str, ...]
-    removed: tuple[str, ...]
-    errors: tuple[Mapping[str, Any], ...]
-    mended: tuple[str, ...] = ()
-
-
-@record
-class LaneChanged(Record):
-    """A device's lane opened, closed or fell sick."""
-
-    device: str
-    state: str
-    reason: str
-
-
-@record
-class WorkerChanged(Record):
-    """Something happened to a worker process."""
-
-    pid: int
-    role: str
-    what: str
-
-
-@record
-class PauseChanged(Record):
-    """Tuning was paused or resumed: on a device model, everywhere (``""``), or for lack of storage (``None``)."""
-
-    device: str | None
-    is_paused: bool
-    reason: str
+    view: JobView
 
 
 News = (
@@ -115,8 +56,8 @@ News = (
     | JobEnded
     | KernelStale
     | WinnerChanged
-    | Reloaded
+    | KernelsReloaded
     | LaneChanged
-    | WorkerChanged
-    | PauseChanged
+    | TuningPaused
+    | TuningResumed
 )

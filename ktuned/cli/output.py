@@ -15,7 +15,7 @@ import click
 
 from ktuned.cli import text
 from ktuned.cli.tables import table_lines
-from ktuned.model import show_controls, show_controls_in_json
+from ktuned.model import Record, show_controls, show_controls_in_json
 
 if TYPE_CHECKING:
     import msgspec
@@ -52,8 +52,8 @@ def emit_json(value: Any) -> None:
     emit_line(show_controls_in_json(json.dumps(value, ensure_ascii=False)))
 
 
-def emit_answer(answer: msgspec.Struct) -> None:
-    """Print an answer of the daemon as :func:`emit_json` prints its map."""
+def emit_answer(answer: msgspec.Struct | Sequence[Record]) -> None:
+    """Print an answer of the daemon, or values of it, as :func:`emit_json` prints its map."""
     # Not at the top: `--help` and errors print without it.
     import msgspec
 

@@ -7,7 +7,7 @@ All of them show the one view that events are folded into (:mod:`~ktuned.cli.pro
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from threading import Event as Flag
 from threading import Lock, Thread
@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ktuned.cli import lines, output, text
 from ktuned.cli.job_view import JobView, View
-from ktuned.cli.news import JobBegan, NewBest, News, WorkerChanged
-from ktuned.cli.progress import Event, begin_view, fold_event
+from ktuned.cli.news import JobBegan, NewBest, News
+from ktuned.cli.progress import begin_view, fold_event, resync_view
 from ktuned.model import JobState, show_controls
+from ktuned.protocol import read_event, read_jobs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,8 +50,8 @@ class Presenter(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
-        """Show one event (``None`` after a catch-up), the view after it, and its news."""
+    def show(self, event: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
+        """Show one event's map (``None`` after a catch-up), the view after it, and its news."""
         ...
 
 
@@ -65,24 +66,21 @@ class Silent:
     ) -> None:
         return
 
-    def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
+    def show(self, event: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
         """Do nothing."""
 
 
 class JsonPresenter(Silent):
     """Prints one event per line, as JSON."""
 
-    def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
+    def show(self, event: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
         """Print the event unchanged."""
         if event is not None:
             output.emit_json(event)
 
 
 class LinePresenter:
-    """Prints one line for each piece of news, and how open jobs stand after ``silence_s`` without any.
-
-    Events of workers are left out.
-    """
+    """Prints one line for each piece of news, and how open jobs stand after ``silence_s`` without any."""
 
     def __init__(self, silence_s: float = output.MAX_SILENCE_S) -> None:
         self._silence_s = silence_s
@@ -103,13 +101,12 @@ class LinePresenter:
         self._is_over.set()
         self._breaker.join()
 
-    def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
+    def show(self, event: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
         """Print the news."""
         with self._printing:
             self._view = view
             for piece in news:
-                if not isinstance(piece, WorkerChanged):
-                    self._print_lines(lines.lines_of(piece))
+                self._print_lines(lines.lines_of(piece))
 
     def _print_lines(self, said: Sequence[str]) -> None:
         for line in said:
@@ -155,11 +152,11 @@ class LivePresenter:
     ) -> None:
         self._live.stop()
 
-    def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
+    def show(self, event: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
         """Set the view for the next refresh, and print the news above it."""
         self._view = view
         for piece in news:
-            if not isinstance(piece, WorkerChanged | NewBest | JobBegan):
+            if not isinstance(piece, NewBest | JobBegan):
                 for line in lines.lines_of(piece):
                     self._console.print(show_controls(line))
 
@@ -173,16 +170,17 @@ def draw_board(view: View) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    running = [job for job in view.active if job.state == JobState.RUNNING]
-    waiting = [job for job in view.active if job.state != JobState.RUNNING]
+    running = [one for one in view.active if one.job.state is JobState.RUNNING]
+    waiting = [one.job for one in view.active if one.job.state is not JobState.RUNNING]
     grid = Table.grid(padding=(0, 2))
-    for job in running[:MAX_BARS]:
+    for one in running[:MAX_BARS]:
+        job = one.job
         bar = ProgressBar(total=job.total, completed=job.done, width=BAR_COLUMNS, pulse=job.total is None)
         head = Table.grid(padding=(0, 2))
-        head.add_row(bar, Text(lines.job_progress(job)), Text(_describe_stage(job)))
+        head.add_row(bar, Text(lines.job_progress(job)), Text(_describe_stage(one)))
         grid.add_row(Text(show_controls(lines.job_title(job)), style="bold", no_wrap=True, overflow="ellipsis"))
         grid.add_row(head)
-        grid.add_row(Text(f"  {show_controls(_describe_waiting(job))}", no_wrap=True, overflow="ellipsis"))
+        grid.add_row(Text(f"  {show_controls(_describe_best(one))}", no_wrap=True, overflow="ellipsis"))
     if len(running) > MAX_BARS:
         grid.add_row(Text(f"and {len(running) - MAX_BARS} more run", style="dim"))
     for job in waiting[:MAX_WAITING]:
@@ -208,13 +206,13 @@ class NotebookPresenter(Silent):
         if self._handle is not None:
             self._handle.update(_CellOutput(()))
 
-    def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
+    def show(self, event: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
         """Redraw, if the last time was long enough ago."""
         if self._handle is not None and monotonic() - self._drawn_at < self._redraw_s:
             return
         self._drawn_at = monotonic()
         said = tuple(map(show_controls, lines.describe_open_jobs(view)))
-        drawn = _CellOutput(tuple((job.done, job.total) for job in view.active), said)
+        drawn = _CellOutput(tuple((one.job.done, one.job.total) for one in view.active), said)
         if self._handle is None:
             from IPython.display import display
 
@@ -257,30 +255,30 @@ def choose_presenter(*, as_json: bool = False, in_notebook: bool = False, wanted
 
 def follow_tuning(tuning: Tuning, presenter: Presenter, known: Limits | None = None) -> View:
     """Show a tuning until its jobs have ended; return their final view. ``known`` are limits of devices."""
-    view = begin_view(tuning.jobs, known)
+    view = begin_view(read_jobs(tuning.jobs), known)
     with presenter:
         presenter.show(None, view, ())
         for event in tuning:
-            view, news = fold_event(view, event)
+            view, news = fold_event(view, read_event(event))
             presenter.show(event, view, news)
-    # A job's final map includes events from before the subscription.
-    for state in tuning.jobs:
-        view, _ = fold_event(view, {"type": "job_done", "job_state": state})
+    # A job's final state includes events from before the subscription.
+    view, _ = resync_view(view, read_jobs(tuning.jobs))
     return view
 
 
-def _describe_stage(job: JobView) -> str:
-    if job.round is not None:
-        return f"finalists again, round {job.round[0]} of {job.round[1]}"
-    return text.format_time_left(job.left_s)
+def _describe_stage(view: JobView) -> str:
+    if view.round is not None:
+        return f"finalists again, round {view.round[0]} of {view.round[1]}"
+    return text.format_time_left(view.job.left_s)
 
 
-def _describe_waiting(job: JobView) -> str:
+def _describe_best(view: JobView) -> str:
+    job = view.job
     facts = []
     if job.best is not None:
         gain = f", {text.format_factor(job.speedup)} the default" if job.speedup else ""
         facts.append(f"best {text.by_objective(job.objective, job.best)}{gain}")
     facts.append(text.format_outcomes(job.outcomes))
-    if job.best_config:
-        facts.append(text.format_values(job.best_config))
+    if view.best_config:
+        facts.append(text.format_values(view.best_config))
     return "  ".join(facts)

@@ -57,6 +57,7 @@ from ktuned.fleet import (
 from ktuned.ipc import Trust
 from ktuned.lookup import AnswerCaches, Certainty, Lookups, ServedWinners, WinnerTable
 from ktuned.model import KernelInfo, KernelName, Observation, Root
+from ktuned.protocol import KernelStale
 from ktuned.scheduling import (
     Dispatcher,
     DueKernels,
@@ -89,9 +90,9 @@ from ktuned.serve import (
     Events,
     Explainer,
     Handler,
+    JobMethods,
     KernelMethods,
     LookupMethods,
-    Methods,
     PortfolioMethods,
     Server,
     ShareMethods,
@@ -433,7 +434,7 @@ def assemble_parts(
         caches.forget_all_answers()
         for kernel in outdated:
             if store.list_winners(kernel.name):
-                router.publish_event("stale", kernel=kernel.name, digest=kernel.digest)
+                router.publish_event(KernelStale(kernel=kernel.name, digest=kernel.digest))
         await reverification.reverify_probed(kernels, outdated)
 
     toolchain_survey = ToolchainSurvey(
@@ -513,15 +514,6 @@ def assemble_parts(
         inspector=inspector,
         trust=trust,
     )
-    methods = Methods(
-        catalog=catalog,
-        intake=intake,
-        lookups=lookups,
-        jobs=jobs,
-        store=store,
-        events=events,
-        applications=applications,
-    )
     exchange = WinnerExchange(
         admission=admission,
         catalog=catalog,
@@ -541,7 +533,9 @@ def assemble_parts(
             probe=probes.collect_reports,
             stop=stopping.set,
         ).list_handlers(),
-        *methods.list_handlers(),
+        *JobMethods(
+            applications=applications, catalog=catalog, events=events, intake=intake, jobs=jobs, store=store
+        ).list_handlers(),
         *TrialMethods(catalog=catalog, machine=machine, lookups=lookups, jobs=jobs, store=store).list_handlers(),
         *LookupMethods(lookups).list_handlers(),
         *subscriptions.list_handlers(),

@@ -7,31 +7,51 @@ publish.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.devices import Probes
 from ktuned.lookup import AnswerCaches
+from ktuned.protocol import (
+    Event,
+    JobDone,
+    KernelsReloaded,
+    KernelStale,
+    LaneChanged,
+    NamesLearned,
+    TrialDone,
+    WinnerChanged,
+)
 from ktuned.scheduling import DueKernels
 from ktuned.serve import Events, TrialCount
 
-Route = Callable[[Mapping[str, Any]], None]
-"""Acts on an event, given its fields; neither blocks nor publishes."""
+E = TypeVar("E", bound=Event)
+
+
+class Route(msgspec.Struct, Generic[E], frozen=True):
+    """What is called with each event of a type; it neither blocks nor publishes."""
+
+    event: type[E]
+    act: Callable[[E], None]
 
 
 class EventRouter:
     """Publishes events to parts and subscribers."""
 
-    def __init__(self, events: Events, table: Mapping[str, Sequence[Route]]) -> None:
+    def __init__(self, events: Events, routes: Iterable[Route[Any]]) -> None:
         self._events = events
-        self._table = table
+        self._table: dict[type[Event], list[Callable[[Any], None]]] = {}
+        for route in routes:
+            self._table.setdefault(route.event, []).append(route.act)
 
-    def publish_event(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
+    def publish_event(self, event: Event) -> None:
         """Deliver one event."""
-        for route in self._table.get(type, ()):
-            route(fields)
-        self._events.publish_event(type, **fields)
+        for act in self._table.get(type(event), ()):
+            act(event)
+        self._events.publish_event(event)
 
 
 def list_routes(
@@ -41,36 +61,38 @@ def list_routes(
     probes: Probes,
     to_share: DueKernels,
     trial_count: TrialCount,
-) -> dict[str, tuple[Route, ...]]:
+) -> list[Route[Any]]:
     """Return the table: for each type of event the parts that act on it."""
 
-    def forget_kernel_answers(event: Mapping[str, Any]) -> None:
-        caches.forget_answers(event["kernel"])
+    def forget_kernel_answers(event: JobDone | NamesLearned | KernelStale | WinnerChanged) -> None:
+        caches.forget_answers(event.kernel)
 
-    def forget_all_answers(event: Mapping[str, Any]) -> None:
+    def forget_all_answers(event: KernelsReloaded) -> None:
         # A name that is new may make another one ambiguous, or known.
         caches.forget_all_answers()
 
-    def collect_artifacts(event: Mapping[str, Any]) -> None:
+    def collect_artifacts(event: JobDone) -> None:
         artifact_cleanup.request_collection()
 
-    def probe_if_sick(event: Mapping[str, Any]) -> None:
-        if event["state"] == "sick":
+    def probe_if_sick(event: LaneChanged) -> None:
+        if event.state == "sick":
             probes.probe_after_failure()
 
-    def share_kernel(event: Mapping[str, Any]) -> None:
-        to_share.add_kernel(event["kernel"])
+    def share_kernel(event: JobDone) -> None:
+        to_share.add_kernel(event.kernel)
 
-    def count_trial(event: Mapping[str, Any]) -> None:
-        if event.get("trial") is not None:
+    def count_trial(event: TrialDone) -> None:
+        if event.trial is not None:
             trial_count.count_trial()
 
-    return {
-        "job_done": (forget_kernel_answers, collect_artifacts, share_kernel),
-        "learned": (forget_kernel_answers,),
-        "lane": (probe_if_sick,),
-        "reloaded": (forget_all_answers,),
-        "stale": (forget_kernel_answers,),
-        "trial_done": (count_trial,),
-        "winner": (forget_kernel_answers,),
-    }
+    return [
+        Route(JobDone, forget_kernel_answers),
+        Route(JobDone, collect_artifacts),
+        Route(JobDone, share_kernel),
+        Route(NamesLearned, forget_kernel_answers),
+        Route(LaneChanged, probe_if_sick),
+        Route(KernelsReloaded, forget_all_answers),
+        Route(KernelStale, forget_kernel_answers),
+        Route(TrialDone, count_trial),
+        Route(WinnerChanged, forget_kernel_answers),
+    ]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import field
 from enum import IntEnum, StrEnum
-from typing import Any
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey, make_key_problem
-from ktuned.model.objective import Objective
+from ktuned.model.objective import Objective, compute_gain, needs_metric
 from ktuned.model.plan import Plan
 from ktuned.model.record import Record, record
 from ktuned.model.values import Problem
@@ -24,6 +22,10 @@ class JobState(StrEnum):
     DONE = "done"
     CANCELLED = "cancelled"
     FAILED = "failed"
+
+
+ENDED = frozenset({JobState.DONE, JobState.CANCELLED, JobState.FAILED})
+"""States that a job does not leave."""
 
 
 class Priority(IntEnum):
@@ -113,8 +115,27 @@ class Job(Record):
         """The figure by which configs are judged."""
         return Objective(self.plan.objective)
 
-    def to_wire(self) -> dict[str, Any]:
-        """Return the protocol's job map."""
-        wire = dataclasses.asdict(self)
-        del wire["key_problem"]
-        return wire | {"plan": self.plan.to_wire(), "objective": self.objective}
+    @property
+    def best(self) -> float | None:
+        """The best config's figure, in the objective's unit."""
+        return self.best_figure if needs_metric(self.objective) else self.best_us
+
+    @property
+    def default(self) -> float | None:
+        """The declared default's figure, in the objective's unit."""
+        return self.default_figure if needs_metric(self.objective) else self.default_us
+
+    @property
+    def speedup(self) -> float | None:
+        """Times that the best config is better than the declared default."""
+        return compute_gain(self.objective, self.default, self.best)
+
+    @property
+    def is_ended(self) -> bool:
+        """True if it is done, was cancelled, or failed."""
+        return self.state in ENDED
+
+    @property
+    def has_winner(self) -> bool:
+        """True if it is done, and has found a winner."""
+        return self.state is JobState.DONE and self.best is not None

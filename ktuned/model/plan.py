@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, ClassVar
 
 from ktuned.model.objective import LATENCY, with_numerics
 from ktuned.model.record import Record, record
@@ -89,18 +89,12 @@ class Plan(Record):
     keep_going: bool = False
     anchor: Config | None = None
 
-    def to_wire(self) -> dict[str, Any]:
-        """Return plain data, from which :meth:`from_wire` rebuilds the plan.
+    # Fields that were added later: digests of kernels are made from the plan, and a new field must not change them all.
+    _omitted: ClassVar = ("configs", "again", "objective", "no_share", "keep_going", "anchor")
 
-        Digests of kernels are made from it. So fields that were added later are left out while they have their
-        defaults: a new field must not change the digest of every kernel.
-        """
-        plain = dataclasses.asdict(self)
-        plain["configs"] = [dict(config) for config in self.configs]
-        plain["anchor"] = None if self.anchor is None else dict(self.anchor)
-        unset = {"configs": [], "again": False, "objective": LATENCY, "no_share": False, "keep_going": False}
-        unset |= {"anchor": None}
-        return {name: value for name, value in plain.items() if name not in unset or value != unset[name]}
+    def to_wire(self) -> dict[str, Any]:
+        """Return plain data, from which :meth:`from_wire` rebuilds the plan."""
+        return {**vars(self), **({"configs": list(self.configs)} if self.configs else {})}
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> Plan:

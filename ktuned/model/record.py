@@ -21,6 +21,8 @@ class Record:
     """Every field's default, in the fields' order; the field itself if a value must be given or made by a factory."""
     _made: ClassVar[dict[str, dataclasses.Field[Any]]]
     """The fields without a plain default."""
+    _omitted: ClassVar[tuple[str, ...]] = ()
+    """Fields that are left out of ``vars()``, and so on the wire, while they have their plain defaults."""
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         cls = type(self)
@@ -37,6 +39,9 @@ class Record:
             for name, field in cls._made.items():
                 if values[name] is field:
                     values[name] = self._make_value(field)
+        for name in cls._omitted:
+            if values[name] == blank[name]:
+                del values[name]
         vars(self).update(values)
 
     def _make_value(self, field: dataclasses.Field[Any]) -> Any:

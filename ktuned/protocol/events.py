@@ -1,22 +1,269 @@
-"""Events: the stream that a connection subscribes to."""
+"""Events: the types of the stream that a connection subscribes to.
+
+The part of the daemon that knows of something publishes one of these values, after it is committed. The stream numbers
+and encodes it, and :func:`read_event` gives a client the same value back. On the wire an event is one map, whose
+``type`` is the tag of its class. Types are only ever added: one that a newer daemon has is read as nothing.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from ktuned.protocol.method import Method, NoParams
+from ktuned.model import (
+    LATENCY,
+    Config,
+    DeviceModel,
+    DeviceName,
+    Job,
+    KernelName,
+    Objective,
+    Outcome,
+    Problem,
+    Trial,
+    figure_of,
+)
+from ktuned.protocol.jobs import JobInfo
+from ktuned.protocol.kernels import FileError
+from ktuned.protocol.method import EmptyAnswer, Method, NoParams
+
+J = TypeVar("J", bound=Job)
 
 
 class SubscribeParams(msgspec.Struct, frozen=True):
-    """``subscribe``: the start, and filters of events."""
+    """``subscribe``: the (epoch, seq) of the last event that was seen, and filters, each of which events must pass."""
 
-    since: list[int] | None = None
-    kernels: list[str] | None = None
-    jobs: list[int] | None = None
-    types: list[str] | None = None
+    since: tuple[int, int] | None = None
+    kernels: frozenset[str] | None = None
+    jobs: frozenset[int] | None = None
+    types: frozenset[str] | None = None
 
 
-SUBSCRIBE: Final[Method[SubscribeParams, dict[str, Any]]] = Method("subscribe", SubscribeParams, dict)
-UNSUBSCRIBE: Final[Method[NoParams, dict[str, Any]]] = Method("unsubscribe", NoParams, dict)
+class StreamPosition(msgspec.Struct, frozen=True):
+    """The number of the latest event, within the lifetime of one daemon."""
+
+    epoch: int
+    seq: int
+
+
+class StreamGap(msgspec.Struct, frozen=True):
+    """Stands for events that a subscriber cannot have any more: it is to ask for the present state."""
+
+    epoch: int
+    seq: int
+    fresh: bool = True
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """What all events have: the kernel and the job that they concern, if any; the stream puts the numbers on."""
+
+    seq: int = 0
+    epoch: int = 0
+    kernel: KernelName | None = None
+    job: int | None = None
+
+
+PublishEvent = Callable[[Event], None]
+"""Sends an event to the parts of the daemon that it concerns and to all subscribers; never blocks."""
+
+
+class JobEvent(Event, frozen=True, kw_only=True):
+    """A job has another state: how it stands now."""
+
+    kernel: KernelName
+    job: int
+    job_state: JobInfo
+
+    @classmethod
+    def from_job(cls, job: JobInfo) -> Self:
+        """Return the event that reports a job."""
+        return cls(kernel=job.kernel, job=job.id, job_state=job)
+
+
+class JobQueued(JobEvent, frozen=True, kw_only=True, tag="job_queued"):
+    """A job waits for its turn: it is new, was resumed, or gave the device up."""
+
+
+class JobStarted(JobEvent, frozen=True, kw_only=True, tag="job_started"):
+    """A job runs."""
+
+
+class JobPaused(JobEvent, frozen=True, kw_only=True, tag="job_paused"):
+    """A job waits until it is resumed."""
+
+
+class JobDone(JobEvent, frozen=True, kw_only=True, tag="job_done"):
+    """A job has ended: it is done, was cancelled, or failed."""
+
+
+class JobProgress(Event, frozen=True, kw_only=True):
+    """Figures of a job after one more config, as in :class:`~ktuned.model.Job`."""
+
+    kernel: KernelName
+    job: int
+    done: int
+    total: int | None = None
+    outcomes: Mapping[str, int] = msgspec.field(default_factory=dict)
+    best_us: float | None = None
+    best_spread_us: float | None = None
+    default_us: float | None = None
+    default_spread_us: float | None = None
+    reference_us: float | None = None
+    reference_spread_us: float | None = None
+    best_figure: float | None = None
+    default_figure: float | None = None
+
+    def update_job(self, job: J) -> J:
+        """Return the job with these figures."""
+        return replace(job, **{name: getattr(self, name) for name in FIGURES})
+
+
+FIGURES: Final = tuple(name for name in JobProgress.__struct_fields__ if name not in Event.__struct_fields__)
+"""The names of the figures, which are those of a job's fields."""
+
+
+class TrialDone(JobProgress, frozen=True, kw_only=True, tag="trial_done"):
+    """A config has its outcome.
+
+    Attributes:
+        trial: without its detail; None when only the figures changed.
+        left_s: seconds that the job is still likely to take.
+    """
+
+    trial: Trial | None
+    left_s: float | None = None
+
+
+class ConfigCompiled(JobProgress, frozen=True, kw_only=True, tag="config_compiled"):
+    """A config of a job that only compiles has its artifact, or the reason why there is none.
+
+    Attributes:
+        outcome: None if there is the artifact.
+        facts: what the compiler reports, by name.
+        artifact: its path.
+        reused: the artifact was there already.
+    """
+
+    problem: Problem
+    target: str
+    config: Config
+    outcome: Outcome | None
+    message: str
+    compile_s: float
+    facts: Mapping[str, Any]
+    artifact: str | None
+    reused: bool
+
+
+class Refining(Event, frozen=True, kw_only=True, tag="refining"):
+    """A round of a job's final measurement begins: the ``round``-th of ``rounds``, between some finalists."""
+
+    kernel: KernelName
+    job: int
+    round: int
+    rounds: int
+    finalists: int
+
+
+class WinnerChanged(Event, frozen=True, kw_only=True, tag="winner"):
+    """A problem has another winner; without a job it was known before: an edit was undone, or it was imported."""
+
+    kernel: KernelName
+    problem: Problem
+    device: DeviceModel
+    config: Config
+    latency_us: float
+    trial: int | None = None
+    metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
+    objective: Objective = LATENCY
+
+    @property
+    def figure(self) -> float | None:
+        """The figure by which it won, in the objective's unit."""
+        return figure_of(self.objective, self.latency_us, self.metrics)
+
+
+class KernelStale(Event, frozen=True, kw_only=True, tag="stale"):
+    """A kernel means something else now: its winners are older than the change."""
+
+    kernel: KernelName
+    digest: str = ""
+
+
+class NamesLearned(Event, frozen=True, kw_only=True, tag="learned"):
+    """Compiling or measuring has shown that a kernel depends on these files too, which are watched from now on."""
+
+    kernel: KernelName
+    names: tuple[str, ...]
+
+
+class LaneChanged(Event, frozen=True, kw_only=True, tag="lane"):
+    """A device's lane opened, closed, or fell sick for a reason."""
+
+    device: DeviceName
+    state: str
+    reason: str | None = None
+
+
+class _PauseEvent(Event, frozen=True, kw_only=True):
+    device: str | msgspec.UnsetType = msgspec.UNSET
+    reason: str = ""
+
+
+class TuningPaused(_PauseEvent, frozen=True, kw_only=True, tag="paused"):
+    """Tuning was paused on a device model (``""`` is all); without a device because nothing can be recorded."""
+
+
+class TuningResumed(_PauseEvent, frozen=True, kw_only=True, tag="resumed"):
+    """Such a pause has ended."""
+
+
+class KernelsReloaded(Event, frozen=True, kw_only=True, tag="reloaded"):
+    """Kernel files were read again.
+
+    Attributes:
+        added, changed, replanned, removed: full names of kernels.
+        mended: files that had an error and have none any more.
+        errors: the errors that there are now.
+    """
+
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    replanned: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    mended: tuple[str, ...] = ()
+    errors: tuple[FileError, ...] = ()
+
+
+EVENT_TYPES: Final[Mapping[str, type[Event]]] = {
+    str(kind.__struct_config__.tag): kind
+    for kind in (
+        *(JobQueued, JobStarted, JobPaused, JobDone, TrialDone, ConfigCompiled, Refining, WinnerChanged, KernelStale),
+        *(NamesLearned, LaneChanged, TuningPaused, TuningResumed, KernelsReloaded),
+    )
+}
+"""The classes of events by their types on the wire."""
+
+
+def type_of(event: Event) -> str:
+    """Return the type of an event, as it is called on the wire."""
+    return str(event.__struct_config__.tag)
+
+
+def read_event(event: Mapping[str, Any]) -> Event | StreamGap | None:
+    """Return an event's map as its type; None for a type that only a newer daemon has.
+
+    Raises:
+        msgspec.ValidationError: a field is missing or of another type.
+    """
+    if event.get("fresh"):
+        return msgspec.convert(event, StreamGap)
+    kind = EVENT_TYPES.get(event.get("type") or "")
+    return None if kind is None else msgspec.convert(event, kind)
+
+
+SUBSCRIBE: Final = Method("subscribe", SubscribeParams, StreamPosition)
+UNSUBSCRIBE: Final = Method("unsubscribe", NoParams, EmptyAnswer)

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Final
 
 import msgspec
 
-from ktuned.model import JobState, Scalar
+from ktuned.model import LATENCY, Job, JobState, Objective, Scalar, record
+from ktuned.protocol.kernels import FileError
 from ktuned.protocol.method import Method
+
+
+@record
+class JobInfo(Job):
+    """A job as the daemon reports it: with its objective, and how it stands at this moment.
+
+    Attributes:
+        priority: its level now, by which it is its turn.
+        waiters: number of clients that wait for it.
+        left_s: seconds that it is still likely to take while it runs.
+        waits_for: why it does not run, or why it runs but does not measure; empty if it does.
+        launches: number of launches of its key that applications have counted.
+    """
+
+    objective: Objective = LATENCY
+    waiters: int = 0
+    left_s: float | None = None
+    waits_for: str = ""
+    launches: int = 0
+
+    # The key is the daemon's alone.
+    _omitted: ClassVar = ("key_problem",)
+
+    @classmethod
+    def from_job(cls, job: Job, *, launches: int = 0, waiters: int = 0) -> JobInfo:
+        """Return what is reported of a job that neither runs nor waits."""
+        known = {**vars(job), "key_problem": None}
+        return cls(**known, objective=job.objective, launches=launches, waiters=waiters)
+
+
+def read_jobs(jobs: Iterable[Mapping[str, Any]]) -> list[JobInfo]:
+    """Return jobs' maps, such as those of a :class:`ktuned_client.client.Tuning`, as their type."""
+    return msgspec.convert(jobs, list[JobInfo])
 
 
 class JobParams(msgspec.Struct, frozen=True):
@@ -85,9 +120,38 @@ class JobsParams(msgspec.Struct, frozen=True):
     directory: str | None = None
 
 
-TUNE: Final[Method[TuneParams, dict[str, Any]]] = Method("tune", TuneParams, dict)
-COMPILE: Final[Method[CompileParams, dict[str, Any]]] = Method("compile", CompileParams, dict)
-CANCEL: Final[Method[CancelParams, dict[str, Any]]] = Method("cancel", CancelParams, dict)
-PAUSE: Final[Method[PauseParams, dict[str, Any]]] = Method("pause", PauseParams, dict)
-RESUME: Final[Method[PauseParams, dict[str, Any]]] = Method("resume", PauseParams, dict)
-JOBS: Final[Method[JobsParams, dict[str, Any]]] = Method("jobs", JobsParams, dict)
+class TuneAnswer(msgspec.Struct, frozen=True):
+    """The jobs that do the work of a request.
+
+    Attributes:
+        epoch, seq: the place in the stream since which the jobs' events are to be had.
+        errors: kernel files that could not be read.
+        notices: lines for the person who asked.
+    """
+
+    jobs: tuple[JobInfo, ...]
+    epoch: int
+    seq: int
+    errors: tuple[FileError, ...] = ()
+    notices: tuple[str, ...] = ()
+
+
+class JobsAnswer(msgspec.Struct, frozen=True):
+    """Jobs: those that were asked for, or that were cancelled."""
+
+    jobs: tuple[JobInfo, ...]
+
+
+class PauseAnswer(msgspec.Struct, frozen=True):
+    """The jobs that were paused or resumed, and the device models that are paused now (``""`` is all of them)."""
+
+    jobs: tuple[JobInfo, ...]
+    paused: tuple[str, ...]
+
+
+TUNE: Final = Method("tune", TuneParams, TuneAnswer)
+COMPILE: Final = Method("compile", CompileParams, TuneAnswer)
+CANCEL: Final = Method("cancel", CancelParams, JobsAnswer)
+PAUSE: Final = Method("pause", PauseParams, PauseAnswer)
+RESUME: Final = Method("resume", PauseParams, PauseAnswer)
+JOBS: Final = Method("jobs", JobsParams, JobsAnswer)

@@ -9,6 +9,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from ktuned.model import LATENCY, Config, Objective, Problem, Scalar, Status, figure_of
+from ktuned.protocol.jobs import JobInfo
+from ktuned.protocol.kernels import FileError
 from ktuned.protocol.method import Method, NoParams
 from ktuned_client.answers import DaemonError
 
@@ -437,8 +439,8 @@ class SharePullAnswer(msgspec.Struct, frozen=True):
     url: str
     found: int
     fresh: int
-    jobs: Sequence[dict[str, Any]]
-    errors: Sequence[dict[str, Any]]
+    jobs: tuple[JobInfo, ...]
+    errors: tuple[FileError, ...]
     notices: Sequence[str]
     epoch: int
     seq: int

@@ -7,8 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from ktuned.cli import choose_presenter, ensure_daemon, follow_tuning, print_message
-from ktuned.model import KernelFileError, KtunedError, UsageError, canonical
+from ktuned.model import JobState, KernelFileError, KtunedError, UsageError, canonical
+from ktuned.protocol import FileError, read_jobs
 from ktuned.python.origin import Origin, find_notebook_shell, find_origin
 from ktuned.python.result import Result
 from ktuned.spec import Kernel, end_declarations
@@ -92,9 +95,9 @@ def _run_tuning(kernel: Kernel | str, problem: Problem | None, progress: bool | 
         asked = {**options, "problem": dict(problem), "python": python}
         with client.tune(origin.name, path=origin.path or None, **asked) as tuning:
             if tuning.errors and not tuning.jobs:
-                raise _make_file_error(tuning.errors[0])
+                raise _make_file_error(msgspec.convert(tuning.errors[0], FileError))
             _follow_to_end(tuning, progress)
-        return _make_result(client, tuning.jobs[0], problem, options["device"])
+        return _make_result(client, tuning, problem, options["device"])
 
 
 def _find_only_problem(kernel: Kernel | str, client: Client) -> Problem:
@@ -138,29 +141,24 @@ def _follow_to_end(tuning: Tuning, progress: bool | None) -> None:
         raise
 
 
-def _make_file_error(error: Mapping[str, Any]) -> KernelFileError:
-    return KernelFileError(
-        error["message"],
-        path=error.get("path") or "",
-        line=error.get("line") or 0,
-        hint=error.get("hint") or "",
-        excerpt=error.get("excerpt") or "",
-    )
+def _make_file_error(error: FileError) -> KernelFileError:
+    return KernelFileError(error.message, path=error.path, line=error.line, hint=error.hint, excerpt=error.excerpt)
 
 
-def _make_result(client: Client, job: Mapping[str, Any], problem: Problem, device: str | None) -> Result:
+def _make_result(client: Client, tuning: Tuning, problem: Problem, device: str | None) -> Result:
     """Return the result of a job that has ended.
 
     Raises:
         TuningFailed: It has no winner.
     """
-    name = job["kernel"]
-    if job["state"] != "done":
+    job = read_jobs(tuning.jobs)[0]
+    name = job.kernel
+    if job.state is not JobState.DONE:
         raise TuningFailed(
-            f"{name} could not be tuned: {job['message'] or job['state']}",
+            f"{name} could not be tuned: {job.message or job.state}",
             hint=f"`ktuned results {name}` lists the configs that failed",
         )
-    hit = client.lookup(name, problem, device=device or job["device"], objective=job["objective"])
+    hit = client.lookup(name, problem, device=device or job.device, objective=job.objective)
     if hit.config is None or hit.latency_us is None or hit.device is None:
         raise TuningFailed(f"{name} has no winner: {hit.message or hit.status}")
     return Result(
@@ -170,8 +168,8 @@ def _make_result(client: Client, job: Mapping[str, Any], problem: Problem, devic
         config=hit.config,
         latency_us=hit.latency_us,
         hit=hit,
-        job=job,
-        default_us=job.get("default_us"),
-        reference_us=job.get("reference_us"),
-        message=job.get("message") or "",
+        job=tuning.jobs[0],
+        default_us=job.default_us,
+        reference_us=job.reference_us,
+        message=job.message,
     )

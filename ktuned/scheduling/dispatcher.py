@@ -16,6 +16,16 @@ import structlog
 
 from ktuned.fleet import Applications, Fleet, Lane, is_outside_kill
 from ktuned.model import Device, IllegalMove, Job, JobState, KtunedError, StoreError
+from ktuned.protocol import (
+    JobDone,
+    JobEvent,
+    JobInfo,
+    JobStarted,
+    LaneChanged,
+    PublishEvent,
+    TuningPaused,
+    TuningResumed,
+)
 from ktuned.scheduling.idle_policy import IdlePolicy, Reading
 from ktuned.scheduling.job_events import (
     Advanced,
@@ -36,8 +46,7 @@ from ktuned.scheduling.job_events import (
 )
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.store import Artifacts, Store
-from ktuned.tuning import CompileOnly, JobBrief, JobStage, Pipeline, publish_job
-from ktuned.tuning import Publish as PublishEvent
+from ktuned.tuning import CompileOnly, JobBrief, JobStage, Pipeline
 
 _log = structlog.get_logger()
 
@@ -159,7 +168,7 @@ class Dispatcher:
                 case Record():
                     await self._record_job(instruction)
                 case Publish():
-                    self._publish_job(instruction.type, instruction.job)
+                    self._publish_job(instruction.event, instruction.job)
                 case Close():
                     closed = await self._close_job(instruction.job)
                 case Inspect():
@@ -195,11 +204,26 @@ class Dispatcher:
             # Published even so: a client may wait for it. The row still says `running`, and the next daemon resumes it.
             ended = replace(ended, state=JobState.FAILED, message=describe_failure(error))
         _log.info("job_done", job=ended.id, kernel=ended.kernel, state=ended.state, best_us=ended.best_us)
-        self._publish_job("job_done", ended)
+        self._publish_job(JobDone, ended)
         return ended
 
-    def _publish_job(self, what: str, job: Job) -> None:
-        publish_job(self._publish, what, job, self._machine.queue.launch_cost(job.key).launches)
+    def _publish_job(self, event: type[JobEvent], job: Job) -> None:
+        self._publish(event.from_job(self.describe_job(job)))
+
+    def describe_job(self, job: Job) -> JobInfo:
+        """Return a job as it is reported, with how it stands now."""
+        queue = self._machine.queue
+        info = JobInfo.from_job(job, launches=queue.launch_cost(job.key).launches, waiters=queue.count_waiters(job.id))
+        if self._machine.find_job(job.id) is None:
+            return info
+        holder = self._machine.lane_holder(job.device)
+        waits_for = "" if holder is None or holder.id == job.id else f"job {holder.id} has the device"
+        left_s = None
+        if self._machine.running_job(job.id) is None:
+            waits_for = queue.why_not_now(job) or waits_for or self._machine.stalled
+        elif (task := self.pipelines.get(job.id)) is not None:
+            left_s = task.pipeline.progress.left_s
+        return replace(info, priority=queue.level_of_job(job.id), waits_for=waits_for, left_s=left_s)
 
     def _start_job(self, job: Job) -> None:
         try:
@@ -253,7 +277,7 @@ class Dispatcher:
         with task.scope:
             try:
                 await self._store.update_job(job)
-                self._publish_job("job_started", job)
+                self._publish_job(JobStarted, job)
                 _log.info("job_started", reason=job.reason)
                 await task.pipeline.run()
             except Exception as error:
@@ -320,7 +344,7 @@ class Dispatcher:
         log("lane_state", device=lane.device.name, state=lane.state, reason=lane.health.reason)
         # A device that was ill may have been the reason why nothing worked.
         self._machine.failures.forget_failures()
-        self._publish("lane", device=lane.device.name, state=lane.state, reason=lane.health.reason)
+        self._publish(LaneChanged(device=lane.device.name, state=lane.state, reason=lane.health.reason))
 
     async def _watch_others(self, read: Callable[[], Awaitable[Reading]]) -> None:
         """Look at the machine for as long as there is work that may have to yield; at rest nothing is read."""
@@ -343,7 +367,7 @@ class Dispatcher:
         """Wait until what happened can be recorded again: a job must not measure what it cannot keep."""
         reason = self._machine.stalled
         _log.warning("tuning_paused", reason=reason)
-        self._publish("paused", reason=reason)
+        self._publish(TuningPaused(reason=reason))
         while self._machine.stalled:
             await anyio.sleep(self._intervals.retry_s)
             with suppress(StoreError):
@@ -351,7 +375,7 @@ class Dispatcher:
                 await self._artifacts.check_writable()
                 self._machine.handle_event(StoreMended())
         _log.info("tuning_resumed")
-        self._publish("resumed")
+        self._publish(TuningResumed())
 
 
 def ending_of(error: BaseException) -> tuple[Ending, str]:

@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 
 from ktuned.model import Job, Plan, WinnerKey
+from ktuned.protocol import JobEvent
 from ktuned.tuning import JobBrief, JobStage
 
 
@@ -188,9 +189,9 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Publish(msgspec.Struct, frozen=True):
-    """Publish a job event, after what it says is recorded."""
+    """Publish an event of a job, after what it says is recorded."""
 
-    type: str
+    event: type[JobEvent]
     job: Job
 
 

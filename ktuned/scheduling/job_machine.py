@@ -32,6 +32,7 @@ from typing import assert_never
 
 from ktuned.fleet import KILLS_EXCUSED
 from ktuned.model import IllegalMove, Job, JobState, Plan, Priority, WinnerKey
+from ktuned.protocol import JobPaused, JobQueued
 from ktuned.scheduling.job_events import (
     Advanced,
     Arrived,
@@ -137,7 +138,7 @@ class JobMachine:
                 self._take_up(event.jobs)
             case Arrived():
                 self._queue_job(event.job, is_fixed=event.is_fixed)
-                yield Publish("job_queued", event.job)
+                yield Publish(JobQueued, event.job)
             case Joined():
                 yield from self._join_job(event)
             case Refused():
@@ -258,7 +259,7 @@ class JobMachine:
         if (job.state, job.plan) != (before.state, before.plan):
             yield Record(job)
         if job.state is not before.state:
-            yield Publish("job_queued", job)
+            yield Publish(JobQueued, job)
 
     def _cancel_job(self, event: CancelAsked) -> Iterator[Instruction]:
         job = self._get_job(event.job)
@@ -285,7 +286,7 @@ class JobMachine:
         if place is JobPlace.PAUSED:
             paused = self.queue.pause_job(job_id)
             yield Record(paused)
-            yield Publish("job_paused", paused)
+            yield Publish(JobPaused, paused)
         elif not is_stopping:
             yield self._stop_job(job, "")
 
@@ -295,7 +296,7 @@ class JobMachine:
         if job.state is JobState.PAUSED:
             resumed = self.queue.resume_job(job_id)
             yield Record(resumed)
-            yield Publish("job_queued", resumed)
+            yield Publish(JobQueued, resumed)
 
     def _decide_who_runs(self) -> Iterator[Instruction]:
         if self.stalled:
@@ -429,7 +430,7 @@ class JobMachine:
             waiting = replace(job, state=STATES[place], message=message)
             self.queue.add_job(waiting)
             yield Record(waiting, is_vital=False)
-            yield Publish("job_paused" if place is JobPlace.PAUSED else "job_queued", waiting)
+            yield Publish(JobPaused if place is JobPlace.PAUSED else JobQueued, waiting)
             if is_change and self._inspections[job.kernel] == inspections:
                 # Its files are not those that were inspected, and their inspection is still to come.
                 self.queue.hold_job(job.id)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from time import time
-from typing import Any
 
 import anyio
 
@@ -27,7 +26,7 @@ from ktuned.model import (
     WinnerKey,
     median,
 )
-from ktuned.protocol import ChannelInfo, JobCounts
+from ktuned.protocol import ChannelInfo, JobCounts, JobInfo, PublishEvent, TuningPaused, TuningResumed
 from ktuned.scheduling.dispatcher import Dispatcher, describe_failure
 from ktuned.scheduling.job_events import (
     Arrived,
@@ -48,7 +47,7 @@ from ktuned.scheduling.job_events import (
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.queue import Arrival
 from ktuned.store import Store
-from ktuned.tuning import JobBrief, Publish
+from ktuned.tuning import JobBrief
 
 UNKNOWN_LATENCY_US = 10.0
 """Assumed latency of a kernel without any winner (a small kernel's): its number of launches decides then."""
@@ -66,7 +65,7 @@ class Jobs:
         dispatcher: Dispatcher,
         *,
         store: Store,
-        publish: Publish,
+        publish: PublishEvent,
     ) -> None:
         self._machine = machine
         self._queue = machine.queue
@@ -238,7 +237,7 @@ class Jobs:
         await self._store.save_pauses(pauses)
         await self._dispatcher.handle_event(PausesChanged(pauses))
         for device in sorted(devices):
-            self._publish("paused" if is_paused else "resumed", device=device, reason="asked for")
+            self._publish((TuningPaused if is_paused else TuningResumed)(device=device, reason="asked for"))
 
     @property
     def pauses(self) -> set[str]:
@@ -308,20 +307,9 @@ class Jobs:
         task = self._dispatcher.pipelines.get(job.id)
         return job if task is None else task.pipeline.progress.stamp_job(job)
 
-    def describe_job(self, job: Job) -> dict[str, Any]:
-        """Return the protocol's job map, with how it stands now: ``priority waiters left_s waits_for launches``."""
-        launches = self._queue.launch_cost(job.key).launches
-        public = job.to_wire() | {"waiters": self._queue.count_waiters(job.id), "left_s": None, "waits_for": ""}
-        public["launches"] = launches
-        if self._machine.find_job(job.id) is None:
-            return public
-        public["priority"] = self._queue.level_of_job(job.id)
-        holder = self._machine.lane_holder(job.device)
-        has_device = "" if holder is None or holder.id == job.id else f"job {holder.id} has the device"
-        if self._machine.running_job(job.id) is None:
-            return public | {"waits_for": self._queue.why_not_now(job) or has_device or self.stalled}
-        task = self._dispatcher.pipelines.get(job.id)
-        return public | {"left_s": None if task is None else task.pipeline.progress.left_s, "waits_for": has_device}
+    def describe_job(self, job: Job) -> JobInfo:
+        """Return a job as it is reported, with how it stands now."""
+        return self._dispatcher.describe_job(job)
 
     def count_jobs(self) -> JobCounts:
         """Return how many live jobs there are by state, and why some wait although their device may be free."""

@@ -36,7 +36,6 @@ from ktuned.model import (
     Context,
     Device,
     Job,
-    JobState,
     KernelInfo,
     KtunedError,
     Objective,
@@ -95,7 +94,6 @@ MAX_FITS: Final = 24
 IDLE_S: Final = 2.0
 """Interval in which it is seen whether anything else is to be done."""
 
-_ENDED: Final = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
 
 _log = structlog.get_logger()
 
@@ -398,7 +396,7 @@ class Portfolios:
         """Wait until jobs have ended, whatever comes of them: what could not be measured is no part of a portfolio."""
         for job in jobs:
             build.progress.jobs = (job.id,)
-            while (found := self._jobs.get_job(job.id)) is not None and found.state not in _ENDED:  # noqa: ASYNC110
+            while (found := self._jobs.get_job(job.id)) is not None and not found.is_ended:  # noqa: ASYNC110
                 await anyio.sleep(0.05)
 
     async def _fit_portfolio(self, kernel: KernelInfo, matrix: Matrix, wanted: PortfolioSpec) -> Portfolio:

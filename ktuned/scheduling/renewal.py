@@ -26,7 +26,6 @@ from contextlib import suppress
 from functools import partial
 
 import anyio
-import msgspec
 import structlog
 from msgspec.structs import replace
 
@@ -50,10 +49,11 @@ from ktuned.model import (
     WorkerError,
     canonical,
 )
+from ktuned.protocol import KernelsReloaded, KernelStale, PublishEvent
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.store import Store
-from ktuned.tuning import JobBrief, Publish, publish_winner, restore_winner
+from ktuned.tuning import JobBrief, publish_winner, restore_winner
 
 _log = structlog.get_logger()
 
@@ -77,7 +77,7 @@ class Renewal:
         store: Store,
         jobs: Jobs,
         requests: JobRequests,
-        publish: Publish,
+        publish: PublishEvent,
     ) -> None:
         self._admission = admission
         self._buckets = buckets
@@ -154,13 +154,14 @@ class Renewal:
         if not changes:
             return
         self._publish(
-            "reloaded",
-            added=list(changes.added),
-            changed=list(changes.changed),
-            replanned=list(changes.replanned),
-            removed=list(changes.removed),
-            mended=list(changes.mended),
-            errors=msgspec.to_builtins(changes.errors),
+            KernelsReloaded(
+                added=changes.added,
+                changed=changes.changed,
+                replanned=changes.replanned,
+                removed=changes.removed,
+                mended=changes.mended,
+                errors=changes.errors,
+            )
         )
         for name in changes.removed:
             await self._jobs.cancel_jobs_of_kernel(name)
@@ -170,7 +171,7 @@ class Renewal:
             replaced = self._keys_tuned_again(kernel) if saved and not changes.is_environment else frozenset()
             await self._jobs.restart_outdated(name, partial(_goes_on, kernel, replaced))
             if name in changes.changed:
-                self._publish("stale", kernel=name, digest=kernel.digest)
+                self._publish(KernelStale(kernel=kernel.name, digest=kernel.digest))
 
     def _keys_tuned_again(self, kernel: KernelInfo) -> frozenset[WinnerKey]:
         """Return the keys that a save has tuned again."""

@@ -10,11 +10,11 @@ from ktuned.serve.daemon_methods import DaemonMethods
 from ktuned.serve.events import Events
 from ktuned.serve.exchange import WinnerExchange
 from ktuned.serve.explain import Explainer
+from ktuned.serve.job_methods import JobMethods
 from ktuned.serve.kernel_methods import KernelMethods
 from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
 from ktuned.serve.lookup_methods import LookupMethods
 from ktuned.serve.method import DeferredAnswer, Handler
-from ktuned.serve.methods import Methods
 from ktuned.serve.peaks import DevicePeaks
 from ktuned.serve.portfolios import PortfolioMethods
 from ktuned.serve.server import Server
@@ -36,9 +36,9 @@ __all__ = [
     "Events",
     "Explainer",
     "Handler",
+    "JobMethods",
     "KernelMethods",
     "LookupMethods",
-    "Methods",
     "PortfolioMethods",
     "Server",
     "ShareMethods",

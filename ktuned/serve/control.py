@@ -9,7 +9,7 @@ from typing import Any
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.model import Job, NotFound, UsageError
-from ktuned.protocol import PAUSE, RESUME, PauseParams
+from ktuned.protocol import PAUSE, RESUME, PauseAnswer, PauseParams
 from ktuned.scheduling import EVERYTHING, Jobs
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Handler
@@ -27,17 +27,17 @@ class Control:
         """Return the methods with their handlers."""
         return [Handler(PAUSE, self.handle_pause), Handler(RESUME, self.handle_resume)]
 
-    async def handle_pause(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
+    async def handle_pause(self, wanted: PauseParams, connection: Connection) -> PauseAnswer:
         """Let something wait until it is resumed, in the next daemon's life too."""
         return await self._set_paused(wanted, self._jobs.pause_job, is_paused=True)
 
-    async def handle_resume(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
+    async def handle_resume(self, wanted: PauseParams, connection: Connection) -> PauseAnswer:
         """Undo a pause. Resuming a device does not resume a job that was paused by its id."""
         return await self._set_paused(wanted, self._jobs.resume_job, is_paused=False)
 
     async def _set_paused(
         self, wanted: PauseParams, act: Callable[[int], Awaitable[Job]], *, is_paused: bool
-    ) -> dict[str, Any]:
+    ) -> PauseAnswer:
         if sum(given is not None for given in (wanted.job, wanted.kernel, wanted.device)) > 1:
             raise UsageError("a job, a kernel and a device are given together", hint="name one of them, or none")
         changed: list[Job] = []
@@ -52,7 +52,7 @@ class Control:
         else:
             devices = {EVERYTHING} if wanted.device is None else self._models_of(wanted.device)
             await self._jobs.pause_devices(devices, is_paused=is_paused)
-        return {"jobs": [self._jobs.describe_job(job) for job in changed], "paused": sorted(self._jobs.pauses)}
+        return PauseAnswer(tuple(map(self._jobs.describe_job, changed)), tuple(sorted(self._jobs.pauses)))
 
     def _models_of(self, wanted: str) -> set[str]:
         """Return the models of a device, given its name (``cuda:1``) or one of them."""

@@ -9,14 +9,12 @@ from now. So a slow subscriber loses its place, and never costs memory or delays
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Collection
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from ktuned.model import UsageError
-from ktuned.protocol import EventsInfo
-from ktuned_client.wire import encode_notification
+from ktuned.protocol import Event, EventsInfo, StreamGap, StreamPosition, SubscribeParams, type_of
 
 RING_EVENTS: Final = 4096
 """Events that are kept: several times as many as a job of default size publishes."""
@@ -26,6 +24,12 @@ RING_BYTES: Final = 4 * 1024 * 1024
 
 _BATCH_BYTES: Final = 64 * 1024
 """Bytes that are handed to a sink before it is asked again whether it takes more."""
+
+
+_NOTIFICATION: Final = 2
+"""The message type of MessagePack-RPC."""
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Sink(Protocol):
@@ -52,9 +56,9 @@ class _EncodedEvent(NamedTuple):
 
 class _Subscription(msgspec.Struct):
     sink: Sink
-    kernels: frozenset[str] | None
-    jobs: frozenset[int] | None
-    types: frozenset[str] | None
+    kernels: Collection[str] | None
+    jobs: Collection[int] | None
+    types: Collection[str] | None
     place: int  # the seq of the last event it was given or spared
     is_lost: bool
 
@@ -81,22 +85,12 @@ class Events:
         self._max_bytes = ring_bytes
         self._subscriptions: dict[int, _Subscription] = {}
 
-    def publish_event(
-        self,
-        type: str,  # noqa: A002 - the protocol's word
-        *,
-        kernel: str | None = None,
-        job: int | None = None,
-        **fields: Any,
-    ) -> dict[str, Any]:
-        """Number an event, send it to every subscriber that wants and takes it, and return its map.
-
-        ``kernel`` is the full name; ``fields`` hold what MessagePack can carry.
-        """
-        event = {"seq": self.seq + 1, "epoch": self.epoch, "type": type, "kernel": kernel, "job": job, **fields}
-        encoded = encode_notification("event", event)
+    def publish_event(self, event: Event) -> Event:
+        """Number an event, send it to every subscriber that wants and takes it, and return it with its number."""
+        event = msgspec.structs.replace(event, seq=self.seq + 1, epoch=self.epoch)
+        encoded = _encode_notification(event)
         self.seq += 1
-        self._ring[self.seq] = _EncodedEvent(type, kernel, job, encoded)
+        self._ring[self.seq] = _EncodedEvent(type_of(event), event.kernel, event.job, encoded)
         self._bytes += len(encoded)
         while len(self._ring) > self._max_events or self._bytes > self._max_bytes:
             self._bytes -= len(self._ring.pop(self._oldest).encoded)
@@ -105,33 +99,20 @@ class Events:
             self._send_missed(subscription)
         return event
 
-    def add_subscription(
-        self,
-        sink: Sink,
-        *,
-        since: Sequence[int] | None = None,
-        kernels: Collection[str] | None = None,
-        jobs: Collection[int] | None = None,
-        types: Collection[str] | None = None,
-    ) -> dict[str, int]:
+    def add_subscription(self, sink: Sink, wanted: SubscribeParams) -> StreamPosition:
         """Give a sink the events that pass every filter, and return where the stream stands.
 
-        ``since`` is an (epoch, seq): what followed it is given too, at the next :meth:`resume_sending`. A sink has one
-        subscription; a second one takes the first one's place.
-
-        Raises:
-            UsageError: an argument is not of its shape.
+        What followed ``wanted.since`` is given too, at the next :meth:`resume_sending`. A sink has one subscription; a
+        second one takes the first one's place.
         """
-        place, is_lost = self._find_start(since)
-        self._subscriptions[id(sink)] = _Subscription(
-            sink,
-            _parse_filter(kernels, str, "kernels"),
-            _parse_filter(jobs, int, "jobs"),
-            _parse_filter(types, str, "types"),
-            place,
-            is_lost,
-        )
-        return {"epoch": self.epoch, "seq": self.seq}
+        place, is_lost = self._find_start(wanted.since)
+        self._subscriptions[id(sink)] = _Subscription(sink, wanted.kernels, wanted.jobs, wanted.types, place, is_lost)
+        return self.position
+
+    @property
+    def position(self) -> StreamPosition:
+        """Where the stream stands."""
+        return StreamPosition(self.epoch, self.seq)
 
     def resume_sending(self, sink: Sink) -> None:
         """Give a sink what it has not had; one that does not subscribe gets nothing."""
@@ -153,12 +134,10 @@ class Events:
             lagging=sum(one.place < self.seq for one in self._subscriptions.values()),
         )
 
-    def _find_start(self, since: Any) -> tuple[int, bool]:
+    def _find_start(self, since: tuple[int, int] | None) -> tuple[int, bool]:
         """Return the seq that ``since`` stands for, and whether it is one that cannot be gone on from."""
         if since is None:
             return self.seq, False
-        if not isinstance(since, list | tuple) or len(since) != 2 or not all(type(part) is int for part in since):
-            raise UsageError("`since` is not [epoch, seq]", hint="pass both numbers of the last event you saw")
         epoch, seq = since
         if epoch != self.epoch or not 0 <= seq <= self.seq:
             return self.seq, True
@@ -170,7 +149,7 @@ class Events:
             if subscription.is_lost or subscription.place + 1 < self._oldest:
                 subscription.is_lost = False
                 subscription.place = self.seq
-                subscription.sink.send(self._gap_event())
+                subscription.sink.send(_encode_notification(StreamGap(self.epoch, self.seq)))
                 continue
             batch: list[bytes] = []
             room = _BATCH_BYTES
@@ -183,17 +162,6 @@ class Events:
             if batch:
                 subscription.sink.send(b"".join(batch))
 
-    def _gap_event(self) -> bytes:
-        return encode_notification("event", {"fresh": True, "epoch": self.epoch, "seq": self.seq})
 
-
-def _parse_filter(values: Any, kind: type, name: str) -> frozenset[Any] | None:
-    if values is None:
-        return None
-    if (
-        not isinstance(values, Collection)
-        or isinstance(values, str)
-        or not all(type(value) is kind for value in values)
-    ):
-        raise UsageError(f"`{name}` is not a list of {kind.__name__}", hint="leave it out to get them all")
-    return frozenset(values)
+def _encode_notification(event: Event | StreamGap) -> bytes:
+    return _encode((_NOTIFICATION, "event", (event,)))

@@ -7,7 +7,6 @@ reader is imported when there is one to read: a daemon at rest holds 0.1 MiB les
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
 from time import time
@@ -48,6 +47,8 @@ from ktuned.protocol import (
     ImportAnswer,
     ImportedWinner,
     ImportParams,
+    PublishEvent,
+    WinnerChanged,
     WinnersDocument,
 )
 from ktuned.serve.connection import Connection
@@ -75,7 +76,7 @@ class WinnerExchange:
         store: Store,
         artifacts: Artifacts,
         served: ServedWinners,
-        publish: Callable[..., None],
+        publish: PublishEvent,
     ) -> None:
         self._admission = admission
         self._catalog = catalog
@@ -286,16 +287,16 @@ class WinnerExchange:
         job = await self._store.adopt_winners(kernel.name, device, offers)
         for offer in offers:
             self._publish(
-                "winner",
-                kernel=kernel.name,
-                job=job,
-                problem=dict(offer.problem),
-                device=device,
-                config=dict(offer.config),
-                latency_us=offer.latency_us,
-                trial=None,
-                metrics=dict(offer.metrics),
-                objective=offer.objective,
+                WinnerChanged(
+                    kernel=kernel.name,
+                    job=job,
+                    problem=offer.problem,
+                    device=device,
+                    config=offer.config,
+                    latency_us=offer.latency_us,
+                    metrics=offer.metrics,
+                    objective=offer.objective,
+                )
             )
 
     def _full_name(self, name: str, directory: str | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ktuned.protocol import SUBSCRIBE, UNSUBSCRIBE, NoParams, SubscribeParams
+from ktuned.protocol import SUBSCRIBE, UNSUBSCRIBE, EmptyAnswer, NoParams, StreamPosition, SubscribeParams
 from ktuned.scheduling import Jobs
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
@@ -34,16 +34,14 @@ class Subscriptions:
         if self._events.remove_subscription(connection):
             self._jobs.remove_waiter(connection)
 
-    def _handle_subscribe(self, wanted: SubscribeParams, connection: Connection) -> dict[str, Any]:
+    def _handle_subscribe(self, wanted: SubscribeParams, connection: Connection) -> StreamPosition:
         """Send events to this connection, in place of those that it subscribed to before."""
-        place = self._events.add_subscription(
-            connection, since=wanted.since, kernels=wanted.kernels, jobs=wanted.jobs, types=wanted.types
-        )
+        position = self._events.add_subscription(connection, wanted)
         self._jobs.remove_waiter(connection)
         if wanted.jobs is not None:
             self._jobs.add_waiter(connection, wanted.jobs)
-        return {**place}
+        return position
 
-    def _handle_unsubscribe(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    def _handle_unsubscribe(self, nothing: NoParams, connection: Connection) -> EmptyAnswer:
         self.remove_subscription(connection)
-        return {}
+        return EmptyAnswer()

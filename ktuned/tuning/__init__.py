@@ -9,7 +9,7 @@ from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merge_deadlines
 from ktuned.tuning.job_brief import Compiler, JobBrief
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.prior_results import restore_winner
-from ktuned.tuning.progress import Publish, publish_job, publish_winner
+from ktuned.tuning.progress import publish_winner
 from ktuned.tuning.shared_lead import SharedConfigs
 from ktuned.tuning.stages import JobStage
 from ktuned.tuning.winner_check import CheckResult, Sanitizers, WinnerCheck
@@ -22,12 +22,10 @@ __all__ = [
     "JobBrief",
     "JobStage",
     "Pipeline",
-    "Publish",
     "Sanitizers",
     "SharedConfigs",
     "WinnerCheck",
     "merge_deadlines",
-    "publish_job",
     "publish_winner",
     "restore_winner",
 ]

@@ -16,14 +16,14 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from ktuned.fleet import COURTESY_S, Fleet
 from ktuned.ipc import replies, requests
 from ktuned.model import Config, JobState, Outcome, Role, TrialResult
-from ktuned.protocol import ChannelInfo
+from ktuned.protocol import ChannelInfo, ConfigCompiled, PublishEvent
 from ktuned.store import Artifacts
 from ktuned.tuning.batches import MAX_BATCH
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer, open_space
 from ktuned.tuning.hopeless import PROBES, Hopelessness
 from ktuned.tuning.job_brief import JobBrief
-from ktuned.tuning.progress import Progress, Publish
+from ktuned.tuning.progress import COMPILED, Progress
 from ktuned.tuning.stages import JobStage, StageReport
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent
 from ktuned.tuning.trial_machine import NotBuilt, find_ends
@@ -44,7 +44,7 @@ class CompileOnly:
         *,
         fleet: Fleet,
         artifacts: Artifacts,
-        publish: Publish,
+        publish: PublishEvent,
         on_stage: Callable[[JobStage], None],
     ) -> None:
         self.brief = brief
@@ -71,7 +71,7 @@ class CompileOnly:
     @property
     def verdict(self) -> tuple[JobState, str]:
         """The job's final state, and its message."""
-        ready, target = self.progress.compiled, self.brief.target
+        ready, target = self.progress.outcomes[COMPILED], self.brief.target
         message = f"no config could be compiled for {target}"
         if self._hopelessness.reason:
             message = self._hopelessness.reason
@@ -182,7 +182,7 @@ class CompileOnly:
         outcome = Outcome.MEASURED if result is None else result.outcome
         assert outcome is not None
         if result is None:
-            self.progress.compiled += 1
+            self.progress.outcomes[COMPILED] += 1
         else:
             self.progress.outcomes[outcome] += 1
             self._first_failure = self._first_failure or result.message.partition("\n")[0]
@@ -190,17 +190,18 @@ class CompileOnly:
         self._give_up_if_hopeless()
         self.progress.add_cost("compile_s", attempt.compile_s)
         self._publish(
-            "config_compiled",
-            kernel=self.brief.job.kernel,
-            job=self.brief.job.id,
-            problem=self.brief.specialized,
-            target=self.brief.target,
-            config=dict(attempt.config),
-            outcome=None if result is None else outcome.value,
-            message="" if result is None else result.message,
-            compile_s=round(attempt.compile_s, 3),
-            facts=dict(attempt.facts) if result is None else {},
-            artifact=None if result is not None else str(self._artifacts.artifact_path(attempt.unit.key)),
-            reused=TrialEvent.ARTIFACT_FOUND in attempt.story,
-            **self.progress.to_wire(),
+            ConfigCompiled(
+                kernel=self.brief.job.kernel,
+                job=self.brief.job.id,
+                problem=self.brief.specialized,
+                target=self.brief.target,
+                config=attempt.config,
+                outcome=None if result is None else result.outcome,
+                message="" if result is None else result.message,
+                compile_s=round(attempt.compile_s, 3),
+                facts=attempt.facts if result is None else {},
+                artifact=None if result is not None else str(self._artifacts.artifact_path(attempt.unit.key)),
+                reused=TrialEvent.ARTIFACT_FOUND in attempt.story,
+                **self.progress.read_figures(),
+            )
         )

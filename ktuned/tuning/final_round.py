@@ -45,6 +45,7 @@ from ktuned.model import (
     needs_metric,
     strip_numerics,
 )
+from ktuned.protocol import PublishEvent, Refining
 from ktuned.store import Store
 from ktuned.tuning.anchor import Anchor
 from ktuned.tuning.deadlines import shorten_for_trial
@@ -64,7 +65,7 @@ from ktuned.tuning.finalists import (
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.prior_results import complete_result, load_admitted_trials
-from ktuned.tuning.progress import Progress, Publish, publish_winner
+from ktuned.tuning.progress import Progress, publish_winner
 from ktuned.tuning.trial_lifecycle import Attempt
 
 _log = structlog.get_logger()
@@ -158,7 +159,7 @@ class FinalRound:
         lanes: Sequence[Lane],
         store: Store,
         measuring: MeasureStage,
-        publish: Publish,
+        publish: PublishEvent,
     ) -> None:
         self._brief = brief
         self._progress = progress
@@ -415,14 +416,8 @@ class FinalRound:
         return best
 
     def _publish_round(self, turn: int, rounds: int, finalists: int) -> None:
-        self._publish(
-            "refining",
-            kernel=self._brief.job.kernel,
-            job=self._brief.job.id,
-            round=turn + 1,
-            rounds=rounds,
-            finalists=finalists,
-        )
+        job = self._brief.job
+        self._publish(Refining(kernel=job.kernel, job=job.id, round=turn + 1, rounds=rounds, finalists=finalists))
 
     async def _settle_contest(self, contest: _Contest) -> None:
         found = compute_figures(contest.rounds, contest.rivals)

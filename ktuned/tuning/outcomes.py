@@ -46,6 +46,7 @@ from ktuned.model import (
     is_exact,
     strip_numerics,
 )
+from ktuned.protocol import PublishEvent
 from ktuned.store import Store
 from ktuned.tuning.exploration import SearchSummary
 from ktuned.tuning.findings import Dissent, Findings
@@ -53,7 +54,7 @@ from ktuned.tuning.hopeless import Hopelessness
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.opening import Opening, choose_served_configs
 from ktuned.tuning.prior_results import complete_result, restore_winner
-from ktuned.tuning.progress import Progress, Publish, publish_trial, publish_winner
+from ktuned.tuning.progress import Progress, publish_trial, publish_winner
 from ktuned.tuning.shared_lead import SharedLead
 from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.trial_machine import End, Stopped, find_ends, is_settled
@@ -78,7 +79,7 @@ class Outcomes:
         final_fault: Why the final round decided nothing, or empty.
     """
 
-    def __init__(self, brief: JobBrief, *, store: Store, publish: Publish, pace: Pace) -> None:
+    def __init__(self, brief: JobBrief, *, store: Store, publish: PublishEvent, pace: Pace) -> None:
         self.progress = Progress(budget_s=brief.job.plan.seconds, objective=brief.objective)
         self.summary = SearchSummary(brief.objective)
         self.under_way: dict[int, Attempt] = {}

@@ -43,7 +43,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from ktuned.fleet import COURTESY_S, Fleet, Lane, ReferenceUnusable, Worker
 from ktuned.ipc import replies, requests
 from ktuned.model import JobState, Role, Trial, WorkerError, canonical
-from ktuned.protocol import ChannelInfo
+from ktuned.protocol import ChannelInfo, PublishEvent
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.batches import (
     LANE_S,
@@ -62,7 +62,6 @@ from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.outcomes import Outcomes
 from ktuned.tuning.prior_results import PriorResults
-from ktuned.tuning.progress import Publish
 from ktuned.tuning.stages import JobStage, LaneAccess, StageReport
 from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.trial_machine import End, NotBuilt, find_ends
@@ -100,7 +99,7 @@ class Pipeline:
         lanes: Sequence[Lane],
         store: Store,
         artifacts: Artifacts,
-        publish: Publish,
+        publish: PublishEvent,
         on_stage: Callable[[JobStage], None],
         follows_same_kernel: bool = False,
     ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -24,7 +24,11 @@ from ktuned.model import (
     cost_of,
     needs_metric,
 )
+from ktuned.protocol import FIGURES, PublishEvent, TrialDone, WinnerChanged
 from ktuned.tuning.job_brief import JobBrief
+
+COMPILED: Final = "compiled"
+"""Counted among the outcomes of a job that only compiles: the config has its artifact."""
 
 
 def estimate_time_left_s(
@@ -47,7 +51,7 @@ class Progress(msgspec.Struct):
     Attributes:
         best_us: The latency of the best config by ``objective``.
         best_figure: Its figure; ``None`` if that is the latency. Likewise for the default.
-        compiled: Configs of a job that only compiles which have their artifact: an end, but no outcome.
+        outcomes: Configs by outcome; :data:`COMPILED` where only compiling was asked for.
         lost: Why a measured config was lost, the first time.
         cost: What the job took, by name (see :meth:`add_cost`).
         budget_s: The plan's time limit.
@@ -56,8 +60,7 @@ class Progress(msgspec.Struct):
 
     objective: Objective = LATENCY
     total: int | None = None
-    outcomes: Counter[Outcome] = msgspec.field(default_factory=Counter)
-    compiled: int = 0
+    outcomes: Counter[str] = msgspec.field(default_factory=Counter)
     best_us: float | None = None
     best_spread_us: float | None = None
     best_figure: float | None = None
@@ -75,7 +78,7 @@ class Progress(msgspec.Struct):
     @property
     def done(self) -> int:
         """The number of configs with an outcome, or with an artifact if the job only compiles."""
-        return self.compiled + sum(self.outcomes.values())
+        return sum(self.outcomes.values())
 
     @property
     def left_s(self) -> float | None:
@@ -152,61 +155,43 @@ class Progress(msgspec.Struct):
         """
         self.cost[name] = self.cost.get(name, 0.0) + amount
 
-    def to_wire(self) -> dict[str, Any]:
-        """Return the fields that a ``trial_done`` event carries."""
-        outcomes = {str(outcome): count for outcome, count in self.outcomes.items()}
-        return {
-            "done": self.done,
-            "total": self.total,
-            "outcomes": {"compiled": self.compiled, **outcomes} if self.compiled else outcomes,
-            "best_us": self.best_us,
-            "best_spread_us": self.best_spread_us,
-            "default_us": self.default_us,
-            "default_spread_us": self.default_spread_us,
-            "best_figure": self.best_figure,
-            "default_figure": self.default_figure,
-            "reference_us": self.reference_us,
-            "reference_spread_us": self.reference_spread_us,
-        }
+    def read_figures(self) -> dict[str, Any]:
+        """Return the figures by the names that they have in a job and in its events."""
+        return {name: getattr(self, name) for name in FIGURES} | {"outcomes": dict(self.outcomes)}
 
     def stamp_job(self, job: Job, **changes: Any) -> Job:
         """Return the job with these figures and other ``changes``."""
         cost = {name: round(value, 3) for name, value in self.cost.items()}
-        return replace(job, **self.to_wire(), cost=cost, **changes)
+        return replace(job, **self.read_figures(), cost=cost, **changes)
 
 
-class Publish(Protocol):
-    """Sends an event to all subscribers; never blocks."""
-
-    def __call__(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
-        """Publish one event."""
-
-
-def publish_trial(publish: Publish, brief: JobBrief, progress: Progress, trial: Trial) -> None:
-    """Publish a trial's outcome, without its detail except for metrics, and where its job stands."""
-    public = vars(trial.without_detail())
-    public["config"] = brief.kernel.order_config(trial.config)
-    public["problem"] = brief.kernel.order_problem(trial.problem)
-    standing = progress.to_wire() | {"left_s": progress.left_s}
-    publish("trial_done", kernel=brief.job.kernel, job=brief.job.id, trial=public, **standing)
-
-
-def publish_winner(publish: Publish, kernel: KernelInfo, winner: Winner, job: int | None) -> None:
-    """Publish a new winner, and the job that found it; after an undone edit there is no job."""
+def publish_trial(publish: PublishEvent, brief: JobBrief, progress: Progress, trial: Trial) -> None:
+    """Publish a trial's outcome, without its detail, and where its job stands."""
+    kernel = brief.kernel
+    ordered = replace(trial, config=kernel.order_config(trial.config), problem=kernel.order_problem(trial.problem))
     publish(
-        "winner",
-        kernel=winner.context.kernel,
-        job=job,
-        problem=kernel.order_problem(winner.problem),
-        device=winner.context.device,
-        config=kernel.order_config(winner.config),
-        latency_us=winner.latency_us,
-        trial=winner.trial,
-        metrics=dict(winner.metrics),
-        objective=winner.objective,
+        TrialDone(
+            kernel=brief.job.kernel,
+            job=brief.job.id,
+            trial=ordered.without_detail(),
+            left_s=progress.left_s,
+            **progress.read_figures(),
+        )
     )
 
 
-def publish_job(publish: Publish, what: str, job: Job, launches: int) -> None:
-    """Publish that a job was queued, started or ended, and how often applications have launched its key."""
-    publish(what, kernel=job.kernel, job=job.id, job_state=job.to_wire() | {"launches": launches})
+def publish_winner(publish: PublishEvent, kernel: KernelInfo, winner: Winner, job: int | None) -> None:
+    """Publish a new winner, and the job that found it; after an undone edit there is no job."""
+    publish(
+        WinnerChanged(
+            kernel=winner.context.kernel,
+            job=job,
+            problem=kernel.order_problem(winner.problem),
+            device=winner.context.device,
+            config=kernel.order_config(winner.config),
+            latency_us=winner.latency_us,
+            trial=winner.trial,
+            metrics=winner.metrics,
+            objective=winner.objective,
+        )
+    )

@@ -1,4 +1,4 @@
-"""Maps as they come over the wire, for tests that need some."""
+"""Maps as they come over the wire, and what is read from them, for tests that need some."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ktuned.model import ListedTrial
-from ktuned.protocol import STATUS, StatusAnswer
+from ktuned.protocol import STATUS, JobInfo, StatusAnswer, read_jobs
 
 KERNEL = "project:gemm"
 PROBLEM = {"M": 64, "dtype": "float32"}
@@ -24,7 +24,7 @@ def job_map(number: int = 1, **changes: Any) -> dict[str, Any]:
         "state": "running",
         "priority": 400,
         "reason": "asked",
-        "plan": {"seconds": None},
+        "plan": {"trials": 1000, "seconds": None, "deadlines": {}},
         "created": 1000.0,
         "started": 1000.0,
         "finished": None,
@@ -38,6 +38,12 @@ def job_map(number: int = 1, **changes: Any) -> dict[str, Any]:
         "cost": {},
     }
     return job | changes
+
+
+def job_info(number: int = 1, **changes: Any) -> JobInfo:
+    """Return a job as it is read from its map."""
+    (job,) = read_jobs([job_map(number, **changes)])
+    return job
 
 
 def trial_map(number: int = 1, outcome: str = "measured", **changes: Any) -> dict[str, Any]:

@@ -7,7 +7,18 @@ from ktuned.cli.watch.board import Board, BoardRow, add_answers, add_estimates, 
 from ktuned.cli.watch.cells import shorten_path
 from ktuned.model.objective import LATENCY
 from ktuned.model.values import canonical
-from tests.cli.samples import DEVICE, KERNEL, PROBLEM, answer_map, job_map, state_event, trial_event, trial_map
+from ktuned.protocol import read_event, read_jobs
+from tests.cli.samples import (
+    DEVICE,
+    KERNEL,
+    PROBLEM,
+    answer_map,
+    job_info,
+    job_map,
+    state_event,
+    trial_event,
+    trial_map,
+)
 
 CASE = (KERNEL, canonical(PROBLEM), DEVICE, LATENCY)
 STALE = {"type": "stale", "kernel": KERNEL, "digest": "e"}
@@ -24,7 +35,7 @@ def after(*events: Mapping[str, Any], board: Board | None = None) -> Board:
     """Return a board after events, each a second later than the one before."""
     board = board or add_answers(Board(), [answer_map()])
     for second, event in enumerate(events):
-        board = fold_event(board, event, 100.0 + second)
+        board = fold_event(board, read_event(event), 100.0 + second)
     return board
 
 
@@ -74,7 +85,7 @@ def test_edit_that_fails_keeps_the_old_winner_and_tells_the_compiler_s_line() ->
     )
     assert (row(board).state, row(board).failure) == ("failed", "gemm.cc:3:5: error: no")
     assert (row(board).before, row(board).current) == (12.5, None)
-    assert row(fold_event(board, STALE, 1.0)).failure == ""
+    assert row(after(STALE, board=board)).failure == ""
 
 
 def test_undone_edit_has_its_old_winner_at_once() -> None:
@@ -86,8 +97,8 @@ def test_undone_edit_has_its_old_winner_at_once() -> None:
 def test_superseded_job_leaves_the_row_stale_and_older_ones_say_nothing() -> None:
     """A cancelled job's row waits for the next one; events of an older job than the row's change nothing."""
     board = after(STALE, state_event("job_started", job_map(2)))
-    assert row(fold_event(board, state_event("job_done", job_map(1, state="failed")), 1.0)) == row(board)
-    assert row(fold_event(board, state_event("job_done", job_map(2, state="cancelled")), 1.0)).state == "stale"
+    assert row(after(state_event("job_done", job_map(1, state="failed")), board=board)) == row(board)
+    assert row(after(state_event("job_done", job_map(2, state="cancelled")), board=board)).state == "stale"
 
 
 def test_tuning_anew_without_a_save_compares_with_the_winner_before() -> None:
@@ -98,7 +109,7 @@ def test_tuning_anew_without_a_save_compares_with_the_winner_before() -> None:
 
 def test_catching_up_makes_no_news() -> None:
     """Jobs that were there before show their state, not a comparison; the newest of a case counts."""
-    jobs = [job_map(3, state="paused"), job_map(1, state="done", best_us=9.0, finished=5.0)]
+    jobs = [job_info(3, state="paused"), job_info(1, state="done", best_us=9.0, finished=5.0)]
     board = catch_up(add_answers(Board(), [answer_map()]), jobs)
     job = row(board).job
     assert job is not None
@@ -128,11 +139,11 @@ def test_row_of_an_unknown_device_becomes_its_job_s() -> None:
 def test_estimates_reach_open_jobs_alone() -> None:
     """How long and what for is reported jobs that wait or run."""
     board = after(state_event("job_queued", job_map(state="queued")))
-    waiting = add_estimates(board, [job_map(state="queued", waits_for="all tuning is paused", left_s=None)])
+    waiting = add_estimates(board, [job_info(state="queued", waits_for="all tuning is paused", left_s=None)])
     job = row(waiting).job
     assert job is not None
     assert job.waits_for == "all tuning is paused"
-    assert row(add_estimates(after(), [job_map(left_s=3.0)])).job is None
+    assert row(add_estimates(after(), [job_info(left_s=3.0)])).job is None
 
 
 def test_pauses() -> None:
@@ -153,7 +164,7 @@ def test_unknown_events_change_nothing() -> None:
 
 def test_a_job_without_a_device_has_one_row() -> None:
     """Where nothing can be measured the lookup's answer names no device, and the job what it compiled for."""
-    failed = job_map(state="failed", device="sm_90a", message="no device: no GPU")
+    failed = job_info(state="failed", device="sm_90a", message="no device: no GPU")
     answer = answer_map(status="default", device=None, latency_us=None, age_s=None)
     for board in (
         add_answers(catch_up(Board(), [failed]), [answer]),
@@ -167,7 +178,7 @@ def test_a_compiling_alone_has_no_row() -> None:
     """What is only compiled has no row of its own that stays stale for good, and the kernel's row is not its."""
     job = job_map(9, state="running", device="sm_90a", plan={"seconds": None, "compile_only": True})
     assert after(state_event("job_started", job), board=Board()).rows == {}
-    assert catch_up(Board(), [job]).rows == {}
+    assert catch_up(Board(), read_jobs([job])).rows == {}
 
 
 def test_a_save_makes_only_what_has_a_figure_stale() -> None:

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktuned.cli import lines, text
-from ktuned.cli.news import JobEnded, LaneChanged, Reloaded, WorkerChanged
+from ktuned.cli.news import JobEnded
 from ktuned.cli.progress import begin_view
-from ktuned.protocol import FileError
-from tests.cli.samples import job_map
+from ktuned.model import DeviceName
+from ktuned.protocol import FileError, KernelsReloaded, LaneChanged, TuningPaused
+from tests.cli.samples import job_info
 
 
 def test_what_is_left() -> None:
@@ -99,15 +100,17 @@ def test_an_errors_place_is_said_once(path: str, line: int, message: str, expect
 
 
 def test_lines_that_need_no_job() -> None:
-    """Lanes, workers and reloads read as one line each."""
-    assert lines.lines_of(LaneChanged("cuda:0", "sick", "no canary")) == ["lane cuda:0: sick (no canary)"]
-    assert lines.lines_of(WorkerChanged(3, "bench", "killed")) == ["bench worker 3: killed"]
-    errors = ({"path": "b.py", "line": 1, "message": "no", "hint": ""},)
-    assert lines.lines_of(Reloaded(("a",), (), ("c", "d"), errors)) == ["added: a", "removed: c, d", "b.py:1: no"]
-    assert lines.lines_of(Reloaded((), (), (), (), ("/src/tune_x.py",))) == ["no error any more: /src/tune_x.py"]
+    """Lanes and reloads read as one line each; a pause has none."""
+    lane = LaneChanged(device=DeviceName("cuda:0"), state="sick", reason="no canary")
+    assert lines.lines_of(lane) == ["lane cuda:0: sick (no canary)"]
+    errors = (FileError("b.py", 1, "no", ""),)
+    reloaded = KernelsReloaded(added=("a",), removed=("c", "d"), errors=errors)
+    assert lines.lines_of(reloaded) == ["added: a", "removed: c, d", "b.py:1: no"]
+    assert lines.lines_of(KernelsReloaded(mended=("/src/x.py",))) == ["no error any more: /src/x.py"]
+    assert lines.lines_of(TuningPaused(device="")) == []
 
 
 def test_an_end_without_figures_is_a_line_too() -> None:
     """A job that ended with nothing to show still says how."""
-    view = begin_view([job_map(state="cancelled", problem={})])
+    view = begin_view([job_info(state="cancelled", problem={})])
     assert lines.lines_of(JobEnded(view.jobs[1])) == ["project:gemm on cpu-model: job 1 cancelled"]

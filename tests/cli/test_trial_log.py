@@ -1,15 +1,28 @@
 from __future__ import annotations
 
+from typing import Any
+
 from ktuned.cli.watch.board import Board, BoardRow, fold_event
 from ktuned.cli.watch.choice import Choice
 from ktuned.cli.watch.trial_log import TrialLog, follow_event, is_outdated, open_log
-from ktuned.model import Objective, canonical
-from tests.cli.samples import DEVICE, KERNEL, PROBLEM, job_map, listed_trial, state_event, trial_event, trial_map
+from ktuned.model import KernelName, Objective, canonical
+from ktuned.protocol import Event, JobDone, KernelStale, TrialDone, read_event
+from tests.cli.samples import (
+    DEVICE,
+    KERNEL,
+    PROBLEM,
+    job_info,
+    job_map,
+    listed_trial,
+    state_event,
+    trial_event,
+    trial_map,
+)
 
 
 def row(objective: str = "latency") -> BoardRow:
     """Return the sample's row while its job runs."""
-    board = fold_event(Board(), state_event("job_started", job_map(objective=objective)), 0.0)
+    board = fold_event(Board(), read_event(state_event("job_started", job_map(objective=objective))), 0.0)
     return board.rows[(KERNEL, canonical(PROBLEM), DEVICE, Objective(objective))]
 
 
@@ -49,23 +62,37 @@ def test_history_has_the_best_of_each_state_of_the_sources() -> None:
     assert [(trial.id, trial.latency_us) for trial in found.history] == [(2, 20.0), (3, 25.0), (5, 19.0)]
 
 
+def after(log: TrialLog, event: dict[str, Any]) -> TrialLog:
+    """Return the log after an event's map."""
+    read = read_event(event)
+    assert isinstance(read, Event)
+    return follow_event(log, read)
+
+
+def winner(trial: int, job: int) -> dict[str, Any]:
+    """Return a ``winner`` event."""
+    known = {"type": "winner", "kernel": KERNEL, "problem": PROBLEM, "device": DEVICE, "config": {}, "latency_us": 1.0}
+    return known | {"job": job, "trial": trial}
+
+
 def test_events_add_trials_and_move_the_winner_s_mark() -> None:
     """A trial of another kernel or device changes nothing; one that is measured again takes its own place."""
-    found = follow_event(log(9.0), trial_event(trial_map(2, latency_us=7.0), 2))
+    found = after(log(9.0), trial_event(trial_map(2, latency_us=7.0), 2))
     assert found.best_so_far == [9.0, 7.0]
-    assert follow_event(found, trial_event(trial_map(3, job=8, kernel="project:dot"), 3)) == found
-    assert follow_event(found, trial_event(trial_map(3, job=8, device="H200"), 3)) == found
-    assert follow_event(found, {"type": "trial_done", "trial": None, "job": 1}) == found
-    won = follow_event(found, {"type": "winner", "kernel": KERNEL, "job": 1, "trial": 2})
+    assert after(found, trial_event(trial_map(3, job=8, kernel="project:dot"), 3)) == found
+    assert after(found, trial_event(trial_map(3, job=8, device="H200"), 3)) == found
+    assert after(found, trial_event(trial_map(3), 3) | {"trial": None}) == found
+    won = after(found, winner(2, job=1))
     assert (found.winner, won.winner) == (None, 2)
-    again = follow_event(won, trial_event(trial_map(2, latency_us=8.0), 2))
+    again = after(won, trial_event(trial_map(2, latency_us=8.0), 2))
     assert (again.trials[2].latency_us, again.winner) == (8.0, 2)
-    assert follow_event(won, {"type": "winner", "kernel": KERNEL, "job": 7, "trial": 1}) == won
+    assert after(won, winner(1, job=7)) == won
 
 
 def test_an_edit_and_the_end_of_a_job_have_the_log_read_again() -> None:
     """Events of other kernels do not."""
-    assert is_outdated(log(9.0), {"type": "stale", "kernel": KERNEL})
-    assert is_outdated(log(9.0), state_event("job_done", job_map(state="done")))
-    assert not is_outdated(log(9.0), {"type": "stale", "kernel": "project:dot"})
-    assert not is_outdated(log(9.0), {"type": "trial_done", "kernel": KERNEL})
+    kernel = KernelName(KERNEL)
+    assert is_outdated(log(9.0), KernelStale(kernel=kernel))
+    assert is_outdated(log(9.0), JobDone.from_job(job_info(state="done")))
+    assert not is_outdated(log(9.0), KernelStale(kernel=KernelName("project:dot")))
+    assert not is_outdated(log(9.0), TrialDone(kernel=kernel, job=1, done=1, trial=None))

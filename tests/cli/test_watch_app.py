@@ -19,6 +19,7 @@ from ktuned.cli.watch.load import Load
 from ktuned.cli.watch.session import Session
 from ktuned.cli.watch.trial_log import open_log
 from ktuned.model import ListedTrial
+from ktuned.protocol import read_event
 from ktuned_client import AsyncClient
 from tests.cli.samples import DEVICE, KERNEL, answer_map, job_map, state_event, trial_event, trial_map
 
@@ -75,7 +76,7 @@ def board_of_a_day() -> Board:
         events.append(trial_event(trial, number, **figures))
     events += [winner(16.0), state_event("job_done", failed), state_event("job_queued", queued)]
     for event in events:
-        board = fold_event(board, event, NOW - 75)
+        board = fold_event(board, read_event(event), NOW - 75)
     wrong = FileError("/home/author/tune_bad.py:7: SyntaxError: expected ':'", ("    def broken()", "           ^"))
     return replace(board, errors={"/home/author/tune_bad.py": wrong}, roots=("/home/author",))
 
@@ -271,8 +272,8 @@ async def test_a_new_best_flashes() -> None:
     async with screen() as (app, pilot, session):
         better = {"best_us": 8.0, "default_us": 58.5, "total": 96, "outcomes": {"measured": 25}}
         trial = trial_map(25, problem=PROBLEM, latency_us=8.0)
-        session.board = fold_event(session.board, trial_event(trial, 25, **better), NOW)
-        session.board = fold_event(session.board, winner(8.0), NOW)
+        session.board = fold_event(session.board, read_event(trial_event(trial, 25, **better)), NOW)
+        session.board = fold_event(session.board, read_event(winner(8.0)), NOW)
         session.on_change()
         await settled(pilot)
         cells = [str(cell) for cell in app.query_one("#kernels", DataTable).get_row_at(2)]

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from ktuned.backends import CpuTicks
-from ktuned.cli.job_view import JobView
-from ktuned.cli.progress import begin_view
 from ktuned.cli.watch.load import Load, TimeLeft, load_between, sample_load, summarise_load, time_left
-from ktuned.protocol import STATUS, StatusAnswer
-from tests.cli.samples import job_map
+from ktuned.protocol import STATUS, JobInfo, StatusAnswer
+from tests.cli.samples import job_info
 
 
 def status(busy_s: float, state: str = "busy") -> StatusAnswer:
@@ -46,12 +42,7 @@ def test_sick_lanes_have_their_reason() -> None:
     assert summarise_load(load, TimeLeft(), running=0, waiting=0) == "2.5 trials/s · no jobs"
 
 
-def views(*jobs: dict[str, Any]) -> list[JobView]:
-    """Return the views of job maps."""
-    return list(begin_view(jobs).jobs.values())
-
-
-RUNNING = job_map(1, done=20, total=40, left_s=10.0)
+RUNNING = job_info(1, done=20, total=40, left_s=10.0)
 PLAN = {"trials": 1000, "seconds": None}
 
 
@@ -61,23 +52,23 @@ PLAN = {"trials": 1000, "seconds": None}
         ([], {}, TimeLeft()),
         ([RUNNING], {}, TimeLeft(10.0)),
         # Another device's job runs beside it.
-        ([RUNNING, job_map(2, device="H200", left_s=4.0)], {}, TimeLeft(10.0)),
+        ([RUNNING, job_info(2, device="H200", left_s=4.0)], {}, TimeLeft(10.0)),
         # Half a second a config, for as many as the space has.
-        ([RUNNING, job_map(2, state="queued", total=None, plan=PLAN)], {"project:gemm": 60}, TimeLeft(40.0)),
-        ([RUNNING, job_map(2, state="queued", total=None, plan=PLAN)], {}, TimeLeft(510.0)),
-        ([RUNNING, job_map(2, state="queued", total=None, plan={"trials": 1000, "seconds": 5.0})], {}, TimeLeft(15.0)),
+        ([RUNNING, job_info(2, state="queued", total=None, plan=PLAN)], {"project:gemm": 60}, TimeLeft(40.0)),
+        ([RUNNING, job_info(2, state="queued", total=None, plan=PLAN)], {}, TimeLeft(510.0)),
+        ([RUNNING, job_info(2, state="queued", total=None, plan={"trials": 1000, "seconds": 5.0})], {}, TimeLeft(15.0)),
         # On a device of which nothing is known, at the pace of the others.
-        ([RUNNING, job_map(2, state="queued", device="H200", total=4)], {}, TimeLeft(10.0)),
-        ([job_map(2, state="queued", total=4)], {}, TimeLeft(None, 1)),
+        ([RUNNING, job_info(2, state="queued", device="H200", total=4)], {}, TimeLeft(10.0)),
+        ([job_info(2, state="queued", total=4)], {}, TimeLeft(None, 1)),
         # One that runs and has measured nothing yet, too.
-        ([RUNNING, job_map(2, done=0, total=30, left_s=None)], {}, TimeLeft(25.0)),
-        ([job_map(2, done=0, total=30, left_s=None)], {}, TimeLeft(None, 1)),
-        ([RUNNING, job_map(2, state="paused", total=4), job_map(3, state="done")], {}, TimeLeft(10.0)),
+        ([RUNNING, job_info(2, done=0, total=30, left_s=None)], {}, TimeLeft(25.0)),
+        ([job_info(2, done=0, total=30, left_s=None)], {}, TimeLeft(None, 1)),
+        ([RUNNING, job_info(2, state="paused", total=4), job_info(3, state="done")], {}, TimeLeft(10.0)),
     ],
 )
-def test_time_left_over_all_jobs(jobs: list[dict[str, Any]], sizes: dict[str, int], left: TimeLeft) -> None:
+def test_time_left_over_all_jobs(jobs: list[JobInfo], sizes: dict[str, int], left: TimeLeft) -> None:
     """Jobs of one device follow each other, devices work beside each other; what is unknown is counted."""
-    assert time_left(views(*jobs), sizes) == left
+    assert time_left(jobs, sizes) == left
 
 
 def test_summary() -> None:

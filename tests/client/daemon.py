@@ -16,22 +16,35 @@ from typing import Any
 
 import anyio
 import msgpack
+import msgspec
 
 from ktuned.lookup.winner_table import WinnerTable
+from ktuned.model import KernelName
 from ktuned.model.errors import NotFound, UsageError
-from ktuned.protocol import Method
+from ktuned.protocol import Event, Method, StreamPosition, SubscribeParams
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
 from ktuned.serve.listener import bind_socket
 from ktuned.serve.method import Handler
 from ktuned.serve.server import Server
 from ktuned_client.table import kernel_key, winner_prefix
+from tests.serve.noise import Noise
 
 START_S = 60.0
 """How long a server may take to serve, on a busy machine."""
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([__name__])
+
+
+class Started(Event, frozen=True, kw_only=True, tag="job_started"):
+    """As a daemon's, with as much of the job as the client reads."""
+
+    job_state: dict[str, Any]
+
+
+class Done(Started, frozen=True, kw_only=True, tag="job_done"):
+    """The end of it."""
 
 
 class Daemon:
@@ -144,15 +157,15 @@ class Daemon:
 
     def publish(self, params: dict[str, Any], connection: Connection) -> None:
         for _ in range(params["count"]):
-            self.events.publish_event("noise", job=params.get("job"))
+            self.events.publish_event(Noise(job=params.get("job")))
 
-    def subscribe(self, params: dict[str, Any], connection: Connection) -> dict[str, int]:
-        return self.events.add_subscription(connection, **params)
+    def subscribe(self, params: dict[str, Any], connection: Connection) -> StreamPosition:
+        return self.events.add_subscription(connection, msgspec.convert(params, SubscribeParams))
 
     def _note(self, job: int, kernel: str, state: str) -> None:
         self.jobs[job] = {"id": job, "kernel": kernel, "state": state}
-        name = "job_done" if state == "done" else "job_started"
-        self.events.publish_event(name, kernel=kernel, job=job, job_state=self.jobs[job])
+        event = Done if state == "done" else Started
+        self.events.publish_event(event(kernel=KernelName(kernel), job=job, job_state=self.jobs[job]))
 
     async def run(self, ready: multiprocessing.connection.Connection) -> None:
         with bind_socket(self.path) as listening:

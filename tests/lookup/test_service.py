@@ -115,10 +115,10 @@ async def test_wrong_questions_are_refused(parts: Parts) -> None:
     parts.write(kernel_text(), str(other / "tune_it.py"))
     tune = parts.daemon.handlers["tune"]
     accepted = await cast(Any, tune.handle)(TuneParams(path=str(other)), cast(Connection, None))
-    watched, notice = accepted["notices"]
+    watched, notice = accepted.notices
     assert watched.startswith(f"{other} is watched from now on")
     assert notice.startswith("'it' alone may mean q:it or project:it now")
-    assert (await cast(Any, tune.handle)(TuneParams(path=str(other)), cast(Connection, None)))["notices"] == []
+    assert not (await cast(Any, tune.handle)(TuneParams(path=str(other)), cast(Connection, None))).notices
     with pytest.raises(AmbiguousName):
         ask(parts)
     for name, directory in (("project:it", None), ("it", str(parts.project))):

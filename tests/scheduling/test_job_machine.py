@@ -16,6 +16,7 @@ from ktuned.model.errors import IllegalMove
 from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.keys import DeviceModel, KernelName, WinnerKey, make_key_problem
 from ktuned.model.plan import Plan
+from ktuned.protocol import JobQueued
 from ktuned.scheduling.job_events import (
     Advanced,
     Arrived,
@@ -79,7 +80,7 @@ def summary(instructions: Sequence[Instruction]) -> list[str]:
     """Return what instructions are about, in brief."""
     return [
         f"{type(one).__name__} {one.job if isinstance(one, Stop | GrantLanes) else one.job.id}"
-        + (f" {one.type}" if isinstance(one, Publish) else "")
+        + (f" {one.event.__struct_config__.tag}" if isinstance(one, Publish) else "")
         for one in instructions
     ]
 
@@ -226,7 +227,7 @@ def test_every_event_in_every_place(place: str, name: str) -> None:
 def test_a_job_lives_from_its_arrival_to_its_end() -> None:
     """It is published, started with the time of now, and closed with its figures."""
     made = machine()
-    assert made.handle_event(ARRIVED) == [Publish("job_queued", job())]
+    assert made.handle_event(ARRIVED) == [Publish(JobQueued, job())]
     assert made.handle_event(Reviewed()) == [Start(job(state=JobState.RUNNING, started=NOW)), GrantLanes(1)]
     assert made.handle_event(Reviewed()) == []
     (close,) = made.handle_event(Ended(replace(made.running[0], best_us=3.0), Ending.DONE))

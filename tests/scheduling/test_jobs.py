@@ -295,7 +295,8 @@ async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path) -> None:
             parts.store.is_full = True
             parts.open_gate("door")
             await parts.told.until(lambda: bool(parts.told.of("paused")))
-            assert parts.told.of("paused") == [{"type": "paused", "reason": "the disk is full"}]
+            (told,) = parts.told.of("paused")
+            assert (told["reason"], "device" in told) == ("the disk is full", False)
             (waiting,) = parts.jobs.list_live_jobs()
             assert (waiting.id, waiting.state, waiting.message) == (job.id, JobState.QUEUED, "the disk is full")
             parts.store.is_full = False

@@ -74,7 +74,7 @@ async def test_what_runs_with_less_is_followed(parts: Parts) -> None:
         assert second.is_new
         assert (await submit(parts, plan=Plan(preset="fast", trials=30))).job.id == second.job.id
         described = parts.jobs.describe_job(second.job)
-        assert described["waits_for"] == f"job {first.id} has the device"
+        assert described.waits_for == f"job {first.id} has the device"
         parts.open_gate("door")
         ended = await parts.told.ended(2)
     assert [job["id"] for job in ended] == [first.id, second.job.id]
@@ -162,8 +162,8 @@ async def test_launches_order_equals_and_outlive_the_daemon(tmp_path: Path) -> N
         async with parts.working():
             await until(lambda: len(parts.jobs.list_live_jobs()) == 4)
             described = [parts.jobs.describe_job(job) for job in parts.jobs.list_live_jobs()]
-            assert [(job["problem"]["n"], job["launches"]) for job in described][:3] == [(2, 25), (3, 20), (1, 0)]
-            await parts.jobs.cancel_job(described[0]["id"])
+            assert [(job.problem["n"], job.launches) for job in described][:3] == [(2, 25), (3, 20), (1, 0)]
+            await parts.jobs.cancel_job(described[0].id)
         (ended,) = await parts.told.ended()
         assert ended["launches"] == 25
 
@@ -211,7 +211,7 @@ async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path) -> None:
             assert parts.jobs.count_jobs().waits == {"the machine is used: others take 90% of its CPUs": 1}
             (waiting,) = parts.jobs.list_live_jobs()
             assert waiting.message == "made way: the machine is used: others take 90% of its CPUs"
-            assert parts.jobs.describe_job(waiting)["waits_for"].startswith("the machine is used")
+            assert parts.jobs.describe_job(waiting).waits_for.startswith("the machine is used")
             parts.jobs.add_waiter("me", [job.id])
             parts.open_gate("door")
             (ended,) = await parts.told.ended()

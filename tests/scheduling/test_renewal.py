@@ -48,7 +48,7 @@ class TestBeginAgain:
             found = await parts.inspector.inspect_files(parts.root, [str(path)])
             await parts.renewal.react_to_changes(found.changes, saved=True)
             assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
-            assert parts.jobs.describe_job(parts.jobs.list_live_jobs()[0])["waiters"] == 1
+            assert parts.jobs.describe_job(parts.jobs.list_live_jobs()[0]).waiters == 1
             stored = await self.ended(parts, job)
         assert (stored.state, stored.outcomes, stored.message) == (JobState.DONE, {"measured": 1}, "")
         assert parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status == "fresh"

@@ -17,6 +17,7 @@ from ktuned.serve.method import MAX_ROWS
 from ktuned.store.database import Store
 from ktuned_client.wire import PROTOCOL_VERSION
 from tests.assembled import Parts, assembled, kernel_text
+from tests.serve.noise import Last, Noise
 
 pytestmark = pytest.mark.anyio
 
@@ -142,7 +143,7 @@ async def test_tune_says_where_to_subscribe_from(desk: Desk, parts: Parts) -> No
     """The place is one before anything that the request sets off."""
     parts.write(kernel_text())
     parts.write("def (", "tune_bad.py")
-    desk.events.publish_event("earlier")
+    desk.events.publish_event(Noise())
     told = await desk.call("tune", path=str(parts.project), trials=3, priority=300)
     assert (told["epoch"], told["seq"]) == (7, 1)
     (job,) = told["jobs"]
@@ -342,12 +343,12 @@ async def test_answers_are_bounded(tmp_path: Path) -> None:
 
 async def test_events_come_and_go_by_connection(desk: Desk) -> None:
     """``unsubscribe`` ends what ``subscribe`` began."""
-    assert await desk.call("subscribe", types=["winner"]) == {"epoch": 7, "seq": 0}
-    desk.events.publish_event("winner")
-    desk.events.publish_event("lane")
+    assert await desk.call("subscribe", types=["last"]) == {"epoch": 7, "seq": 0}
+    desk.events.publish_event(Last())
+    desk.events.publish_event(Noise())
     assert desk.peer.sent == 1
     await desk.call("unsubscribe")
-    desk.events.publish_event("winner")
+    desk.events.publish_event(Last())
     assert desk.peer.sent == 1
 
 

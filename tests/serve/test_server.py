@@ -9,12 +9,13 @@ from typing import Any
 
 import anyio
 import msgpack
+import msgspec
 import pytest
 import uvloop
 from msgspec.structs import asdict
 
 from ktuned.model.errors import NotFound
-from ktuned.protocol import Method
+from ktuned.protocol import Method, StreamPosition, SubscribeParams
 from ktuned.serve.connection import Connection, Limits
 from ktuned.serve.events import Events
 from ktuned.serve.listener import bind_socket
@@ -23,6 +24,7 @@ from ktuned.serve.server import Server
 from ktuned_client import wire
 from ktuned_client.wire import Decoder, Message, Notification, Response
 from tests import leaks
+from tests.serve.noise import Last, Noise
 
 pytestmark = pytest.mark.anyio
 
@@ -125,8 +127,8 @@ class Running:
         await self.released.wait()
         raise RuntimeError("boom")
 
-    def subscribe(self, params: dict[str, Any], connection: Connection) -> dict[str, int]:
-        return self.events.add_subscription(connection, **params)
+    def subscribe(self, params: dict[str, Any], connection: Connection) -> StreamPosition:
+        return self.events.add_subscription(connection, msgspec.convert(params, SubscribeParams))
 
     async def until(self, **statistics: int) -> None:
         """Let the loop run until the server's figures are these."""
@@ -317,9 +319,9 @@ async def test_a_slow_subscriber_gets_fresh_and_slows_nobody(running: Running) -
     assert await slow.ask("subscribe") == {"epoch": 5, "seq": 0}
     assert await quick.ask("subscribe", types=["last"]) == {"epoch": 5, "seq": 0}
     for _ in range(10_000):
-        running.events.publish_event("noise", text="x" * 1000)
+        running.events.publish_event(Noise(text="x" * 1000))
     assert running.events.describe_ring().lagging == 1
-    running.events.publish_event("last")
+    running.events.publish_event(Last())
     message = await quick.receive()
     assert isinstance(message, Notification)
     assert message.params is not None
@@ -333,7 +335,7 @@ async def test_a_slow_subscriber_gets_fresh_and_slows_nobody(running: Running) -
     assert [event["seq"] for event in seen[:-1]] == list(range(1, len(seen)))
     assert len(seen) < 2000
     assert seen[-1] == {"fresh": True, "epoch": 5, "seq": 10_001}
-    running.events.publish_event("noise")
+    running.events.publish_event(Noise())
     message = await slow.receive()
     assert isinstance(message, Notification)
     assert message.params is not None
@@ -343,7 +345,7 @@ async def test_a_slow_subscriber_gets_fresh_and_slows_nobody(running: Running) -
 async def test_a_replay_follows_the_answer(running: Running) -> None:
     """The response to `subscribe` comes first, then what was missed, all of it, then what happens."""
     for _ in range(2000):
-        running.events.publish_event("noise", text="x" * 500)
+        running.events.publish_event(Noise(text="x" * 500))
     peer = running.peer()
     assert await peer.ask("subscribe", since=[5, 10]) == {"epoch": 5, "seq": 2000}
     for seq in range(11, 2001):

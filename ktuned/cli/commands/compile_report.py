@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +10,18 @@ import msgspec
 from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
 from ktuned.model import Outcome
-from ktuned.protocol import FileError
+from ktuned.protocol import (
+    CANCEL,
+    COMPILE,
+    CancelParams,
+    CompileParams,
+    ConfigCompiled,
+    FileError,
+    JobInfo,
+    call_method,
+    read_event,
+    read_jobs,
+)
 from ktuned_client import Client, DaemonError
 from ktuned_client.answers import TUNE_DEADLINE_S
 from ktuned_client.client import Tuning
@@ -26,11 +36,8 @@ _WIDTH = len("compile_timeout")
 _MESSAGE_CHARS = 160
 
 
-def compile_only(wanted: Mapping[str, Any], as_json: bool) -> int:
-    """Compile a space's configs for later jobs, and print the result of each; Ctrl-C cancels.
-
-    ``wanted`` are the params of the protocol's ``compile``.
-    """
+def compile_only(wanted: CompileParams, as_json: bool) -> int:
+    """Compile a space's configs for later jobs, and print the result of each; Ctrl-C cancels."""
     with Client() as client, Tuning(client, _request_compile(client, wanted)) as compiling:
         output.complain_of(msgspec.convert(compiling.errors, list[FileError]))
         try:
@@ -38,17 +45,19 @@ def compile_only(wanted: Mapping[str, Any], as_json: bool) -> int:
         except KeyboardInterrupt:
             _cancel_compiling(client, compiling)
             return Exit.INTERRUPTED
-        jobs = compiling.jobs
-    if as_json:
-        output.emit_json(jobs)
+        jobs = read_jobs(compiling.jobs)
+        if as_json:
+            output.emit_json(compiling.jobs)
     _sum_up(jobs, reported, refusal)
-    ready = sum(job["outcomes"].get("compiled", 0) for job in jobs)
+    ready = sum(job.outcomes.get("compiled", 0) for job in jobs)
     return Exit.DONE if ready and not compiling.errors else Exit.NOT_REACHED
 
 
-def _request_compile(client: Client, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    with output.report_waiting(f"inspecting {wanted.get('path') or wanted['kernel']}"):
-        accepted: dict[str, Any] = client.call("compile", deadline_s=TUNE_DEADLINE_S, **wanted)
+def _request_compile(client: Client, wanted: CompileParams) -> dict[str, Any]:
+    with output.report_waiting(f"inspecting {wanted.path or wanted.kernel}"):
+        accepted: dict[str, Any] = client.call(
+            COMPILE.name, deadline_s=TUNE_DEADLINE_S, **COMPILE.encode_params(wanted)
+        )
     return accepted
 
 
@@ -57,14 +66,15 @@ def _follow_compiling(compiling: Tuning, as_json: bool) -> tuple[int, str]:
     several = len(compiling.jobs) > 1
     reported = 0
     shown = Lines()
-    for event in compiling:
-        if event.get("type") != "config_compiled":
+    for received in compiling:
+        event = read_event(received)
+        if not isinstance(event, ConfigCompiled):
             continue
         reported += 1
         if as_json:
-            output.emit_json(event)
+            output.emit_json(received)
         else:
-            refusal = event["message"] if event["outcome"] == Outcome.UNSUPPORTED else None
+            refusal = event.message if event.outcome is Outcome.UNSUPPORTED else None
             for said in shown.take_line(describe_config(event, several=several), refusal):
                 output.emit_line(said)
     return reported, shown.refusal
@@ -97,37 +107,37 @@ class Lines:
         return due
 
 
-def describe_config(event: Mapping[str, Any], *, several: bool) -> str:
+def describe_config(event: ConfigCompiled, *, several: bool) -> str:
     """Return the result of one config on one line; with its kernel and problem if there are ``several``."""
-    config = text.format_values(event["config"])
+    config = text.format_values(event.config)
     if several:
-        config = f"{event['kernel']} [{text.format_values(event['problem'])}] {config}"
-    said = f"{event['outcome'] or COMPILED:<{_WIDTH}}  {event['compile_s']:>7.2f} s  {config}"
-    if event["outcome"] is not None:
-        return f"{said}  {text.first_line(event['message'], _MESSAGE_CHARS)}"
-    facts = " ".join(f"{name}={value}" for name, value in event["facts"].items() if isinstance(value, int | float))
-    return "  ".join(filter(None, (said, facts, "(was there)" if event["reused"] else "")))
+        config = f"{event.kernel} [{text.format_values(event.problem)}] {config}"
+    said = f"{event.outcome or COMPILED:<{_WIDTH}}  {event.compile_s:>7.2f} s  {config}"
+    if event.outcome is not None:
+        return f"{said}  {text.first_line(event.message, _MESSAGE_CHARS)}"
+    facts = " ".join(f"{name}={value}" for name, value in event.facts.items() if isinstance(value, int | float))
+    return "  ".join(filter(None, (said, facts, "(was there)" if event.reused else "")))
 
 
-def _sum_up(jobs: list[dict[str, Any]], reported: int, refusal: str) -> None:
+def _sum_up(jobs: Sequence[JobInfo], reported: int, refusal: str) -> None:
     """Print each job's end on stderr, with what all configs were refused for, and the number of missed events."""
     for job in jobs:
-        counts = text.format_outcomes(Counter(job["outcomes"]))
-        compile_s, wall_s = (text.format_duration(job["cost"].get(name)) for name in ("compile_s", "wall_s"))
+        counts = text.format_outcomes(job.outcomes)
+        compile_s, wall_s = (text.format_duration(job.cost.get(name)) for name in ("compile_s", "wall_s"))
         cost = f"{compile_s} of compiling in {wall_s}"
-        problem = f" [{text.format_values(job['problem'])}]" if job["problem"] else ""
+        problem = f" [{text.format_values(job.problem)}]" if job.problem else ""
         why = f": {text.first_line(refusal, _MESSAGE_CHARS)}" if refusal else ""
-        output.print_message(f"{job['kernel']}{problem}: {job['message'] or job['state']}{why} ({counts}; {cost})")
-    missed = sum(job["done"] for job in jobs) - reported
+        output.print_message(f"{job.kernel}{problem}: {job.message or job.state}{why} ({counts}; {cost})")
+    missed = sum(job.done for job in jobs) - reported
     if missed > 0:
         output.print_message(f"{missed} configs are not listed: their events came faster than they were read")
 
 
 def _cancel_compiling(client: Client, compiling: Tuning) -> None:
-    for job in compiling.jobs:
-        if job["state"] in ("queued", "running"):
+    for job in read_jobs(compiling.jobs):
+        if not job.is_ended:
             try:
-                client.call("cancel", job=job["id"])
+                call_method(client, CANCEL, CancelParams(job=job.id))
             except DaemonError:
                 # It has ended meanwhile.
                 continue

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import Final
 
 import click
 
-from ktuned.cli import output, text
+from ktuned.cli import lines, output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import WholeNumber, drop_missing, json_option
-from ktuned.model import LATENCY, JobState, Objective, mention_objective, needs_metric
-from ktuned.protocol import STATUS, call_method
+from ktuned.cli.options import WholeNumber, json_option
+from ktuned.model import JobState, mention_objective
+from ktuned.protocol import (
+    CANCEL,
+    JOBS,
+    PAUSE,
+    RESUME,
+    STATUS,
+    CancelParams,
+    JobInfo,
+    JobsAnswer,
+    JobsParams,
+    PauseAnswer,
+    PauseParams,
+    call_method,
+)
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 200
@@ -62,19 +75,20 @@ def jobs(
     return _act_on_jobs(action, target, device, as_json)
 
 
-def _choose_jobs(target: str | None) -> dict[str, Any]:
-    if target is None:
-        return {}
-    return {"job": int(target)} if target.isdecimal() else {"kernel": target}
+def _parse_target(target: str | None) -> tuple[int | None, str | None]:
+    """Return the job or the kernel that is meant."""
+    return (int(target), None) if target is not None and target.isdecimal() else (None, target)
 
 
 def _list_jobs(target: str | None, state: str | None, limit: int | None, as_json: bool) -> int:
     at_most = min(limit or DEFAULT_LIMIT, MAX_LIMIT)
+    job, kernel = _parse_target(target)
+    wanted = JobsParams(job=job, kernel=kernel, state=None if state is None else JobState(state), limit=at_most + 1)
     with Client() as client:
-        found = client.call("jobs", **drop_missing(**_choose_jobs(target), state=state, limit=at_most + 1))["jobs"]
-    found, is_cut = found[:at_most], len(found) > at_most
+        listed = call_method(client, JOBS, wanted).jobs
+    found, is_cut = listed[:at_most], len(listed) > at_most
     if as_json:
-        output.emit_json(found)
+        output.emit_answer(found)
     elif found:
         show_jobs(found)
     else:
@@ -84,26 +98,31 @@ def _list_jobs(target: str | None, state: str | None, limit: int | None, as_json
     return Exit.DONE
 
 
-_DONE = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
+_DONE: Final = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
 
 
 def _act_on_jobs(action: str, target: str | None, device: str | None, as_json: bool) -> int:
     """Cancel, pause or resume; say what was done, and what is still paused."""
+    job, kernel = _parse_target(target)
     with Client() as client:
         before = set() if action == "cancel" else set(call_method(client, STATUS).paused)
-        answer = client.call(action, **drop_missing(**_choose_jobs(target), device=device))
-        changed = answer["jobs"]
-        if as_json:
-            output.emit_json(answer)
+        answer: JobsAnswer | PauseAnswer
+        if action == "cancel":
+            answer = call_method(client, CANCEL, CancelParams(job=job, kernel=kernel))
         else:
-            if changed:
-                show_jobs(changed)
-                numbers = ", ".join(str(job["id"]) for job in changed)
+            wanted = PauseParams(job=job, kernel=kernel, device=device)
+            answer = call_method(client, PAUSE if action == "pause" else RESUME, wanted)
+        if as_json:
+            output.emit_answer(answer)
+        else:
+            if answer.jobs:
+                show_jobs(answer.jobs)
+                numbers = ", ".join(str(job.id) for job in answer.jobs)
                 output.print_message(f"{_DONE[action]} job {numbers}")
-            if target is None:
-                output.print_message(_devices_line(action, before, set(answer["paused"])))
-                output.print_message(_still_paused(client, answer["paused"]))
-    if target is not None and not changed:
+            if isinstance(answer, PauseAnswer) and target is None:
+                output.print_message(_devices_line(action, before, set(answer.paused)))
+                output.print_message(_still_paused(client, answer.paused))
+    if target is not None and not answer.jobs:
         output.print_error(f"{target} has no job that could be {_DONE[action]}", "`ktuned jobs` lists them")
         return Exit.NOT_REACHED
     return Exit.DONE
@@ -119,7 +138,7 @@ def _devices_line(action: str, before: set[str], after: set[str]) -> str:
 
 def _still_paused(client: Client, devices: Iterable[str]) -> str:
     """Return what is paused now, and how that ends."""
-    paused = [str(job["id"]) for job in client.call("jobs", state="paused")["jobs"]]
+    paused = [str(job.id) for job in call_method(client, JOBS, JobsParams(state=JobState.PAUSED)).jobs]
     parts = [name or "all tuning" for name in sorted(devices)]
     parts += [f"job {', '.join(paused)}"] if paused else []
     if not parts:
@@ -127,8 +146,8 @@ def _still_paused(client: Client, devices: Iterable[str]) -> str:
     return f"paused now: {'; '.join(parts)} (`ktuned jobs --resume` ends it; add --device DEVICE, or name a JOB)"
 
 
-def show_jobs(found: Iterable[Mapping[str, Any]]) -> None:
-    """Print a table of job maps."""
+def show_jobs(found: Iterable[JobInfo]) -> None:
+    """Print a table of jobs."""
     now = time.time()
     figures = ["job", "done", "left", "best", "default", "launches", "age"]
     columns = [
@@ -149,36 +168,24 @@ def show_jobs(found: Iterable[Mapping[str, Any]]) -> None:
     output.print_table(columns, (_job_row(job, now) for job in found), right=figures)
 
 
-def _job_row(job: Mapping[str, Any], now: float) -> list[str]:
-    done = str(job["done"]) if job["total"] is None else f"{job['done']}/{job['total']}"
+def _job_row(job: JobInfo, now: float) -> list[str]:
+    waits = f"; {job.waiters} wait{'s' if job.waiters == 1 else ''}" if job.waiters else ""
     return [
-        str(job["id"]),
-        job["kernel"],
-        text.format_values(job["problem"]) + _job_objective(job),
-        job["device"],
-        job["state"],
-        _describe_reason(job),
-        done,
-        text.format_duration(job.get("left_s")),
+        str(job.id),
+        job.kernel,
+        text.format_values(job.problem) + mention_objective(job.objective),
+        job.device,
+        job.state,
+        f"{job.reason}{waits}",
+        lines.job_progress(job),
+        text.format_duration(job.left_s),
         *_best_and_default(job),
-        f"{job['launches']:,}" if job.get("launches") else text.ABSENT,
-        text.format_duration(max(0.0, now - job["created"])) if job.get("created") else text.ABSENT,
-        job.get("waits_for") or text.first_line(job.get("message")) or text.format_outcomes(job["outcomes"]),
+        f"{job.launches:,}" if job.launches else text.ABSENT,
+        text.format_duration(max(0.0, now - job.created)),
+        job.waits_for or text.first_line(job.message) or text.format_outcomes(job.outcomes),
     ]
 
 
-def _job_objective(job: Mapping[str, Any]) -> str:
-    return mention_objective(job.get("objective") or LATENCY)
-
-
-def _best_and_default(job: Mapping[str, Any]) -> list[str]:
+def _best_and_default(job: JobInfo) -> list[str]:
     """Return the best figure and the default's, by the job's objective."""
-    objective = Objective(job.get("objective") or LATENCY)
-    names = ("best_figure", "default_figure") if needs_metric(objective) else ("best_us", "default_us")
-    return [text.by_objective(objective, job.get(name)) for name in names]
-
-
-def _describe_reason(job: Mapping[str, Any]) -> str:
-    """Return a job's reason, and the number of clients that wait for it."""
-    waiters = job.get("waiters", 0)
-    return f"{job['reason']}; {waiters} wait{'s' if waiters == 1 else ''}" if waiters else job["reason"]
+    return [text.by_objective(job.objective, figure) for figure in (job.best, job.default)]

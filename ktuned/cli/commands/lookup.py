@@ -22,12 +22,14 @@ from ktuned.cli.options import (
 )
 from ktuned.model import Change, JobState, Status, describe_change, is_exact, mention_objective
 from ktuned.protocol import (
+    JOBS,
     KERNELS,
     LOOKUP,
     PINS,
     RESULTS,
     UNPIN,
     Answer,
+    JobsParams,
     KernelsParams,
     LookupParams,
     PinInfo,
@@ -121,13 +123,13 @@ def lookup(
 
 def _place_in_line(client: Client, answer: Answer) -> str:
     """Return where the job stands that a lookup has queued; nothing where there is none, or not yet."""
-    waiting = client.call("jobs", limit=MAX_JOBS)["jobs"]
-    live = [job for job in waiting if job["state"] in (JobState.RUNNING, JobState.QUEUED)]
+    jobs = call_method(client, JOBS, JobsParams(limit=MAX_JOBS)).jobs
+    live = [job for job in jobs if job.state in (JobState.RUNNING, JobState.QUEUED)]
     for place, job in enumerate(live):
-        if job["kernel"] == answer.kernel and job["problem"].items() <= answer.problem.items():
-            if job["state"] == JobState.RUNNING:
-                return f"job {job['id']} tunes it now"
-            return f"job {job['id']} will tune it, after {text.count_of(place, 'other job')}"
+        if job.kernel == answer.kernel and job.problem.items() <= answer.problem.items():
+            if job.state is JobState.RUNNING:
+                return f"job {job.id} tunes it now"
+            return f"job {job.id} will tune it, after {text.count_of(place, 'other job')}"
     return ""
 
 

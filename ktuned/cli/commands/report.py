@@ -17,8 +17,8 @@ from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, is_path
 from ktuned.cli.progress import begin_view
 from ktuned.cli.versions import own_version
-from ktuned.model import KtunedError, UsageError, WinnerKey, describe_change
-from ktuned.protocol import KERNELS, STATUS, KernelsParams, call_method
+from ktuned.model import JobState, KtunedError, UsageError, WinnerKey, describe_change
+from ktuned.protocol import JOBS, KERNELS, STATUS, JobsParams, KernelsParams, call_method
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 if TYPE_CHECKING:
@@ -107,10 +107,14 @@ def _serve_report(client: Client, store: Path, kernels: set[str] | None, *, open
 def _running_jobs(client: Client, kernels: set[str] | None) -> list[str]:
     """Return a line for each job that runs or waits, as far as they belong to the kernels."""
     try:
-        jobs = [job for state in ("running", "queued") for job in client.call("jobs", state=state)["jobs"]]
+        jobs = [
+            job
+            for state in (JobState.RUNNING, JobState.QUEUED)
+            for job in call_method(client, JOBS, JobsParams(state=state)).jobs
+        ]
     except (DaemonUnavailable, DaemonError):
         return []
-    return lines.describe_open_jobs(begin_view(job for job in jobs if kernels is None or job["kernel"] in kernels))
+    return lines.describe_open_jobs(begin_view(job for job in jobs if kernels is None or job.kernel in kernels))
 
 
 def _open_browser(address: str, shown: str) -> None:

@@ -115,5 +115,5 @@ def pull(kernel: str | None, no_spawn: bool, as_json: bool) -> int:
                 f"{job['kernel']} {text.format_values(job['problem'])}: "
                 f"{job['state']}; {text.first_line(job['message'])}"
             )
-    reached = view is None or all(job.has_winner for job in view.jobs.values())
+    reached = view is None or all(one.job.has_winner for one in view.jobs.values())
     return Exit.DONE if reached else Exit.NOT_REACHED

@@ -16,7 +16,7 @@ from ktuned.cli.commands import jobs as job_tables
 from ktuned.cli.commands.compile_report import compile_only as compile_alone
 from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.job_view import ENDED, FAILURES, JobView, View
+from ktuned.cli.job_view import FAILURES, JobView, View
 from ktuned.cli.limits import load_limits
 from ktuned.cli.options import (
     AdvancedOption,
@@ -38,8 +38,8 @@ from ktuned.cli.options import (
 )
 from ktuned.cli.present import choose_presenter, follow_tuning
 from ktuned.cli.t1_file import is_t1, kernel_file_of
-from ktuned.model import PRESETS, UNTIL, needs_metric
-from ktuned.protocol import FileError
+from ktuned.model import PRESETS, UNTIL, Job, needs_metric
+from ktuned.protocol import CANCEL, CancelParams, CompileParams, FileError, call_method, read_jobs
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 if TYPE_CHECKING:
@@ -134,10 +134,19 @@ def tune(
             output.print_message(f"wrote {path}, which declares the kernel of {target}")
     if compile_only:
         _refuse_measuring_options()
-        wanted = drop_missing(kernel=kernel, path=path, problem=problem, arch=arch, trials=trials, seconds=seconds)
-        wanted |= drop_missing(strategy=strategy, seed=seed, keep_going=keep_going or None)
         if not no_spawn:
             spawn.announce_daemon(spawn.ensure_daemon())
+        wanted = CompileParams(
+            kernel=kernel,
+            path=path,
+            problem=problem or None,
+            arch=arch,
+            trials=trials,
+            seconds=seconds,
+            strategy=strategy,
+            seed=seed,
+            keep_going=keep_going,
+        )
         return compile_alone(wanted, as_json)
     plan = drop_missing(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
     plan |= drop_missing(strategy=strategy, until=until, seed=seed, priority=priority, objective=objective)
@@ -152,7 +161,7 @@ def tune(
         if detach:
             _print_jobs(tuning, as_json)
             return Exit.NOT_REACHED if tuning.errors or not tuning.jobs else Exit.DONE
-        over = {job["id"] for job in tuning.jobs if job["state"] in ENDED}
+        over = {job.id for job in read_jobs(tuning.jobs) if job.is_ended}
         try:
             if cancels:
                 # Of a batch system, which ends its jobs by it.
@@ -171,7 +180,7 @@ def tune(
             output.print_error(
                 f"{target} has nothing to tune", "declare problems in the kernel file, or give one with -p"
             )
-    reached = bool(view.jobs) and all(job.has_winner for job in view.jobs.values()) and not tuning.errors
+    reached = bool(view.jobs) and all(one.job.has_winner for one in view.jobs.values()) and not tuning.errors
     return Exit.DONE if reached else Exit.NOT_REACHED
 
 
@@ -207,13 +216,13 @@ def begin_tuning(client: Client, kernel: str | None, path: str | None, **plan: A
 
 
 def _handle_interrupt(client: Client, tuning: Tuning, cancels: bool) -> int:
-    active = [job["id"] for job in tuning.jobs if job["state"] not in ENDED]
+    active = [job.id for job in read_jobs(tuning.jobs) if not job.is_ended]
     numbers = ", ".join(map(str, active))
     if not active:
         return Exit.INTERRUPTED
     if cancels:
         for job in active:
-            client.call("cancel", job=job)
+            call_method(client, CANCEL, CancelParams(job=job))
         output.print_message(f"cancelled job {numbers}")
     else:
         output.print_message(
@@ -226,21 +235,23 @@ def _print_jobs(tuning: Tuning, as_json: bool) -> None:
     if as_json:
         output.emit_json({"jobs": tuning.jobs, "errors": tuning.errors})
     elif tuning.jobs:
-        job_tables.show_jobs(tuning.jobs)
+        job_tables.show_jobs(read_jobs(tuning.jobs))
 
 
 def _print_outcome(client: Client, view: View, over: Collection[int]) -> None:
     """Print the winners and the failures; the ends of jobs that were ``over`` before have not been lines yet."""
     columns = ["kernel", "problem", "device", "state", "best", "default", "speed-up", "reference", "winner"]
-    if any(needs_metric(job.objective) for job in view.jobs.values()):
+    jobs = [one.job for one in view.jobs.values()]
+    if any(needs_metric(job.objective) for job in jobs):
         columns[columns.index("speed-up")] = "gain"
     figures = ["best", "default", "speed-up", "gain", "reference"]
     output.emit_line()
-    output.print_table(columns, (_job_row(client, job, job.id in over) for job in view.jobs.values()), right=figures)
-    for job in view.jobs.values():
+    rows = (_job_row(client, one, one.job.id in over) for one in view.jobs.values())
+    output.print_table(columns, rows, right=figures)
+    for job in jobs:
         for doubt in lines.doubt_lines(job):
             output.emit_line(doubt)
-    failures = [row for job in view.jobs.values() for row in _list_failures(job)]
+    failures = [row for one in view.jobs.values() for row in _list_failures(one)]
     if failures:
         output.emit_line()
         output.print_table(["kernel", "what failed", "configs", "such as"], failures, right=["configs"])
@@ -251,7 +262,8 @@ def _print_outcome(client: Client, view: View, over: Collection[int]) -> None:
         )
 
 
-def _job_row(client: Client, job: JobView, was_over: bool) -> list[str]:
+def _job_row(client: Client, view: JobView, was_over: bool) -> list[str]:
+    job = view.job
     why = text.first_line(job.message) if was_over else ""
     return [
         job.kernel,
@@ -262,11 +274,11 @@ def _job_row(client: Client, job: JobView, was_over: bool) -> list[str]:
         text.format_factor(job.speedup),
         text.latency_within(job.reference_us, job.reference_spread_us),
         # Last, because it may be long; without a winner, the reason, unless a line has had it.
-        text.format_values(_load_winner(client, job)) if job.has_winner else why or text.ABSENT,
+        text.format_values(_load_winner(client, view)) if job.has_winner else why or text.ABSENT,
     ]
 
 
-def _best_and_default(job: JobView) -> list[str]:
+def _best_and_default(job: Job) -> list[str]:
     """Return the best figure and the default's, by the job's objective."""
     if needs_metric(job.objective):
         return [text.by_objective(job.objective, figure) for figure in (job.best, job.default)]
@@ -274,21 +286,22 @@ def _best_and_default(job: JobView) -> list[str]:
     return [text.latency_within(*best), text.latency_within(*default)]
 
 
-def _load_winner(client: Client, job: JobView) -> Mapping[str, Any] | None:
+def _load_winner(client: Client, view: JobView) -> Mapping[str, Any] | None:
     """Return the winning config from the store, because the final round decides, not the trials seen here."""
+    job = view.job
     try:
         asked = drop_missing(kernel=job.kernel, problem=job.problem, device=job.device, objective=job.objective)
         answer = client.call("lookup", **asked, tune=False)
     except (DaemonError, DaemonUnavailable):
-        return job.best_config
+        return view.best_config
     config: Mapping[str, Any] | None = answer.get("config")
     return config
 
 
-def _list_failures(job: JobView) -> Iterator[list[str]]:
+def _list_failures(view: JobView) -> Iterator[list[str]]:
     for outcome in FAILURES:
-        count = job.outcomes.get(outcome, 0)
+        count = view.job.outcomes.get(outcome, 0)
         if count:
-            trial = job.failures.get(outcome, {})
-            example = f"{text.format_values(trial['config'])} (trial {trial['id']})" if trial else text.ABSENT
-            yield [job.kernel, outcome, str(count), example]
+            trial = view.failures.get(outcome)
+            example = f"{text.format_values(trial.config)} (trial {trial.id})" if trial else text.ABSENT
+            yield [view.job.kernel, outcome, str(count), example]

@@ -16,13 +16,27 @@ from ktuned.cli import output, regression, spawn, text
 from ktuned.cli.commands.share import read_documents
 from ktuned.cli.commands.tune import begin_tuning
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.job_view import ENDED, View
+from ktuned.cli.job_view import View
 from ktuned.cli.limits import load_limits
 from ktuned.cli.options import SectionedCommand, as_path, drop_missing, json_option, no_spawn_option
-from ktuned.cli.present import Presenter, choose_presenter, follow_tuning
-from ktuned.cli.progress import Event, add_earlier_winners, begin_view, fold_event, resync_view
+from ktuned.cli.present import choose_presenter, follow_tuning
+from ktuned.cli.progress import add_earlier_winners, begin_view, fold_event, resync_view
 from ktuned.model import LATENCY, Objective, Problem, Status, figure_of, mention_objective
-from ktuned.protocol import LOOKUP_MANY, Answer, FileError, LookupManyParams, LookupParams, call_method
+from ktuned.protocol import (
+    JOBS,
+    LOOKUP_MANY,
+    TUNE,
+    Answer,
+    FileError,
+    JobInfo,
+    JobsParams,
+    LookupManyParams,
+    LookupParams,
+    StreamGap,
+    TuneParams,
+    call_method,
+    read_event,
+)
 from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
 
@@ -83,9 +97,10 @@ def watch(
         project = since = None
         if root is not None:
             with output.report_waiting(f"inspecting {root}"):
-                accepted = client.call("tune", deadline_s=TUNE_DEADLINE_S, path=root, stale_only=True)
-            output.complain_of(msgspec.convert(accepted["errors"], list[FileError]))
-            since = (accepted["epoch"], accepted["seq"])
+                wanted = TuneParams(path=root, stale_only=True)
+                accepted = call_method(client, TUNE, wanted, deadline_s=TUNE_DEADLINE_S)
+            output.complain_of(accepted.errors)
+            since = (accepted.epoch, accepted.seq)
         roots = client.call("kernels")["roots"]
         if root is not None:
             project = _project_of(root, roots)
@@ -215,8 +230,8 @@ def _find_earlier_figure(client: Client, answer: Answer) -> float | None:
     kernel, problem = answer.kernel, answer.problem
     digest = ""
     if answer.status is Status.FRESH:
-        open_jobs = [job for job in client.call("jobs", kernel=kernel)["jobs"] if job["state"] not in ENDED]
-        if not any(job["problem"] == problem for job in open_jobs):
+        jobs = call_method(client, JOBS, JobsParams(kernel=kernel)).jobs
+        if not any(job.problem == problem and not job.is_ended for job in jobs):
             return answer.figure
         (known,) = client.call("kernels", kernel=kernel)["kernels"]
         digest = known["digest"]
@@ -241,34 +256,31 @@ def _follow_saves(client: Client, since: tuple[int, int] | None, project: str | 
     with client.events(since=since) as events, choose_presenter(as_json=as_json) as presenter:
         view = _catch_up(client, project)
         presenter.show(None, view, ())
-        for event in events:
-            if concerns_project(event, project):
-                view = _take_event(client, view, event, project, presenter)
-
-
-def _take_event(client: Client, view: View, event: Event, project: str | None, presenter: Presenter) -> View:
-    if event.get("fresh"):
-        view, news = resync_view(view, _jobs_of(client, project))
-    else:
-        view, news = fold_event(view, event)
-    presenter.show(event, view, news)
-    return view.without_ended()
+        for received in events:
+            if not concerns_project(received.get("kernel"), project):
+                continue
+            event = read_event(received)
+            if isinstance(event, StreamGap):
+                view, news = resync_view(view, _load_jobs(client, project))
+            else:
+                view, news = fold_event(view, event)
+            presenter.show(received, view, news)
+            view = view.without_ended()
 
 
 def _catch_up(client: Client, project: str | None) -> View:
-    known = _jobs_of(client, project)
-    view = begin_view((job for job in known if job["state"] not in ENDED), load_limits(client))
-    return add_earlier_winners(view, (job for job in known if job["state"] in ENDED))
+    known = _load_jobs(client, project)
+    view = begin_view((job for job in known if not job.is_ended), load_limits(client))
+    return add_earlier_winners(view, (job for job in known if job.is_ended))
 
 
-def _jobs_of(client: Client, project: str | None) -> list[Mapping[str, Any]]:
-    return [job for job in client.call("jobs")["jobs"] if concerns_project(job, project)]
+def _load_jobs(client: Client, project: str | None) -> list[JobInfo]:
+    return [job for job in call_method(client, JOBS).jobs if concerns_project(job.kernel, project)]
 
 
-def concerns_project(subject: Mapping[str, Any], project: str | None) -> bool:
-    """Return whether an event or a job belongs to the project, or to no project in particular."""
-    kernel = subject.get("kernel")
-    return project is None or not kernel or str(kernel).startswith(f"{project}:")
+def concerns_project(kernel: str | None, project: str | None) -> bool:
+    """Return whether what concerns a kernel, or none in particular, concerns the project."""
+    return project is None or not kernel or kernel.startswith(f"{project}:")
 
 
 def _project_of(path: str, roots: Iterable[Mapping[str, Any]]) -> str | None:

@@ -34,7 +34,7 @@ from ktuned.cli.watch.board import BoardRow
 from ktuned.cli.watch.choice import Choice
 from ktuned.cli.watch.session import Session
 from ktuned.cli.watch.shown_text import ShownText
-from ktuned.model import ListedTrial, metric_of
+from ktuned.model import ListedTrial, Trial, metric_of
 from ktuned_client import AsyncClient, DaemonError, DaemonUnavailable
 
 DRAWING_S = 0.1
@@ -233,13 +233,13 @@ class WatchApp(App[None]):
         return self.session.board.rows.get(self._shown[place]) if 0 <= place < len(self._shown) else None
 
     @property
-    def trials(self) -> list[ListedTrial]:
+    def trials(self) -> list[Trial]:
         """The configs of the chosen row that the table has, in its order."""
         log = self.session.log
         return [] if log is None else log.listed.filter_items(log.trials.values(), self._configs)[:MAX_CONFIGS]
 
     @property
-    def selected_trial(self) -> ListedTrial | None:
+    def selected_trial(self) -> Trial | None:
         """The config that is chosen, if its table has the focus."""
         table = self.query_one("#configs", Rows)
         log = self.session.log
@@ -343,7 +343,7 @@ class WatchApp(App[None]):
         title = ShownText(cells.title_of(row), style="bold")
         facts = _in_two_columns(cells.detail_of(row, log), "dim")
         self.query_one("#facts", Static).update(Group(title, facts))
-        steps = list(row.job.best_so_far) if row.job is not None else []
+        steps = list(row.view.best_so_far) if row.view is not None else []
         spark = self.query_one("#spark", Sparkline)
         # On a small screen its lines are worth more to the configs.
         spark.display = len(set(steps)) > 1 and self.size.height >= ROOMY
@@ -553,8 +553,8 @@ def problem_lines(session: Session) -> list[Text]:
         lines += [*([Text(error.hint)] if error.hint else []), ShownText("")]
     for row in session.board.rows.values():
         said = [] if row.job is None or row.state != "failed" else [row.job.message]
-        if row.job is not None:
-            said += [f"{outcome}: {trial.get('message')}" for outcome, trial in row.job.failures.items()]
+        if row.view is not None:
+            said += [f"{outcome}: {trial.message}" for outcome, trial in row.view.failures.items()]
         said = said or ([row.failure] if row.failure else [])
         if said:
             lines.append(ShownText(f"{cells.row_label(row)} on {row.device or 'no device'}: {row.state}", style="bold"))

@@ -10,10 +10,18 @@ import msgspec
 
 from ktuned import protocol
 from ktuned.cli import lines, progress, text
-from ktuned.cli.job_view import ENDED, FAILURES, Case, JobView, View
-from ktuned.cli.news import FirstFailure, KernelStale, PauseChanged, WinnerChanged
-from ktuned.cli.progress import Event
+from ktuned.cli.job_view import FAILURES, Case, JobView, View, make_case
+from ktuned.cli.news import FirstFailure
 from ktuned.model import LATENCY, Config, JobState, Objective, Problem, canonical, compute_gain, figure_of
+from ktuned.protocol import (
+    Event,
+    JobInfo,
+    KernelStale,
+    StreamGap,
+    TuningPaused,
+    TuningResumed,
+    WinnerChanged,
+)
 
 OPEN = (JobState.QUEUED, JobState.RUNNING, JobState.PAUSED)
 """States of a row whose job has not ended."""
@@ -28,7 +36,7 @@ class BoardRow:
 
     ``before`` is the winner's figure when the kernel was last saved, or when its job began; ``current`` the best one
     known now, ``None`` while that is stale; ``config`` is the config that has it, or had it before an edit. ``failure``
-    is the first line of the first failure.
+    is the first line of the first failure, ``view`` what is known of its newest job.
     """
 
     kernel: str
@@ -38,10 +46,15 @@ class BoardRow:
     saved_at: float | None = None
     before: float | None = None
     current: float | None = None
-    job: JobView | None = None
+    view: JobView | None = None
     failure: str = ""
     objective: Objective = LATENCY
     config: Config | None = None
+
+    @property
+    def job(self) -> JobInfo | None:
+        """Its newest job."""
+        return None if self.view is None else self.view.job
 
     @property
     def name(self) -> str:
@@ -56,7 +69,7 @@ class BoardRow:
     @property
     def case(self) -> Case:
         """The key of this row on the board."""
-        return self.kernel, canonical(self.problem), self.device, self.objective
+        return make_case(self.kernel, self.problem, self.device, self.objective)
 
     @property
     def gain(self) -> float | None:
@@ -154,33 +167,33 @@ def _file_error(error: Mapping[str, Any]) -> FileError:
     return FileError(lines.error_line(found), tuple(lines.source_excerpt(found)), found.hint)
 
 
-def catch_up(board: Board, jobs: Iterable[Mapping[str, Any]]) -> Board:
-    """Return the board with the jobs as they stand (the protocol's maps, in any order), ended ones before others."""
-    by_age = sorted(jobs, key=lambda job: (job["state"] not in ENDED, job.get("finished") or 0.0))
+def catch_up(board: Board, jobs: Iterable[JobInfo]) -> Board:
+    """Return the board with the jobs as they stand, in any order; ended ones come before others."""
+    by_age = sorted(jobs, key=lambda job: (not job.is_ended, job.finished or 0.0))
     for job in by_age:
         view, _ = progress.resync_view(board.view, [job])
         board = _follow_view(board, view, is_news=False)
     return board
 
 
-def add_estimates(board: Board, jobs: Iterable[Mapping[str, Any]]) -> Board:
-    """Return the board with how long open jobs take and what they wait for, from the daemon's job maps."""
+def add_estimates(board: Board, jobs: Iterable[JobInfo]) -> Board:
+    """Return the board with how long open jobs take and what they wait for."""
     return _follow_view(board, progress.add_estimates(board.view, jobs), is_news=False)
 
 
-def fold_event(board: Board, event: Event, now: float) -> Board:
-    """Return the board after an event (a map of the protocol) that arrived at ``now``; unknown types change nothing."""
+def fold_event(board: Board, event: Event | StreamGap | None, now: float) -> Board:
+    """Return the board after an event that arrived at ``now``."""
     view, news = progress.fold_event(board.view, event)
     board = _follow_view(board, view, is_news=True)
     for piece in news:
         match piece:
-            case FirstFailure(job, outcome, trial):
-                board = _take_failure(board, job.id, f"{outcome}: {text.first_line(trial.get('message'))}")
+            case FirstFailure(job, trial):
+                board = _take_failure(board, job.id, f"{trial.outcome}: {text.first_line(trial.message)}")
             case WinnerChanged():
                 board = _take_winner(board, piece)
-            case KernelStale(kernel):
-                board = _take_save(board, kernel, now)
-            case PauseChanged():
+            case KernelStale():
+                board = _take_save(board, piece.kernel, now)
+            case TuningPaused() | TuningResumed():
                 board = _take_pause(board, piece)
     return board
 
@@ -191,11 +204,11 @@ def _with_row(board: Board, row: BoardRow) -> Board:
 
 def _follow_view(board: Board, view: View, *, is_news: bool) -> Board:
     """Return the board with a newer view; rows follow the jobs in it that changed."""
-    changed = [job for key, job in view.jobs.items() if board.view.jobs.get(key) is not job]
+    changed = [one for key, one in view.jobs.items() if board.view.jobs.get(key) is not one]
     board = replace(board, view=view)
-    for job in changed:
-        board = _take_job(board, job, is_news=is_news)
-    if any(job.is_ended for job in changed):
+    for one in changed:
+        board = _take_job(board, one, is_news=is_news)
+    if any(one.job.is_ended for one in changed):
         # The rows keep their last job; the view keeps only those from which more can come.
         board = replace(board, view=view.without_ended())
     return board
@@ -210,8 +223,9 @@ def _take_save(board: Board, kernel: str, now: float) -> Board:
     return board
 
 
-def _take_job(board: Board, job: JobView, *, is_news: bool) -> Board:
-    if job.is_compile_only:
+def _take_job(board: Board, view: JobView, *, is_news: bool) -> Board:
+    job = view.job
+    if job.plan.compile_only:
         # It measures nothing: no figure of its own could be faster or stale.
         return board
     board, row = _adopt_row(board, BoardRow(job.kernel, job.problem, job.device, objective=job.objective))
@@ -225,13 +239,13 @@ def _take_job(board: Board, job: JobView, *, is_news: bool) -> Board:
         row = replace(row, failure="")
     if row.job is not None and row.job.id == job.id and row.job.state == job.state:
         # A save in the meantime has changed the row's state.
-        return _with_row(board, replace(row, job=job))
-    row = replace(row, job=job, state=job.state)
+        return _with_row(board, replace(row, view=view))
+    row = replace(row, view=view, state=job.state)
     if job.has_winner:
-        row = replace(row, state="tuned", current=job.best, config=job.best_config or row.config)
-    elif job.state == JobState.FAILED:
+        row = replace(row, state="tuned", current=job.best, config=view.best_config or row.config)
+    elif job.state is JobState.FAILED:
         row = replace(row, failure=row.failure or text.first_line(job.message))
-    elif job.state == JobState.CANCELLED and row.current is None and row.before is not None:
+    elif job.state is JobState.CANCELLED and row.current is None and row.before is not None:
         row = replace(row, state="stale")
     return _with_row(board, row)
 
@@ -276,8 +290,9 @@ def _take_winner(board: Board, won: WinnerChanged) -> Board:
     return board
 
 
-def _take_pause(board: Board, pause: PauseChanged) -> Board:
-    if pause.device is None:
-        return replace(board, stalled=pause.reason if pause.is_paused else "")
-    changed = {pause.device}
-    return replace(board, paused=board.paused | changed if pause.is_paused else board.paused - changed)
+def _take_pause(board: Board, event: TuningPaused | TuningResumed) -> Board:
+    is_paused = isinstance(event, TuningPaused)
+    if not isinstance(event.device, str):
+        return replace(board, stalled=event.reason if is_paused else "")
+    changed = {event.device}
+    return replace(board, paused=board.paused | changed if is_paused else board.paused - changed)

@@ -19,7 +19,7 @@ from ktuned.cli.watch.board import Board, BoardRow, on_many
 from ktuned.cli.watch.choice import Listed
 from ktuned.cli.watch.load import Load, summarise_load, time_left
 from ktuned.cli.watch.trial_log import TrialLog
-from ktuned.model import JobState, ListedTrial, Outcome, is_maximized, mention_objective
+from ktuned.model import JobState, Outcome, Trial, is_maximized, mention_objective
 
 STYLES: Mapping[str, str] = {
     "tuned": "green",
@@ -114,7 +114,7 @@ def cell_text(row: BoardRow, column: str, now: float, width: int = 99) -> tuple[
         case "× before":
             return ("" if row.gain is None else text.format_factor(row.gain)), _gain_style(row.gain)
         case "best so far":
-            return draw_sparkline(job.best_so_far if job is not None else (), 14), "cyan"
+            return draw_sparkline(row.view.best_so_far if row.view is not None else (), 14), "cyan"
         case "age":
             return _row_age(row, now), "dim"
     return "", ""
@@ -158,7 +158,7 @@ def names_of(board: Board) -> dict[object, str]:
 
 def state_of(row: BoardRow) -> str:
     """Return a row's state in words."""
-    match row.state, row.job:
+    match row.state, row.view:
         case "running", JobView(round=tuple() as turn):
             return f"final {turn[0]}/{turn[1]}"
         case "running", _:
@@ -200,7 +200,7 @@ def draw_sparkline(values: Sequence[float], width: int) -> str:
 
 def head_line(board: Board, load: Load) -> str:
     """Return the line above the table: jobs, trials per second, load, time left."""
-    jobs = board.view.active
+    jobs = [view.job for view in board.view.active]
     waits = sum(job.state != JobState.RUNNING for job in jobs)
     return summarise_load(load, time_left(jobs, board.sizes), running=len(jobs) - waits, waiting=waits)
 
@@ -251,8 +251,8 @@ def detail_of(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]:
         against.append(f"reference {text.format_latency(job.reference_us)}")
     if row.gain is not None:
         against.append(f"{text.format_factor(row.gain)} what it was ({text.by_objective(row.objective, row.before)})")
-    if job is not None and job.share:
-        against.append(job.share)
+    if row.view is not None and row.view.share:
+        against.append(row.view.share)
     if against:
         found.append(("figures", ", ".join(against)))
     if job is not None and job.outcomes:
@@ -269,13 +269,13 @@ def detail_of(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]:
     return found
 
 
-def message_of(row: BoardRow, trial: ListedTrial | None) -> tuple[str, str]:
+def message_of(row: BoardRow, trial: Trial | None) -> tuple[str, str]:
     """Return the message of the chosen config, or else of the row's first failure or its job, and its style."""
     if trial is not None and trial.message:
         return text.clean_message(trial.message), "" if trial.outcome is Outcome.MEASURED else "red"
-    if row.job is not None and row.job.failures:
-        outcome, failed = next(iter(row.job.failures.items()))
-        return text.clean_message(f"{outcome}: {failed.get('message') or ''}"), "red" if row.is_problem else "yellow"
+    if row.view is not None and row.view.failures:
+        outcome, failed = next(iter(row.view.failures.items()))
+        return text.clean_message(f"{outcome}: {failed.message}"), "red" if row.is_problem else "yellow"
     if row.failure:
         return text.clean_message(row.failure), "red"
     if row.job is not None and row.job.message:
@@ -331,7 +331,7 @@ def _shorten_name(name: str, size: int) -> str:
     return name if size >= len(name) else f"{name[0]}…{name[len(name) - size + 2 :]}"
 
 
-def config_cells(log: TrialLog, trial: ListedTrial, knobs: Sequence[str]) -> list[tuple[str, str]]:
+def config_cells(log: TrialLog, trial: Trial, knobs: Sequence[str]) -> list[tuple[str, str]]:
     """Return a config's cells: its figure, how it compares with the best, its knobs, its outcome."""
     best = min((cost for one in log.trials.values() if (cost := log.cost_of_trial(one)) is not None), default=None)
     cost = log.cost_of_trial(trial)

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from ktuned.backends import CpuTicks
 from ktuned.cli import text
-from ktuned.cli.job_view import JobView
-from ktuned.model import JobState
-from ktuned.protocol import StatusAnswer
+from ktuned.model import DeviceModel, JobState
+from ktuned.protocol import JobInfo, StatusAnswer
 
 MIN_SPAN_S = 0.5
 """Shares of a shorter time say little: a batch of trials occupies its lane for as long."""
@@ -70,7 +69,7 @@ class TimeLeft:
     unknown: int = 0
 
 
-def time_left(jobs: Iterable[JobView], sizes: Mapping[str, int]) -> TimeLeft:
+def time_left(jobs: Iterable[JobInfo], sizes: Mapping[str, int]) -> TimeLeft:
     """Return the time that open jobs take; ``sizes`` are kernels' numbers of configs, where they can be counted.
 
     Devices work beside each other, and each measures one job at a time. A job that waits takes as long for a config as
@@ -92,18 +91,18 @@ def time_left(jobs: Iterable[JobView], sizes: Mapping[str, int]) -> TimeLeft:
     return TimeLeft(max(spent.values(), default=None), unknown)
 
 
-def _seconds_per_config(job: JobView) -> float | None:
+def _seconds_per_config(job: JobInfo) -> float | None:
     """Return the seconds that a running job still takes for each of its configs."""
     if job.state != JobState.RUNNING or job.left_s is None or job.total is None or job.total <= job.done:
         return None
     return job.left_s / (job.total - job.done)
 
 
-def _seconds_needed(job: JobView, sizes: Mapping[str, int], paces: Mapping[str, float]) -> float | None:
-    configs = min((size for size in (job.total, job.planned, sizes.get(job.kernel)) if size), default=None)
+def _seconds_needed(job: JobInfo, sizes: Mapping[str, int], paces: Mapping[DeviceModel, float]) -> float | None:
+    configs = min((size for size in (job.total, job.plan.trials, sizes.get(job.kernel)) if size), default=None)
     pace = paces.get(job.device, max(paces.values(), default=None))
     by_pace = None if configs is None or pace is None else pace * max(0, configs - job.done)
-    return min((needed for needed in (by_pace, job.planned_s) if needed is not None), default=None)
+    return min((needed for needed in (by_pace, job.plan.seconds) if needed is not None), default=None)
 
 
 def summarise_load(load: Load, left: TimeLeft, *, running: int, waiting: int) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from msgspec import structs
 
@@ -18,7 +17,31 @@ from ktuned.cli.watch.board import Board, BoardRow, add_answers, add_estimates, 
 from ktuned.cli.watch.load import Load, Sample, load_between, sample_load
 from ktuned.cli.watch.trial_log import MAX_TRIALS, TrialLog, follow_event, is_outdated, open_log
 from ktuned.model import MAX_PRIORITY, ListedTrial, Outcome, Priority
-from ktuned.protocol import PEAKS, RESULTS, STATUS, ResultsParams, StatusAnswer, call_method_async
+from ktuned.protocol import (
+    CANCEL,
+    JOBS,
+    PAUSE,
+    PEAKS,
+    RESULTS,
+    RESUME,
+    STATUS,
+    TUNE,
+    CancelParams,
+    Event,
+    JobQueued,
+    JobsParams,
+    JobStarted,
+    KernelsReloaded,
+    PauseParams,
+    ResultsParams,
+    StatusAnswer,
+    StreamGap,
+    TuneParams,
+    TuningPaused,
+    TuningResumed,
+    call_method_async,
+    read_event,
+)
 from ktuned_client import AsyncClient, DaemonError
 from ktuned_client.answers import TUNE_DEADLINE_S
 
@@ -74,21 +97,22 @@ class Session:
         async with await self._client.events(since=self._since) as events:
             await self._catch_up()
             self.on_change()
-            async for event in events:
-                if event.get("fresh") or event.get("type") == "reloaded":
+            async for received in events:
+                event = read_event(received)
+                if isinstance(event, StreamGap | KernelsReloaded):
                     await self._catch_up()
-                elif self._concerns_project(event):
+                elif event is not None and self._concerns_project(event.kernel):
                     await self._take_event(event)
                 self.on_change()
 
-    async def _take_event(self, event: Mapping[str, Any]) -> None:
+    async def _take_event(self, event: Event) -> None:
         self.board = fold_event(self.board, event, time.time())
         if self.log is not None:
             row = self.board.rows.get(self.log.row.case, self.log.row)
             self.log = follow_event(replace(self.log, row=row), event)
             if is_outdated(self.log, event):
                 await self.open_row(row)
-        if event.get("type") in ("job_queued", "job_started"):
+        if isinstance(event, JobQueued | JobStarted):
             self._stirred.set()
 
     async def observe_load(self) -> None:
@@ -98,9 +122,10 @@ class Session:
             now = sample_load(status, read_ticks(), time.monotonic())
             self.load = load_between(self._sample, now, status)
             self._sample = now
-            open_jobs = [job.id for job in self.board.view.active]
-            jobs = (await self._client.call("jobs", ids=open_jobs))["jobs"] if open_jobs else []
-            self.board = add_estimates(self.board, jobs)
+            open_jobs = [view.job.id for view in self.board.view.active]
+            if open_jobs:
+                answer = await call_method_async(self._client, JOBS, JobsParams(ids=open_jobs))
+                self.board = add_estimates(self.board, answer.jobs)
             self.notices = status.notices or ()
             self.on_change()
             self._stirred.clear()
@@ -116,7 +141,8 @@ class Session:
         cases = [(kernel["name"], problem) for kernel in known["kernels"] for problem in kernel["problems"]]
         lookups = [{"kernel": name, "problem": problem, "tune": False} for name, problem in cases[:MAX_CASES]]
         answers = (await self._client.call("lookup_many", lookups=lookups))["answers"] if lookups else []
-        jobs = [job for job in (await self._client.call("jobs"))["jobs"] if self._concerns_project(job)]
+        known_jobs = (await call_method_async(self._client, JOBS)).jobs
+        jobs = [job for job in known_jobs if self._concerns_project(job.kernel)]
         status = await call_method_async(self._client, STATUS)
         board = replace(self.board, view=replace(self.board.view, limits=await self._load_limits()))
         self.board = fold_pauses(keep_kernels(add_answers(catch_up(board, jobs), answers), known), status)
@@ -125,13 +151,13 @@ class Session:
     async def _read_pasts(self) -> None:
         """Request how the best came about of rows that were tuned before the screen opened."""
         for row in list(self.board.rows.values())[:MAX_PASTS]:
-            if row.job is None or row.job.best_so_far or not row.job.done:
+            if row.view is None or row.view.best_so_far or not row.view.job.done:
                 continue
             trials = await self._load_trials(row, ResultsParams(current=True, limit=PAST_TRIALS))
             steps = tuple(open_log(row, trials, ()).best_so_far)
             now = self.board.rows.get(row.case)
-            if now is not None and now.job is not None and not now.job.best_so_far:
-                past = replace(now, job=replace(now.job, best_so_far=steps))
+            if now is not None and now.view is not None and not now.view.best_so_far:
+                past = replace(now, view=replace(now.view, best_so_far=steps))
                 self.board = replace(self.board, rows={**self.board.rows, row.case: past})
 
     async def _load_trials(self, row: BoardRow, wanted: ResultsParams) -> Sequence[ListedTrial]:
@@ -152,9 +178,8 @@ class Session:
             return {}
         return {peaks.device: peaks for peaks in answer.peaks}
 
-    def _concerns_project(self, subject: Mapping[str, Any]) -> bool:
-        kernel = subject.get("kernel")
-        return self._project is None or not kernel or str(kernel).startswith(f"{self._project}:")
+    def _concerns_project(self, kernel: str | None) -> bool:
+        return self._project is None or not kernel or kernel.startswith(f"{self._project}:")
 
     async def open_row(self, row: BoardRow) -> None:
         """Request the trials of a row, for ``log``."""
@@ -170,33 +195,36 @@ class Session:
 
     async def tune_row(self, row: BoardRow) -> str:
         """Have a row tuned before all else; return what to say."""
-        wanted: dict[str, Any] = {"kernel": row.kernel, "problem": dict(row.problem), "objective": row.objective}
-        if row.device:
-            wanted["device"] = row.device
-        # Above all jobs that other clients wait for, because the user is watching the screen.
-        priority = min(MAX_PRIORITY, Priority.WAITED_FOR + 1)
-        answer = await self._client.call("tune", deadline_s=TUNE_DEADLINE_S, priority=priority, **wanted)
-        return f"job {answer['jobs'][0]['id']} tunes {row.kernel} now"
+        wanted = TuneParams(
+            kernel=row.kernel,
+            problem=dict(row.problem),
+            objective=row.objective,
+            device=row.device or None,
+            # Above all jobs that other clients wait for, because the user is watching the screen.
+            priority=min(MAX_PRIORITY, Priority.WAITED_FOR + 1),
+        )
+        answer = await call_method_async(self._client, TUNE, wanted, deadline_s=TUNE_DEADLINE_S)
+        return f"job {answer.jobs[0].id} tunes {row.kernel} now"
 
     async def toggle_pause(self, row: BoardRow) -> str:
         """Pause a row's job, or resume it; return what to say."""
         if row.job is None or not row.is_open:
             return f"{row.kernel} has no job to pause"
-        method = "resume" if row.state == "paused" else "pause"
-        await self._client.call(method, job=row.job.id)
-        return f"{method}d job {row.job.id}"
+        method = RESUME if row.state == "paused" else PAUSE
+        await call_method_async(self._client, method, PauseParams(job=row.job.id))
+        return f"{method.name}d job {row.job.id}"
 
     async def toggle_pause_of_all(self) -> str:
         """Pause all tuning, or resume it; return what to say."""
-        method = "resume" if self.board.paused_everything else "pause"
-        await self._client.call(method)
-        return f"{method}d all tuning"
+        method = RESUME if self.board.paused_everything else PAUSE
+        await call_method_async(self._client, method)
+        return f"{method.name}d all tuning"
 
     async def cancel_job_of_row(self, row: BoardRow) -> str:
         """Cancel a row's job; return what to say."""
         if row.job is None or not row.is_open:
             return f"{row.kernel} has no job to cancel"
-        await self._client.call("cancel", job=row.job.id)
+        await call_method_async(self._client, CANCEL, CancelParams(job=row.job.id))
         return f"cancelled job {row.job.id}"
 
 
@@ -204,7 +232,7 @@ def fold_pauses(board: Board, status: StatusAnswer) -> Board:
     """Return the board with the pauses in a status."""
     now = frozenset(status.paused)
     for device in board.paused - now:
-        board = fold_event(board, {"type": "resumed", "device": device}, 0.0)
+        board = fold_event(board, TuningResumed(device=device), 0.0)
     for device in now - board.paused:
-        board = fold_event(board, {"type": "paused", "device": device}, 0.0)
+        board = fold_event(board, TuningPaused(device=device), 0.0)
     return board

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import msgspec
 
 from ktuned.cli import text
-from ktuned.cli.progress import Event
 from ktuned.cli.watch.board import BoardRow
 from ktuned.cli.watch.choice import Listed
-from ktuned.model import ListedTrial, Outcome, cost_of, figure_of
+from ktuned.model import ListedTrial, Outcome, Trial, cost_of, figure_of
+from ktuned.protocol import Event, JobDone, KernelStale, TrialDone, WinnerChanged
 
 MAX_TRIALS = 1_000
 """Trials that a page requests: more configs than an author scrolls through; a report has all."""
@@ -26,8 +23,8 @@ class TrialLog:
     """
 
     row: BoardRow
-    trials: Mapping[int, ListedTrial] = field(default_factory=dict)
-    earlier: Mapping[str, ListedTrial] = field(default_factory=dict)
+    trials: Mapping[int, Trial] = field(default_factory=dict)
+    earlier: Mapping[str, Trial] = field(default_factory=dict)
     winner: int | None = None
 
     @property
@@ -41,27 +38,27 @@ class TrialLog:
         return best
 
     @property
-    def history(self) -> list[ListedTrial]:
+    def history(self) -> list[Trial]:
         """The best trial of each state of the sources, the first state first, the present one last."""
         present = [trial for trial in self.trials.values() if self.cost_of_trial(trial) is not None]
         now = {trial.digest for trial in present}
         past = [trial for digest, trial in self.earlier.items() if digest not in now]
         return [*sorted(past, key=lambda trial: trial.id), *sorted(present, key=self._costs_by_objective)[:1]]
 
-    def find_figure(self, trial: ListedTrial) -> float | None:
+    def find_figure(self, trial: Trial) -> float | None:
         """Return a trial's figure by the row's objective, whatever its bits."""
         return figure_of(self.row.objective, trial.latency_us, trial.metrics)
 
-    def cost_of_trial(self, trial: ListedTrial) -> float | None:
+    def cost_of_trial(self, trial: Trial) -> float | None:
         """Return what a trial's figure costs: less is better; ``None`` unless it was measured."""
         is_measured = trial.outcome is Outcome.MEASURED
         return cost_of(self.row.objective, self.find_figure(trial)) if is_measured else None
 
-    def _costs_by_objective(self, trial: ListedTrial) -> float:
+    def _costs_by_objective(self, trial: Trial) -> float:
         return self.cost_of_trial(trial) or 0.0
 
     @property
-    def listed(self) -> Listed[ListedTrial]:
+    def listed(self) -> Listed[Trial]:
         """The list of trials on a page: the best first, the newest first, failures first."""
         return Listed(
             identity=lambda trial: trial.id,
@@ -76,11 +73,11 @@ class TrialLog:
         )
 
 
-def open_log(row: BoardRow, current: Iterable[ListedTrial], measured: Iterable[ListedTrial]) -> TrialLog:
+def open_log(row: BoardRow, current: Iterable[ListedTrial], measured: Iterable[Trial]) -> TrialLog:
     """Return the log of a row: the trials of its present state, and measured ones of all states."""
     log = TrialLog(row)
     now = {trial.id: trial for trial in current}
-    best: dict[str, ListedTrial] = {}
+    best: dict[str, Trial] = {}
     for trial in measured:
         cost = log.cost_of_trial(trial)
         before = best.get(trial.digest)
@@ -92,28 +89,26 @@ def open_log(row: BoardRow, current: Iterable[ListedTrial], measured: Iterable[L
 
 def follow_event(log: TrialLog, event: Event) -> TrialLog:
     """Return the log after an event: a trial of its row takes its place, a new winner has the mark."""
-    trial = event.get("trial")
-    match event.get("type"):
-        case "trial_done" if trial is not None and _is_trial_of_row(trial, log.row):
-            found = msgspec.convert(trial, ListedTrial)
-            return replace(log, trials={**log.trials, found.id: found})
-        case "winner" if event.get("job") is not None and event["job"] == _job_of_row(log.row):
-            return replace(log, winner=trial)
+    match event:
+        case TrialDone(trial=Trial() as trial) if _is_trial_of_row(trial, log.row):
+            return replace(log, trials={**log.trials, trial.id: trial})
+        case WinnerChanged() if event.job is not None and event.job == _job_of_row(log.row):
+            return replace(log, winner=event.trial)
     return log
 
 
 def is_outdated(log: TrialLog, event: Event) -> bool:
     """Return whether a log has to be requested again after an event: a job ended, an edit changed what is current."""
-    return event.get("kernel") == log.row.kernel and event.get("type") in ("job_done", "stale")
+    return event.kernel == log.row.kernel and isinstance(event, JobDone | KernelStale)
 
 
 def _job_of_row(row: BoardRow) -> int | None:
     return None if row.job is None else row.job.id
 
 
-def _is_trial_of_row(trial: Mapping[str, Any], row: BoardRow) -> bool:
-    if trial["job"] == _job_of_row(row):
+def _is_trial_of_row(trial: Trial, row: BoardRow) -> bool:
+    if trial.job == _job_of_row(row):
         return True
-    same = (trial["kernel"], trial["device"]) == (row.kernel, row.device)
+    same = (trial.kernel, trial.device) == (row.kernel, row.device)
     # A trial has the key problem, of which the row's problem may have more.
-    return same and trial["problem"].items() <= row.problem.items()
+    return same and trial.problem.items() <= row.problem.items()

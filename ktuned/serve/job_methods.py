@@ -1,25 +1,17 @@
-"""The protocol's methods (docs/protocol.md): each asks the part that knows."""
+"""The methods ``tune``, ``compile``, ``cancel`` and ``jobs``: jobs are requested, listed and ended."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import msgspec
-from msgspec.structs import replace
 
 from ktuned.catalog import Catalog
 from ktuned.fleet import Applications
-from ktuned.lookup import Lookups
-from ktuned.model import (
-    Job,
-    KernelInfo,
-    NotFound,
-    Priority,
-    UsageError,
-    canonical,
-    read_objective,
-)
+from ktuned.model import Config, Job, KernelInfo, NotFound, Priority, UsageError, canonical, read_objective
 from ktuned.protocol import (
     CANCEL,
     COMPILE,
@@ -28,8 +20,11 @@ from ktuned.protocol import (
     CancelParams,
     CompileParams,
     FileError,
+    JobInfo,
     JobParams,
+    JobsAnswer,
     JobsParams,
+    TuneAnswer,
     TuneParams,
 )
 from ktuned.scheduling import Intake, Jobs, TuningRequest
@@ -38,37 +33,35 @@ from ktuned.serve.events import Events
 from ktuned.serve.method import MAX_ROWS, Handler, bound_limit
 from ktuned.store import Store
 
-MAX_CONFIGS = 200
+MAX_CONFIGS: Final = 200
 """Configs that one request may name: every map of its job has them, and a larger set is a space of its own."""
 
-MAX_NAMED = 4
+MAX_NAMED: Final = 4
 """Kernels that a line about an ambiguous name lists."""
 
 
-class Methods:
-    """Handlers of the protocol's methods."""
+class JobMethods:
+    """Jobs as clients request and see them."""
 
     def __init__(
         self,
         *,
+        applications: Applications,
         catalog: Catalog,
+        events: Events,
         intake: Intake,
-        lookups: Lookups,
         jobs: Jobs,
         store: Store,
-        events: Events,
-        applications: Applications,
     ) -> None:
         self._applications = applications
         self._catalog = catalog
+        self._events = events
         self._intake = intake
-        self._lookups = lookups
         self._jobs = jobs
         self._store = store
-        self._events = events
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
-        """Return every method with its handler."""
+        """Return the methods with their handlers."""
         return [
             Handler(TUNE, self.handle_tune),
             Handler(COMPILE, self.handle_compile),
@@ -76,11 +69,11 @@ class Methods:
             Handler(JOBS, self.handle_jobs),
         ]
 
-    async def handle_tune(self, wanted: TuneParams, connection: Connection) -> dict[str, Any]:
+    async def handle_tune(self, wanted: TuneParams, connection: Connection) -> TuneAnswer:
         """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
         if wanted.beside is not None:
             self._applications.add_process(wanted.beside)
-        request = replace(
+        request = msgspec.structs.replace(
             _parse_request(wanted),
             device=wanted.device,
             preset=wanted.preset,
@@ -98,11 +91,11 @@ class Methods:
         )
         return await self._take_in(wanted, request)
 
-    async def handle_compile(self, wanted: CompileParams, connection: Connection) -> dict[str, Any]:
+    async def handle_compile(self, wanted: CompileParams, connection: Connection) -> TuneAnswer:
         """Request only a space's artifacts; each config is reported by the event ``config_compiled``."""
         if wanted.arch is not None and not wanted.arch.strip():
             raise UsageError("arch is empty", hint="name what to compile for, e.g. sm_90a, or leave it out")
-        request = replace(
+        request = msgspec.structs.replace(
             _parse_request(wanted),
             # However many follow it: a tuning that is waited for goes first.
             is_fixed=True,
@@ -112,9 +105,9 @@ class Methods:
         )
         return await self._take_in(wanted, request)
 
-    async def _take_in(self, wanted: JobParams, request: TuningRequest) -> dict[str, Any]:
+    async def _take_in(self, wanted: JobParams, request: TuningRequest) -> TuneAnswer:
         """Create jobs for a request; the answer has the place in the event stream from which their events come."""
-        place = {"epoch": self._events.epoch, "seq": self._events.seq}
+        position = self._events.position
         errors: list[FileError] = []
         known, moves = {kernel.name for kernel in self._catalog.kernels}, self._intake.moves
         watched = {root.path for root in self._catalog.roots}
@@ -125,7 +118,7 @@ class Methods:
             jobs, errors = await self._intake.tune_named(wanted.kernel, request, wanted.directory)
         else:
             raise UsageError("there is neither a kernel nor a path", hint="name one of them")
-        entries = [self._jobs.describe_job(job) for job in jobs]
+        described = tuple(map(self._jobs.describe_job, jobs))
         notices = [line for line in self._intake.moves if line not in moves]
         notices += [
             f"{root.path} is watched from now on, and saves are tuned; `ktuned remove {root.path}` ends that"
@@ -135,12 +128,7 @@ class Methods:
         notices += [self._describe_ambiguity(kernel) for kernel in self._catalog.kernels if kernel.name not in known]
         if wanted.trials is not None or wanted.seconds is not None:
             notices += [_explain_joined_job(job) for job in jobs if job.id in live]
-        return {
-            "jobs": entries,
-            "errors": msgspec.to_builtins(errors),
-            "notices": list(filter(None, notices)),
-            **place,
-        }
+        return TuneAnswer(described, position.epoch, position.seq, tuple(errors), tuple(filter(None, notices)))
 
     def _describe_ambiguity(self, kernel: KernelInfo) -> str:
         """Return a line about a new kernel whose short name means another project's kernel as well, or nothing."""
@@ -155,10 +143,10 @@ class Methods:
             "the full name"
         )
 
-    async def handle_cancel(self, wanted: CancelParams, connection: Connection) -> dict[str, Any]:
+    async def handle_cancel(self, wanted: CancelParams, connection: Connection) -> JobsAnswer:
         """Cancel one job, or all of a kernel."""
         if wanted.job is not None:
-            return {"jobs": [(await self._jobs.cancel_job(wanted.job)).to_wire()]}
+            return self._describe_jobs([await self._jobs.cancel_job(wanted.job)])
         if wanted.kernel is None:
             raise UsageError("cancel needs a job or a kernel")
         name = self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
@@ -167,37 +155,42 @@ class Methods:
             # It may have ended meanwhile.
             with suppress(NotFound):
                 cancelled.append(await self._jobs.cancel_job(job.id))
-        return {"jobs": [job.to_wire() for job in cancelled]}
+        return self._describe_jobs(cancelled)
 
-    def handle_jobs(self, wanted: JobsParams, connection: Connection) -> dict[str, Any]:
+    def handle_jobs(self, wanted: JobsParams, connection: Connection) -> JobsAnswer:
         """List jobs: what runs and waits in its order, then what has ended, newest first."""
         if wanted.job is not None:
             job = self._jobs.get_job(wanted.job)
             if job is None:
                 raise NotFound(f"there is no job {wanted.job}", hint="`ktuned jobs` lists them")
-            return {"jobs": [self._jobs.describe_job(job)]}
+            return self._describe_jobs([job])
         if wanted.ids is not None:
             found = (self._jobs.get_job(number) for number in wanted.ids[:MAX_ROWS])
-            return {"jobs": [self._jobs.describe_job(job) for job in found if job is not None]}
+            return self._describe_jobs(job for job in found if job is not None)
         name = None if wanted.kernel is None else self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
+        limit = bound_limit(wanted.limit)
         live = self._jobs.list_live_jobs()
         ids = {job.id for job in live}
         states = None if wanted.state is None else [wanted.state]
-        stored = self._store.list_jobs(kernel=name, states=states, limit=bound_limit(wanted.limit))
+        stored = self._store.list_jobs(kernel=name, states=states, limit=limit)
         ended = [job for job in stored if job.id not in ids]
         chosen = [
             job
             for job in (*live, *ended)
             if (name is None or job.kernel == name) and (wanted.state is None or job.state is wanted.state)
         ]
-        return {"jobs": [self._describe_job(job) for job in chosen[: bound_limit(wanted.limit)]]}
+        return JobsAnswer(tuple(map(self._describe_in_order, chosen[:limit])))
 
-    def _describe_job(self, job: Job) -> dict[str, Any]:
-        """Return a job's map, with its problem in the declared order while its kernel is known."""
-        public = self._jobs.describe_job(job)
+    def _describe_jobs(self, jobs: Iterable[Job]) -> JobsAnswer:
+        return JobsAnswer(tuple(map(self._jobs.describe_job, jobs)))
+
+    def _describe_in_order(self, job: Job) -> JobInfo:
+        """Return a job with its problem in the declared order while its kernel is known."""
+        described = self._jobs.describe_job(job)
         with suppress(NotFound):
-            public["problem"] = self._catalog.resolve_kernel(job.kernel).order_problem(job.problem)
-        return public
+            problem = self._catalog.resolve_kernel(job.kernel).order_problem(job.problem)
+            return replace(described, problem=problem)
+        return described
 
 
 def _explain_joined_job(job: Job) -> str:
@@ -206,7 +199,7 @@ def _explain_joined_job(job: Job) -> str:
     return f"joined job {job.id}, which does this already and tries up to {job.plan.trials:,} configs{seconds}"
 
 
-def _parse_configs(wanted: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
+def _parse_configs(wanted: Sequence[Config] | None) -> tuple[Config, ...]:
     """Return the configs that a request names.
 
     Raises:

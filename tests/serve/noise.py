@@ -1,0 +1,17 @@
+"""Events without a meaning, for tests of the stream that carries them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ktuned.protocol import Event
+
+
+class Noise(Event, frozen=True, kw_only=True, tag="noise"):
+    """Any event, as large as its text."""
+
+    text: Any = ""
+
+
+class Last(Event, frozen=True, kw_only=True, tag="last"):
+    """An event of another type."""
