@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar
 
-from ktuned.model import KtunedError, SparseRecord
+from ktuned.model import KtunedError
 
 _T = TypeVar("_T")
 _Converter = Callable[[Any], Any]
@@ -95,11 +95,11 @@ def _make_message_writer(kind: Any) -> _Converter:
         field.name: (field.default, _make_writer(hints[field.name], _make_message_writer))
         for field in dataclasses.fields(kind)
     }
-    holds_no_defaults = issubclass(kind, SparseRecord)
 
     def encode_fields(value: Any) -> dict[str, Any]:
         data = {}
-        for name in vars(value) if holds_no_defaults else writers:
+        # A record may hold fewer fields than it has; one with slots has no vars.
+        for name in getattr(value, "__dict__", writers):
             default, write = writers[name]
             held = getattr(value, name)
             if held is not default:

@@ -84,7 +84,7 @@ from ktuned.model.peaks import (
     name_arithmetic_metric,
 )
 from ktuned.model.plan import DEFAULT_TRIALS, PRESETS, UNTIL, Plan, PlanDefaults, Preset
-from ktuned.model.record import Record, SparseRecord, record
+from ktuned.model.record import Record, record
 from ktuned.model.staleness import CAPTURED, SPACE, Change, compare_contexts, describe_change
 from ktuned.model.trace import (
     DISTRIBUTION,
@@ -200,7 +200,6 @@ __all__ = [
     "SettingsError",
     "Share",
     "SpaceInfo",
-    "SparseRecord",
     "Status",
     "StoreDamaged",
     "StoreError",

@@ -2,14 +2,21 @@
 
 The standard decorator compiles six methods for each class, which takes half a millisecond. Records share the methods of
 one base class. Making one takes 1 µs longer; what is made at each lookup is therefore a standard dataclass.
+
+What a record holds, its ``vars()``, is also what the store and the wire have of it. A class names the fields that it
+leaves out while they have their defaults: fields that were added later, where digests are made of the rest, or all
+fields, where each case has few of many facts. Such a field is still read as its default.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any, ClassVar, Never, TypeVar, dataclass_transform
 
 _T = TypeVar("_T", bound="Record")
+
+EVERY_FIELD = ("*",)
 
 
 class Record:
@@ -21,8 +28,10 @@ class Record:
     """Every field's default, in the fields' order; the field itself if a value must be given or made by a factory."""
     _made: ClassVar[dict[str, dataclasses.Field[Any]]]
     """The fields without a plain default."""
-    _omitted: ClassVar[tuple[str, ...]] = ()
-    """Fields that are left out of ``vars()``, and so on the wire, while they have their plain defaults."""
+    _held: ClassVar[dict[str, Any]]
+    """The part of ``_blank`` that every record holds."""
+    _omitted: ClassVar[Collection[str]] = ()
+    """Fields that are left out while they have their plain defaults; :data:`EVERY_FIELD` stands for all."""
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         cls = type(self)
@@ -32,16 +41,17 @@ class Record:
             if len(positional) > len(given) or named.keys() & given.keys():
                 raise TypeError(f"{cls.__name__} has the fields {', '.join(cls.__match_args__)}")
             named = given | named
-        values = blank | named
-        if len(values) > len(blank):
+        if not named.keys() <= blank.keys():
             raise TypeError(f"{cls.__name__} has the fields {', '.join(cls.__match_args__)}")
+        values = cls._held | named
         if len(named) < len(blank):
             for name, field in cls._made.items():
                 if values[name] is field:
                     values[name] = self._make_value(field)
-        for name in cls._omitted:
-            if values[name] == blank[name]:
-                del values[name]
+        if cls._omitted:
+            for name in named.keys() & cls._omitted:
+                if named[name] == blank[name]:
+                    del values[name]
         vars(self).update(values)
 
     def _make_value(self, field: dataclasses.Field[Any]) -> Any:
@@ -50,11 +60,16 @@ class Record:
         raise TypeError(f"{type(self).__name__} needs the field {field.name}")
 
     def __eq__(self, other: object) -> bool:
-        return vars(self) == vars(other) if type(other) is type(self) else NotImplemented
+        if type(other) is not type(self):
+            return NotImplemented
+        # What was decoded from a map may lack fields that have their defaults, and has the others in the map's order.
+        return vars(self) == vars(other) or self._list_values() == other._list_values()
 
     def __hash__(self) -> int:
-        # In the order of the fields: what was decoded from a map has them in the map's.
-        return hash((type(self), *map(vars(self).__getitem__, self._blank)))
+        return hash((type(self), *self._list_values()))
+
+    def _list_values(self) -> list[Any]:
+        return [getattr(self, name) for name in self._blank]
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
@@ -67,19 +82,6 @@ class Record:
         raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
 
 
-class SparseRecord(Record):
-    """A record of many facts of which each case has few: every field has a default, and an instance holds the others.
-
-    So its ``vars()`` is what the store and the wire have of it, without a null for each fact that is unknown.
-    """
-
-    def __init__(self, **named: Any) -> None:
-        blank = self._blank
-        if not named.keys() <= blank.keys():
-            raise TypeError(f"{type(self).__name__} has the fields {', '.join(blank)}")
-        vars(self).update({name: value for name, value in named.items() if value is not blank[name]})
-
-
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def record(cls: type[_T]) -> type[_T]:
     """Make a subclass of :class:`Record` a dataclass with the methods of its base."""
@@ -87,4 +89,7 @@ def record(cls: type[_T]) -> type[_T]:
     fields = dataclasses.fields(made)
     made._made = {field.name: field for field in fields if field.default is dataclasses.MISSING}
     made._blank = {field.name: made._made.get(field.name, field.default) for field in fields}
+    if made._omitted == EVERY_FIELD:
+        made._omitted = made._blank.keys() - made._made.keys()
+    made._held = {name: default for name, default in made._blank.items() if name not in made._omitted}
     return made

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey
 from ktuned.model.objective import ENERGY, LATENCY, Objective, figure_of, is_exact
-from ktuned.model.record import Record, SparseRecord, record
+from ktuned.model.record import EVERY_FIELD, Record, record
 from ktuned.model.values import Config, Outcome, Problem
 
 MEASURING_VERSION = 4
@@ -38,7 +38,7 @@ class Context:
 
 
 @record
-class TrialDetail(SparseRecord):
+class TrialDetail(Record):
     """What is known of a trial besides its figures, as far as it got; the end of a name is the unit of its time.
 
     A new fact is one field here: the store keeps it, ``results`` sends it, ``ktuned results --trial`` shows it.
@@ -78,6 +78,8 @@ class TrialDetail(SparseRecord):
         same_bits: whether the bits are the anchor's.
         nondeterministic: launches have left different outputs from the same inputs.
     """
+
+    _omitted: ClassVar = EVERY_FIELD
 
     phase: str | None = None
     signal: str | None = None

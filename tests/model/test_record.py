@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import copy
 from dataclasses import FrozenInstanceError, replace
+from typing import ClassVar
 
 import msgspec
 import pytest
 
-from ktuned.model import NO_DETAIL, ListedTrial, Objective, Outcome, TrialDetail, TrialResult
+from ktuned.model import NO_DETAIL, ListedTrial, Objective, Outcome, Record, TrialDetail, TrialResult, record
 from tests.trials import make_result, make_trial
+
+
+@record
+class Made(Record):
+    """Has a field that was added later."""
+
+    _omitted: ClassVar = ("late",)
+
+    x: int
+    y: int = 2
+    late: str = ""
 
 
 def test_a_sparse_record_holds_what_differs_from_its_defaults() -> None:
@@ -20,6 +32,15 @@ def test_a_sparse_record_holds_what_differs_from_its_defaults() -> None:
     assert detail == replace(TrialDetail(cores=2, rounds=3), rounds=None) == copy.copy(detail)
     assert detail == msgspec.convert({"cores": 2, "of_the_future": 1}, TrialDetail)
     assert (TrialDetail(), bool(vars(NO_DETAIL))) == (NO_DETAIL, False)
+
+
+def test_equal_records_are_equal_and_have_one_hash_however_they_came_about() -> None:
+    """A field that a map lacks has its default."""
+    made = Made(1)
+    read = msgspec.convert({"x": 1, "of_the_future": 2}, Made)
+    assert (read, hash(read)) == (made, hash(made))
+    assert read != Made(1, 3)
+    assert vars(Made(1, y=2, late="")) == {"x": 1, "y": 2}
 
 
 def test_a_sparse_record_refuses_unknown_fields_and_changes() -> None:
