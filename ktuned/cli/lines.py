@@ -6,7 +6,6 @@ from ktuned.cli import text
 from ktuned.cli.job_view import JobView, View
 from ktuned.cli.news import FirstFailure, JobBegan, JobEnded, NewBest, News
 from ktuned.model import (
-    IMPLAUSIBLE_RATIO,
     Job,
     JobState,
     Objective,
@@ -14,6 +13,7 @@ from ktuned.model import (
     compute_gain,
     find_notices,
     is_noisy,
+    is_ratio_implausible,
     mention_objective,
     needs_metric,
 )
@@ -51,12 +51,13 @@ def doubt_lines(job: Job) -> list[str]:
     if reference is not None and reference[1] > WIDE * reference[0]:
         low, high = map(text.format_latency, reference)
         found.append(f"the reference took anything from {low} to {high}")
-    badge = "noisy: " if is_noisy(job.best_us, job.best_spread_us) and not needs_metric(job.objective) else ""
+    is_best_noisy = is_noisy(job.best_us, job.best_spread_us) and not needs_metric(job.objective)
+    badge = "noisy: " if is_best_noisy or is_noisy(job.reference_us, job.reference_spread_us) else ""
     why = "as rounds of the final measurement differ; other programs or unlocked clocks do that"
     lines = [f"{job_title(job)}: {badge}{' and '.join(found)}, {why}"] if found else []
-    if job.reference_us and job.best_us and job.reference_us > IMPLAUSIBLE_RATIO * job.best_us:
-        ratio = f"{job.reference_us / job.best_us:,.0f}"
-        lines.append(f"{job_title(job)}: the reference took {ratio} times the winner's time: does it compute the same?")
+    if job.reference_us and job.best_us and is_ratio_implausible(job.reference_us, job.best_us):
+        said = f"noisy: the reference took {job.reference_us / job.best_us:,.0f} times the winner's time"
+        lines.append(f"{job_title(job)}: {said}: was the machine busy, and does it compute the same?")
     return lines
 
 

@@ -121,6 +121,16 @@ def test_a_speed_up_that_is_hardly_known_is_a_warning(run: Run, serve: Serve) ->
     assert "the speed-up over the default is anything from 1.49× to 2.51×" in out
     assert "the reference took anything from 45.00 µs to 75.00 µs" in out
     assert out.count("unlocked clocks") == 1
+    assert "60.00 µs ±25 %  " in out
+
+
+def test_a_reference_that_took_thousands_of_times_as_long_is_noisy(run: Run, serve: Serve) -> None:
+    """Though its rounds agree: the table has the badge, and a line says why."""
+    far = {**DONE, "reference_us": 155_000.0, "reference_spread_us": 19_000.0}
+    tuning(serve, events=[state_event("job_done", far)])
+    out = run("tune", "gemm", "--no-spawn").out
+    assert "155.0 ms ±6.1 % noisy" in out
+    assert "noisy: the reference took 3,875 times the winner's time: was the machine busy" in out
 
 
 @pytest.mark.parametrize(
