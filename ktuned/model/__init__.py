@@ -43,7 +43,7 @@ from ktuned.model.keys import (
     project_of,
 )
 from ktuned.model.near import find_nearest_winners, find_stand_ins, sort_by_similarity
-from ktuned.model.noise import NOISY_SPREAD, describe_noise, is_noisy, is_ratio_implausible
+from ktuned.model.noise import NOISY_SPREAD, describe_noise, is_noisy, is_ratio_implausible, is_reference_noisy
 from ktuned.model.numerics import BitClass, BitClasses, Bits, describe_price, have_same_bits
 from ktuned.model.objective import (
     BUILT_IN,
@@ -245,6 +245,7 @@ __all__ = [
     "is_maximized",
     "is_noisy",
     "is_ratio_implausible",
+    "is_reference_noisy",
     "listed",
     "make_full_name",
     "make_key_problem",

@@ -7,7 +7,7 @@ from dataclasses import field
 from enum import IntEnum, StrEnum
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey, make_key_problem
-from ktuned.model.noise import is_noisy, is_ratio_implausible
+from ktuned.model.noise import is_reference_noisy
 from ktuned.model.objective import Objective, compute_gain, needs_metric
 from ktuned.model.plan import Plan
 from ktuned.model.record import Record, record
@@ -108,8 +108,7 @@ class Job(Record):
     @property
     def has_noisy_reference(self) -> bool:
         """True if the reference's figure is too doubtful for a speed-up over it."""
-        is_far = is_ratio_implausible(self.reference_us, self.best_us)
-        return is_far or is_noisy(self.reference_us, self.reference_spread_us)
+        return is_reference_noisy(self.reference_us, self.reference_spread_us, self.best_us)
 
     @property
     def key(self) -> WinnerKey:

@@ -32,6 +32,11 @@ def is_ratio_implausible(reference_us: float | None, best_us: float | None) -> b
     return bool(reference_us and best_us) and (reference_us or 0.0) > IMPLAUSIBLE_RATIO * (best_us or 0.0)
 
 
+def is_reference_noisy(reference_us: float | None, spread_us: float | None, best_us: float | None) -> bool:
+    """Return whether a reference's figure is too doubtful to claim a speed-up over it."""
+    return is_noisy(reference_us, spread_us) or is_ratio_implausible(reference_us, best_us)
+
+
 def describe_noise(latency_us: float, spread_us: float) -> str:
     """Return the remark to show next to a noisy figure."""
     percent = 50 * spread_us / latency_us

@@ -144,7 +144,7 @@ def test_disturbed_rounds_are_left_out() -> None:
     rounds: list[dict[int | None, float]] = [{1: 10.0, 2: 5.0}, {None: 7.0}, {1: 10.0}]
     found = compute_figures(rounds, [1, 2])
     assert (found[1], found[2]) == (Figure(10.0, 0.0), Figure(5.0, None))
-    assert found[None] == Figure(7.0, 0.0)
+    assert found[None] == Figure(7.0, None)
     assert compute_figures([{}, {}], [1]) == {}
 
 

@@ -97,7 +97,7 @@ async def test_a_reference_far_above_the_winner_is_timed_in_twice_as_many_rounds
     """The preset has three rounds; still as slow, its figure is doubtful."""
     slow = "lambda x: (__import__('time').sleep(0.02), dict(y=2 * x))[1]"
     await parts.inspect(kernel_text(configs="[dict(us=50.0, does='work')]", reference=slow))
-    ended = await tune(parts)
+    await tune(parts)
     (winner,) = parts.store.list_winners()
     trial = parts.store.get_trial(winner.trial)
     assert trial is not None
