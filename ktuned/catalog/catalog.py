@@ -245,6 +245,10 @@ class Catalog:
         meant = [max(around, key=len)] if around else there
         return [kernel for path in meant for kernel in there[path]]
 
+    def find_kernels(self, names: Iterable[str]) -> list[KernelInfo]:
+        """Return the kernels of these full names; those that are gone are left out."""
+        return [self._kernels[name] for name in map(KernelName, names) if name in self._kernels]
+
     def full_name_of(self, name: str, directory: str | None) -> str:
         """Return the full name that a short one means, if several projects have one; else the name as it is."""
         try:
@@ -342,8 +346,10 @@ class Catalog:
     def apply_inspections(self, inspections: Sequence[Inspection], removed_files: Iterable[str] = ()) -> Changes:
         """Apply new inspections, and forget the files that are gone; return the changes.
 
-        A file that can no longer be imported keeps its kernels as they were: their winners are still served.
+        A file that can no longer be imported keeps its kernels as they were: their winners are still served. A root may
+        have been removed while a file of it was inspected: what was found there does not count.
         """
+        inspections = [inspection for inspection in inspections if self.root_of(inspection.file) is not None]
         added, changed, replanned, inspected = [], [], [], []
         errors: list[FileError] = []
         wrong = set(self._errors)

@@ -105,9 +105,8 @@ class Renewal:
             while self._put_off:
                 await anyio.sleep(RETRY_S)
                 again, self._put_off = self._put_off, {}
-                for name, saved in again.items():
-                    with suppress(NotFound):
-                        await self._retune_kernel(self._catalog.resolve_kernel(name), saved=saved)
+                for kernel in self._catalog.find_kernels(again):
+                    await self._retune_kernel(kernel, saved=again[kernel.name])
             self._is_refused = anyio.Event()
 
     async def drop_roots(self, roots: Iterable[Root]) -> None:
@@ -143,9 +142,11 @@ class Renewal:
 
     async def outdate_jobs(self, changes: Changes, *, saved: bool) -> None:
         """Publish changes; cancel the jobs that a save replaces, and restart the others that they outdate."""
+        # A root may be removed at any await, with all of its kernels.
         for name in changes.inspected:
-            environment = self._catalog.kernel_environment(self._catalog.resolve_kernel(name))
-            await self._jobs.restart_running(name, ELSEWHERE, partial(_is_elsewhere, environment))
+            for kernel in self._catalog.find_kernels([name]):
+                environment = self._catalog.kernel_environment(kernel)
+                await self._jobs.restart_running(name, ELSEWHERE, partial(_is_elsewhere, environment))
             self._jobs.release_inspected(name)
         for kernel in self._catalog.kernels if changes.errors else ():
             if self._catalog.file_fault(kernel):
@@ -166,7 +167,9 @@ class Renewal:
         for name in changes.removed:
             await self._jobs.cancel_jobs_of_kernel(name)
         for name in (*changes.changed, *changes.replanned):
-            kernel = self._catalog.resolve_kernel(name)
+            kernel = next(iter(self._catalog.find_kernels([name])), None)
+            if kernel is None:
+                continue
             # The client that shows a save follows the jobs of that save.
             replaced = self._keys_tuned_again(kernel) if saved and not changes.is_environment else frozenset()
             await self._jobs.restart_outdated(name, partial(_goes_on, kernel, replaced))
@@ -191,7 +194,8 @@ class Renewal:
     async def retune_changed(self, changes: Changes, *, saved: bool) -> None:
         """Tune what changes concern again: all of it if it was ``saved``, else what has been tuned before."""
         for name in (*changes.added, *changes.changed, *changes.replanned):
-            await self._retune_kernel(self._catalog.resolve_kernel(name), saved=saved, is_stale=name in changes.changed)
+            for kernel in self._catalog.find_kernels([name]):
+                await self._retune_kernel(kernel, saved=saved, is_stale=name in changes.changed)
 
     async def _restore_winner(
         self, kernel: KernelInfo, problem: Problem, objective: Objective, *, is_stale: bool = False
