@@ -139,7 +139,7 @@ def lines_of(news: News) -> list[str]:
 def _describe_ended_job(view: JobView) -> str:
     job = view.job
     if job.state is not JobState.DONE:
-        why = _message_not_yet_said(view)
+        why = text.first_line(job.message, limit=300)
         counts = f" ({text.format_outcomes(job.outcomes)})" if job.outcomes else ""
         # "cancelled: cancelled" says nothing more.
         return f"{job_title(job)}: job {job.id} {job.state}{f': {why}' if why not in ('', job.state) else ''}{counts}"
@@ -153,20 +153,13 @@ def _describe_ended_job(view: JobView) -> str:
     if view.share:
         facts.append(view.share)
     if reused := int(job.cost.get("reused", 0)):
-        facts.append(f"{reused} of {job.done} configs measured earlier")
+        facts.append(f"{reused} of {job.done} configs known")
     change = compute_gain(job.objective, view.before, job.best)
     if change:
         thing = "as good" if needs_metric(job.objective) else "that speed"
         facts.append(f"was {text.by_objective(job.objective, view.before)}, {text.format_factor(change)} {thing} now")
     config = text.format_values(view.best_config) if view.best_config else ""
     return f"{job_title(job)}: tuned, {', '.join(facts)}  {config}".rstrip()
-
-
-def _message_not_yet_said(view: JobView) -> str:
-    """Return why a job ended; an outcome's message that was a line of its own already is left out."""
-    why = text.first_line(view.job.message)
-    said = [text.first_line(trial.message, limit=60).rstrip("…") for trial in view.failures.values()]
-    return why.partition("; ")[0] if any(words and words in why for words in said) else why
 
 
 def _describe_reload(news: KernelsReloaded) -> list[str]:

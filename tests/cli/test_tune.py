@@ -95,15 +95,16 @@ def test_tune_tells_bests_and_first_failures(run: Run, serve: Serve) -> None:
     assert f"`ktuned results {KERNEL} --outcome hung`" in hint
 
 
-def test_no_sentence_is_printed_twice(run: Run, serve: Serve) -> None:
-    """A job's end leaves out what its first failure said, and the table what the job's end said."""
+def test_a_job_s_end_has_the_compiler_s_message(run: Run, serve: Serve) -> None:
+    """Its first failure may be pages above; the table leaves out what the job's end said."""
     why = "k.cc:3: error: no such type"
     message = f"no config ran; compile_error: {why}"
     failed = job_map(state="failed", done=1, outcomes={"compile_error": 1}, message=message)
     trial = trial_event(trial_map(1, "compile_error", message=why), 1)
     tuning(serve, events=[trial, state_event("job_done", failed)])
     ran = run("tune", "gemm", "--no-spawn")
-    assert (ran.code, ran.out.count(why), ran.out.count("no config ran")) == (1, 1, 1)
+    assert (ran.code, ran.out.count(why), ran.out.count("no config ran")) == (1, 2, 1)
+    assert f"job 1 failed: {message} (1 compile_error)" in ran.out
 
 
 def test_a_job_s_message_is_printed_once(run: Run, serve: Serve) -> None:

@@ -83,7 +83,7 @@ def test_the_first_tune_says_what_is_watched_from_now_on(shared: Daemon) -> None
     assert line in shared.ktuned("tune", str(path)).stderr
     again = shared.ktuned("tune", str(path))
     assert line not in again.stderr
-    assert "2 of 2 configs measured earlier" in again.stdout
+    assert "2 of 2 configs known" in again.stdout
 
 
 def test_a_misspelt_knob_is_one_error_of_the_declaration(shared: Daemon) -> None:
