@@ -136,7 +136,7 @@ class Machine:
         Raises:
             UsageError: the backend compiles for CPUs and this is a GPU's, or the other way about, or it is neither.
         """
-        known = {device.target for device in self._list_found_devices(environment, backend)}
+        known: set[str] = {device.target for device in self._list_found_devices(environment, backend)}
         known |= {self._get_backend_report(environment, backend).target} - {""}
         schemes = {scheme for scheme in _SCHEMES for target in known if target.startswith(scheme)}
         if not known or not all(target.startswith(_SCHEMES) for target in known):
