@@ -213,13 +213,8 @@ class Catalog:
             NotFound: there is none.
             AmbiguousName: several projects have one of that name.
         """
-        exact = self._kernels.get(KernelName(name))
-        if exact is not None:
-            return exact
-        project, _, short = name.rpartition(":")
-        present = self.aliases.get(ProjectName(project)) if project else None
-        if present is not None and (renamed := self._kernels.get(make_full_name(present, short))) is not None:
-            return renamed
+        if (known := self.find_kernel(name)) is not None:
+            return known
         matches = [kernel for kernel in self.kernels if kernel.kernel == name]
         if len(matches) > 1:
             matches = self._kernels_meant(matches, directory) or matches
@@ -228,9 +223,9 @@ class Catalog:
         if matches:
             names = ", ".join(kernel.name for kernel in matches)
             raise AmbiguousName(f"the kernel {name!r} is in several projects", hint=f"say which: {names}")
-        known = self._kernels if ":" in name else {kernel.kernel for kernel in self.kernels}
+        alike = self._kernels if ":" in name else {kernel.kernel for kernel in self.kernels}
         hint = "`ktuned kernels` lists them; `ktuned tune PATH` adds some"
-        raise NotFound(f"there is no kernel {name!r}", hint=" ".join(filter(None, (suggest_name(name, known), hint))))
+        raise NotFound(f"there is no kernel {name!r}", hint=" ".join(filter(None, (suggest_name(name, alike), hint))))
 
     def _kernels_meant(self, kernels: list[KernelInfo], directory: str | None) -> list[KernelInfo]:
         """Return the kernels whose project exists; with a directory in several projects, the innermost project's."""
@@ -244,6 +239,15 @@ class Catalog:
         # A project inside of it that has no such kernel does not count either.
         meant = [max(around, key=len)] if around else there
         return [kernel for path in meant for kernel in there[path]]
+
+    def find_kernel(self, name: str) -> KernelInfo | None:
+        """Return the kernel of a full name, by its project's present or former name, unless it is gone."""
+        exact = self._kernels.get(KernelName(name))
+        if exact is not None:
+            return exact
+        project, _, short = name.rpartition(":")
+        present = self.aliases.get(ProjectName(project)) if project else None
+        return None if present is None else self._kernels.get(make_full_name(present, short))
 
     def full_name_of(self, name: str, directory: str | None) -> str:
         """Return the full name that a short one means, if several projects have one; else the name as it is."""
@@ -342,8 +346,10 @@ class Catalog:
     def apply_inspections(self, inspections: Sequence[Inspection], removed_files: Iterable[str] = ()) -> Changes:
         """Apply new inspections, and forget the files that are gone; return the changes.
 
-        A file that can no longer be imported keeps its kernels as they were: their winners are still served.
+        A file that can no longer be imported keeps its kernels as they were: their winners are still served. A root may
+        have been removed while a file of it was inspected: what was found there does not count.
         """
+        inspections = [inspection for inspection in inspections if self.root_of(inspection.file) is not None]
         added, changed, replanned, inspected = [], [], [], []
         errors: list[FileError] = []
         wrong = set(self._errors)

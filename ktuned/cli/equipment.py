@@ -18,7 +18,7 @@ import msgspec
 from ktuned.cli import text
 from ktuned.cli.doctor import Finding, Level
 from ktuned.ipc import replies
-from ktuned.model import BackendReport, Fault, KernelInfo
+from ktuned.model import Absence, BackendReport, Fault, KernelInfo
 from ktuned.protocol import EnvironmentInfo, RootInfo
 
 COMPILERS = ("c++", "g++", "clang++")
@@ -140,24 +140,31 @@ def check_backends(environments: Iterable[EnvironmentInfo], roots: Iterable[Root
             continue
         version = environment.version
         yield Finding(Level.OK, python, f"Python {version}{used}" if version else f"answers{used}")
+        absent: dict[Absence, dict[str, BackendReport]] = {}
         for name, backend in environment.backends.items():
-            yield from _judge_backend(name, backend)
+            if backend.absent is None or backend.error is not None:
+                yield from _judge_backend(name, backend)
+            else:
+                absent.setdefault(backend.absent, {})[name] = backend
+        yield from (_describe_absence(absence, backends) for absence, backends in absent.items())
         if nvml := environment.nvml:
             said = f"whether other programs use the GPUs is unknown, and timings ignore it: {nvml}"
             mend = f"{python} -m pip install nvidia-ml-py" if "not installed" in nvml else ""
             yield Finding(Level.WARN, "NVML", said, mend)
 
 
+def _describe_absence(absence: Absence, backends: Mapping[str, BackendReport]) -> Finding:
+    """Return one finding for all backends that lack the same thing, as without a GPU."""
+    targets = sorted({backend.target for backend in backends.values() if backend.target})
+    still = f"; kernels still compile for {', '.join(targets)}" if targets and absence.reason != "no_compiler" else ""
+    what = f"backend{'s' * (len(backends) > 1)} {', '.join(backends)}"
+    return Finding(Level.WARN, what, f"{absence.reason}: {absence.message}{still}", absence.hint)
+
+
 def _judge_backend(name: str, backend: BackendReport) -> Iterator[Finding]:
     what = f"backend {name}"
     if error := backend.error:
         yield Finding(Level.FAIL, what, text.first_line(error.message), error.hint or "reinstall its distribution")
-        return
-    if absent := backend.absent:
-        still = ""
-        if backend.target and absent.reason != "no_compiler":
-            still = f"; it still compiles for {backend.target}"
-        yield Finding(Level.WARN, what, f"{absent.reason}: {absent.message}{still}", absent.hint)
         return
     toolchain = list(backend.fingerprint.items())[:_SAID_OF_A_TOOLCHAIN]
     said = ", ".join([backend.version, *(f"{part} {version}" for part, version in toolchain)])

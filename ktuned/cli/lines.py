@@ -6,7 +6,6 @@ from ktuned.cli import text
 from ktuned.cli.job_view import JobView, View
 from ktuned.cli.news import FirstFailure, JobBegan, JobEnded, NewBest, News
 from ktuned.model import (
-    IMPLAUSIBLE_RATIO,
     Job,
     JobState,
     Objective,
@@ -14,6 +13,7 @@ from ktuned.model import (
     compute_gain,
     find_notices,
     is_noisy,
+    is_ratio_implausible,
     mention_objective,
     needs_metric,
 )
@@ -51,12 +51,13 @@ def doubt_lines(job: Job) -> list[str]:
     if reference is not None and reference[1] > WIDE * reference[0]:
         low, high = map(text.format_latency, reference)
         found.append(f"the reference took anything from {low} to {high}")
-    badge = "noisy: " if is_noisy(job.best_us, job.best_spread_us) and not needs_metric(job.objective) else ""
+    is_best_noisy = is_noisy(job.best_us, job.best_spread_us) and not needs_metric(job.objective)
+    badge = "noisy: " if is_best_noisy or is_noisy(job.reference_us, job.reference_spread_us) else ""
     why = "as rounds of the final measurement differ; other programs or unlocked clocks do that"
     lines = [f"{job_title(job)}: {badge}{' and '.join(found)}, {why}"] if found else []
-    if job.reference_us and job.best_us and job.reference_us > IMPLAUSIBLE_RATIO * job.best_us:
-        ratio = f"{job.reference_us / job.best_us:,.0f}"
-        lines.append(f"{job_title(job)}: the reference took {ratio} times the winner's time: does it compute the same?")
+    if job.reference_us and job.best_us and is_ratio_implausible(job.reference_us, job.best_us):
+        said = f"noisy: the reference took {job.reference_us / job.best_us:,.0f} times the winner's time"
+        lines.append(f"{job_title(job)}: {said}: was the machine busy, and does it compute the same?")
     return lines
 
 
@@ -138,7 +139,7 @@ def lines_of(news: News) -> list[str]:
 def _describe_ended_job(view: JobView) -> str:
     job = view.job
     if job.state is not JobState.DONE:
-        why = _message_not_yet_said(view)
+        why = text.first_line(job.message, limit=300)
         counts = f" ({text.format_outcomes(job.outcomes)})" if job.outcomes else ""
         # "cancelled: cancelled" says nothing more.
         return f"{job_title(job)}: job {job.id} {job.state}{f': {why}' if why not in ('', job.state) else ''}{counts}"
@@ -152,20 +153,13 @@ def _describe_ended_job(view: JobView) -> str:
     if view.share:
         facts.append(view.share)
     if reused := int(job.cost.get("reused", 0)):
-        facts.append(f"{reused} of {job.done} configs measured earlier")
+        facts.append(f"{reused} of {job.done} configs known")
     change = compute_gain(job.objective, view.before, job.best)
     if change:
         thing = "as good" if needs_metric(job.objective) else "that speed"
         facts.append(f"was {text.by_objective(job.objective, view.before)}, {text.format_factor(change)} {thing} now")
     config = text.format_values(view.best_config) if view.best_config else ""
     return f"{job_title(job)}: tuned, {', '.join(facts)}  {config}".rstrip()
-
-
-def _message_not_yet_said(view: JobView) -> str:
-    """Return why a job ended; an outcome's message that was a line of its own already is left out."""
-    why = text.first_line(view.job.message)
-    said = [text.first_line(trial.message, limit=60).rstrip("…") for trial in view.failures.values()]
-    return why.partition("; ")[0] if any(words and words in why for words in said) else why
 
 
 def _describe_reload(news: KernelsReloaded) -> list[str]:

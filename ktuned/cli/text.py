@@ -58,8 +58,8 @@ def format_latency(value_us: float | None, digits: int = 4) -> str:
 
 
 def latency_within(value_us: float | None, spread_us: float | None) -> str:
-    """Return a latency with half its spread in percent, if that is known."""
-    if not value_us or spread_us is None:
+    """Return a latency with half its spread in percent, if there is one."""
+    if not value_us or not spread_us:
         return format_latency(value_us)
     percent = 50 * spread_us / value_us
     return f"{format_latency(value_us)} ±{f'{percent:.2g}' if percent < 99.5 else '>100'} %"

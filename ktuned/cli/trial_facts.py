@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ktuned.cli import text
-from ktuned.model import TRIED_AGAIN, Trial
+from ktuned.model import TRIED_AGAIN, Trial, is_reference_noisy
 
 _SHOWN_APART = ("stdout", "stderr", "samples", "story", "spans")
 """Details with a form of their own, and those that only a report draws."""
@@ -37,6 +37,8 @@ def describe_facts(trial: Trial) -> dict[str, str]:
         **{_fact_label(name): _format_fact(name, value) for name, value in known.items() if name not in _SHOWN_APART},
         "tried again": TRIED_AGAIN[trial.outcome] if trial.outcome else text.ABSENT,
     }
+    if is_reference_noisy(trial.detail.reference_us, trial.detail.reference_spread_us, trial.latency_us):
+        facts[_fact_label("reference_us")] += " (noisy)"
     if trial.detail.story:
         facts["story"] = " → ".join(word.replace("_", " ") for word in trial.detail.story)
     return {name: text.clean_message(value) for name, value in facts.items()}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from ktuned.backends import Absence, install_hint
+from ktuned.backends import Absence, cpu, install_hint
 from ktuned.devices.environment_report import EnvironmentReport, fingerprint_digest
 from ktuned.devices.environments import Environments
 from ktuned.fleet import Environment
@@ -27,9 +27,13 @@ from ktuned.model import (
     NotFound,
     Problem,
     Target,
+    UsageError,
     add_captured,
     canonical,
 )
+
+_SCHEMES = (cpu.TARGET_PREFIX, "sm_")
+"""How the targets of CPUs and of NVIDIA's GPUs begin."""
 
 
 def is_named(device: Device, name: str) -> bool:
@@ -125,6 +129,21 @@ class Machine:
             named = "or name what to compile for: `ktuned tune --compile-only --arch`"
             raise BackendError(absence.message, hint="; ".join(filter(None, (absence.hint, named))))
         return self.arch or known.target
+
+    def check_target(self, environment: Environment, backend: str, wanted: str) -> None:
+        """Check a target by its first letters, where those of the backend's own targets have a known meaning.
+
+        Raises:
+            UsageError: the backend compiles for CPUs and this is a GPU's, or the other way about, or it is neither.
+        """
+        known: set[str] = {device.target for device in self._list_found_devices(environment, backend)}
+        known |= {self._get_backend_report(environment, backend).target} - {""}
+        schemes = {scheme for scheme in _SCHEMES for target in known if target.startswith(scheme)}
+        if not known or not all(target.startswith(_SCHEMES) for target in known):
+            return
+        if not wanted.startswith(tuple(schemes)):
+            such = ", ".join(sorted(known))
+            raise UsageError(f"{backend} compiles for {such}, not for {wanted!r}", hint="leave --arch out")
 
     def aim_job(self, environment: Environment, backend: str, wanted: str, *, compile_only: bool = False) -> Aim:
         """Return what a job's configs are compiled for, and all devices that may measure them.

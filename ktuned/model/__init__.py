@@ -43,7 +43,7 @@ from ktuned.model.keys import (
     project_of,
 )
 from ktuned.model.near import find_nearest_winners, find_stand_ins, sort_by_similarity
-from ktuned.model.noise import IMPLAUSIBLE_RATIO, NOISY_SPREAD, describe_noise, is_noisy
+from ktuned.model.noise import NOISY_SPREAD, describe_noise, is_noisy, is_ratio_implausible, is_reference_noisy
 from ktuned.model.numerics import BitClass, BitClasses, Bits, describe_price, have_same_bits
 from ktuned.model.objective import (
     BUILT_IN,
@@ -136,7 +136,6 @@ __all__ = [
     "EXACT",
     "FAILURES",
     "FLOAT32",
-    "IMPLAUSIBLE_RATIO",
     "LATENCY",
     "MAX_PRIORITY",
     "MEMORY",
@@ -244,6 +243,8 @@ __all__ = [
     "is_latency",
     "is_maximized",
     "is_noisy",
+    "is_ratio_implausible",
+    "is_reference_noisy",
     "listed",
     "make_full_name",
     "make_key_problem",

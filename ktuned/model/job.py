@@ -7,6 +7,7 @@ from dataclasses import field
 from enum import IntEnum, StrEnum
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey, make_key_problem
+from ktuned.model.noise import is_reference_noisy
 from ktuned.model.objective import Objective, compute_gain, needs_metric
 from ktuned.model.plan import Plan
 from ktuned.model.record import Record, record
@@ -103,6 +104,11 @@ class Job(Record):
     key_problem: KeyProblem | None = None
     best_figure: float | None = None
     default_figure: float | None = None
+
+    @property
+    def has_noisy_reference(self) -> bool:
+        """True if the reference's figure is too doubtful for a speed-up over it."""
+        return is_reference_noisy(self.reference_us, self.reference_spread_us, self.best_us)
 
     @property
     def key(self) -> WinnerKey:

@@ -3,6 +3,9 @@
 A figure is noisy if the spread of its samples, or of the final rounds, is more than half of it. The final round then
 measures again, as often as the preset allows. A figure that is still noisy is served, because nothing better is known,
 but never as final: results, the report, lookups and ``watch --once`` say so next to it.
+
+A reference is noisy as well if it takes so many times as long as the winner that the ratio is implausible: its rounds
+may agree because all of them met the same disturbance. It is measured again; then no speed-up over it is claimed.
 """
 
 from __future__ import annotations
@@ -22,6 +25,16 @@ as long.
 def is_noisy(latency_us: float | None, spread_us: float | None) -> bool:
     """Return whether a figure's samples, or its final rounds, vary too much to rely on it."""
     return bool(latency_us) and spread_us is not None and spread_us > NOISY_SPREAD * (latency_us or 0.0)
+
+
+def is_ratio_implausible(reference_us: float | None, best_us: float | None) -> bool:
+    """Return whether a winner is faster than the reference by more than is likely to be true."""
+    return bool(reference_us and best_us) and (reference_us or 0.0) > IMPLAUSIBLE_RATIO * (best_us or 0.0)
+
+
+def is_reference_noisy(reference_us: float | None, spread_us: float | None, best_us: float | None) -> bool:
+    """Return whether a reference's figure is too doubtful to claim a speed-up over it."""
+    return is_noisy(reference_us, spread_us) or is_ratio_implausible(reference_us, best_us)
 
 
 def describe_noise(latency_us: float, spread_us: float) -> str:

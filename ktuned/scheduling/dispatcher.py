@@ -287,7 +287,9 @@ class Dispatcher:
         if task.scope.cancelled_caught:
             return Ending.STOPPED, ""
         state, message = task.pipeline.verdict
-        return (Ending.DONE if state is JobState.DONE else Ending.FAILED), message
+        if state is JobState.DONE:
+            return Ending.DONE, message
+        return (Ending.HOPELESS if task.pipeline.is_hopeless else Ending.FAILED), message
 
     def join_devices(self) -> None:
         """Let running jobs measure on devices that have come meanwhile, where these are alike."""

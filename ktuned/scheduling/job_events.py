@@ -17,6 +17,7 @@ class Ending(StrEnum):
 
     DONE = "done"
     FAILED = "failed"
+    HOPELESS = "hopeless"
     KILLED = "killed from outside"
     NOT_RECORDED = "not recorded"
     SOURCE_CHANGED = "source changed"

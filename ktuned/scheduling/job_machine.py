@@ -81,6 +81,7 @@ CHANGES_EXCUSED = 5
 _EVENT_OF = {
     Ending.DONE: JobEvent.SUCCEEDED,
     Ending.FAILED: JobEvent.FAILED,
+    Ending.HOPELESS: JobEvent.FAILED,
     Ending.KILLED: JobEvent.INTERRUPTED,
     Ending.NOT_RECORDED: JobEvent.INTERRUPTED,
     Ending.SOURCE_CHANGED: JobEvent.INTERRUPTED,
@@ -423,7 +424,8 @@ class JobMachine:
         elif is_change:
             message = f"{'its files keep changing' if is_failed else 'waits for a new inspection'}: {message}"
         if event.brief is not None:
-            self.failures.record_ending(event.brief, STATES[place], message)
+            is_hopeless = event.ending is Ending.HOPELESS
+            self.failures.record_ending(event.brief, STATES[place], message, is_hopeless=is_hopeless)
         if place is JobPlace.LEFT:
             self._forget_job(job.id)
         elif place in (JobPlace.WAITING, JobPlace.PAUSED):

@@ -122,12 +122,15 @@ class JobRequests:
             NotFound: there is no such device.
         """
         plan, problems = await self._resolve_request(kernel, request)
-        for problem in problems:
-            await self._check_configs(kernel, problem, plan.configs)
-            await self._check_anchor(kernel, problem, request.anchor)
+        device = None
         with suppress(BackendError):
             # Without any device the job itself says so.
-            self._target_model(kernel, request)
+            device = self._target_model(kernel, request)
+        for problem in problems:
+            await self._check_configs(kernel, problem, plan.configs)
+            if device is not None:
+                key = kernel.make_winner_key(problem, device, kernel.objective(plan.objective))
+                await self._resolve_anchor(kernel, problem, request, key)
 
     async def _resolve_request(self, kernel: KernelInfo, request: TuningRequest) -> tuple[Plan, Sequence[Problem]]:
         """Return the plan of the jobs that a request asks for, and their problems; devices are known from then on.
@@ -169,7 +172,6 @@ class JobRequests:
         jobs: dict[int, Job] = {}
         for problem in problems:
             await self._check_configs(kernel, problem, plan.configs)
-            asked = request.anchor
             try:
                 device = self._target_model(kernel, request)
             except BackendError as error:
@@ -179,9 +181,7 @@ class JobRequests:
                 )
             else:
                 key = kernel.make_winner_key(problem, device, objective)
-                if request.anchor_pin is not None:
-                    asked = self._pinned_config(request.anchor_pin, key)
-                anchor = await self._check_anchor(kernel, problem, asked)
+                anchor = await self._resolve_anchor(kernel, problem, request, key)
                 if anchor is not None:
                     plan = replace(plan, anchor=anchor)
                 if request.stale_only and await self._is_fresh(kernel, problem, request, objective):
@@ -221,12 +221,15 @@ class JobRequests:
                 hint=f"give a config of its space{f', with {chr(44).join(knobs)}' if knobs else ''}",
             )
 
-    async def _check_anchor(self, kernel: KernelInfo, problem: Problem, asked: Config | None) -> Config | None:
+    async def _resolve_anchor(
+        self, kernel: KernelInfo, problem: Problem, request: TuningRequest, key: WinnerKey
+    ) -> Config | None:
         """Return the config that is to be the anchor, where one is asked for: what it leaves out is the default's.
 
         Raises:
-            UsageError: the space does not hold it.
+            UsageError: the pin holds none for the key, or the space does not hold it.
         """
+        asked = request.anchor if request.anchor_pin is None else self._pinned_config(request.anchor_pin, key)
         if asked is None:
             return None
         anchor = {**(kernel.default or {}), **asked}
@@ -277,9 +280,11 @@ class JobRequests:
         Raises:
             BackendError: there is neither.
             NotFound: there are devices, but not that one.
+            UsageError: the backend does not compile for the target.
         """
         environment = self._catalog.kernel_environment(kernel)
         if request.compile_only and request.arch is not None:
+            self._machine.check_target(environment, kernel.backend, request.arch)
             return request.arch
         if request.compile_only or not self._machine.list_devices(environment, kernel.backend):
             return self._machine.choose_target(environment, kernel.backend)

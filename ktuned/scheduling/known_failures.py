@@ -22,15 +22,19 @@ class KnownFailures:
         self._limit = limit
         self._messages: dict[tuple[Context, Objective, str], str] = {}
 
-    def record_ending(self, brief: JobBrief, state: JobState, message: str) -> None:
-        """Record how a job ended, if that says something of the next one."""
+    def record_ending(self, brief: JobBrief, state: JobState, message: str, *, is_hopeless: bool = False) -> None:
+        """Record how a job ended, if that says something of the next one.
+
+        One that ``is_hopeless`` has shown that all configs fail alike, unless it had only chosen ones to try.
+        """
         key = brief.context, brief.job.objective, brief.kernel.plan_digest
         # One with a smaller budget than the kernel declares has not seen all that another would try.
         declared = replace(brief.kernel.plan, objective=brief.job.objective)
-        went_all_the_way = bool(brief.devices) and extend_plan(brief.job.plan, declared) == brief.job.plan
+        went_all_the_way = extend_plan(brief.job.plan, declared) == brief.job.plan
+        is_conclusive = bool(brief.devices) and (went_all_the_way or (is_hopeless and not brief.job.plan.configs))
         if state is JobState.DONE:
             self._messages.pop(key, None)
-        elif state is JobState.FAILED and went_all_the_way:
+        elif state is JobState.FAILED and is_conclusive:
             if len(self._messages) >= self._limit:
                 del self._messages[next(iter(self._messages))]
             self._messages[key] = message

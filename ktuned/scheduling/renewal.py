@@ -106,8 +106,7 @@ class Renewal:
                 await anyio.sleep(RETRY_S)
                 again, self._put_off = self._put_off, {}
                 for name, saved in again.items():
-                    with suppress(NotFound):
-                        await self._retune_kernel(self._catalog.resolve_kernel(name), saved=saved)
+                    await self._retune_kernel(name, saved=saved)
             self._is_refused = anyio.Event()
 
     async def drop_roots(self, roots: Iterable[Root]) -> None:
@@ -143,9 +142,11 @@ class Renewal:
 
     async def outdate_jobs(self, changes: Changes, *, saved: bool) -> None:
         """Publish changes; cancel the jobs that a save replaces, and restart the others that they outdate."""
+        # A root may be removed at any await, with all of its kernels.
         for name in changes.inspected:
-            environment = self._catalog.kernel_environment(self._catalog.resolve_kernel(name))
-            await self._jobs.restart_running(name, ELSEWHERE, partial(_is_elsewhere, environment))
+            if (found := self._catalog.find_kernel(name)) is not None:
+                environment = self._catalog.kernel_environment(found)
+                await self._jobs.restart_running(name, ELSEWHERE, partial(_is_elsewhere, environment))
             self._jobs.release_inspected(name)
         for kernel in self._catalog.kernels if changes.errors else ():
             if self._catalog.file_fault(kernel):
@@ -166,12 +167,13 @@ class Renewal:
         for name in changes.removed:
             await self._jobs.cancel_jobs_of_kernel(name)
         for name in (*changes.changed, *changes.replanned):
-            kernel = self._catalog.resolve_kernel(name)
+            if (found := self._catalog.find_kernel(name)) is None:
+                continue
             # The client that shows a save follows the jobs of that save.
-            replaced = self._keys_tuned_again(kernel) if saved and not changes.is_environment else frozenset()
-            await self._jobs.restart_outdated(name, partial(_goes_on, kernel, replaced))
+            replaced = self._keys_tuned_again(found) if saved and not changes.is_environment else frozenset()
+            await self._jobs.restart_outdated(name, partial(_goes_on, found, replaced))
             if name in changes.changed:
-                self._publish(KernelStale(kernel=kernel.name, digest=kernel.digest))
+                self._publish(KernelStale(kernel=found.name, digest=found.digest))
 
     def _keys_tuned_again(self, kernel: KernelInfo) -> frozenset[WinnerKey]:
         """Return the keys that a save has tuned again."""
@@ -191,7 +193,7 @@ class Renewal:
     async def retune_changed(self, changes: Changes, *, saved: bool) -> None:
         """Tune what changes concern again: all of it if it was ``saved``, else what has been tuned before."""
         for name in (*changes.added, *changes.changed, *changes.replanned):
-            await self._retune_kernel(self._catalog.resolve_kernel(name), saved=saved, is_stale=name in changes.changed)
+            await self._retune_kernel(name, saved=saved, is_stale=name in changes.changed)
 
     async def _restore_winner(
         self, kernel: KernelInfo, problem: Problem, objective: Objective, *, is_stale: bool = False
@@ -227,7 +229,10 @@ class Renewal:
             if winner is not None:
                 publish_winner(self._publish, kernel, winner, None)
 
-    async def _retune_kernel(self, kernel: KernelInfo, *, saved: bool, is_stale: bool = False) -> None:
+    async def _retune_kernel(self, name: str, *, saved: bool, is_stale: bool = False) -> None:
+        kernel = self._catalog.find_kernel(name)
+        if kernel is None:
+            return
         winners = self._store.list_winners(kernel.name)
         tuned = {winner.context.problem for winner in winners}
         if not saved and not tuned:

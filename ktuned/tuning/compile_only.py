@@ -84,6 +84,11 @@ class CompileOnly:
             return JobState.FAILED, f"no device: {self.brief.absence}; {message}"
         return (JobState.DONE if ready else JobState.FAILED), message
 
+    @property
+    def is_hopeless(self) -> bool:
+        """True if another job would find nothing either."""
+        return self._hopelessness.is_proven
+
     async def run(self) -> None:
         """Compile until the space or the budget is exhausted.
 
@@ -134,7 +139,7 @@ class CompileOnly:
             exploring = Explorer(explorer, found.strategy, deadlines)
             is_bounded = found.size is not None and not found.is_estimate
             self.progress.total = min(found.size or 0, plan.trials) if is_bounded else plan.trials
-            asked = 0
+            asked, is_exhausted = 0, False
             while asked < plan.trials:
                 is_probing = self._hopelessness.wants_probes
                 most = min(PROBES if is_probing else ASK_AT_ONCE, plan.trials - asked)
@@ -145,11 +150,12 @@ class CompileOnly:
                 for proposal in answer.proposals:
                     await self._queue_proposal(proposal, channel)
                 # A strategy that waits for figures would wait for ever: there are none.
-                if answer.finished or not (answer.proposals or is_probing):
+                is_exhausted = answer.finished
+                if is_exhausted or not (answer.proposals or is_probing):
                     break
             self.progress.total = asked
-            # There are no more configs, so no further probes can come.
-            self._record_proposed((), are_probes=True)
+            self._hopelessness.record_last_proposed(is_exhausted=is_exhausted)
+            self._give_up_if_hopeless()
         self._has_asked_all = True
         self._report_last_compiles()
 

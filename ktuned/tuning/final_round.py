@@ -52,6 +52,7 @@ from ktuned.tuning.deadlines import shorten_for_trial
 from ktuned.tuning.finalists import (
     FEWEST_ROUNDS,
     MOST_TIMES,
+    ROBUST_ROUNDS,
     Figure,
     Range,
     Rounds,
@@ -59,8 +60,9 @@ from ktuned.tuning.finalists import (
     compute_figures,
     elect_winner,
     find_remaining_rivals,
-    is_implausible,
+    is_reference_implausible,
     is_undecided,
+    is_unsettled,
 )
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
@@ -141,7 +143,7 @@ class _Finalist(msgspec.Struct):
                 result = result.add_details(low_us=min(self.latencies), high_us=max(self.latencies))
             return result.add_details(round_costs=costs)
         # A device drifts between rounds, and launches differ within them: the wider of the two is the doubt.
-        spread_us = max(figure.spread_us, median(self.spreads))
+        spread_us = max(figure.spread_us or 0.0, median(self.spreads))
         medians = (*costs, figure.latency_us)
         return replace(result, latency_us=figure.latency_us, spread_us=spread_us).add_details(
             round_medians_us=costs, first_latency_us=trial.latency_us, low_us=min(medians), high_us=max(medians)
@@ -322,11 +324,8 @@ class FinalRound:
                 self._brief, lane, self._measuring, [_Finalist.from_trial(one.trial) for one in finalists]
             )
             try:
-                for turn in range(max(rounds, self._brief.preset.most_rounds)):
-                    is_doubtful = is_undecided(contest.rounds, contest.rivals) or is_implausible(
-                        contest.rounds, contest.rivals
-                    )
-                    if turn >= rounds and not is_doubtful:
+                for turn in range(max(rounds, self._brief.preset.most_rounds, ROBUST_ROUNDS)):
+                    if turn >= rounds and not contest.needs_another_round:
                         break
                     if turn >= FEWEST_ROUNDS and monotonic() > ends_at:
                         break
@@ -477,6 +476,14 @@ class _Contest:
         """The trials that still compete."""
         return [finalist.trial.id for finalist in self.finalists if finalist.failed is None]
 
+    @property
+    def needs_another_round(self) -> bool:
+        """True if the rounds so far are in doubt, and the preset allows more, or the reference is to be timed again."""
+        if is_reference_implausible(self.rounds, self.rivals):
+            return True
+        is_doubtful = is_undecided(self.rounds, self.rivals) or is_unsettled(self.rounds, self.rivals)
+        return is_doubtful and len(self.rounds) < self._brief.preset.most_rounds
+
     async def run_round(self, turn: int) -> None:
         """Measure each finalist that may still win once; in the first rounds the reference, too."""
         competing = find_remaining_rivals(self.rounds, self.rivals)
@@ -485,7 +492,9 @@ class _Contest:
         for finalist in self.finalists[first:] + self.finalists[:first]:
             if finalist.trial.id in competing:
                 await self._time_finalist(finalist)
-        is_reference_known = turn >= FEWEST_ROUNDS and not is_implausible(self.rounds, [])
+        is_reference_known = turn >= FEWEST_ROUNDS and not (
+            is_unsettled(self.rounds, []) or is_reference_implausible(self.rounds, self.rivals)
+        )
         if needs_metric(self._brief.objective) or is_reference_known:
             # A reference has no figure but its latency.
             return

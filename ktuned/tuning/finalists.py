@@ -20,7 +20,7 @@ from typing import Self
 
 import msgspec
 
-from ktuned.model import is_noisy, median
+from ktuned.model import is_noisy, is_ratio_implausible, median
 
 MOST_TIMES = 3
 """At most this many times the preset's finalists compete: each costs its rounds of a quiet window."""
@@ -62,11 +62,12 @@ class Range(msgspec.Struct, frozen=True):
 class Figure(msgspec.Struct, frozen=True):
     """A latency over all rounds, without the drift that its rivals shared, and the spread of the rounds' medians.
 
-    Of many rounds the lowest and the highest do not count for the spread: a disturbed one says nothing about the rest.
+    One round has no spread. Of many rounds the lowest and the highest do not count for it: a disturbed one says nothing
+    about the rest.
     """
 
     latency_us: float
-    spread_us: float
+    spread_us: float | None
 
 
 def choose_finalists(ranges: Sequence[Range], wanted: int) -> list[int]:
@@ -117,14 +118,26 @@ def compute_figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None,
             if pace is not None and name in one
         ]
         kept = sorted(raw)[1:-1] if len(raw) >= ROBUST_ROUNDS else raw
-        found[name] = Figure(median(paired or raw), max(kept) - min(kept))
+        found[name] = Figure(median(paired or raw), max(kept) - min(kept) if len(kept) > 1 else None)
     return found
 
 
-def is_implausible(rounds: Rounds, rivals: Collection[int]) -> bool:
+def is_unsettled(rounds: Rounds, rivals: Collection[int]) -> bool:
     """Return whether the rounds of the best rival, or of the reference, differ so much that more rounds are needed."""
     best, found = _find_best(rounds, rivals), compute_figures(rounds, rivals)
     return any(name in found and is_noisy(found[name].latency_us, found[name].spread_us) for name in (best, None))
+
+
+def is_reference_implausible(rounds: Rounds, rivals: Collection[int]) -> bool:
+    """Return whether the reference is to be timed again, because it takes too many times as long as the best rival.
+
+    Its rounds may agree and yet be wrong, if all of them met the same disturbance. :data:`ROBUST_ROUNDS` are enough: a
+    reference may really be that slow, and then each round is long.
+    """
+    best, found = _find_best(rounds, rivals), compute_figures(rounds, rivals)
+    if best is None or None not in found or sum(None in one for one in rounds) >= ROBUST_ROUNDS:
+        return False
+    return is_ratio_implausible(found[None].latency_us, found[best].latency_us)
 
 
 def elect_winner(

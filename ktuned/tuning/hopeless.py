@@ -50,10 +50,14 @@ class Hopelessness:
     """Decides from the outcomes of a job's configs whether to go on.
 
     ``reason`` says why not, for people; it is empty while there is hope. With ``keeps_going`` there always is.
+    ``is_proven`` says that another job on the space would end in the same way, whatever its budget and preset: probes
+    from all over it failed, or it was exhausted.
     """
 
     def __init__(self, *, keeps_going: bool = False) -> None:
         self.reason = ""
+        self.is_proven = False
+        self._covers_space = False
         self._is_open = not keeps_going
         self._has_probed = False
         self._suspect: tuple[Outcome, str] | None = None
@@ -75,7 +79,14 @@ class Hopelessness:
             return
         for config in configs:
             _add_values(self._proposed, config)
+            self._covers_space |= are_probes
         self._has_probed |= are_probes
+        self._decide_if_hopeless()
+
+    def record_last_proposed(self, *, is_exhausted: bool) -> None:
+        """Take note that no more configs, and so no probes, will be proposed; ``is_exhausted`` if there are none."""
+        self._has_probed = True
+        self._covers_space |= is_exhausted
         self._decide_if_hopeless()
 
     def record_outcome(self, config: Config, outcome: Outcome, message: str, phase: str | None = None) -> None:
@@ -101,6 +112,7 @@ class Hopelessness:
                 continue
             if all(len(known) < 2 or len(values.get(knob, ())) > 1 for knob, known in self._proposed.items()):
                 self._is_open = False
+                self.is_proven = self._covers_space
                 self.reason = (
                     f"stopped: {count} configs failed alike and none could be measured "
                     f"(`--keep-going` tries the others, too); "

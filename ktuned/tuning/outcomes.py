@@ -201,6 +201,11 @@ class Outcomes:
         self.hopelessness.record_proposed(configs, are_probes=are_probes)
         self._give_up_if_hopeless()
 
+    def record_last_proposed(self, *, is_exhausted: bool) -> None:
+        """Take note that no more configs will be tried; ``is_exhausted`` if there are none."""
+        self.hopelessness.record_last_proposed(is_exhausted=is_exhausted)
+        self._give_up_if_hopeless()
+
     def _give_up_if_hopeless(self) -> None:
         if self.hopelessness.reason:
             self.given_up.set()

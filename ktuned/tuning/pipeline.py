@@ -143,6 +143,11 @@ class Pipeline:
         """The final state of a job that ran to its end, and its message."""
         return self._outcomes.verdict
 
+    @property
+    def is_hopeless(self) -> bool:
+        """True if another job would find nothing either."""
+        return self._outcomes.hopelessness.is_proven
+
     def grant_lanes(self) -> None:
         """Let the job measure from now on."""
         if not self._access.held_s:
@@ -298,6 +303,7 @@ class Pipeline:
             found, first = await self._open_space(worker)
             explorer = Explorer(worker, found.strategy, self.brief.deadlines)
             asked, remaining_lead, fruitful_at = 0, len(outcomes.lead.configs), monotonic()
+            is_exhausted = False
             while asked < plan.trials:
                 # Back-pressure. Probes are exempt: a job that may be hopeless must find out soon.
                 while len(outcomes.under_way) > self._most_under_way and not outcomes.hopelessness.wants_probes:
@@ -313,6 +319,7 @@ class Pipeline:
                 self._was_offered |= answer.finished or asked > first
                 # Stop where no more configs are needed.
                 if answer.finished:
+                    is_exhausted = True
                     break
                 if remaining_lead:
                     remaining_lead = max(0, remaining_lead - len(answer.proposals))
@@ -329,8 +336,7 @@ class Pipeline:
                 if not answer.proposals and outcomes.under_way:
                     await outcomes.await_untaken_outcome()
             self.progress.total = asked
-            # There are no more configs, so no further probes can come.
-            outcomes.record_proposed((), are_probes=True)
+            outcomes.record_last_proposed(is_exhausted=is_exhausted)
         self._has_asked_all = True
         self._report_last_compiles()
         if self.brief.preset.straggler_times is not None:

@@ -132,7 +132,8 @@ def test_the_doctor_works_without_a_daemon(run: Run) -> None:
     levels = {finding["what"]: finding["level"] for finding in findings}
     # In a new home none was needed yet.
     assert (levels["daemon"], levels[sys.executable]) == ("ok", "ok")
-    assert {"backend tvm_ffi", "backend nvrtc", "NVIDIA driver", "nvcc"} <= set(levels)
+    assert {"backend tvm_ffi", "NVIDIA driver", "nvcc"} <= set(levels)
+    assert "nvrtc" in " ".join(levels)
     assert ran.code == any(finding["level"] == "fail" for finding in findings)
     assert ran.err == ""
 

@@ -110,7 +110,7 @@ def test_each_backend_and_each_device_has_its_line() -> None:
     [
         (
             {**GOOD, "devices": [], "absent": NO_GPU},
-            ("warn", "no_hardware: no NVIDIA GPU in this machine; it still compiles for sm_90a", ""),
+            ("warn", "no_hardware: no NVIDIA GPU in this machine; kernels still compile for sm_90a", ""),
         ),
         ({**GOOD, "devices": [], "absent": NO_NVCC}, ("warn", "no_compiler: no nvcc on the PATH", "set CUDA_HOME")),
         (
@@ -127,6 +127,13 @@ def test_what_is_missing_says_what_mends_it(backend: dict[str, Any], row: tuple[
     _, found = judged(environment(backends={"x": backend}))
     level, message, mend = row
     assert found == (level, "backend x", message, mend)
+
+
+def test_backends_that_lack_the_same_thing_share_a_line() -> None:
+    """Without a GPU that is one fact, however many backends are for GPUs."""
+    absent = {**GOOD, "devices": [], "absent": NO_GPU}
+    _, *found = judged(environment(backends={"a": absent, "b": {**absent, "absent": NO_NVCC}, "c": absent}))
+    assert [what for _, what, _, _ in found] == ["backends a, c", "backend b"]
 
 
 def test_contention_that_cannot_be_judged() -> None:

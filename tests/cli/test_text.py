@@ -25,6 +25,11 @@ def test_a_spread_beyond_all_bounds_is_no_figure() -> None:
     assert text.latency_within(20.0, 20_000.0) == "20.00 µs ±>100 %"
 
 
+def test_a_figure_without_a_spread_has_no_plus_minus() -> None:
+    """Of one round nothing is known, which is not ``±0 %``."""
+    assert [text.latency_within(20.0, spread_us) for spread_us in (None, 0.0)] == ["20.00 µs", "20.00 µs"]
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(None, "–"), (0.0, "0.000 µs"), (0.5, "0.5000 µs"), (10.0, "10.00 µs"), (12.346, "12.35 µs"), (999.96, "1.000 ms"),

@@ -95,15 +95,16 @@ def test_tune_tells_bests_and_first_failures(run: Run, serve: Serve) -> None:
     assert f"`ktuned results {KERNEL} --outcome hung`" in hint
 
 
-def test_no_sentence_is_printed_twice(run: Run, serve: Serve) -> None:
-    """A job's end leaves out what its first failure said, and the table what the job's end said."""
+def test_a_job_s_end_has_the_compiler_s_message(run: Run, serve: Serve) -> None:
+    """Its first failure may be pages above; the table leaves out what the job's end said."""
     why = "k.cc:3: error: no such type"
     message = f"no config ran; compile_error: {why}"
     failed = job_map(state="failed", done=1, outcomes={"compile_error": 1}, message=message)
     trial = trial_event(trial_map(1, "compile_error", message=why), 1)
     tuning(serve, events=[trial, state_event("job_done", failed)])
     ran = run("tune", "gemm", "--no-spawn")
-    assert (ran.code, ran.out.count(why), ran.out.count("no config ran")) == (1, 1, 1)
+    assert (ran.code, ran.out.count(why), ran.out.count("no config ran")) == (1, 2, 1)
+    assert f"job 1 failed: {message} (1 compile_error)" in ran.out
 
 
 def test_a_job_s_message_is_printed_once(run: Run, serve: Serve) -> None:
@@ -121,6 +122,16 @@ def test_a_speed_up_that_is_hardly_known_is_a_warning(run: Run, serve: Serve) ->
     assert "the speed-up over the default is anything from 1.49× to 2.51×" in out
     assert "the reference took anything from 45.00 µs to 75.00 µs" in out
     assert out.count("unlocked clocks") == 1
+    assert "60.00 µs ±25 %  " in out
+
+
+def test_a_reference_that_took_thousands_of_times_as_long_is_noisy(run: Run, serve: Serve) -> None:
+    """Though its rounds agree: the table has the badge, and a line says why."""
+    far = {**DONE, "reference_us": 155_000.0, "reference_spread_us": 19_000.0}
+    tuning(serve, events=[state_event("job_done", far)])
+    out = run("tune", "gemm", "--no-spawn").out
+    assert "155.0 ms ±6.1 % noisy" in out
+    assert "noisy: the reference took 3,875 times the winner's time: was the machine busy" in out
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,12 +40,14 @@ def _project(daemon: Daemon, name: str, text: str) -> Path:
         ("-p", "n=64", "--config", "us=1.0"),
         ("--device", "cuda:99"),
         ("--objective", "bogus"),
+        ("--objective", "max:bogus"),
+        ("--numerics", "exact", "--anchor-pin", "nope"),
     ],
-    ids=lambda words: words[-2],
+    ids=" ".join,
 )
 def test_a_wrong_argument_leaves_nothing_watched(shared: Daemon, words: tuple[str, ...]) -> None:
     """All arguments are checked before the directory is watched or a job is made."""
-    name = f"wrong{words[-2].strip('-')}"
+    name = re.sub(r"\W+", "_", "_".join(("wrong", *words)))
     path = _project(shared, name, kernel_text(SPACE))
     before = shared.client.call("status")
     refused = shared.ktuned("tune", str(path), *words)
@@ -53,6 +56,24 @@ def test_a_wrong_argument_leaves_nothing_watched(shared: Daemon, words: tuple[st
     after = shared.client.call("status")
     assert after["roots"] == before["roots"]
     assert shared.client.call("jobs")["jobs"][0]["kernel"] == "project:it"
+    # The watcher was about to inspect the new directory, too.
+    assert name not in shared.ktuned("kernels").stdout
+    assert "notice" not in shared.ktuned("status").stdout
+
+
+@pytest.mark.parametrize("arch", ["nonsense", "native-1234"])
+def test_an_architecture_of_another_kind_leaves_nothing_watched(shared: Daemon, arch: str) -> None:
+    """It is refused before the directory is watched; one that may be right is compiled for, and the watching said."""
+    path = _project(shared, arch.partition("-")[0], kernel_text(SPACE))
+    path.with_name("ktuned.toml").write_text('[env]\nFAKE_DEVICES = ""\nFAKE_TARGET = "sm_90a"\n')
+    before = shared.client.call("status")["roots"]
+    refused = shared.ktuned("tune", str(path), "--compile-only", "--arch", arch)
+    assert refused.returncode == USAGE
+    assert f"fake compiles for sm_90a, not for {arch!r}" in refused.stderr
+    assert shared.client.call("status")["roots"] == before
+    done = shared.ktuned("tune", str(path), "--compile-only", "--arch", "sm_100a")
+    assert done.returncode == DONE, done.stderr
+    assert f"{path.parent} is watched from now on" in done.stderr
 
 
 def test_the_first_tune_says_what_is_watched_from_now_on(shared: Daemon) -> None:
@@ -62,7 +83,7 @@ def test_the_first_tune_says_what_is_watched_from_now_on(shared: Daemon) -> None
     assert line in shared.ktuned("tune", str(path)).stderr
     again = shared.ktuned("tune", str(path))
     assert line not in again.stderr
-    assert "2 of 2 configs measured earlier" in again.stdout
+    assert "2 of 2 configs known" in again.stdout
 
 
 def test_a_misspelt_knob_is_one_error_of_the_declaration(shared: Daemon) -> None:

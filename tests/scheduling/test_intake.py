@@ -8,7 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-from ktuned.catalog.inspection import FileInspector
+from ktuned.catalog.catalog import Changes
+from ktuned.catalog.inspection import FileInspector, Inspected
 from ktuned.model import Root
 from ktuned.model.errors import NotFound, UsageError
 from ktuned.model.job import Priority
@@ -108,6 +109,36 @@ class TestTunePath:
             await parts.reached("import")
             await until(lambda: {"bench", "compile", "explore"} <= set(roles()))
             parts.open_gate("import")
+        parts.kill_workers()
+
+    async def test_what_an_inspection_finds_below_a_root_that_is_gone_is_ignored(
+        self, parts: Parts, tmp_path: Path
+    ) -> None:
+        """The watcher inspects a new root, too, and may end after the request was refused."""
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        file = elsewhere / "tune_it.py"
+        file.write_text(kernel_text())
+        added = await parts.intake.add_path(str(elsewhere), None)
+        file.write_text(f"import ktuned_fake\nktuned_fake.wait_at('import')\n{kernel_text('other')}")
+        found: list[Inspected] = []
+
+        async def look() -> None:
+            found.append(await parts.inspector.inspect_root(added.root))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(look)
+            await parts.reached("import")
+            await parts.renewal.drop_roots([added.root])
+            parts.open_gate("import")
+        assert not found[0].changes
+        assert not parts.catalog.kernels
+        # What was found before the root was removed is not followed either.
+        await parts.renewal.react_to_changes(added.changes, saved=True)
+        await parts.renewal.react_to_changes(
+            Changes(changed=("elsewhere:it",), inspected=("elsewhere:it",)), saved=True
+        )
+        assert not parts.jobs.list_live_jobs()
         parts.kill_workers()
 
     async def test_another_interpreter_changes_nothing_else_of_a_root(self, parts: Parts, tmp_path: Path) -> None:

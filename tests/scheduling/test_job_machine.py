@@ -117,13 +117,14 @@ ASKED: dict[str, Callable[[], Event]] = {
     "advance": lambda: Advanced(1, JobStage.COMPILING),
     "done": lambda: Ended(job(), Ending.DONE),
     "failed": lambda: Ended(job(), Ending.FAILED, "no"),
+    "hopeless": lambda: Ended(job(), Ending.HOPELESS, "no"),
     "killed": lambda: Ended(job(), Ending.KILLED, "killed"),
     "full": lambda: Ended(job(), Ending.NOT_RECORDED, "full"),
     "changed": lambda: Ended(job(), Ending.SOURCE_CHANGED, "changed"),
     "stopped": lambda: Ended(job(), Ending.STOPPED),
     "daemon": lambda: Ended(job(), Ending.DAEMON_STOPPED),
 }
-_ENDS = ("done", "failed", "killed", "full", "changed", "stopped")
+_ENDS = ("done", "failed", "hopeless", "killed", "full", "changed", "stopped")
 _REQUEUED = ["Record 1", "Publish 1 job_queued"]
 _CLOSED = ["Close 1"]
 _PAUSED = ["Record 1", "Publish 1 job_paused"]
@@ -159,6 +160,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "advance": [],
         "done": ["Close 1"],
         "failed": ["Close 1"],
+        "hopeless": ["Close 1"],
         "killed": _REQUEUED,
         "full": _REQUEUED,
         "changed": [*_REQUEUED, "Inspect 1"],

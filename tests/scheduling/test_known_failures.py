@@ -58,6 +58,21 @@ def test_job_that_did_not_try_all_proves_nothing(job: Any, counts: bool) -> None
     assert bool(grounds.failure_message(GROUND, "plan")) is counts
 
 
+@pytest.mark.parametrize(
+    ("job", "counts"),
+    [
+        (brief(plan=Plan(trials=3, preset="fast", seconds=1.0, seed=7)), True),
+        (brief(plan=Plan(trials=10, configs=({"tile": 1},))), False),
+        (brief(devices=False), False),
+    ],
+)
+def test_a_hopeless_job_proves_it_whatever_its_budget(job: Any, counts: bool) -> None:
+    """It ended because all configs fail alike; of chosen ones that says nothing of the others."""
+    grounds = KnownFailures()
+    grounds.record_ending(job, JobState.FAILED, "stopped: no", is_hopeless=True)
+    assert bool(grounds.failure_message(GROUND, "plan")) is counts
+
+
 def test_failures_are_forgotten_by_kernel_and_for_room() -> None:
     """One kernel's, all, or the oldest when there are too many."""
     grounds = KnownFailures(limit=2)

@@ -17,8 +17,9 @@ from ktuned.tuning.finalists import (
     compute_figures,
     elect_winner,
     find_remaining_rivals,
-    is_implausible,
+    is_reference_implausible,
     is_undecided,
+    is_unsettled,
 )
 
 RATIOS = st.lists(st.floats(1.0, 5.0), min_size=1, max_size=6)
@@ -69,7 +70,8 @@ def test_a_drift_of_all_rivals_changes_no_figure(ratios: list[float], paces: lis
     assert [found[name].latency_us / level for name in range(len(ratios))] == pytest.approx(ratios)
     assert level == pytest.approx(statistics.median(paces))
     kept = sorted(paces)[1:-1] if len(paces) >= ROBUST_ROUNDS else paces
-    assert found[0].spread_us == pytest.approx(ratios[0] * (max(kept) - min(kept)))
+    spread_us = ratios[0] * (max(kept) - min(kept)) if len(kept) > 1 else None
+    assert found[0].spread_us == pytest.approx(spread_us)
 
 
 def test_a_rival_that_missed_fast_rounds_is_not_taken_for_slow() -> None:
@@ -141,8 +143,8 @@ def test_disturbed_rounds_are_left_out() -> None:
     """A rival that misses rounds sets no pace; where all miss one, it counts for nothing; without any, no figure."""
     rounds: list[dict[int | None, float]] = [{1: 10.0, 2: 5.0}, {None: 7.0}, {1: 10.0}]
     found = compute_figures(rounds, [1, 2])
-    assert (found[1], found[2]) == (Figure(10.0, 0.0), Figure(5.0, 0.0))
-    assert found[None] == Figure(7.0, 0.0)
+    assert (found[1], found[2]) == (Figure(10.0, 0.0), Figure(5.0, None))
+    assert found[None] == Figure(7.0, None)
     assert compute_figures([{}, {}], [1]) == {}
 
 
@@ -168,10 +170,25 @@ def test_the_winner_is_the_fastest_of_those_timed_together(
 
 
 def test_noisy_rounds_ask_for_more_until_they_settle() -> None:
-    """A contender or a reference that jumps between rounds is implausible, until enough rounds agree."""
+    """A contender or a reference that jumps between rounds is unsettled, until enough rounds agree."""
     steady = [{1: 100.0, None: 200.0}] * 3
-    assert not is_implausible(steady, [1])
-    assert is_implausible([*steady[:2], {1: 190.0, None: 200.0}], [1])
-    assert is_implausible([*steady[:2], {1: 100.0, None: 900.0}], [1])
-    assert not is_implausible([*steady, {1: 190.0, None: 900.0}, *steady], [1])
-    assert not is_implausible([], [1])
+    assert not is_unsettled(steady, [1])
+    assert is_unsettled([*steady[:2], {1: 190.0, None: 200.0}], [1])
+    assert is_unsettled([*steady[:2], {1: 100.0, None: 900.0}], [1])
+    assert not is_unsettled([*steady, {1: 190.0, None: 900.0}, *steady], [1])
+    assert not is_unsettled([], [1])
+
+
+def test_a_reference_far_above_the_winner_is_timed_again_though_its_rounds_agree() -> None:
+    """Twice as often, and then no more: a naive reference may be that slow. Without figures nothing is far."""
+    far: list[dict[int | None, float]] = [{1: 6.6, 2: 9.0, None: 25_500.0}]
+    assert [is_reference_implausible(far * rounds, [1, 2]) for rounds in (1, 3, 5, 6)] == [True, True, True, False]
+    assert not is_reference_implausible([{1: 6.6, None: 18.8}] * 3, [1])
+    assert not is_reference_implausible(far, [])
+    assert not is_reference_implausible([{1: 6.6}], [1])
+
+
+def test_one_round_has_no_spread() -> None:
+    """It could not show one; ``±0 %`` would say that rounds agree."""
+    found = compute_figures([{1: 10.0, None: 100.0}, {1: 11.0}], [1])
+    assert (found[1].spread_us, found[None].spread_us) == (1.0, None)

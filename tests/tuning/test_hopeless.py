@@ -7,6 +7,7 @@ from time import monotonic
 
 import pytest
 
+from ktuned.model.objective import LATENCY
 from ktuned.model.plan import Plan
 from ktuned.model.values import Config, Outcome
 from ktuned.tuning.hopeless import ENOUGH, PROBES, Hopelessness, find_symptom
@@ -40,6 +41,16 @@ def test_enough_equal_failures_end_a_job_once_probes_have_failed(outcome: Outcom
     assert found.reason.startswith(f"stopped: {ENOUGH[outcome]} configs failed alike")
     assert MISSING in found.reason
     assert "--keep-going" in found.reason
+    assert found.is_proven
+
+
+@pytest.mark.parametrize("is_exhausted", [False, True])
+def test_a_small_budget_proves_nothing_of_the_rest_of_the_space(is_exhausted: bool) -> None:
+    """The job ends by its message, and another one may try what this did not."""
+    found = _told(_configs(8), Outcome.COMPILE_ERROR, MISSING)
+    found.record_last_proposed(is_exhausted=is_exhausted)
+    assert found.reason
+    assert found.is_proven is is_exhausted
 
 
 def test_failures_that_share_a_value_do_not_end_a_job() -> None:
@@ -73,7 +84,7 @@ def test_different_failures_do_not_add_up() -> None:
 def test_keep_going_never_gives_up() -> None:
     """Nor does it ask for probes."""
     found = _told(_configs(100), Outcome.COMPILE_ERROR, MISSING, keeps_going=True)
-    found.record_proposed((), are_probes=True)
+    found.record_last_proposed(is_exhausted=True)
     assert not found.wants_probes
     assert not found.reason
 
@@ -121,6 +132,11 @@ class TestJobs:
         assert "failed alike" in str(ended["message"])
         outcomes = [trial.outcome for trial in parts.store.list_trials(limit=2000)]
         assert 8 <= outcomes.count(Outcome.COMPILE_ERROR) <= 200
+        # A lookup does not ask for it again, though the job had another plan than the kernel's.
+        kernel = parts.catalog.resolve_kernel("it")
+        device = parts.machine.find_device(parts.environment, "fake", None)
+        context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
+        assert parts.jobs.last_failure(context, LATENCY, kernel.plan_digest) == ended["message"]
 
     async def test_keep_going_tries_them_all(self, parts: Parts) -> None:
         """With ``keep_going`` every config has its own outcome."""

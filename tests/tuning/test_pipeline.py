@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ktuned.model.job import find_notices
+from ktuned.model.noise import is_ratio_implausible
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context
 from ktuned.protocol import ChannelInfo
@@ -90,6 +91,18 @@ async def test_the_winner_is_decided_by_the_final_round(parts: Parts) -> None:
     )
     order = [event["type"] for event in parts.told.events]
     assert order.index("trial_done") < order.index("refining") < order.index("job_done")
+
+
+async def test_a_reference_far_above_the_winner_is_timed_in_twice_as_many_rounds(parts: Parts) -> None:
+    """The preset has three rounds; still as slow, its figure is doubtful."""
+    slow = "lambda x: (__import__('time').sleep(0.02), dict(y=2 * x))[1]"
+    await parts.inspect(kernel_text(configs="[dict(us=50.0, does='work')]", reference=slow))
+    await tune(parts)
+    (winner,) = parts.store.list_winners()
+    trial = parts.store.get_trial(winner.trial)
+    assert trial is not None
+    assert trial.detail.rounds == 6
+    assert is_ratio_implausible(trial.detail.reference_us, trial.latency_us)
 
 
 def ground(parts: Parts) -> Context:

@@ -40,6 +40,8 @@ def compile_only(wanted: CompileParams, as_json: bool) -> int:
     """Compile a space's configs for later jobs, and print the result of each; Ctrl-C cancels."""
     with Client() as client, Tuning(client, _request_compile(client, wanted)) as compiling:
         output.complain_of(msgspec.convert(compiling.errors, list[FileError]))
+        for notice in compiling.notices:
+            output.print_message(notice)
         try:
             reported, refusal = _follow_compiling(compiling, as_json)
         except KeyboardInterrupt:

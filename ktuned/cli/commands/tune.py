@@ -272,7 +272,7 @@ def _job_row(client: Client, view: JobView, was_over: bool) -> list[str]:
         job.state,
         *_best_and_default(job),
         text.format_factor(job.speedup),
-        text.latency_within(job.reference_us, job.reference_spread_us),
+        text.latency_within(job.reference_us, job.reference_spread_us) + (" noisy" if job.has_noisy_reference else ""),
         # Last, because it may be long; without a winner, the reason, unless a line has had it.
         text.format_values(_load_winner(client, view)) if job.has_winner else why or text.ABSENT,
     ]
