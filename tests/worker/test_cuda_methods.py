@@ -16,7 +16,7 @@ from ktuned.ipc import Places, requests
 from ktuned.model import PRESETS
 from ktuned.worker import cuda_timer
 from ktuned.worker.bench import Bench
-from ktuned.worker.cuda_timer import EVENTS, GRAPH, CudaTimer
+from ktuned.worker.cuda_timer import EVENTS, GRAPH, SPIN_HZ, CudaTimer
 from ktuned.worker.race import Ending
 
 COLD_US, WARM_US = 3.87, 1.21
@@ -25,7 +25,8 @@ COLD_US, WARM_US = 3.87, 1.21
 class Gpu(ModuleType):
     """A torch whose GPU takes :data:`COLD_US` for a launch after a flush, and :data:`WARM_US` for others.
 
-    After each flush they take the next of the times ``slower``.
+    After each flush they take the next of the times ``slower``. The host takes ``host_us`` for a launch, and is
+    ``ahead_us`` ahead of the GPU.
     """
 
     int8 = float16 = None
@@ -36,11 +37,13 @@ class Gpu(ModuleType):
         self.pace = 1.0
         self.now_us = 0.0
         self.captured = 0
-        self.is_capturing = self.is_warm = False
+        self.is_capturing = self.is_warm = self.is_waiting = False
+        self.host_us = self.ahead_us = 0.0
         self.cuda: Any = SimpleNamespace(
             set_device=lambda device: None,
             get_device_properties=lambda device: SimpleNamespace(L2_cache_size=1),
-            synchronize=lambda device: None,
+            synchronize=self.synchronize,
+            _sleep=self.spin,
             Event=lambda enable_timing: Event(self),
             CUDAGraph=lambda: SimpleNamespace(replay=self.replay),
             graph=self.capture,
@@ -59,8 +62,18 @@ class Gpu(ModuleType):
         """Return what the timer warms the clocks with."""
         return Matrix(self)
 
+    def synchronize(self, device: object) -> None:
+        """Let the GPU catch up with the host."""
+        self.ahead_us = 0.0
+
+    def spin(self, cycles: int) -> None:
+        """Be busy, so that the host gets ahead."""
+        self.ahead_us += cycles / SPIN_HZ * 1e6
+        self.now_us += cycles / SPIN_HZ * 1e6
+
     def flush(self) -> None:
         """Empty the cache."""
+        self.ahead_us += 20
         self.now_us += 20
         self.pace = next(self.slower)
         self.is_warm = False
@@ -77,6 +90,10 @@ class Gpu(ModuleType):
         if self.is_capturing:
             self.captured += 1
             return
+        self.ahead_us -= self.host_us
+        self.is_waiting = self.ahead_us < 0
+        self.now_us -= min(0.0, self.ahead_us)
+        self.ahead_us = max(0.0, self.ahead_us)
         self.now_us += self.pace * (WARM_US if self.is_warm else COLD_US)
         self.is_warm = True
 
@@ -108,9 +125,22 @@ class Event:
         """Take the time."""
         self.at_us = self._gpu.now_us
 
+    def query(self) -> bool:
+        """Return whether the GPU has passed it: only if it waited for what the host enqueued then."""
+        return self._gpu.is_waiting
+
     def elapsed_time(self, end: Event) -> float:
         """Return the ms between two events."""
         return (end.at_us - self.at_us) / 1000
+
+
+def test_what_a_slow_host_takes_for_a_launch_is_not_in_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.3 ms for each launch, in which the GPU would wait; then it gets more to do first, and does not."""
+    gpu = Gpu(monkeypatch, 1.0)
+    gpu.host_us = 300.0
+    monkeypatch.setitem(sys.modules, "torch", gpu)
+    timing = CudaTimer("cuda:0", EVENTS).time_launches(gpu.launch, PRESETS["default"])
+    assert max(timing.samples.sorted_us) == pytest.approx(COLD_US)
 
 
 @pytest.mark.parametrize(("method", "slower", "stops"), [(GRAPH, 1.0, False), (GRAPH, 4.0, True), (EVENTS, 1.0, True)])
