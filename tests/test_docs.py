@@ -250,6 +250,16 @@ def test_options(name: str) -> None:
     assert sorted(documented) == sorted(option for param in params for option in param.opts)
 
 
+@pytest.mark.parametrize("name", _commands())
+def test_help_says_what_a_value_is(name: str) -> None:
+    """No option's value is called by click's word for its type."""
+    command = _commands()[name]
+    context = click.Context(command)
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    shown = [row[0] for option in options if (row := option.get_help_record(context)) is not None]
+    assert [row for row in shown if re.search(r"\b(TEXT|INTEGER|FLOAT|RANGE|BOOLEAN|FILENAME|UUID)\b", row)] == []
+
+
 @pytest.mark.anyio
 async def test_methods(daemon: Daemon) -> None:
     """The protocol's table has every method and none besides, with its params; `?` stands where one has a default."""
