@@ -257,6 +257,8 @@ def detail_of(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]:
         found.append(("figures", ", ".join(against)))
     if job is not None and job.outcomes:
         found.append(("configs", text.format_outcomes(job.outcomes)))
+    if log is not None and len(log.tried) < len(log.trials):
+        found.append(("not tried", text.count_of(len(log.trials) - len(log.tried), "config")))
     if job is not None and row.is_open:
         standing = ", ".join(
             filter(None, (lines.job_progress(job) + " tried", text.format_time_left(job.left_s), job.waits_for))
