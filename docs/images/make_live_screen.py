@@ -37,7 +37,7 @@ FEW_VALUES = {
     "THREADS=[1, 2]": "THREADS=[1]",
     '["BLOCKED", "BROKEN_BUILD", "DROPS_TAIL", "NULL_DEREF", "ENDLESS"]': '["BLOCKED"]',
 }
-"""The example's axes with other values: 24 configs, as many as the screen has lines for, compiled once for both problems."""
+"""The example's axes with other values: 24 configs, which fill the screen, compiled once for both problems."""
 
 DONE = re.compile(r"gemm M=384 .* tuned ")
 HALF_DONE = re.compile(r"gemm M=192 .*tuning .* (?:[6-9]|1\d|2[0-2])/24")
