@@ -227,11 +227,12 @@ def _commands() -> dict[str, click.Command]:
 
 
 def test_commands() -> None:
-    """The reference has each command once, with its arguments."""
+    """The reference has each command once, with its arguments; the changelog counts them."""
     sections = re.findall(r"^### `ktuned ([a-z ]+?)( [^a-z`].*)?`$", (ROOT / "docs/cli.md").read_text(), re.MULTILINE)
     documented = dict(sections)
     commands = _commands()
     assert (len(sections), documented.keys()) == (len(commands), commands.keys())
+    assert f"- {len(COMMANDS)} commands in four groups" in (ROOT / "CHANGELOG.md").read_text()
     for name, command in commands.items():
         arguments = [param for param in command.params if isinstance(param, click.Argument)]
         assert bool(arguments) == bool(documented[name]), name
