@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.backends import Unit
+from ktuned.backends import Unit, cpu
 from ktuned.protocol import ExportedWinner, WinnersDocument
 from ktuned.report import c_file
 from ktuned_tvm_ffi import Build, TvmFfi
@@ -49,7 +49,7 @@ def test_the_page_s_program_runs_a_compiled_winner(tmp_path: Path) -> None:
     (tmp_path / "dot.cc").write_text(source)
     backend = TvmFfi()
     build = Build(function="dot", args=("x", "y", "out"), defines={"LANES": 8})
-    unit = Unit("KEY", build, (tmp_path / "dot.cc",), tmp_path / "tune_dot.py", "dot", backend.devices()[0].target)
+    unit = Unit("KEY", build, (tmp_path / "dot.cc",), tmp_path / "tune_dot.py", "dot", cpu.device().target)
     artifact = tmp_path / "winners/artifacts/KEY"
     artifact.mkdir(parents=True)
     (result,) = backend.compile([unit], artifact.parent)
