@@ -130,6 +130,16 @@ def test_extras() -> None:
     assert {name.replace("_", "-") for name in _names("README.md", "## Backends")} == backends
 
 
+def test_the_readme_can_be_typed_from_its_top() -> None:
+    """Its first block installs what it runs; each measured row has a command of a script that is there."""
+    readme = (ROOT / "README.md").read_text()
+    first = re.search(r"^```\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    assert first
+    assert re.match(r"pip install --find-links dist 'ktuned\[\w+\]' .*\nktuned run ", first[1])
+    commands = [re.match(r"`python (benchmarks/\w+\.py) [^`]+`$", row[3]) for row in _table("README.md", "```")]
+    assert [command for command in commands if command is None or not (ROOT / command[1]).exists()] == []
+
+
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
 def test_sizes_of_the_development_environment(document: str) -> None:
     """The sizes are those that ``make install`` announces."""
