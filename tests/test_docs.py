@@ -130,6 +130,16 @@ def test_extras() -> None:
     assert {name.replace("_", "-") for name in _names("README.md", "## Backends")} == backends
 
 
+def test_the_readme_can_be_typed_from_its_top() -> None:
+    """Its first block installs what it runs; each measured row has a command of a script that is there."""
+    readme = (ROOT / "README.md").read_text()
+    first = re.search(r"^```\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    assert first
+    assert re.match(r"pip install --find-links dist 'ktuned\[\w+\]' .*\nktuned run ", first[1])
+    commands = [re.match(r"`python (benchmarks/\w+\.py) [^`]+`$", row[3]) for row in _table("README.md", "```")]
+    assert [command for command in commands if command is None or not (ROOT / command[1]).exists()] == []
+
+
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
 def test_sizes_of_the_development_environment(document: str) -> None:
     """The sizes are those that ``make install`` announces."""
@@ -227,11 +237,12 @@ def _commands() -> dict[str, click.Command]:
 
 
 def test_commands() -> None:
-    """The reference has each command once, with its arguments."""
+    """The reference has each command once, with its arguments; the changelog counts them."""
     sections = re.findall(r"^### `ktuned ([a-z ]+?)( [^a-z`].*)?`$", (ROOT / "docs/cli.md").read_text(), re.MULTILINE)
     documented = dict(sections)
     commands = _commands()
     assert (len(sections), documented.keys()) == (len(commands), commands.keys())
+    assert f"- {len(COMMANDS)} commands in four groups" in (ROOT / "CHANGELOG.md").read_text()
     for name, command in commands.items():
         arguments = [param for param in command.params if isinstance(param, click.Argument)]
         assert bool(arguments) == bool(documented[name]), name
@@ -248,6 +259,16 @@ def test_options(name: str) -> None:
     documented = [option for row in rows for option in re.findall(r"`(--?[a-z-]+)", row)]
     params = [param for param in _commands()[name].params if isinstance(param, click.Option) and not param.hidden]
     assert sorted(documented) == sorted(option for param in params for option in param.opts)
+
+
+@pytest.mark.parametrize("name", _commands())
+def test_help_says_what_a_value_is(name: str) -> None:
+    """No option's value is called by click's word for its type."""
+    command = _commands()[name]
+    context = click.Context(command)
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    shown = [row[0] for option in options if (row := option.get_help_record(context)) is not None]
+    assert [row for row in shown if re.search(r"\b(TEXT|INTEGER|FLOAT|RANGE|BOOLEAN|FILENAME|UUID)\b", row)] == []
 
 
 @pytest.mark.anyio

@@ -23,6 +23,7 @@ class Account:
     """Functions by their names, and tuning keys with their state: tuned, recorded, or the reason why they are not.
 
     Attributes:
+        drop_ins: the plugins whose drop-in stands in an interpreter of the program.
         adopted: functions whose configs come from the daemon.
         left_alone: functions and keys that ktuned does not tune, with the reason.
         keys: the state of each key.
@@ -30,11 +31,17 @@ class Account:
         directory: where this process writes its file; without one it writes none.
     """
 
+    drop_ins: set[str] = field(default_factory=set)
     adopted: set[str] = field(default_factory=set)
     left_alone: dict[str, str] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     directory: Path | None = None
+
+    def record_drop_in(self, plugin: str) -> None:
+        """Record that a plugin's drop-in stands in this interpreter."""
+        self.drop_ins.add(plugin)
+        self._append_entry("drop_in", plugin)
 
     def record_adopted(self, name: str) -> None:
         """Record that a function's configs come from the daemon."""
@@ -72,7 +79,9 @@ class Account:
         """Read the account of all processes that wrote into a directory."""
         found = cls()
         for kind, name, *text in _read_entries(directory):
-            if kind == "adopted":
+            if kind == "drop_in":
+                found.record_drop_in(name)
+            elif kind == "adopted":
                 found.record_adopted(name)
             elif kind == "left_alone":
                 found.record_left_alone(name, *text)

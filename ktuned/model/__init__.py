@@ -110,6 +110,7 @@ from ktuned.model.trial import (
 )
 from ktuned.model.values import (
     FAILURES,
+    NOT_TRIED,
     RETRIED_BY_NEXT_JOB,
     TRIED_AGAIN,
     Config,
@@ -140,6 +141,7 @@ __all__ = [
     "MAX_PRIORITY",
     "MEMORY",
     "NOISY_SPREAD",
+    "NOT_TRIED",
     "NO_COUNTER",
     "NO_DETAIL",
     "NUMERICS",

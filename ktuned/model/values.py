@@ -81,7 +81,10 @@ class Outcome(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-RETRIED_BY_NEXT_JOB = frozenset({Outcome.CONTENDED, Outcome.CANCELLED, Outcome.INTERRUPTED})
+NOT_TRIED = frozenset({Outcome.CANCELLED, Outcome.INTERRUPTED})
+"""Outcomes of configs that were not tried to their end: their job stopped, or the daemon died."""
+
+RETRIED_BY_NEXT_JOB = NOT_TRIED | {Outcome.CONTENDED}
 """Outcomes that do not depend on the config: the next job tries it again."""
 
 FAILURES = frozenset(Outcome) - RETRIED_BY_NEXT_JOB - {Outcome.MEASURED, Outcome.SLOWER}

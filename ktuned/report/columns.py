@@ -30,10 +30,11 @@ INSTANTS = 2**22
 
 
 class Column(Struct, frozen=True):
-    """Description of one column: ``codes`` into ``values``, or a ``log``, ``linear`` or ``time`` scale.
+    """Description of one column: ``codes`` into ``values``, ``whole`` numbers, or a ``log``, ``linear`` or ``time``
+    scale.
 
     Of a scale the code 0 stands for an absent value, and 1 to ``steps`` for ``low`` to ``high``. A ``time`` scale has
-    no absent values; its codes are differences, and it begins at ``low``.
+    no absent values; its codes are differences, and it begins at ``low``, as whole numbers do.
     """
 
     name: str
@@ -109,6 +110,16 @@ class Packer:
             coded[row] = (now - before) & 0xFFFFFFFF
             before = now
         self._add_column(Column(name, "time", 4, (), low, low + span, INSTANTS), coded)
+
+    def add_whole_numbers(self, name: str, values: Sequence[int]) -> None:
+        """Add a column of whole numbers, exactly; the greatest is less than 2³¹ above the least."""
+        low = min(values, default=0)
+        coded = array("I", bytes(4 * self._count))
+        before = low
+        for row, value in enumerate(values):
+            coded[row] = (value - before) & 0xFFFFFFFF
+            before = value
+        self._add_column(Column(name, "whole", 4, (), low), coded)
 
     def pack_columns(self) -> PackedColumns:
         """Return all columns."""

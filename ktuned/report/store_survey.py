@@ -14,6 +14,7 @@ import msgspec
 from ktuned.model import (
     BANDWIDTH_METRIC,
     LATENCY,
+    NOT_TRIED,
     Config,
     Context,
     Job,
@@ -71,7 +72,7 @@ COMPILE, LANE = "compile", "lane"
 
 _NO_STANDING = Standing("unknown", ("no daemon was asked",))
 _UNTUNED = Standing("untuned")
-_KEPT = (Outcome.MEASURED.value, Outcome.SLOWER.value)
+_NO_FAILURES = NOT_TRIED | {Outcome.MEASURED, Outcome.SLOWER}
 
 
 def survey_store(
@@ -232,6 +233,7 @@ def _pack_trials(
     metrics: tuple[Sequence[Mapping[str, float]], Sequence[str]],
 ) -> PackedColumns:
     packer = Packer(len(rows))
+    packer.add_whole_numbers("id", [row.id for row in rows])
     packer.add_codes("outcome", [row.outcome for row in rows], [Outcome.MEASURED.value])
     packer.add_codes("job", [row.job for row in rows])
     packer.add_codes("message", _collect_messages(rows), [""])
@@ -344,7 +346,7 @@ def _count_failures(rows: Sequence[TrialRow], configs: Sequence[Config], knobs: 
     counts: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], int] = {}
     for place, row in enumerate(rows):
-        if row.outcome not in _KEPT:
+        if row.outcome not in _NO_FAILURES:
             kind = row.outcome, _first_line(row.message)
             counts[kind] += 1
             first.setdefault(kind, place)

@@ -43,10 +43,22 @@ class TestHook:
         assert done.stdout.strip() == "Autotuner wait []", done.stderr
 
     def test_a_program_without_triton_does_not_import_it(self, tmp_path: Path) -> None:
-        """Nor anything else that is large; and it reports nothing."""
+        """Nor anything else that is large; it reports its drop-ins, and no function."""
         done = run_hooked("import sys; print({'triton', 'torch'} & sys.modules.keys())", tmp_path)
         assert (done.stdout.strip(), done.stderr) == ("set()", "")
-        assert list(tmp_path.iterdir()) == []
+        account = Account.from_directory(tmp_path)
+        assert "ktuned_triton" in account.drop_ins
+        assert summarise_account(account) == ["no autotuned function was called"]
+
+    def test_an_interpreter_without_a_plugin_is_told_apart(self, tmp_path: Path) -> None:
+        """The summary names what to install, and where."""
+        bare = [sys.executable, "-I", "-S", "-c", "import runpy, sys; runpy.run_path(sys.argv[1])"]
+        environment = {"KTUNED_RUN_MODE": "wait", "KTUNED_RUN_SUMMARY": str(tmp_path)}
+        hook = str(HOOK / "sitecustomize.py")
+        subprocess.run([*bare, hook], env=environment, capture_output=True, text=True, timeout=60)
+        (line,) = summarise_account(Account.from_directory(tmp_path))
+        assert "no interpreter of the program has ktuned-triton or ktuned-tilelang" in line
+        assert "pip install 'ktuned[triton]'" in line
 
     def test_a_triton_without_what_the_drop_in_needs_is_left_alone(self, tmp_path: Path) -> None:
         """The program runs as without ktuned, and one line says why."""
@@ -150,6 +162,7 @@ class TestSummary:
     def account(self) -> Account:
         """Return the account of a program with two functions, one of whose keys was tuned before."""
         account = Account()
+        account.record_drop_in("ktuned_triton")
         account.record_adopted("fla.ops.f")
         account.record_adopted("fla.ops.g")
         account.record_left_alone("p.h", "a reason")
@@ -178,15 +191,10 @@ class TestSummary:
 
     def test_many_functions_of_a_library_are_counted(self) -> None:
         """Some are named."""
-        account = Account()
+        account = Account({"ktuned_triton"})
         for number in range(9):
             account.record_adopted(f"fla.ops.f{number}")
         assert summarise_account(account) == ["adopted 9 functions: fla: f0, f1, f2, … (9)"]
-
-    def test_nothing_is_a_line_too(self) -> None:
-        """It says why that may be."""
-        (line,) = summarise_account(Account())
-        assert "no autotuned function was called" in line
 
 
 SIGNALLED = """\

@@ -180,8 +180,36 @@ async def test_a_day_s_board_fits(size: tuple[int, int]) -> None:
         assert titles(app, "#kernels")[:2] == ["kernel", "state"]
         # The same in each config, so that it says nothing.
         assert titles(app, "#configs") == ["trial", "latency", "× best", "BM", "BN", "outcome"]
-        assert app.has_class("wide") is (size[0] >= 150)
+        # The table is short, so that nothing beside it would be empty.
+        assert app.has_class("broad") is (size[0] >= 150)
+        about, configs = app.query_one("#about").region, app.query_one("#configs").region
+        assert (about.y == configs.y) is (size[0] >= 150)
         assert ("best so far" in titles(app, "#kernels")) is (size[0] >= 150)
+
+
+@pytest.mark.anyio
+async def test_a_long_table_has_the_chosen_kernel_beside_it() -> None:
+    """It needs the height of the screen; a filter that leaves few rows puts the kernel below them."""
+    board = board_of_a_day()
+    many = [answer_map(kernel=f"project:other{number}", problem={"n": number}) for number in range(40)]
+    async with screen((200, 50), add_answers(board, many)) as (app, pilot, _):
+        kernels, about = app.query_one("#kernels").region, app.query_one("#about").region
+        assert kernels.height > 40
+        assert about.x >= kernels.right
+        await pilot.press("slash", *"gemm", "enter")
+        await settled(pilot)
+        assert app.query_one("#about").region.y >= app.query_one("#kernels").region.bottom
+
+
+@pytest.mark.anyio
+async def test_configs_that_were_not_tried_are_one_line() -> None:
+    """Those of a job that ended early are counted, and fill no rows."""
+    given = trials(4) + [
+        trial_map(number, problem=PROBLEM, outcome="cancelled", latency_us=None) for number in range(5, 29)
+    ]
+    async with screen((80, 24), given=given) as (app, _, _):
+        assert "not tried 24 configs" in words(picture(app))
+        assert app.query_one("#configs", DataTable).row_count == 4
 
 
 @pytest.mark.anyio

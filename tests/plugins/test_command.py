@@ -119,10 +119,7 @@ def test_without_a_pattern_the_clock_decides(tmp_path: Path) -> None:
         (("/no/such/program",), "`/no/such/program` cannot be started"),
         (("sh", "-c", "echo took x ms"), "'x', which is not a number"),
         (("sh", "-c", "printf '%s' \0"), "cannot be started"),
-        (
-            ("sh", "-c", "exit 3", "--tile={TILE}"),
-            r"`sh -c 'exit 3' '--tile=\{TILE\}'` exited with 3; \{TILE\} is not a placeholder",
-        ),
+        (("sh", "-c", "exit 3", "--tile=1"), "`sh -c 'exit 3' --tile=1` exited with 3"),
         (("sh", "-c", "head -c 4000 /dev/zero >&2; exit 3"), r"exited with 3: \(4,000 characters that are not text\)"),
     ],
 )
@@ -138,6 +135,8 @@ def test_a_program_that_cannot_be_run_is_one_message(tmp_path: Path, argv: Any, 
         (dict(argv="./program --size 3"), "argv is the string .* not a tuple"),
         (dict(argv=()), "a tuple of words"),
         (dict(argv=("x",), prepare=("make",)), r"prepare\[0\] is the string 'make', not a tuple"),
+        (dict(argv=("x", "--t={T}")), r"\{T\} is not a placeholder, only \{artifact\} is: .* f'--t=\{c.T\}'"),
+        (dict(argv=("x",), prepare=(("make", "-j{c.T}"),)), r"\{c.T\} is not a placeholder, .* f'-j\{c.T\}'"),
         (dict(argv=("x",), unit="min"), "no unit 'min'"),
         (dict(argv=("x",), pattern="("), "not a regular expression"),
         (dict(argv=("x",), pattern="took .* ms"), "has 0 groups"),
@@ -147,6 +146,12 @@ def test_a_build_that_makes_no_sense_is_refused(wrong: Any, words: str) -> None:
     """A Build names what is wrong with it."""
     with pytest.raises((TypeError, ValueError), match=words):
         Build(**wrong)
+
+
+@pytest.mark.parametrize("word", ["echo ${X} {X}", "%{time_total}", "{{Name}}", "{}", '{"a": 1}', "out={artifact}"])
+def test_braces_of_the_program_s_own_are_left_alone(word: str) -> None:
+    """A script, and another program's format, is no placeholder."""
+    assert Build(("x", word)).argv == ("x", word)
 
 
 def test_a_cuda_source_means_a_gpu() -> None:

@@ -30,6 +30,8 @@ def unpacked(packed: PackedColumns) -> dict[str, list[Any]]:
 def _values(column: Column, codes: list[int]) -> list[Any]:
     if column.kind == "codes":
         return [column.values[code] for code in codes]
+    if column.kind == "whole":
+        return [column.low + (sum(codes[: place + 1]) & 0xFFFFFFFF) for place in range(len(codes))]
     if column.kind == "time":
         now, times = 0, []
         for code in codes:
@@ -52,6 +54,14 @@ def test_codes_keep_values_and_their_types() -> None:
     assert [(type(value), value) for value in unpacked(packed)["a"]] == [(type(value), value) for value in values]
     assert list(packed.columns[0].values[:2]) == ["1", 7]
     assert packed.columns[0].width == 2
+
+
+@pytest.mark.parametrize("values", [[], [7], [90_001, 90_000, 90_004, 2**31 + 89_999]])
+def test_whole_numbers_are_exact(values: list[int]) -> None:
+    """In any order, far from zero."""
+    packer = Packer(len(values))
+    packer.add_whole_numbers("id", values)
+    assert unpacked(packer.pack_columns())["id"] == values
 
 
 @pytest.mark.parametrize(("steps", "within"), [(FINE, 2e-4), (COARSE, 1e-2)])

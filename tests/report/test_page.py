@@ -287,6 +287,39 @@ def test_a_page_of_few_configs_has_the_table_and_no_charts_of_trials(browser: Br
         assert opened.complaints == []
 
 
+def test_trials_are_named_by_their_ids(browser: Browser, tmp_path: Path) -> None:
+    """As `--trial` takes them: in the table of another kernel's configs they do not begin at one."""
+    path = tmp_path / "ktuned.sqlite"
+    store = SampleStore(path)
+    store.add("kernels:first", {"N": 1}, 40)
+    store.add("kernels:second", {"N": 1}, 5)
+    with closing(sqlite3.connect(path)) as connection:
+        ids = {row[0] for row in connection.execute("SELECT id FROM trials WHERE id > 40")}
+    with Opened(browser, file(_page_of(tmp_path))) as opened:
+        opened.page.locator("tbody tr", has_text="second").first.click()
+        opened.draw_all()
+        table = opened.page.locator("section.card", has=opened.page.get_by_role("heading", name="Fastest configs"))
+        shown = {int(row) for row in table.locator("tbody tr td:last-child").all_inner_texts()}
+        assert shown
+        assert shown <= ids
+
+
+def test_a_kernel_without_a_figure_has_no_table_of_the_fastest(browser: Browser, tmp_path: Path) -> None:
+    """Its failures are there, and nothing says that filters hide configs."""
+    path = tmp_path / "ktuned.sqlite"
+    SampleStore(path).add("kernels:hopeless", {"N": 1}, 8)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM winners")
+        connection.execute("UPDATE trials SET outcome = 'hung', latency_us = NULL")
+    with Opened(browser, file(_page_of(tmp_path))) as opened:
+        opened.draw_all()
+        titles = opened.page.locator("section.card h2").all_inner_texts()
+        assert "Failures" in titles
+        assert "Fastest configs" not in titles
+        assert opened.page.get_by_text("passes the filters").count() == 0
+        assert opened.complaints == []
+
+
 def test_a_knob_that_was_measured_with_one_value_is_in_no_chart(browser: Browser, tmp_path: Path) -> None:
     """Values that all failed are among the failures, and have no box, no axis and no pair."""
     path = tmp_path / "ktuned.sqlite"

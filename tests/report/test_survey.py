@@ -62,6 +62,18 @@ def test_failures_are_counted_by_their_first_line(path: Path) -> None:
     assert refused.config["BLOCK_M"] in (128, 256)
 
 
+def test_configs_that_were_not_tried_are_no_failures(tmp_path: Path) -> None:
+    """A job that ended early, or a daemon that died, says nothing of the configs behind."""
+    path = tmp_path / "ktuned.sqlite"
+    SampleStore(path).add("p:gemm", PROBLEM, 12)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE trials SET outcome = 'hung', message = 'no progress' WHERE id <= 4")
+        connection.execute("UPDATE trials SET outcome = 'cancelled', message = '' WHERE id BETWEEN 5 AND 10")
+        connection.execute("UPDATE trials SET outcome = 'interrupted', message = '' WHERE id > 10")
+    (gemm,) = surveyed(path).sections
+    assert [(failure.outcome, failure.count) for failure in gemm.failures] == [("hung", 4)]
+
+
 def test_spans_lead_to_slots_and_lanes(path: Path) -> None:
     """A trial has its slot and its lane, with the times when it began there."""
     columns = unpacked(surveyed(path).sections[1].trials)

@@ -54,7 +54,9 @@ MAX_JOBS = 1_000
 @click.option("--why", is_flag=True, help="Show the changes that made the answer stale.")
 @json_option
 @objective_option
-@click.option("--pin", cls=AdvancedOption, help="Look up under this pin: all who use it keep the same winner.")
+@click.option(
+    "--pin", cls=AdvancedOption, metavar="PIN", help="Look up under this pin: all who use it keep the same winner."
+)
 @click.option("--pins", "lists_pins", cls=AdvancedOption, is_flag=True, help="List the pins instead.")
 @click.option("--release", cls=AdvancedOption, metavar="PIN", help="Give a pin up instead.")
 def lookup(

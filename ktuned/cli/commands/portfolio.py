@@ -12,7 +12,7 @@ from msgspec import structs
 
 from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import json_option
+from ktuned.cli.options import WholeNumber, json_option
 from ktuned.model import KtunedError, UsageError
 from ktuned.portfolio import (
     Branch,
@@ -58,13 +58,16 @@ def read_loss(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 
 @click.command()
 @click.argument("kernel")
-@click.option("--configs", type=click.IntRange(1, 16), help="At most this many configs. Default: 4.")
+@click.option("--configs", type=WholeNumber(1, 16), help="At most this many configs. Default: 4.")
 @click.option(
-    "--loss", callback=read_loss, help="Expected loss that is small enough for fewer configs: 2% or 0.02. Default: 2%."
+    "--loss",
+    metavar="LOSS",
+    callback=read_loss,
+    help="Expected loss that is small enough for fewer configs: 2% or 0.02. Default: 2%.",
 )
-@click.option("--tunings", type=click.IntRange(1, 1000), help="At most this many problems are tuned. Default: 12.")
-@click.option("--device", help="The device (cuda:1) or model to measure on. Default: the first.")
-@click.option("--objective", help="What configs are judged by. Default: the kernel file's.")
+@click.option("--tunings", type=WholeNumber(1, 1000), help="At most this many problems are tuned. Default: 12.")
+@click.option("--device", metavar="DEVICE", help="The device (cuda:1) or model to measure on. Default: the first.")
+@click.option("--objective", metavar="OBJECTIVE", help="What configs are judged by. Default: the kernel file's.")
 @click.option("--show", is_flag=True, help="Show the portfolio that there is; measure nothing.")
 @click.option(
     "--output",

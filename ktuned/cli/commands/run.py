@@ -79,14 +79,22 @@ def summarise_account(account: Account, *, has_device: bool = True) -> list[str]
         lines.append(f"{text.count_of(len(states), 'tuning key')}: {tuned} tuned, {recorded} recorded now")
     lines += [f"{key}: {state}" for key, state in sorted(account.keys.items()) if state not in (TUNED, RECORDED)]
     lines += [f"left alone: {name}: {reason}" for name, reason in sorted(account.left_alone.items())]
+    if not account.drop_ins:
+        return [*lines, NO_DROP_IN]
     if not account.adopted and not account.left_alone:
-        return [*lines, "no autotuned function was called, or the program's interpreter has no plugin with a drop-in"]
+        return [*lines, "no autotuned function was called"]
     if recorded and not has_device:
         lines.append("no GPU is found here, so nothing is measured: the recorded calls wait until a daemon finds one")
     elif recorded:
         lines.append("next: `ktuned watch` shows the tuning; run the program again when it is over to have the winners")
     return lines
 
+
+NO_DROP_IN = (
+    "no interpreter of the program has ktuned-triton or ktuned-tilelang: install one into the program's environment, "
+    "as `pip install 'ktuned[triton]'` does there"
+)
+"""The summary of a program that the drop-ins never reached."""
 
 MAX_NAMED = 3
 """Functions of a library that a summary names; `ktuned kernels` lists all."""

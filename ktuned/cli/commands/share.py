@@ -49,8 +49,8 @@ class CannotShare(KtunedError):
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default="winners")
 @click.option("--all", "everything", is_flag=True, help="All projects' winners, not this project's alone.")
-@click.option("--kernel", help="Only this kernel's winners.")
-@click.option("--device", help="Only those on this device model.")
+@click.option("--kernel", metavar="KERNEL", help="Only this kernel's winners.")
+@click.option("--device", metavar="DEVICE", help="Only those on this device model.")
 @click.option(
     "--with-artifacts",
     "artifacts",
@@ -65,7 +65,9 @@ class CannotShare(KtunedError):
     show_default=True,
     help="For whom the files are.",
 )
-@click.option("--by", help=f"With --format vllm: the size that configs are listed by. Default: {DEFAULT_SIZE}.")
+@click.option(
+    "--by", metavar="KEY", help=f"With --format vllm: the size that configs are listed by. Default: {DEFAULT_SIZE}."
+)
 @json_option
 def export(
     directory: Path,

@@ -36,7 +36,13 @@ MARKS = "●○▲△■□◆◇"
 
 @click.command()
 @click.argument("space", metavar="SPACE")
-@click.option("--strategy", "strategies", multiple=True, help="A strategy; may be repeated. Default: auto and random.")
+@click.option(
+    "--strategy",
+    "strategies",
+    metavar="STRATEGY",
+    multiple=True,
+    help="A strategy; may be repeated. Default: auto and random.",
+)
 @click.option("--trials", type=WholeNumber(1), default=DEFAULT_TRIALS, show_default=True, help="Configs to try.")
 @click.option("--seeds", type=WholeNumber(1), default=DEFAULT_SEEDS, show_default=True, help="Runs with seeds 0, 1, ….")
 @problem_option

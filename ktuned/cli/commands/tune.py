@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Stop trying configs after this time, whatever is queued.",
 )
-@click.option("--strategy", help="The search strategy (auto, guided, exhaustive, random, …).")
+@click.option("--strategy", metavar="STRATEGY", help="The search strategy (auto, guided, exhaustive, random, …).")
 @device_option
 @click.option("--detach", is_flag=True, help="Queue the jobs and return at once.")
 @click.option("--compile-only", is_flag=True, help="Only compile, with or without a device; later jobs use the result.")

@@ -13,7 +13,7 @@ PLUGINS = ("ktuned_triton", "ktuned_tilelang")
 
 
 def _install() -> None:
-    found = 0
+    found: list[str] = []
     for package in PLUGINS:
         try:
             takeover = importlib.import_module(f"{package}.takeover")
@@ -21,11 +21,13 @@ def _install() -> None:
             # Not every interpreter of a program has kernels.
             continue
         takeover.install(os.environ["KTUNED_RUN_MODE"], os.environ.get("KTUNED_RUN_NUMERICS", "tolerance"))
-        found += 1
+        found.append(package)
     if found:
         from ktuned.dropin import account
 
         account.directory = Path(os.environ["KTUNED_RUN_SUMMARY"])
+        for package in found:
+            account.record_drop_in(package)
 
 
 def _import_the_users() -> None:

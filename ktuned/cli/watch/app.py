@@ -47,7 +47,11 @@ FLASH_S = 1.5
 """For this long a new best is marked."""
 
 SIDE_BY_SIDE = 150
-"""Columns from which on the chosen kernel stands beside the table, else below it."""
+"""Columns from which on two parts stand side by side.
+
+The table and the chosen kernel, if the table is longer than half of the screen; else what is known of the kernel and
+its configs, below the whole table.
+"""
 
 ROOMY = 30
 """Lines from which on the best so far is drawn over the whole width."""
@@ -114,12 +118,15 @@ class WatchApp(App[None]):
     #body { height: 1fr; }
     #kernels { height: auto; max-height: 50%; }
     #detail { height: 1fr; border-top: solid $panel; }
-    #facts, #message { height: auto; }
+    #about, #facts, #message { height: auto; }
     #message { max-height: 30%; }
     #spark { height: 2; }
     #configs { height: 1fr; min-height: 4; }
     #filter { display: none; height: 1; }
     #filter.shown { display: block; }
+    .broad #detail { layout: grid; grid-size: 2; grid-rows: auto 1fr; }
+    .broad #configs { row-span: 2; height: 100%; }
+    .broad #message { max-height: 100%; }
     .wide #body { layout: horizontal; }
     .wide #kernels { height: 1fr; max-height: 100%; width: 58%; }
     .wide #detail { border-top: none; border-left: solid $panel; height: 1fr; }
@@ -171,8 +178,9 @@ class WatchApp(App[None]):
         with Container(id="body"):
             yield Rows(id="kernels", cursor_type="row", zebra_stripes=True)
             with Vertical(id="detail"):
-                yield Static(id="facts")
-                yield Sparkline([], id="spark", summary_function=min)
+                with Vertical(id="about"):
+                    yield Static(id="facts")
+                    yield Sparkline([], id="spark", summary_function=min)
                 yield Rows(id="configs", cursor_type="row")
                 with VerticalScroll(id="message"):
                     yield Static(id="said")
@@ -187,7 +195,8 @@ class WatchApp(App[None]):
                 # Not in a thread other than the main one, as in tests.
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
         self.query_one("#kernels", Rows).focus()
-        self._arrange(self.size.width)
+        self.query_one("#filter", Input).can_focus = False
+        self._arrange()
         for part in (self.session.follow_events(), self.session.observe_load(), self._draw_changes()):
             self.run_worker(self._guard_task(part), exit_on_error=False)
 
@@ -199,14 +208,15 @@ class WatchApp(App[None]):
             self.exit()
 
     def on_resize(self, event: Resize) -> None:
-        """Put the chosen kernel beside the table where there is room."""
-        self._arrange(event.size.width)
+        """Lay the parts out for the new size."""
         self._columns = []
         self._is_due.set()
 
-    def _arrange(self, width: int) -> None:
-        self.set_class(width >= SIDE_BY_SIDE, "wide")
-        self.query_one("#filter", Input).can_focus = self.query_one("#filter", Input).has_class("shown")
+    def _arrange(self) -> None:
+        has_room = self.size.width >= SIDE_BY_SIDE
+        is_long = len(self.rows) > self.size.height // 2
+        self.set_class(has_room and is_long, "wide")
+        self.set_class(has_room and not is_long, "broad")
 
     # What is shown
 
@@ -236,7 +246,7 @@ class WatchApp(App[None]):
     def trials(self) -> list[Trial]:
         """The configs of the chosen row that the table has, in its order."""
         log = self.session.log
-        return [] if log is None else log.listed.filter_items(log.trials.values(), self._configs)[:MAX_CONFIGS]
+        return [] if log is None else log.listed.filter_items(log.tried, self._configs)[:MAX_CONFIGS]
 
     @property
     def selected_trial(self) -> Trial | None:
@@ -266,6 +276,7 @@ class WatchApp(App[None]):
         if len(warnings) > MAX_WARNINGS:
             shown.append(ShownText(f"and {len(warnings) - MAX_WARNINGS} more: e shows them", style="dim"))
         self.query_one("#warnings", Static).update(ShownText("\n").join(shown))
+        self._arrange()
         self._show_kernels(now)
         self._show_detail()
 
@@ -304,6 +315,11 @@ class WatchApp(App[None]):
     def _detail_width(self) -> int:
         """The columns of the chosen kernel's part: all, or what the table of kernels leaves beside it."""
         return self.size.width - int(self.size.width * 0.58) if self.has_class("wide") else self.size.width
+
+    @property
+    def _configs_width(self) -> int:
+        """The columns of the configs' table, less its border and its scrollbar."""
+        return (self.size.width // 2 if self.has_class("broad") else self._detail_width) - 2
 
     def _row_cells(
         self, row: BoardRow, columns: Sequence[cells.Column], names: dict[object, str], now: float
@@ -363,8 +379,7 @@ class WatchApp(App[None]):
         numbers = [trial.id for trial in trials]
         titles = ["trial", metric_of(log.row.objective), "× best"]
         titles += [*knobs, "outcome"]
-        # The border and the scrollbar take a column each.
-        layout = (titles, self._detail_width - 2)
+        layout = (titles, self._configs_width)
         if layout == self._layout and numbers == self._trials:
             return
         chosen = self._trials[table.cursor_row] if 0 <= table.cursor_row < len(self._trials) else None

@@ -19,7 +19,7 @@ from ktuned.cli.watch.board import Board, BoardRow, on_many
 from ktuned.cli.watch.choice import Listed
 from ktuned.cli.watch.load import Load, summarise_load, time_left
 from ktuned.cli.watch.trial_log import TrialLog
-from ktuned.model import JobState, Outcome, Trial, is_maximized, mention_objective
+from ktuned.model import NOT_TRIED, JobState, Outcome, Trial, is_maximized, mention_objective
 
 STYLES: Mapping[str, str] = {
     "tuned": "green",
@@ -255,8 +255,11 @@ def detail_of(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]:
         against.append(row.view.share)
     if against:
         found.append(("figures", ", ".join(against)))
-    if job is not None and job.outcomes:
-        found.append(("configs", text.format_outcomes(job.outcomes)))
+    tried = {} if job is None else {name: count for name, count in job.outcomes.items() if name not in NOT_TRIED}
+    if tried:
+        found.append(("configs", text.format_outcomes(tried)))
+    if log is not None and len(log.tried) < len(log.trials):
+        found.append(("not tried", text.count_of(len(log.trials) - len(log.tried), "config")))
     if job is not None and row.is_open:
         standing = ", ".join(
             filter(None, (lines.job_progress(job) + " tried", text.format_time_left(job.left_s), job.waits_for))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ktuned.cli import text
 from ktuned.cli.watch.board import BoardRow
 from ktuned.cli.watch.choice import Listed
-from ktuned.model import ListedTrial, Outcome, Trial, cost_of, figure_of
+from ktuned.model import NOT_TRIED, ListedTrial, Outcome, Trial, cost_of, figure_of
 from ktuned.protocol import Event, JobDone, KernelStale, TrialDone, WinnerChanged
 
 MAX_TRIALS = 1_000
@@ -26,6 +26,11 @@ class TrialLog:
     trials: Mapping[int, Trial] = field(default_factory=dict)
     earlier: Mapping[str, Trial] = field(default_factory=dict)
     winner: int | None = None
+
+    @property
+    def tried(self) -> list[Trial]:
+        """The trials that say something of their config, and those under way."""
+        return [trial for trial in self.trials.values() if trial.outcome not in NOT_TRIED]
 
     @property
     def best_so_far(self) -> list[float]:

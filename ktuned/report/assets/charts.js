@@ -35,7 +35,7 @@ function trialTip(section, row) {
   const further = [...section.metrics, ...section.facts].filter((one) => Number.isFinite(one.values[row]));
   if (further.length) pairs.push(null, ...further.slice(0, 12).map((one) => [one.name, figure(one.values[row])]));
   const marks = [row === section.winnerRow ? "winner" : "", row === section.defaultRow ? "default" : ""].filter(Boolean).join(", ");
-  return tip(`trial ${row + 1}${marks ? ` · ${marks}` : ""}`, pairs);
+  return tip(`trial ${section.ids[row]}${marks ? ` · ${marks}` : ""}`, pairs);
 }
 
 function frame(c, more = {}) {
@@ -383,7 +383,7 @@ function axesOf(section) {
   const rows = (values, name, isTime) => ({ name, values: (row) => values[row], isTime });
   return [
     { name: "latency", values: (row) => section.latency[row], isLatency: true },
-    { name: "trial", values: (row) => row + 1 },
+    { name: "order of trials", values: (row) => row + 1 },
     { name: "seconds of tuning", values: (row) => section.seconds[row] },
     rows(section.ended, "time", true),
     { name: "spread", values: (row) => section.spread[row], isLatency: true },

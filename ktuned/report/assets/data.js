@@ -31,6 +31,14 @@ async function unpack(packed) {
 function scaled(column, codes) {
   const found = new Float64Array(codes.length);
   const { low, high, steps, kind } = column;
+  if (kind === "whole") {
+    let now = 0;
+    for (let i = 0; i < codes.length; i++) {
+      now = (now + codes[i]) | 0;
+      found[i] = low + now;
+    }
+    return found;
+  }
   if (kind === "time") {
     let now = 0;
     for (let i = 0; i < codes.length; i++) {
@@ -66,6 +74,7 @@ class Section {
     this.columns = columns;
     this.count = this.plain.trials.count;
     const get = (name) => columns.get(name);
+    this.ids = get("id");
     this.outcome = get("outcome");
     this.latency = get("latency");
     this.spread = get("spread");

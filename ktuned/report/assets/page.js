@@ -497,7 +497,7 @@ function cardsOf(section, filters) {
   }
   const worked = timelineCard(section);
   if (worked) cards.push(worked);
-  cards.push(tableCard(section, filters));
+  if (section.best >= 0) cards.push(tableCard(section, filters));
   return cards;
 }
 
@@ -592,8 +592,8 @@ function tableCard(section, filters) {
     const columns = [{ name: "latency", right: true }, { name: "vs. best", right: true }, { name: "spread", right: true }, ...section.knobs.map((knob) => ({ name: knob.name, class: "mono" })), ...figures.map((one) => ({ name: one.name.replaceAll("_", " "), right: true })), { name: "trial", right: true }];
     const made = rows.map((row) => ({
       kind: row === section.winnerRow ? "best" : "",
-      values: [section.latency[row], section.latency[row], section.spread[row], ...section.knobs.map((knob) => knob.codes[row]), ...figures.map((one) => one.values[row]), row + 1],
-      cells: [`${row === section.winnerRow ? "★ " : ""}${latency(section.latency[row])}`, `${(section.latency[row] / best).toFixed(3)}×`, section.spread[row] > 0 ? latency(section.spread[row], 2) : "–", ...section.knobs.map((knob) => knob.labels[knob.codes[row]]), ...figures.map((one) => figure(one.values[row])), String(row + 1)],
+      values: [section.latency[row], section.latency[row], section.spread[row], ...section.knobs.map((knob) => knob.codes[row]), ...figures.map((one) => one.values[row]), section.ids[row]],
+      cells: [`${row === section.winnerRow ? "★ " : ""}${latency(section.latency[row])}`, `${(section.latency[row] / best).toFixed(3)}×`, section.spread[row] > 0 ? latency(section.spread[row], 2) : "–", ...section.knobs.map((knob) => knob.labels[knob.codes[row]]), ...figures.map((one) => figure(one.values[row])), String(section.ids[row])],
     }));
     const more = made.length > limit ? make("button", { class: "plain more", type: "button", onclick: () => { limit *= 4; card.update(); } }, "More") : null;
     box.replaceChildren(...[made.length ? sortable(`${section.id} table`, columns, made, { limit }) : make("p", { class: "empty" }, "No measured config passes the filters."), more].filter(Boolean));

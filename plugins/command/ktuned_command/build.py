@@ -12,6 +12,9 @@ from ktuned import backends
 ARTIFACT = "{artifact}"
 """Placeholder for the directory of the config's artifact, which ``prepare`` fills."""
 
+_PLACEHOLDER = re.compile(r"(?:[\w-]+=|-\w)?(\{[A-Za-z_]\w*(?:\.\w+)*\})")
+"""A whole word that asks for a value: ``{TILE}``, ``--tile={c.TILE}``. Braces in a script are the program's own."""
+
 UNITS_US: Mapping[str, float] = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 """Units of a printed time, in microseconds."""
 
@@ -30,9 +33,10 @@ class Build(backends.Build):
         unit: the unit of the printed time: ``ns``, ``us``, ``ms`` or ``s``.
 
     ``{artifact}`` in ``argv``, ``env`` and ``prepare`` is the config's own directory, for the files of ``prepare``.
+    No other word is replaced; one that asks for it, as ``{TILE}`` does, is refused.
 
     Raises:
-        ValueError: ``argv`` or a command is empty, or ``pattern`` or ``unit`` is invalid.
+        ValueError: ``argv`` or a command is empty or has another placeholder, or ``pattern`` or ``unit`` is invalid.
     """
 
     backend: ClassVar[str] = "command"
@@ -48,6 +52,8 @@ class Build(backends.Build):
         for command in commands:
             if not isinstance(command, tuple) or not command:
                 raise ValueError(f"a command is a tuple of words, ('./program', '--size', 64), not {command!r}")
+            for word in command:
+                _refuse_unknown_placeholder(str(word))
         if self.unit not in UNITS_US:
             raise ValueError(f"there is no unit {self.unit!r}; there are {', '.join(UNITS_US)}")
         try:
@@ -64,3 +70,11 @@ class Build(backends.Build):
     def make_environment(self, artifact: str) -> dict[str, str]:
         """Return the variables that are set, with the artifact's directory put in."""
         return {name: str(value).replace(ARTIFACT, artifact) for name, value in self.env.items()}
+
+
+def _refuse_unknown_placeholder(word: str) -> None:
+    found = _PLACEHOLDER.fullmatch(word)
+    if found is not None and found[1] != ARTIFACT:
+        knob = found[1].strip("{}").rpartition(".")[2]
+        value = word.replace(found[1], f"{{c.{knob}}}")
+        raise ValueError(f"{found[1]} is not a placeholder, only {ARTIFACT} is: write a knob's value there, f'{value}'")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ktuned import backends
-from ktuned_command.build import ARTIFACT, UNITS_US, Build
+from ktuned_command.build import UNITS_US, Build
 
 MAX_MESSAGE_CHARS = 2000
 """Limit for the end of a program's output that is shown: enough for its own error message."""
@@ -22,8 +22,6 @@ MAX_COMMAND_CHARS = 300
 
 MAX_STRANGE = 0.05
 """Share of control and undecodable characters above which output is not shown as text."""
-
-_PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_.]*\}")
 
 
 class CommandFailed(Exception):
@@ -76,16 +74,14 @@ def run_command(argv: Sequence[str], directory: Path, env: Mapping[str, str]) ->
             errors="replace",
         )
     except (OSError, ValueError) as error:
-        raise CommandFailed(
-            f"`{_render_command(argv)}` cannot be started: {error}{_explain_placeholder(argv)}"
-        ) from None
+        raise CommandFailed(f"`{_render_command(argv)}` cannot be started: {error}") from None
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        raise CommandFailed(f"`{_render_command(argv)}` was killed by {name}{_explain_placeholder(argv)}")
+        raise CommandFailed(f"`{_render_command(argv)}` was killed by {name}")
     if done.returncode:
         words = _extract_last_words(done.stderr) or _extract_last_words(done.stdout)
         ended = f"`{_render_command(argv)}` exited with {done.returncode}"
-        raise CommandFailed(f"{ended}{': ' if words else ''}{words}{_explain_placeholder(argv)}")
+        raise CommandFailed(f"{ended}{': ' if words else ''}{words}")
     return done.stdout + done.stderr
 
 
@@ -93,14 +89,6 @@ def _render_command(argv: Sequence[str]) -> str:
     """Return a command line as one types it; a long one is cut."""
     line = shlex.join(argv)
     return line if len(line) <= MAX_COMMAND_CHARS else f"{line[: MAX_COMMAND_CHARS - 1]}…"
-
-
-def _explain_placeholder(argv: Sequence[str]) -> str:
-    """Return a hint if a failed command still has words in braces; empty otherwise."""
-    braced = [placeholder for word in argv for placeholder in _PLACEHOLDER.findall(word)]
-    if not braced:
-        return ""
-    return f"; {braced[0]} is not a placeholder, only {ARTIFACT} is: write a knob's value there, f'--tile={{c.TILE}}'"
 
 
 def _extract_last_words(output: str) -> str:
