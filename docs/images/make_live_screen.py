@@ -92,10 +92,9 @@ def prepare(project: Path) -> None:
     for axis, shorter in {PROBLEMS: TWO_PROBLEMS, **FEW_VALUES}.items():
         edit(project / "tune_gemm.py", axis, shorter)
     readme = (ROOT / "README.md").read_text()
-    for language, name in (("python", "tune_dot.py"), ("cpp", "dot.cc")):
-        block = re.search(rf"^```{language}\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
-        assert block, f"README.md has no {language} block"
-        (project / name).write_text(block[1])
+    blocks = re.findall(r"^```\w+\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    for mark, name in (("@kernel(", "tune_dot.py"), ("TVM_FFI_DLL_EXPORT", "dot.cc")):
+        (project / name).write_text(next(block for block in blocks if mark in block))
     edit(project / "dot.cc", "float sum", "flaot sum")
 
 

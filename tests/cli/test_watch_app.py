@@ -17,7 +17,7 @@ from ktuned.cli.watch.app import WatchApp
 from ktuned.cli.watch.board import Board, BoardRow, FileError, add_answers, fold_event
 from ktuned.cli.watch.load import Load
 from ktuned.cli.watch.session import Session
-from ktuned.cli.watch.trial_log import open_log
+from ktuned.cli.watch.trial_log import follow_event, open_log
 from ktuned.model import ListedTrial
 from ktuned.protocol import read_event
 from ktuned_client import AsyncClient
@@ -302,8 +302,14 @@ async def test_a_new_best_flashes() -> None:
         trial = trial_map(25, problem=PROBLEM, latency_us=8.0)
         session.board = fold_event(session.board, read_event(trial_event(trial, 25, **better)), NOW)
         session.board = fold_event(session.board, read_event(winner(8.0)), NOW)
+        assert session.log is not None
+        session.log = follow_event(session.log, read_event(trial_event(trial, 25, **better)))
         session.on_change()
         await settled(pilot)
+        # The best are in sight until somebody chooses among the configs.
+        configs = app.query_one("#configs", DataTable)
+        assert configs.cursor_row == 0
+        assert "25" in str(configs.get_row_at(0)[0])
         cells = [str(cell) for cell in app.query_one("#kernels", DataTable).get_row_at(2)]
         assert "8.000 µs" in cells
         marked = [cell for cell in app.query_one("#kernels", DataTable).get_row_at(2) if "green" in str(cell.style)]
