@@ -40,7 +40,7 @@ FEW_VALUES = {
 """The example's axes with other values: 24 configs, which fill the screen, compiled once for both problems."""
 
 DONE = re.compile(r"gemm M=384 .* tuned ")
-HALF_DONE = re.compile(r"gemm M=192 .*tuning .* (?:[6-9]|1\d|2[0-2])/24")
+HALF_DONE = re.compile(r"gemm M=192 .*(?:tuning|final) .* (?:[3-9]|1\d|2\d)/24")
 FAILED = re.compile(r"dot .* failed ")
 _REMOTE_FONT = re.compile(r",\s*url\([^)]*\) format\([^)]*\)")
 _POLL_S = 0.2

@@ -19,7 +19,7 @@ from ktuned.cli.watch.load import Load
 from ktuned.cli.watch.session import Session
 from ktuned.cli.watch.trial_log import follow_event, open_log
 from ktuned.model import ListedTrial
-from ktuned.protocol import read_event
+from ktuned.protocol import TrialDone, read_event
 from ktuned_client import AsyncClient
 from tests.cli.samples import DEVICE, KERNEL, answer_map, job_map, state_event, trial_event, trial_map
 
@@ -302,8 +302,10 @@ async def test_a_new_best_flashes() -> None:
         trial = trial_map(25, problem=PROBLEM, latency_us=8.0)
         session.board = fold_event(session.board, read_event(trial_event(trial, 25, **better)), NOW)
         session.board = fold_event(session.board, read_event(winner(8.0)), NOW)
+        done = read_event(trial_event(trial, 25, **better))
         assert session.log is not None
-        session.log = follow_event(session.log, read_event(trial_event(trial, 25, **better)))
+        assert isinstance(done, TrialDone)
+        session.log = follow_event(session.log, done)
         session.on_change()
         await settled(pilot)
         # The best are in sight until somebody chooses among the configs.
