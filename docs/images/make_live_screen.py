@@ -2,7 +2,7 @@
 
 A private daemon tunes copies of the CPU example, with two problems and some of its configs, and of the README's kernel
 with a typing error, in a temporary directory. The picture is the command's screen in tmux (apt-get install tmux): the
-GEMM's first problem is chosen and has its winner, the second one is half way, and the dot product has failed. Only the
+GEMM's first problem is chosen and has its winner, the second one is being tuned, and the dot product has failed. Only the
 name of the temporary directory is replaced in it.
 """
 
@@ -40,7 +40,7 @@ FEW_VALUES = {
 """The example's axes with other values: 24 configs, which fill the screen, compiled once for both problems."""
 
 DONE = re.compile(r"gemm M=384 .* tuned ")
-HALF_DONE = re.compile(r"gemm M=192 .*(?:tuning|final) .* (?:[3-9]|1\d|2\d)/24")
+UNDER_WAY = re.compile(r"gemm M=192 .*(?:tuning|final) .* (?:[3-9]|1\d|2\d)/24")
 FAILED = re.compile(r"dot .* failed ")
 _REMOTE_FONT = re.compile(r",\s*url\([^)]*\) format\([^)]*\)")
 _POLL_S = 0.2
@@ -112,9 +112,9 @@ def is_complete(frame: str) -> bool:
 
 
 def is_worth_showing(frame: str) -> bool:
-    """Return whether one GEMM is tuned and chosen, the other one half way, and the third kernel failed."""
+    """Return whether one GEMM is tuned and chosen, the other one under way, and the third kernel failed."""
     plain = Text.from_ansi(frame).plain
-    return "★" in plain and all(state.search(plain) for state in (DONE, HALF_DONE, FAILED))
+    return "★" in plain and all(state.search(plain) for state in (DONE, UNDER_WAY, FAILED))
 
 
 def draw(frame: str) -> None:
