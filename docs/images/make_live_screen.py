@@ -2,7 +2,7 @@
 
 A private daemon tunes copies of the CPU example, with two problems and some of its configs, and of the README's kernel
 with a typing error, in a temporary directory. The picture is the command's screen in tmux (apt-get install tmux): the
-GEMM's first problem is chosen and has its winner, the second one is being tuned, and the dot product has failed. Only the
+GEMM's first problem is chosen and has its winner, the second one is being tuned, the dot product has failed. Only the
 name of the temporary directory is replaced in it.
 """
 

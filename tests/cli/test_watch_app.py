@@ -202,6 +202,15 @@ async def test_a_long_table_has_the_chosen_kernel_beside_it() -> None:
 
 
 @pytest.mark.anyio
+async def test_configs_fill_the_screen_where_there_is_no_message() -> None:
+    """Beside what is known of a kernel none of whose configs failed."""
+    board = fold_event(Board(), read_event(state_event("job_started", job_map(problem=PROBLEM))), NOW)
+    async with screen((160, 30), board) as (app, _, _):
+        assert app.has_class("broad")
+        assert app.query_one("#configs").region.height > 20
+
+
+@pytest.mark.anyio
 async def test_configs_that_were_not_tried_are_one_line() -> None:
     """Those of a job that ended early are counted, and fill no rows."""
     given = trials(4) + [

@@ -367,7 +367,8 @@ class WatchApp(App[None]):
         self._show_configs()
         words, style = cells.message_of(row, self.selected_trial)
         message = self.query_one("#message")
-        message.display = bool(words)
+        # Beside the configs its cell of the grid gives them their height.
+        message.display = bool(words) or self.has_class("broad")
         self.query_one("#said", Static).update(ShownText(words, style=style))
 
     def _show_configs(self) -> None:
