@@ -2,7 +2,7 @@
 
 A private daemon tunes copies of the CPU example, with two problems and some of its configs, and of the README's kernel
 with a typing error, in a temporary directory. The picture is the command's screen in tmux (apt-get install tmux): the
-GEMM's first problem is chosen and has its winner, the second one is half way, and the dot product has failed. Only the
+GEMM's first problem is chosen and has its winner, the second one is being tuned, the dot product has failed. Only the
 name of the temporary directory is replaced in it.
 """
 
@@ -40,7 +40,7 @@ FEW_VALUES = {
 """The example's axes with other values: 24 configs, which fill the screen, compiled once for both problems."""
 
 DONE = re.compile(r"gemm M=384 .* tuned ")
-HALF_DONE = re.compile(r"gemm M=192 .*tuning .* (?:[6-9]|1\d|2[0-2])/24")
+UNDER_WAY = re.compile(r"gemm M=192 .*(?:tuning|final) .* (?:[3-9]|1\d|2\d)/24")
 FAILED = re.compile(r"dot .* failed ")
 _REMOTE_FONT = re.compile(r",\s*url\([^)]*\) format\([^)]*\)")
 _POLL_S = 0.2
@@ -92,10 +92,9 @@ def prepare(project: Path) -> None:
     for axis, shorter in {PROBLEMS: TWO_PROBLEMS, **FEW_VALUES}.items():
         edit(project / "tune_gemm.py", axis, shorter)
     readme = (ROOT / "README.md").read_text()
-    for language, name in (("python", "tune_dot.py"), ("cpp", "dot.cc")):
-        block = re.search(rf"^```{language}\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
-        assert block, f"README.md has no {language} block"
-        (project / name).write_text(block[1])
+    blocks = re.findall(r"^```\w+\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    for mark, name in (("@kernel(", "tune_dot.py"), ("TVM_FFI_DLL_EXPORT", "dot.cc")):
+        (project / name).write_text(next(block for block in blocks if mark in block))
     edit(project / "dot.cc", "float sum", "flaot sum")
 
 
@@ -113,9 +112,9 @@ def is_complete(frame: str) -> bool:
 
 
 def is_worth_showing(frame: str) -> bool:
-    """Return whether one GEMM is tuned and chosen, the other one half way, and the third kernel failed."""
+    """Return whether one GEMM is tuned and chosen, the other one under way, and the third kernel failed."""
     plain = Text.from_ansi(frame).plain
-    return "★" in plain and all(state.search(plain) for state in (DONE, HALF_DONE, FAILED))
+    return "★" in plain and all(state.search(plain) for state in (DONE, UNDER_WAY, FAILED))
 
 
 def draw(frame: str) -> None:

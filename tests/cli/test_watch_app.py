@@ -17,9 +17,9 @@ from ktuned.cli.watch.app import WatchApp
 from ktuned.cli.watch.board import Board, BoardRow, FileError, add_answers, fold_event
 from ktuned.cli.watch.load import Load
 from ktuned.cli.watch.session import Session
-from ktuned.cli.watch.trial_log import open_log
+from ktuned.cli.watch.trial_log import follow_event, open_log
 from ktuned.model import ListedTrial
-from ktuned.protocol import read_event
+from ktuned.protocol import TrialDone, read_event
 from ktuned_client import AsyncClient
 from tests.cli.samples import DEVICE, KERNEL, answer_map, job_map, state_event, trial_event, trial_map
 
@@ -202,6 +202,15 @@ async def test_a_long_table_has_the_chosen_kernel_beside_it() -> None:
 
 
 @pytest.mark.anyio
+async def test_configs_fill_the_screen_where_there_is_no_message() -> None:
+    """Beside what is known of a kernel none of whose configs failed."""
+    board = fold_event(Board(), read_event(state_event("job_started", job_map(problem=PROBLEM))), NOW)
+    async with screen((160, 30), board) as (app, _, _):
+        assert app.has_class("broad")
+        assert app.query_one("#configs").region.height > 20
+
+
+@pytest.mark.anyio
 async def test_configs_that_were_not_tried_are_one_line() -> None:
     """Those of a job that ended early are counted, and fill no rows."""
     given = trials(4) + [
@@ -302,8 +311,16 @@ async def test_a_new_best_flashes() -> None:
         trial = trial_map(25, problem=PROBLEM, latency_us=8.0)
         session.board = fold_event(session.board, read_event(trial_event(trial, 25, **better)), NOW)
         session.board = fold_event(session.board, read_event(winner(8.0)), NOW)
+        done = read_event(trial_event(trial, 25, **better))
+        assert session.log is not None
+        assert isinstance(done, TrialDone)
+        session.log = follow_event(session.log, done)
         session.on_change()
         await settled(pilot)
+        # The best are in sight until somebody chooses among the configs.
+        configs = app.query_one("#configs", DataTable)
+        assert configs.cursor_row == 0
+        assert "25" in str(configs.get_row_at(0)[0])
         cells = [str(cell) for cell in app.query_one("#kernels", DataTable).get_row_at(2)]
         assert "8.000 µs" in cells
         marked = [cell for cell in app.query_one("#kernels", DataTable).get_row_at(2) if "green" in str(cell.style)]

@@ -367,7 +367,8 @@ class WatchApp(App[None]):
         self._show_configs()
         words, style = cells.message_of(row, self.selected_trial)
         message = self.query_one("#message")
-        message.display = bool(words)
+        # Beside the configs its cell of the grid gives them their height.
+        message.display = bool(words) or self.has_class("broad")
         self.query_one("#said", Static).update(ShownText(words, style=style))
 
     def _show_configs(self) -> None:
@@ -382,7 +383,8 @@ class WatchApp(App[None]):
         layout = (titles, self._configs_width)
         if layout == self._layout and numbers == self._trials:
             return
-        chosen = self._trials[table.cursor_row] if 0 <= table.cursor_row < len(self._trials) else None
+        # The best stay in sight until somebody chooses among them.
+        chosen = self.selected_trial.id if self.selected_trial is not None else None
         table.clear(columns=True)
         rows = [cells.config_cells(log, trial, knobs) for trial in trials]
         columns = cells.fit_configs(titles, knobs, [[words for words, _ in row] for row in rows], layout[1])
