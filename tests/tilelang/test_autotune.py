@@ -197,7 +197,7 @@ class TestACall:
         ((_, on_answer),) = link.followed
         on_answer(WINNER)
         kernel()
-        assert (kernel.launch_counter.launches, kernel.launch_counter.identity) == (2, link.records[0].identity)
+        assert (kernel.launch_counter.launches, kernel.launch_counter.key.identity) == (2, link.records[0].identity)
 
     def test_a_knob_in_the_call_skips_tuning(self, link: FakeLink, tilelang_tunes: list[Any]) -> None:
         """By name or by position; TileLang compiles it."""
