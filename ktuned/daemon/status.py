@@ -73,7 +73,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
             artifacts=self.artifacts.describe_artifacts(),
             executors=self.executors.describe_hosts(),
             environments=self.machine.environments.describe_environments(),
-            roots=tuple(map(RootInfo.of, self.catalog.roots)),
+            roots=tuple(map(RootInfo.from_root, self.catalog.roots)),
             notices=tuple(self.notices.collect_notices()),
         )
 

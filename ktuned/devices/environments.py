@@ -377,7 +377,7 @@ class Environments:
 
     def describe_environments(self) -> tuple[EnvironmentInfo, ...]:
         """Return every environment's report, for a status."""
-        return tuple(map(EnvironmentInfo.of, self._reports.values()))
+        return tuple(map(EnvironmentInfo.from_report, self._reports.values()))
 
 
 def _list_fingerprints(report: EnvironmentReport) -> dict[str, Mapping[str, Any]]:

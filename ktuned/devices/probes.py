@@ -53,7 +53,7 @@ class Probes:
         """Probe every root's environment, or else the daemon's interpreter; return the reports."""
         found = [await self._environments.probe_environment(one) for one in self.list_probed_environments()]
         # Roots that share an interpreter share its report, which is listed once.
-        return [EnvironmentInfo.of(report) for report in {id(one): one for one in found}.values()]
+        return [EnvironmentInfo.from_report(report) for report in {id(one): one for one in found}.values()]
 
     def probe_after_failure(self) -> None:
         """Probe all devices again soon: one may be gone, and the next job must not count on it."""

@@ -208,7 +208,7 @@ class EnvironmentInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     host: str = ""
 
     @classmethod
-    def of(cls, report: EnvironmentInfo) -> EnvironmentInfo:
+    def from_report(cls, report: EnvironmentInfo) -> EnvironmentInfo:
         """Return what the protocol tells of a report that has more fields."""
         return msgspec.convert(report, cls, from_attributes=True)
 

@@ -43,7 +43,7 @@ class RootInfo(msgspec.Struct, frozen=True):
     polling: bool = False
 
     @classmethod
-    def of(cls, root: Root) -> RootInfo:
+    def from_root(cls, root: Root) -> RootInfo:
         """Return what the protocol tells of a root."""
         return msgspec.convert(root, cls, from_attributes=True)
 
@@ -80,7 +80,7 @@ class KernelEntry(KernelInfo):
     why: tuple[WinnerStanding, ...] | UnsetType = UNSET
 
     @classmethod
-    def of(cls, kernel: KernelInfo, why: tuple[WinnerStanding, ...] | UnsetType = UNSET) -> KernelEntry:
+    def from_kernel(cls, kernel: KernelInfo, why: tuple[WinnerStanding, ...] | UnsetType = UNSET) -> KernelEntry:
         """Return a kernel's entry."""
         return cls(**vars(kernel), name=kernel.name, why=why)
 

@@ -50,7 +50,6 @@ from ktuned.model import (
 )
 from ktuned.portfolio import (
     FAILED,
-    Branch,
     Condition,
     Leaf,
     Matrix,
@@ -315,7 +314,7 @@ class Portfolios:
             # Whole problems, not only what enters the key: an application's call is a part of them.
             borders = {
                 canonical(problem): (problem, 0.0)
-                for problem in border_problems(fitted.tree, problems, wanted.measurable)
+                for problem in find_border_problems(fitted.tree, problems, wanted.measurable)
                 if canonical(problem) not in rows
             }
             if not borders:
@@ -544,7 +543,7 @@ def is_erring(matrix: Matrix, row: int, leaf: Leaf, *, also_slow: bool = True) -
     return matrix.compute_loss(row, leaf.config) > max(leaf.worst_loss, leaf.expected_loss) + MARGIN
 
 
-def border_problems(tree: Tree, problems: Sequence[Problem], measurable: Sequence[Problem] = ()) -> list[Problem]:
+def find_border_problems(tree: Tree, problems: Sequence[Problem], measurable: Sequence[Problem] = ()) -> list[Problem]:
     """Return problems on both sides of each border of a tree.
 
     ``measurable`` are the only ones that can be measured: of these, the nearest on either side. Without them it is the
@@ -553,20 +552,20 @@ def border_problems(tree: Tree, problems: Sequence[Problem], measurable: Sequenc
     """
     found: dict[str, Problem] = {}
 
-    def visit(node: Tree, there: Sequence[Problem], others: Sequence[Problem]) -> None:
+    def add_borders(node: Tree, there: Sequence[Problem], others: Sequence[Problem]) -> None:
         if isinstance(node, Leaf) or not there:
             return
         meets = node.condition.is_met_by
         passing, failing = [one for one in others if meets(one)], [one for one in others if not meets(one)]
-        for problem in _find_measurable_border(node.condition, passing, failing) if measurable else ():
-            found[canonical(problem)] = problem
-        for problem in () if measurable else _make_border(node.condition, there):
-            found[canonical(problem)] = problem
-        visit(node.passing, [problem for problem in there if meets(problem)], passing)
-        visit(node.failing, [problem for problem in there if not meets(problem)], failing)
+        if measurable:
+            border = _find_measurable_border(node.condition, passing, failing)
+        else:
+            border = _make_border(node.condition, there)
+        found.update({canonical(problem): problem for problem in border})
+        add_borders(node.passing, [problem for problem in there if meets(problem)], passing)
+        add_borders(node.failing, [problem for problem in there if not meets(problem)], failing)
 
-    if isinstance(tree, Branch):
-        visit(tree, problems, measurable)
+    add_borders(tree, problems, measurable)
     return list(found.values())
 
 

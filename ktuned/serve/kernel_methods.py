@@ -67,18 +67,18 @@ class KernelMethods:
         if wanted.kernel is not None:
             kernels, errors = [self._catalog.resolve_kernel(wanted.kernel, wanted.directory)], []
         entries = [
-            KernelEntry.of(kernel, self._explainer.explain_winners(kernel) if wanted.why else msgspec.UNSET)
+            KernelEntry.from_kernel(kernel, self._explainer.explain_winners(kernel) if wanted.why else msgspec.UNSET)
             for kernel in kernels
         ]
-        return KernelsAnswer(tuple(entries), tuple(errors), tuple(map(RootInfo.of, self._catalog.roots)))
+        return KernelsAnswer(tuple(entries), tuple(errors), tuple(map(RootInfo.from_root, self._catalog.roots)))
 
     async def handle_add(self, wanted: AddParams, connection: Connection) -> AddAnswer:
         """Inspect and watch a path, without tuning it."""
         moves = self._intake.moves
         added = await self._intake.add_path(wanted.path, wanted.python)
         return AddAnswer(
-            RootInfo.of(added.root),
-            tuple(map(KernelEntry.of, added.kernels)),
+            RootInfo.from_root(added.root),
+            tuple(map(KernelEntry.from_kernel, added.kernels)),
             tuple(added.errors),
             tuple(line for line in self._intake.moves if line not in moves),
         )

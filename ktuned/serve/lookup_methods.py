@@ -78,12 +78,12 @@ class LookupMethods:
         if not any(type(answer) is DeferredAnswer for answer in answers):
             return LookupManyAnswer(answers)
 
-        async def rest() -> LookupManyAnswer:
+        async def finish_answers() -> LookupManyAnswer:
             return LookupManyAnswer(
                 [await answer.rest() if type(answer) is DeferredAnswer else answer for answer in answers]
             )
 
-        return DeferredAnswer(rest)
+        return DeferredAnswer(finish_answers)
 
     def _look_up_or_explain(
         self, wanted: LookupParams, connection: Connection
@@ -103,7 +103,7 @@ class LookupMethods:
 
 
 def _answer_later(find: Callable[[], Awaitable[Lookup]]) -> DeferredAnswer:
-    async def rest() -> Answer:
+    async def finish_answer() -> Answer:
         return (await find()).answer
 
-    return DeferredAnswer(rest)
+    return DeferredAnswer(finish_answer)

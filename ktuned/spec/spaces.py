@@ -71,13 +71,13 @@ class Space(ABC):
     def describe_space(self) -> SpaceInfo:
         """Return what the declaration says without user code, up to :data:`MAX_PLAIN_VALUES` values."""
         size = None if self.size is None or self.size > LARGEST_PLAIN_SIZE else self.size
-        return replace(self._describe(), constrained=bool(self.where), size=size)
+        return replace(self._describe_space(), constrained=bool(self.where), size=size)
 
     @abstractmethod
     def _bind(self, problem: Problem, site: Site) -> BoundSpace: ...
 
     @abstractmethod
-    def _describe(self) -> SpaceInfo: ...
+    def _describe_space(self) -> SpaceInfo: ...
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class CartesianSpace(Space):
     def _bind(self, problem: Problem, site: Site) -> BoundSpace:
         return IndexedSpace(AxisProduct(self.axes), problem, self.where, site)
 
-    def _describe(self) -> SpaceInfo:
+    def _describe_space(self) -> SpaceInfo:
         is_small = sum(len(values) for values in self.axes.values()) <= MAX_PLAIN_VALUES
         axes = {knob: tuple(values) for knob, values in self.axes.items()} if is_small else None
         return SpaceInfo("cartesian", axes=axes)
@@ -124,7 +124,7 @@ class ListSpace(Space):
     def _bind(self, problem: Problem, site: Site) -> BoundSpace:
         return IndexedSpace(ConfigList(self.configs), problem, self.where, site)
 
-    def _describe(self) -> SpaceInfo:
+    def _describe_space(self) -> SpaceInfo:
         is_small = self.size <= MAX_PLAIN_VALUES
         return SpaceInfo("list", configs=tuple(map(dict, self.configs)) if is_small else None)
 
@@ -148,7 +148,7 @@ class CallableSpace(Space):
     def _bind(self, problem: Problem, site: Site) -> BoundSpace:
         return GeneratedSpace(self.function, problem, self.where, site)
 
-    def _describe(self) -> SpaceInfo:
+    def _describe_space(self) -> SpaceInfo:
         return SpaceInfo("callable")
 
 

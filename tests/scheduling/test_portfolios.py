@@ -14,7 +14,7 @@ import pytest
 from ktuned.model import KernelInfo, Objective, Priority, UsageError
 from ktuned.portfolio import Branch, Condition, Leaf, Matrix, Portfolio, list_leaves
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.scheduling.portfolios import PortfolioBuild, PortfolioRequest, PortfolioSpec, border_problems
+from ktuned.scheduling.portfolios import PortfolioBuild, PortfolioRequest, PortfolioSpec, find_border_problems
 from tests.assembled import PATIENCE_S, Parts, assembled
 
 pytestmark = pytest.mark.anyio
@@ -101,7 +101,7 @@ async def test_a_portfolio_answers_problems_that_were_never_tuned(parts: Parts) 
         assert all(matrix.works(row, found.portfolio.find_leaf(p).config) for row, p in enumerate(matrix.problems))
         configs = set(found.portfolio.configs)
         assert {json.loads(text)["kind"] for text in configs} == {"small", "large"}
-        borders = border_problems(found.portfolio.tree, matrix.problems)
+        borders = find_border_problems(found.portfolio.tree, matrix.problems)
         assert borders
         assert all(measured(int(problem["n"])) >= configs for problem in borders)
         jobs = len(parts.store.list_jobs(limit=1000))
@@ -145,7 +145,7 @@ async def test_a_leafs_config_that_fails_at_its_border_is_not_given_there(parts:
     assert build.progress.state == "done"
     portfolio: Portfolio = kept(parts, kernel).portfolio
     problems = Matrix.from_wire(kept(parts, kernel).stored.document.matrix).problems
-    for problem in border_problems(portfolio.tree, problems):
+    for problem in find_border_problems(portfolio.tree, problems):
         fails = portfolio.choose_config(problem)["kind"] == "large" and int(problem["n"]) in range(108, 116)
         assert not fails
 
@@ -165,7 +165,7 @@ def test_borders_are_whole_numbers_of_one_field() -> None:
     small, large = Leaf("a", 0.0, 0.0, 2), Leaf("b", 0.0, 0.0, 2)
     problems = [{"m": 8, "n": 1}, {"m": 60, "n": 2}, {"m": 90, "n": 3}, {"m": 500, "n": 4}]
     tree = Branch(Condition(("m",), 70), small, Branch(Condition(("m", "n"), 300), large, small))
-    assert border_problems(tree, problems) == [{"m": 70, "n": 2}, {"m": 71, "n": 2}]
+    assert find_border_problems(tree, problems) == [{"m": 70, "n": 2}, {"m": 71, "n": 2}]
     assert len(list(list_leaves(tree))) == 3
 
 
@@ -176,8 +176,8 @@ def test_borders_are_the_nearest_problems_that_can_be_measured_where_not_all_can
     tree = Branch(Condition(("m",), 70), small, Branch(Condition(("m", "n"), 300), large, small))
     measurable = [{"m": 9, "n": 1}, {"m": 50, "n": 1}, {"m": 80, "n": 3}, {"m": 100, "n": 4}]
     sides = [{"m": 50, "n": 1}, {"m": 80, "n": 3}, {"m": 100, "n": 4}]
-    assert border_problems(tree, problems, measurable) == sides
-    assert border_problems(tree, problems, measurable[2:]) == sides[1:]
+    assert find_border_problems(tree, problems, measurable) == sides
+    assert find_border_problems(tree, problems, measurable[2:]) == sides[1:]
 
 
 async def test_a_daemon_without_work_makes_nothing(tmp_path: Any) -> None:
