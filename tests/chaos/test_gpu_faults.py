@@ -74,7 +74,8 @@ BAD = {
 """How each kind ends, and a word of its message."""
 
 NOISE = 0.05
-TAKE_OVER_S = 0.5
+TAKE_OVER_S = 2.0
+"""Shorter than a new worker's import of torch: within it, a spare took over. How long it really took is in the row."""
 
 IN_A_ROW = 3
 """Kills in a row after each of which the lane is back that soon: what comes after them may wait for an import of torch,
