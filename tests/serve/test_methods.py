@@ -419,16 +419,18 @@ async def test_who_subscribes_to_a_job_waits_for_it(desk: Desk, parts: Parts) ->
         (now,) = (await desk.call("jobs", job=job["id"]))["jobs"]
         return now["priority"], now["waiters"]
 
+    async def close() -> None:
+        assert desk.peer.on_gone is not None
+        desk.peer.on_gone()
+
     for leave in (
         lambda: desk.call("unsubscribe"),
         lambda: desk.call("subscribe", types=["winner"]),
-        lambda: desk.peer.on_gone and desk.peer.on_gone(),
+        close,
     ):
         await desk.call("subscribe", jobs=[job["id"]])
         assert await standing() == (400, 1)
-        left = leave()
-        if inspect.isawaitable(left):
-            await left
+        await leave()
         assert await standing() == (350, 0)
 
 
