@@ -26,7 +26,7 @@ from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.last_end import record_end
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
 from ktuned.daemon.systemd import Handover, Notifier
-from ktuned.model import KtunedError
+from ktuned.model import KtunedError, find_first_error
 from ktuned.serve import bind_socket, inherit_socket
 from ktuned.store import STORE_NAME, Store
 
@@ -64,7 +64,7 @@ def run(settings: Settings, *, starts_by_itself: bool = False, replacements: Rep
         serving = functools.partial(serve_until_stopped, replacements=replacements)
         anyio.run(serving, settings, handover, starts_by_itself, backend_options={"use_uvloop": _HAS_UVLOOP})
     except* KtunedError as group:
-        raise _first_error(group) from None
+        raise find_first_error(group) from None
     return 0
 
 
@@ -92,11 +92,3 @@ async def serve_until_stopped(
             gc.freeze()
             async with parts.fleet.run_workers(), parts.bridge.accept_calls():
                 await daemon.run_until_stopped(listening, is_bound=descriptor is None)
-
-
-def _first_error(group: BaseExceptionGroup[KtunedError]) -> KtunedError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, KtunedError)
-    return error
