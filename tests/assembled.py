@@ -16,8 +16,9 @@ import msgspec
 
 from ktuned.catalog.catalog import environment_of
 from ktuned.daemon import assembly
-from ktuned.daemon.assembly import Replacements, assemble_parts
+from ktuned.daemon.assembly import Replacements
 from ktuned.daemon.config import Settings, load_settings
+from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import SurveyIntervals
 from ktuned.model.kernel import KernelInfo, Root
@@ -108,7 +109,7 @@ class Parts:
 
     def __init__(self, directory: Path, daemon: assembly.Parts, told: Told) -> None:
         self.project = directory / "project"
-        self.root = daemon.current.settings.roots[0]
+        self.root = daemon.settings.roots[0]
         self.environment = environment_of(self.root)
         self.daemon = daemon
         self.told = told
@@ -116,8 +117,9 @@ class Parts:
         self.artifacts = daemon.artifacts
         self.captured_inputs = daemon.captured_inputs
         self.catalog = daemon.catalog
-        self.deadlines = daemon.current.deadlines
+        self.deadlines = daemon.deadlines
         self.fleet = daemon.fleet
+        self.answering = Daemon(daemon, Notifier())
         self.intake = daemon.intake
         self.jobs = daemon.jobs
         self.lookups = daemon.lookups
@@ -241,7 +243,7 @@ async def assembled(
     async with store_type.open(directory / "k.sqlite") as store:
         for key, report in _reports.items() if env is None else ():
             await store.save_probe(key, report)
-        parts = Parts(directory, assemble_parts(settings, store, Notifier(), replacements=replaced), told)
+        parts = Parts(directory, assembly.Parts(settings, store, replaced), told)
         async with parts.fleet.run_workers():
             if not _reports or env is not None:
                 await parts.machine.environments.probe_environment(parts.environment)

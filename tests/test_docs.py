@@ -21,10 +21,10 @@ from ktuned.catalog import project_file
 from ktuned.cli.commands import jobs, results, watch
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.program import COMMANDS, cli
-from ktuned.daemon import config
-from ktuned.daemon.assembly import Replacements, assemble_parts
+from ktuned.daemon import assembly, config
+from ktuned.daemon.assembly import Replacements
+from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
-from ktuned.daemon.process import Daemon
 from ktuned.daemon.systemd import Notifier
 from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.keys import DeviceModel, KernelName
@@ -32,8 +32,7 @@ from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.record import Record
 from ktuned.model.values import Outcome, Status
 from ktuned.protocol import EVENT_TYPES, JobInfo, NoParams
-from ktuned.serve import connection, method, server
-from ktuned.serve.connection import Connection
+from ktuned.serve import method, server
 from ktuned.serve.listener import bind_socket
 from ktuned.sharing.settings import MIN_PULL_S, ShareSettings
 from ktuned.spec.tensors import FILLS
@@ -72,12 +71,12 @@ def _words(cell: str) -> list[str]:
 async def daemon(parts: Parts, tmp_path: Path) -> AsyncGenerator[Daemon]:
     """Run a daemon of the parts' store and workers in this process."""
     settings = config.load_settings(tmp_path / "home", tmp_path / "run" / "k.sock", environment={})
-    made = Daemon(assemble_parts(settings, parts.store, Notifier(), replacements=Replacements(adopts=False)))
+    made = Daemon(assembly.Parts(settings, parts.store, Replacements(adopts=False)), Notifier())
     with bind_socket(settings.socket) as listening:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(made.run_until_stopped, listening, is_bound=False))
             yield made
-            made.parts.stopping.set()
+            made.stopping.set()
 
 
 def test_presets() -> None:
@@ -275,9 +274,9 @@ def test_help_says_what_a_value_is(name: str) -> None:
 async def test_methods(daemon: Daemon) -> None:
     """The protocol's table has every method and none besides, with its params; `?` stands where one has a default."""
     told = {name: _words(row[1]) for row in _table("docs/protocol.md", "## Methods") for name in _words(row[0])}
-    assert told.keys() == daemon.parts.handlers.keys()
+    assert told.keys() == daemon.handlers.keys()
     for name, params in told.items():
-        known = fields(daemon.parts.handlers[name].method.params)
+        known = fields(daemon.handlers[name].method.params)
         # The sentence above the table has it, for every method that takes a kernel.
         params += ["directory?"] * ("kernel" in {field.name for field in known})
         assert sorted(param.rstrip("?") for param in params) == sorted(field.name for field in known), name
@@ -290,8 +289,8 @@ async def test_methods(daemon: Daemon) -> None:
 async def test_status(daemon: Daemon) -> None:
     """The protocol's table has every field of a status, and none besides."""
     told = [name for row in _table("docs/protocol.md", "## Status") for name in _words(row[0])]
-    peer = Connection(server.Server([]))
-    answer = cast(Any, daemon.parts.handlers["status"].handle)(NoParams(), peer)
+    peer = server.Connection(server.Server([]))
+    answer = cast(Any, daemon.handlers["status"].handle)(NoParams(), peer)
     assert sorted(told) == sorted(msgspec.to_builtins(answer))
 
 
@@ -319,7 +318,7 @@ def test_limits() -> None:
     """Every limit of the protocol has the value that it is said to have, at the place that is named."""
     from ktuned.catalog import catalog
 
-    modules = {"wire": wire, "connection": connection, "catalog": catalog}
+    modules = {"wire": wire, "server": server, "catalog": catalog}
     for _, value, where in _table("docs/protocol.md", "## Limits"):
         names = where.replace("`", "").split(", ")
         figures = re.findall(r"([\d,]*\d)( [KM]iB)?", value)

@@ -16,7 +16,7 @@ import structlog
 
 from ktuned.model import StoreError, UsageError
 from ktuned.protocol import COLLECT, CollectAnswer, CollectParams
-from ktuned.serve import Connection, Handler
+from ktuned.serve import Handler, Peer
 from ktuned.store import Artifacts, Store
 
 _log = structlog.get_logger()
@@ -52,7 +52,7 @@ class ArtifactCleanup:
                 _log.warning("artifacts_not_collected", reason=error.message)
             await self._due.wait()
 
-    async def handle_gc(self, params: CollectParams, connection: Connection) -> CollectAnswer:
+    async def handle_gc(self, params: CollectParams, peer: Peer) -> CollectAnswer:
         """Remove the least recently served artifacts, those of winners last, down to ``keep_gib`` or the cap."""
         if params.keep_gib is not None and not 0 <= params.keep_gib < math.inf:
             raise UsageError(f"keep_gib is {params.keep_gib}", hint="give GiB, 0 for none")

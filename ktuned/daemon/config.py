@@ -21,7 +21,7 @@ from ktuned.backends import cpu
 from ktuned.catalog import make_root
 from ktuned.fleet import count_compile_workers, list_executor_names, load_executor, memory
 from ktuned.model import Root, SettingsError, listed
-from ktuned.scheduling import POLICIES, default_compile_slots
+from ktuned.scheduling import POLICIES, JobSettings, default_compile_slots
 from ktuned.sharing import ShareSettings
 from ktuned.tuning import DEFAULT_DEADLINES
 from ktuned_client.paths import socket_path
@@ -107,6 +107,11 @@ class Settings(msgspec.Struct, frozen=True):
     def limits_are_given(self) -> bool:
         """True if workers' memory is limited by the file, and not by half of each machine's."""
         return self.file.bench_memory_gib is not None or self.file.compile_memory_gib is not None
+
+    @property
+    def job_settings(self) -> JobSettings:
+        """The settings that every job follows."""
+        return JobSettings(self.judges_contention, self.slots_are_given)
 
     @property
     def share(self) -> ShareSettings:

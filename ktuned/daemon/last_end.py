@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ktuned.fleet import RUNS
+from ktuned.model import find_first_error
 
 END_NAME = "last-end"
 STACKS_NAME = "last-stacks"
@@ -93,7 +94,6 @@ def _write_line(place: Path, line: str) -> None:
 
 
 def _describe_error(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = find_first_error(error)
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:_MOST_CHARS]

@@ -49,12 +49,13 @@ class Idleness:
 
 
 class Lifetime:
-    """Feeds the watchdog, and calls ``stop`` after ``idle_exit_s`` seconds without activity.
+    """Feeds the watchdog, and calls ``stop`` after ``idle_exit_s`` seconds without activity. It ``started`` when made.
 
     Args:
         notifier: Reports to the service manager.
         watchdog_s: The watchdog's period in seconds; 0 for none.
-        idle_exit_s: Seconds without activity after which the daemon ends; 0 is never.
+        idle_exit_s: Seconds without activity after which the daemon ends, where the settings leave that open; 0 is
+            never.
         busy: Names what keeps the daemon from ending.
         totals: Returns totals of all activity since the start.
         describe: Returns one line for the service manager.
@@ -72,6 +73,8 @@ class Lifetime:
         describe: Callable[[], str],
         stop: Callable[[], None],
     ) -> None:
+        self.started = monotonic()
+        self._default_idle_exit_s = idle_exit_s
         self._notifier = notifier
         self._watchdog_s = watchdog_s
         self._idleness = Idleness(idle_exit_s, monotonic())
@@ -88,9 +91,9 @@ class Lifetime:
         """Idle time after which the daemon ends; 0 is never."""
         return self._idleness.limit_s
 
-    @idle_exit_s.setter
-    def idle_exit_s(self, limit_s: float) -> None:
-        self._idleness.limit_s = limit_s
+    def apply_limit(self, idle_exit_s: float | None) -> None:
+        """Follow the settings: end after this idle time, in seconds; ``None`` where they leave that open."""
+        self._idleness.limit_s = self._default_idle_exit_s if idle_exit_s is None else idle_exit_s
         self._changed.set()
 
     def read_totals(self) -> WorkFigures:

@@ -1,14 +1,9 @@
 """The daemon's process: takes the socket, the lock and the store, runs the parts, ends them in order.
 
-*Start.* Lock the state, open the socket, open the store, build the parts, start the fleet, then serve. Clients are
-answered from the first moment, from what the store knows, while three things follow one another in the background:
+*Start.* Lock the state, open the socket, open the store, build the parts, start the fleet, then serve
+(:mod:`ktuned.daemon.daemon`).
 
-1. devices are probed, so that answers stand on the drivers of today;
-2. jobs that the last daemon left run again; meanwhile the watcher finds what was saved while no daemon was there;
-3. when it has caught up, what changed is renewed: sources first, then drivers and toolchains.
-
-*End.* Stop taking requests, answer those under way, cancel all tasks, kill all workers, close the store. Jobs stay in
-the store, and the next daemon continues them.
+*End.* When the daemon has stopped, kill all workers and close the store.
 """
 
 from __future__ import annotations
@@ -17,10 +12,7 @@ import functools
 import gc
 import importlib.util
 import os
-import signal
-import socket
 import sys
-from contextlib import suppress
 
 import anyio
 import anyio.abc
@@ -28,14 +20,14 @@ import msgspec
 import structlog
 
 from ktuned.daemon import state_directory
-from ktuned.daemon.assembly import Parts, Replacements, assemble_parts
+from ktuned.daemon.assembly import Parts, Replacements, list_watched_roots
 from ktuned.daemon.config import Settings
+from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.last_end import record_end
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
-from ktuned.daemon.reload import list_watched_roots
 from ktuned.daemon.systemd import Handover, Notifier
-from ktuned.model import KtunedError
-from ktuned.serve import bind_socket, inherit_socket, keep_reachable
+from ktuned.model import KtunedError, find_first_error
+from ktuned.serve import bind_socket, inherit_socket
 from ktuned.store import STORE_NAME, Store
 
 _log = structlog.get_logger()
@@ -72,7 +64,7 @@ def run(settings: Settings, *, starts_by_itself: bool = False, replacements: Rep
         serving = functools.partial(serve_until_stopped, replacements=replacements)
         anyio.run(serving, settings, handover, starts_by_itself, backend_options={"use_uvloop": _HAS_UVLOOP})
     except* KtunedError as group:
-        raise _first_error(group) from None
+        raise find_first_error(group) from None
     return 0
 
 
@@ -93,92 +85,10 @@ async def serve_until_stopped(
         async with Store.open(settings.state / STORE_NAME) as store:
             # Before anything is read by a kernel's name.
             await store.projects.save_names({root.path: root.name for root in list_watched_roots(settings, store)})
-            parts = assemble_parts(
-                settings,
-                store,
-                notifier,
-                watchdog_s=handover.watchdog_s,
-                idle_exit_s=idle_exit_s,
-                last_end=last_end,
-                replacements=replacements,
-            )
+            parts = Parts(settings, store, replacements)
+            daemon = Daemon(parts, notifier, watchdog_s=handover.watchdog_s, idle_exit_s=idle_exit_s, last_end=last_end)
             # Without this a full collection scans all modules and the store's indexes, for 20 to 60 ms, and every
             # lookup waits.
             gc.freeze()
             async with parts.fleet.run_workers(), parts.bridge.accept_calls():
-                await Daemon(parts).run_until_stopped(listening, is_bound=descriptor is None)
-
-
-class Daemon:
-    """The parts at work, until :attr:`Parts.stopping` is set."""
-
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-
-    async def run_until_stopped(self, listening: socket.socket, *, is_bound: bool) -> None:
-        """Run every part until the daemon is to stop; ``is_bound`` says that the socket's file is ours to keep."""
-        parts = self.parts
-        place = parts.current.settings.socket
-        parts.artifacts.clean_staging()
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(self._await_signals)
-            await tasks.start(parts.server.serve_until_cancelled, listening)
-            parts.notifier.report_ready(parts.activity.describe_activity())
-            _log.info("ready", socket=place, pid=os.getpid())
-            for work in (
-                parts.lookups.run_until_cancelled,
-                parts.portfolios.run_until_cancelled,
-                parts.watcher.watch_until_cancelled,
-                parts.renewal.retry_unrecorded,
-                parts.root_expiry.check_periodically,
-                parts.artifact_cleanup.run_until_cancelled,
-                parts.probes.run_until_cancelled,
-                parts.toolchain_survey.run_until_cancelled,
-                self._take_up_work,
-                parts.lifetime.run_until_cancelled,
-                *([functools.partial(keep_reachable, place, parts.server.accept_from)] if is_bound else ()),
-            ):
-                tasks.start_soon(work)
-            await parts.stopping.wait()
-            parts.notifier.report_stopping()
-            _log.info("stopping")
-            await parts.server.drain_requests()
-            tasks.cancel_scope.cancel()
-
-    async def _await_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-            task_status.started()
-            async for number in signals:
-                if number == signal.SIGHUP:
-                    with suppress(KtunedError):
-                        await self.parts.reload.reload_settings()
-                else:
-                    self.parts.stopping.set()
-
-    async def _take_up_work(self) -> None:
-        """Continue the work that was left, once it is known what the machine is now."""
-        if self.parts.catalog.roots:
-            await self.parts.probes.collect_reports()
-            # Answers from before the probe may stand on an older report.
-            self.parts.lookups.caches.forget_all_answers()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.parts.jobs.run_until_cancelled)
-            tasks.start_soon(self._renew_changes)
-            # Not earlier: adoptions need to know which kernels there are.
-            tasks.start_soon(self.parts.adoptions.run)
-
-    async def _renew_changes(self) -> None:
-        """Renew what changed while no daemon was there: sources first, then drivers and toolchains."""
-        await self.parts.watcher.caught_up.wait()
-        self.parts.lookups.caught_up()
-        await self.parts.reverification.queue_reverification()
-        # Only now: what is shared must stand on today's contexts.
-        await self.parts.share_exchange.run_until_cancelled()
-
-
-def _first_error(group: BaseExceptionGroup[KtunedError]) -> KtunedError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, KtunedError)
-    return error
+                await daemon.run_until_stopped(listening, is_bound=descriptor is None)

@@ -1,81 +1,74 @@
-"""The answer to ``status``: every part's figures, taken from memory and one short query."""
+"""The answer to ``status``: every part's figures, taken from memory and one short query; and all notices."""
 
 from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Iterator
 from time import monotonic
 
-import msgspec
-
 import ktuned
-from ktuned.catalog import Catalog
-from ktuned.daemon.config import Settings
+from ktuned.daemon.assembly import Parts
 from ktuned.daemon.lifetime import Lifetime
-from ktuned.daemon.notices import Notices
-from ktuned.devices import Machine
-from ktuned.fleet import Executors, Fleet
-from ktuned.lookup import Lookups
 from ktuned.protocol import RootInfo, StatusAnswer
-from ktuned.scheduling import Jobs
-from ktuned.serve import Events, Traffic
-from ktuned.store import Artifacts, Store
+from ktuned.serve import Server
 from ktuned_client.wire import PROTOCOL_VERSION
 
 
-class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Gathers the figures; ``settings`` are those of the start, which say where the daemon is."""
+def collect_status(parts: Parts, server: Server, lifetime: Lifetime, notices: tuple[str, ...]) -> StatusAnswer:
+    """Return everything that ``ktuned status`` shows; ``notices`` are those of the daemon itself."""
+    jobs, fleet = parts.jobs, parts.fleet
+    return StatusAnswer(
+        pid=os.getpid(),
+        version=ktuned.__version__,
+        protocol=PROTOCOL_VERSION,
+        socket=parts.settings.socket,
+        home=str(parts.settings.state),
+        uptime_s=round(monotonic() - lifetime.started, 3),
+        rss_bytes=_measure_rss_bytes(),
+        cpu_s=round(sum(os.times()[:2]), 3),
+        epoch=parts.events.epoch,
+        seq=parts.events.seq,
+        idle=lifetime.describe_idleness(),
+        totals=lifetime.read_totals(),
+        rates=lifetime.compute_rates(),
+        lanes=tuple(lane.describe_lane() for lane in jobs.list_lanes()),
+        workers=fleet.describe_workers(),
+        gate=fleet.gate.state,
+        compile_slots=fleet.compile_slots.total_tokens,
+        channels=jobs.describe_channels()
+        | {"errands": parts.lookups.describe_follow_ups(), "writer": parts.store.describe_writer()},
+        caches=parts.lookups.measure_caches(),
+        server=server.describe_traffic(),
+        events=parts.events.describe_ring(),
+        jobs=jobs.count_jobs(),
+        policy=jobs.policy,
+        paused=tuple(sorted(jobs.pauses)),
+        store=parts.store.measure_store(),
+        artifacts=parts.artifacts.describe_artifacts(),
+        executors=parts.executors.describe_hosts(),
+        environments=parts.machine.environments.describe_environments(),
+        roots=tuple(map(RootInfo.from_root, parts.catalog.roots)),
+        notices=tuple(filter(None, (*notices, *_list_notices(parts)))),
+    )
 
-    settings: Settings
-    artifacts: Artifacts
-    catalog: Catalog
-    events: Events
-    executors: Executors
-    fleet: Fleet
-    jobs: Jobs
-    lifetime: Lifetime
-    lookups: Lookups
-    machine: Machine
-    notices: Notices
-    store: Store
-    traffic: Traffic
-    started: float = msgspec.field(default_factory=monotonic)
 
-    def collect_figures(self) -> StatusAnswer:
-        """Return everything that ``ktuned status`` shows."""
-        return StatusAnswer(
-            pid=os.getpid(),
-            version=ktuned.__version__,
-            protocol=PROTOCOL_VERSION,
-            socket=self.settings.socket,
-            home=str(self.settings.state),
-            uptime_s=round(monotonic() - self.started, 3),
-            rss_bytes=_measure_rss_bytes(),
-            cpu_s=round(sum(os.times()[:2]), 3),
-            epoch=self.events.epoch,
-            seq=self.events.seq,
-            idle=self.lifetime.describe_idleness(),
-            totals=self.lifetime.read_totals(),
-            rates=self.lifetime.compute_rates(),
-            lanes=tuple(lane.describe_lane() for lane in self.jobs.list_lanes()),
-            workers=self.fleet.describe_workers(),
-            gate=self.fleet.gate.state,
-            compile_slots=self.fleet.compile_slots.total_tokens,
-            channels=self.jobs.describe_channels()
-            | {"errands": self.lookups.describe_follow_ups(), "writer": self.store.describe_writer()},
-            caches=self.lookups.measure_caches(),
-            server=self.traffic.describe_traffic(),
-            events=self.events.describe_ring(),
-            jobs=self.jobs.count_jobs(),
-            policy=self.jobs.policy,
-            paused=tuple(sorted(self.jobs.pauses)),
-            store=self.store.measure_store(),
-            artifacts=self.artifacts.describe_artifacts(),
-            executors=self.executors.describe_hosts(),
-            environments=self.machine.environments.describe_environments(),
-            roots=tuple(map(RootInfo.from_root, self.catalog.roots)),
-            notices=tuple(self.notices.collect_notices()),
-        )
+def _list_notices(parts: Parts) -> Iterator[str]:
+    """Yield what is wrong with parts now, a line each, for ``status`` and ``doctor``; a part in order has no words."""
+    store = parts.store
+    yield from (store.notice, store.lost, store.damaged)
+    yield parts.watcher.notice
+    yield parts.renewal.notice
+    yield parts.root_expiry.notice
+    yield from parts.moves.notices
+    if parts.jobs.stalled:
+        yield f"tuning is paused: {parts.jobs.stalled}"
+    yield from parts.adoptions.notices
+    yield from parts.fleet.machine.notices
+    yield from parts.bridge.notices
+    yield from parts.shared_winners.notices
+    yield from parts.executors.notices
+    yield from parts.machine.notices
 
 
 def _measure_rss_bytes() -> int:

@@ -21,6 +21,7 @@ from ktuned.model.errors import (
     Unsupported,
     UsageError,
     WorkerError,
+    find_first_error,
     listed,
     suggest_name,
 )
@@ -232,6 +233,7 @@ __all__ = [
     "extend_digest",
     "figure_of",
     "find_batch_fault",
+    "find_first_error",
     "find_groups",
     "find_nearest_winners",
     "find_notices",

@@ -115,3 +115,11 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
 
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {close[0]!r}?" if close else ""
+
+
+def find_first_error(error: BaseException) -> BaseException:
+    """Return the exception itself; of a group its first :class:`KtunedError`, or else its first exception."""
+    while isinstance(error, BaseExceptionGroup):
+        known = error.subgroup(KtunedError)
+        error = (known or error).exceptions[0]
+    return error

@@ -92,7 +92,7 @@ def survey_store(
     # with exact numerics alone is shown like one by a tolerance.
     winners: dict[WinnerKey, Winner] = {}
     others: dict[WinnerKey, list[Winner]] = {}
-    won_by = {won.key: won for won in overview.load_winners()}
+    won_by = {won.key: won for won in overview.list_winners()}
     for won in won_by.values():
         shown_key = won.key._replace(objective=strip_numerics(won.objective))
         if won_by.get(shown_key, won) is won and shown_key == won.context.key:
@@ -111,7 +111,7 @@ def survey_store(
     sections = []
     for key in sorted(groups):
         if key.kernel not in jobs:
-            jobs[key.kernel] = overview.load_jobs(key.kernel, MAX_JOBS * 4)
+            jobs[key.kernel] = overview.list_jobs(kernel=key.kernel, limit=MAX_JOBS * 4)
         room = max_trials * shown[key].trials // total if total > max_trials else shown[key].trials
         winner = winners.get(key)
         standing = _UNTUNED if winner is None else (standings or {}).get(key, _NO_STANDING)

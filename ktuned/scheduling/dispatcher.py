@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from ktuned.fleet import Applications, Fleet, Lane, is_outside_kill
-from ktuned.model import Device, IllegalMove, Job, JobState, KtunedError, StoreError
+from ktuned.model import Device, IllegalMove, Job, JobState, KtunedError, StoreError, find_first_error
 from ktuned.protocol import (
     JobDone,
     JobEvent,
@@ -382,7 +382,7 @@ class Dispatcher:
 
 def ending_of(error: BaseException) -> tuple[Ending, str]:
     """Return how a job ends that an exception stopped, and the message that says why."""
-    error = _first_cause(error)
+    error = find_first_error(error)
     if not isinstance(error, KtunedError):
         _log.error("job_broke", exc_info=error)
         return Ending.FAILED, f"an error in ktuned itself: {type(error).__name__}: {error}"
@@ -396,11 +396,3 @@ def ending_of(error: BaseException) -> tuple[Ending, str]:
 def describe_failure(error: KtunedError) -> str:
     """Return an error's message and its hint, as a job's message."""
     return f"{error.message}; {error.hint}" if error.hint else error.message
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """Return the exception itself; of a group its first KtunedError, or else its first exception."""
-    while isinstance(error, BaseExceptionGroup):
-        known = error.subgroup(KtunedError)
-        error = (known or error).exceptions[0]
-    return error

@@ -1,11 +1,8 @@
 """The socket: server, connections, the protocol's methods, events, status."""
 
-from ktuned.serve.activity import Activity, TrialCount
 from ktuned.serve.calls import CallMethods
 from ktuned.serve.captures import Captures
 from ktuned.serve.checks import Checks
-from ktuned.serve.connection import Connection
-from ktuned.serve.control import Control
 from ktuned.serve.daemon_methods import DaemonMethods
 from ktuned.serve.events import Events
 from ktuned.serve.exchange import WinnerExchange
@@ -14,22 +11,18 @@ from ktuned.serve.job_methods import JobMethods
 from ktuned.serve.kernel_methods import KernelMethods
 from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
 from ktuned.serve.lookup_methods import LookupMethods
-from ktuned.serve.method import DeferredAnswer, Handler
+from ktuned.serve.method import DeferredAnswer, Handler, Peer
 from ktuned.serve.peaks import DevicePeaks
 from ktuned.serve.portfolios import PortfolioMethods
 from ktuned.serve.server import Server
 from ktuned.serve.share import ShareMethods
 from ktuned.serve.subscriptions import Subscriptions
-from ktuned.serve.traffic import Traffic
 from ktuned.serve.trial_methods import TrialMethods
 
 __all__ = [
-    "Activity",
     "CallMethods",
     "Captures",
     "Checks",
-    "Connection",
-    "Control",
     "DaemonMethods",
     "DeferredAnswer",
     "DevicePeaks",
@@ -39,12 +32,11 @@ __all__ = [
     "JobMethods",
     "KernelMethods",
     "LookupMethods",
+    "Peer",
     "PortfolioMethods",
     "Server",
     "ShareMethods",
     "Subscriptions",
-    "Traffic",
-    "TrialCount",
     "TrialMethods",
     "WinnerExchange",
     "bind_socket",

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from ktuned.adoption import Adoptions
 from ktuned.fleet import Applications
 from ktuned.model import UsageError
 from ktuned.protocol import CALLS, PREPARE_LIBRARY, CallsAnswer, CallsParams, EmptyAnswer, LibraryParams
-from ktuned.serve.connection import Connection
-from ktuned.serve.method import Handler
+from ktuned.serve.method import Handler, Peer
 
 MAX_KEYS = 2_000
 """Keys in one question: a process follows a thousand at most."""
 
 
-class CallMethods:
+class CallMethods(msgspec.Struct, frozen=True):
     """Answers for keys of applications' functions."""
 
-    def __init__(self, adoptions: Adoptions, applications: Applications) -> None:
-        self._adoptions = adoptions
-        self._applications = applications
+    adoptions: Adoptions
+    applications: Applications
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return every method with its handler."""
@@ -29,18 +29,18 @@ class CallMethods:
             Handler(PREPARE_LIBRARY, self.prepare_library),
         ]
 
-    def prepare_library(self, wanted: LibraryParams, connection: Connection) -> EmptyAnswer:
+    def prepare_library(self, wanted: LibraryParams, peer: Peer) -> EmptyAnswer:
         """Have a library imported whose functions an application is about to call."""
-        self._adoptions.prepare_library(wanted.tool, wanted.python, wanted.variables, wanted.library)
+        self.adoptions.prepare_library(wanted.tool, wanted.python, wanted.variables, wanted.library)
         return EmptyAnswer()
 
-    async def answer_calls(self, wanted: CallsParams, connection: Connection) -> CallsAnswer:
+    async def answer_calls(self, wanted: CallsParams, peer: Peer) -> CallsAnswer:
         """Return the answer for each key, in the order of the keys."""
         if len(wanted.keys) > MAX_KEYS:
             raise UsageError(f"{len(wanted.keys)} keys are asked for at once", hint=f"ask for {MAX_KEYS} at most")
         if wanted.beside is not None:
-            self._applications.add_process(wanted.beside)
-        waiter = connection if wanted.waits else None
+            self.applications.add_process(wanted.beside)
+        waiter = peer if wanted.waits else None
         return CallsAnswer(
-            [await self._adoptions.find_answer(key, waiter=waiter, pin=wanted.pin) for key in wanted.keys]
+            [await self.adoptions.find_answer(key, waiter=waiter, pin=wanted.pin) for key in wanted.keys]
         )

@@ -16,13 +16,13 @@ from time import time
 from typing import Any, Final
 
 import anyio.to_thread
+import msgspec
 
 from ktuned.catalog import CapturedInputs, Catalog, check_problem
 from ktuned.model import UsageError, canonical
 from ktuned.protocol import CAPTURE, CaptureAnswer, CaptureParams
 from ktuned.scheduling import Jobs
-from ktuned.serve.connection import Connection
-from ktuned.serve.method import Handler
+from ktuned.serve.method import Handler, Peer
 from ktuned.store import Capture, file_fault
 
 MAX_CAPTURE_BYTES: Final = 2 * 2**30
@@ -34,25 +34,24 @@ MAX_CAPTURED_BYTES: Final = 16 * 2**30
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-class Captures:
+class Captures(msgspec.Struct, frozen=True):
     """Accepts captured inputs; ``changed`` is called with a kernel whose context has changed.
 
     Its jobs that are under way measure in the old context, and are superseded.
     """
 
-    def __init__(self, inputs: CapturedInputs, catalog: Catalog, jobs: Jobs, changed: Callable[[str], None]) -> None:
-        self._inputs = inputs
-        self._catalog = catalog
-        self._jobs = jobs
-        self._changed = changed
+    inputs: CapturedInputs
+    catalog: Catalog
+    jobs: Jobs
+    changed: Callable[[str], None]
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
         return [Handler(CAPTURE, self.handle_capture)]
 
-    async def handle_capture(self, wanted: CaptureParams, connection: Connection) -> CaptureAnswer:
+    async def handle_capture(self, wanted: CaptureParams, peer: Peer) -> CaptureAnswer:
         """Say where to write a problem's tensors, or take those that were written."""
-        kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
+        kernel = self.catalog.resolve_kernel(wanted.kernel, wanted.directory)
         check_problem(kernel, wanted.problem)
         if (representative := kernel.choose_representative(wanted.problem)) != dict(wanted.problem):
             raise UsageError(
@@ -60,9 +59,9 @@ class Captures:
                 hint="capture the tensors of the problem that stands for the bucket",
             )
         problem = canonical(kernel.select_key_values(wanted.problem))
-        directory = self._inputs.directory
+        directory = self.inputs.directory
         if wanted.remove:
-            await self._inputs.drop_capture(kernel.name, problem)
+            await self.inputs.drop_capture(kernel.name, problem)
             await self._replace_context(kernel.name)
             return CaptureAnswer(kernel=kernel.name, digest=None, bytes=0)
         if wanted.digest is None:
@@ -73,21 +72,21 @@ class Captures:
             return CaptureAnswer(directory=str(directory), max_bytes=MAX_CAPTURE_BYTES)
         if not _DIGEST.fullmatch(wanted.digest):
             raise UsageError("`digest` is no SHA-256", hint="give the 64 hexadecimal digits that name the file")
-        size = await anyio.to_thread.run_sync(_checked_size, self._inputs.file_of_digest(wanted.digest), wanted.digest)
-        others = self._inputs.bytes_besides(kernel.name, problem)
+        size = await anyio.to_thread.run_sync(_checked_size, self.inputs.file_of_digest(wanted.digest), wanted.digest)
+        others = self.inputs.bytes_besides(kernel.name, problem)
         if others + size > MAX_CAPTURED_BYTES:
-            self._inputs.remove_unused(wanted.digest)
+            self.inputs.remove_unused(wanted.digest)
             raise UsageError(
                 f"the captures have {others} bytes, and may have {MAX_CAPTURED_BYTES} with these {size}",
                 hint="forget some: the method `capture` with `remove`",
             )
-        if await self._inputs.hold_capture(Capture(kernel.name, problem, wanted.digest, size, time())):
+        if await self.inputs.hold_capture(Capture(kernel.name, problem, wanted.digest, size, time())):
             await self._replace_context(kernel.name)
         return CaptureAnswer(kernel=kernel.name, digest=wanted.digest, bytes=size)
 
     async def _replace_context(self, kernel: str) -> None:
-        self._changed(kernel)
-        await self._jobs.cancel_jobs_of_kernel(kernel)
+        self.changed(kernel)
+        await self.jobs.cancel_jobs_of_kernel(kernel)
 
 
 def _checked_size(path: Path, digest: str) -> int:

@@ -8,51 +8,41 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ktuned.catalog import Catalog
 from ktuned.fleet import Fleet, Lane
 from ktuned.model import Device, Job, KtunedError, NotFound, Winner
 from ktuned.protocol import CHECK, CheckAnswer, CheckedWinner, CheckParams
-from ktuned.serve.connection import Connection
-from ktuned.serve.method import Handler
+from ktuned.serve.method import Handler, Peer
 from ktuned.store import Artifacts, Store
 from ktuned.tuning import CheckResult, JobBrief, Sanitizers, WinnerCheck
 
 
-class Checks:
+class Checks(msgspec.Struct, frozen=True, kw_only=True):
     """Checks winners, one after the other; ``prepare`` makes a job's brief, ``lane`` returns a device's lane."""
 
-    def __init__(
-        self,
-        *,
-        catalog: Catalog,
-        store: Store,
-        fleet: Fleet,
-        artifacts: Artifacts,
-        prepare: Callable[[Job], JobBrief],
-        lane: Callable[[Device], Lane],
-        scratch: Path,
-    ) -> None:
-        self._catalog = catalog
-        self._store = store
-        self._fleet = fleet
-        self._artifacts = artifacts
-        self._prepare = prepare
-        self._lane = lane
-        self._scratch = scratch
+    catalog: Catalog
+    store: Store
+    fleet: Fleet
+    artifacts: Artifacts
+    prepare: Callable[[Job], JobBrief]
+    lane: Callable[[Device], Lane]
+    scratch: Path
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
         return [Handler(CHECK, self.check_winners)]
 
-    async def check_winners(self, wanted: CheckParams, connection: Connection) -> CheckAnswer:
+    async def check_winners(self, wanted: CheckParams, peer: Peer) -> CheckAnswer:
         """Check the winners of a kernel, or the one of a problem; each has its verdict.
 
         Raises:
             NotFound: there is no such kernel, or no winner.
         """
-        kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
+        kernel = self.catalog.resolve_kernel(wanted.kernel, wanted.directory)
         chosen = None if wanted.problem is None else dict(kernel.select_key_values(wanted.problem))
-        winners = [one for one in self._store.list_winners(kernel.name) if chosen in (None, dict(one.problem))]
+        winners = [one for one in self.store.list_winners(kernel.name) if chosen in (None, dict(one.problem))]
         if not winners:
             raise NotFound(f"{kernel.name} has no winner to check", hint="`ktuned tune` finds one")
         sanitizers = Sanitizers(wanted.address, wanted.compute) if wanted.sanitize else None
@@ -68,16 +58,16 @@ class Checks:
         return found(verdict, checked.message, report=checked.report, checks=checked.checks)
 
     async def _check_winner(self, winner: Winner, sanitizers: Sanitizers | None) -> CheckResult:
-        trial = self._store.get_trial(winner.trial)
-        job = None if trial is None else self._store.get_job(trial.job)
+        trial = self.store.get_trial(winner.trial)
+        job = None if trial is None else self.store.get_job(trial.job)
         if trial is None or job is None or not trial.detail.build:
             raise NotFound("the trial of this winner is not known any more", hint="`ktuned tune` measures it again")
-        brief = self._prepare(replace(job, device=winner.context.device))
+        brief = self.prepare(replace(job, device=winner.context.device))
         if brief.context != winner.context:
             raise NotFound("this winner is stale", hint="`ktuned kernels NAME` says what changed; `ktuned tune` first")
         if not brief.devices:
             raise NotFound(f"there is no {winner.context.device} here")
-        check = WinnerCheck(brief, self._lane(brief.devices[0]), self._fleet, self._artifacts)
+        check = WinnerCheck(brief, self.lane(brief.devices[0]), self.fleet, self.artifacts)
         if sanitizers is None:
             return await check.check_winner(trial.detail.build)
-        return await check.sanitize_winner(trial.detail.build, sanitizers, self._scratch)
+        return await check.sanitize_winner(trial.detail.build, sanitizers, self.scratch)

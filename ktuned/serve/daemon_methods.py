@@ -6,6 +6,8 @@ import os
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+import msgspec
+
 import ktuned
 from ktuned.lookup import WinnerTable
 from ktuned.protocol import (
@@ -20,32 +22,22 @@ from ktuned.protocol import (
     ShutdownAnswer,
     StatusAnswer,
 )
-from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
-from ktuned.serve.method import Handler
+from ktuned.serve.method import Handler, Peer
 from ktuned_client.wire import PROTOCOL_VERSION
 
 CAPABILITIES = ("lookup", "tune", "subscribe", "pin", "capture", "export")
 """Features that a client may rely on besides the protocol's version."""
 
 
-class DaemonMethods:
+class DaemonMethods(msgspec.Struct, frozen=True, kw_only=True):
     """Says who serves and how every part does; ``probe`` asks interpreters for their backends, ``stop`` ends it all."""
 
-    def __init__(
-        self,
-        *,
-        events: Events,
-        table: WinnerTable,
-        status: Callable[[], StatusAnswer],
-        probe: Callable[[], Awaitable[Iterable[EnvironmentInfo]]],
-        stop: Callable[[], None],
-    ) -> None:
-        self._events = events
-        self._table = table
-        self._status = status
-        self._probe = probe
-        self._stop = stop
+    events: Events
+    table: WinnerTable
+    status: Callable[[], StatusAnswer]
+    probe: Callable[[], Awaitable[Iterable[EnvironmentInfo]]]
+    stop: Callable[[], None]
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -56,26 +48,26 @@ class DaemonMethods:
             Handler(SHUTDOWN, self.handle_shutdown),
         ]
 
-    def handle_hello(self, nothing: NoParams, connection: Connection) -> HelloAnswer:
+    def handle_hello(self, nothing: NoParams, peer: Peer) -> HelloAnswer:
         """Say who serves here."""
         return HelloAnswer(
             protocol=PROTOCOL_VERSION,
             build=ktuned.__version__,
             capabilities=CAPABILITIES,
-            epoch=self._events.epoch,
-            table=self._table.path,
+            epoch=self.events.epoch,
+            table=self.table.path,
             pid=os.getpid(),
         )
 
-    def handle_status(self, nothing: NoParams, connection: Connection) -> StatusAnswer:
+    def handle_status(self, nothing: NoParams, peer: Peer) -> StatusAnswer:
         """Say how every part does."""
-        return self._status()
+        return self.status()
 
-    async def handle_backends(self, nothing: NoParams, connection: Connection) -> BackendsAnswer:
+    async def handle_backends(self, nothing: NoParams, peer: Peer) -> BackendsAnswer:
         """Say what every environment's backends are and can do, asking those that have not been asked yet."""
-        return BackendsAnswer(tuple(await self._probe()))
+        return BackendsAnswer(tuple(await self.probe()))
 
-    def handle_shutdown(self, nothing: NoParams, connection: Connection) -> ShutdownAnswer:
+    def handle_shutdown(self, nothing: NoParams, peer: Peer) -> ShutdownAnswer:
         """Stop the daemon; the next one continues unfinished jobs."""
-        self._stop()
+        self.stop()
         return ShutdownAnswer()

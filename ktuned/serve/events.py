@@ -1,7 +1,7 @@
 """The stream of events, and each subscriber's place in it. No IO.
 
 Events are numbered from 1 within an epoch, which is a daemon's life. A bounded ring keeps the latest. Each
-subscriber has a place in the ring and is sent the following events while its sink takes them; one that falls off the
+subscriber has a place in the ring and is sent the following events while it takes them; one that falls off the
 ring's end, because it reads too slowly or comes from another epoch, is sent ``fresh: true`` instead and continues
 from now. So a slow subscriber loses its place, and never costs memory or delays others.
 """
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection
-from typing import Final, NamedTuple, Protocol
+from functools import partial
+from typing import Final, NamedTuple
 
 import msgspec
 
 from ktuned.protocol import Event, EventsInfo, StreamGap, StreamPosition, SubscribeParams, type_of
+from ktuned.serve.method import Peer
 
 RING_EVENTS: Final = 4096
 """Events that are kept: several times as many as a job of default size publishes."""
@@ -23,28 +25,13 @@ RING_BYTES: Final = 4 * 1024 * 1024
 """Bytes that they may take: a trial's event is some 500 bytes, one with a compiler's message some KiB."""
 
 _BATCH_BYTES: Final = 64 * 1024
-"""Bytes that are handed to a sink before it is asked again whether it takes more."""
+"""Bytes that are sent to a peer before it is asked again whether it takes more."""
 
 
 _NOTIFICATION: Final = 2
 """The message type of MessagePack-RPC."""
 
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class Sink(Protocol):
-    """Destination of a subscriber's events, whose queue is bounded.
-
-    Its owner calls :meth:`Events.resume_sending` whenever it takes bytes again, and
-    :meth:`Events.remove_subscription` once it never will.
-    """
-
-    @property
-    def is_writable(self) -> bool:
-        """True if the sink takes bytes now."""
-
-    def send(self, data: bytes) -> None:
-        """Take an encoded message, or several."""
 
 
 class _EncodedEvent(NamedTuple):
@@ -55,7 +42,7 @@ class _EncodedEvent(NamedTuple):
 
 
 class _Subscription(msgspec.Struct):
-    sink: Sink
+    peer: Peer
     kernels: Collection[str] | None
     jobs: Collection[int] | None
     types: Collection[str] | None
@@ -71,7 +58,7 @@ class _Subscription(msgspec.Struct):
 
 
 class Events:
-    """Publishes events to sinks; ``epoch`` is random, ``seq`` the number of the latest event."""
+    """Publishes events to peers; ``epoch`` is random, ``seq`` the number of the latest event."""
 
     def __init__(
         self, *, epoch: int | None = None, ring_events: int = RING_EVENTS, ring_bytes: int = RING_BYTES
@@ -99,14 +86,16 @@ class Events:
             self._send_missed(subscription)
         return event
 
-    def add_subscription(self, sink: Sink, wanted: SubscribeParams) -> StreamPosition:
-        """Give a sink the events that pass every filter, and return where the stream stands.
+    def add_subscription(self, peer: Peer, wanted: SubscribeParams) -> StreamPosition:
+        """Give a peer the events that pass every filter, and return where the stream stands.
 
-        What followed ``wanted.since`` is given too, at the next :meth:`resume_sending`. A sink has one subscription; a
+        What followed ``wanted.since`` is given too, when the peer next takes bytes. A peer has one subscription; a
         second one takes the first one's place.
         """
         place, is_lost = self._find_start(wanted.since)
-        self._subscriptions[id(sink)] = _Subscription(sink, wanted.kernels, wanted.jobs, wanted.types, place, is_lost)
+        self._subscriptions[id(peer)] = _Subscription(peer, wanted.kernels, wanted.jobs, wanted.types, place, is_lost)
+        peer.on_writable = partial(self.resume_sending, peer)
+        peer.on_gone = partial(self.remove_subscription, peer)
         return self.position
 
     @property
@@ -114,15 +103,16 @@ class Events:
         """Where the stream stands."""
         return StreamPosition(self.epoch, self.seq)
 
-    def resume_sending(self, sink: Sink) -> None:
-        """Give a sink what it has not had; one that does not subscribe gets nothing."""
-        subscription = self._subscriptions.get(id(sink))
+    def resume_sending(self, peer: Peer) -> None:
+        """Give a peer what it has not had; one that does not subscribe gets nothing."""
+        subscription = self._subscriptions.get(id(peer))
         if subscription is not None:
             self._send_missed(subscription)
 
-    def remove_subscription(self, sink: Sink) -> bool:
-        """Give a sink no more events; return whether it had any to get."""
-        return self._subscriptions.pop(id(sink), None) is not None
+    def remove_subscription(self, peer: Peer) -> bool:
+        """Give a peer no more events; return whether it had any to get."""
+        peer.on_writable = peer.on_gone = None
+        return self._subscriptions.pop(id(peer), None) is not None
 
     def describe_ring(self) -> EventsInfo:
         """Return how full the ring is, how many subscribe, and how many of them lag."""
@@ -144,12 +134,12 @@ class Events:
         return seq, False
 
     def _send_missed(self, subscription: _Subscription) -> None:
-        """Give a subscriber what it has not had, as far as its sink takes it."""
-        while subscription.sink.is_writable and (subscription.is_lost or subscription.place < self.seq):
+        """Give a subscriber what it has not had, as far as it takes it."""
+        while subscription.peer.is_writable and (subscription.is_lost or subscription.place < self.seq):
             if subscription.is_lost or subscription.place + 1 < self._oldest:
                 subscription.is_lost = False
                 subscription.place = self.seq
-                subscription.sink.send(_encode_notification(StreamGap(self.epoch, self.seq)))
+                subscription.peer.send(_encode_notification(StreamGap(self.epoch, self.seq)))
                 continue
             batch: list[bytes] = []
             room = _BATCH_BYTES
@@ -160,7 +150,7 @@ class Events:
                     batch.append(event.encoded)
                     room -= len(event.encoded)
             if batch:
-                subscription.sink.send(b"".join(batch))
+                subscription.peer.send(b"".join(batch))
 
 
 def _encode_notification(event: Event | StreamGap) -> bytes:

@@ -13,6 +13,7 @@ from time import time
 from typing import Any, Final
 
 import anyio.to_thread
+import msgspec
 from msgspec import UNSET, structs
 
 from ktuned.catalog import PROJECT_FILE, Admission, Catalog, ForeignNames, check_problem
@@ -51,8 +52,7 @@ from ktuned.protocol import (
     WinnerChanged,
     WinnersDocument,
 )
-from ktuned.serve.connection import Connection
-from ktuned.serve.method import Handler
+from ktuned.serve.method import Handler, Peer
 from ktuned.store import Artifacts, Store, exchange
 
 MAX_IMPORTED: Final = 200
@@ -63,29 +63,17 @@ MAX_NAMED: Final = 5
 """Watched directories that an error names: more say less."""
 
 
-class WinnerExchange:
+class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
     """Exports winners and imports others; ``publish`` announces those that became winners here."""
 
-    def __init__(
-        self,
-        *,
-        admission: Admission,
-        catalog: Catalog,
-        foreign_names: ForeignNames,
-        machine: Machine,
-        store: Store,
-        artifacts: Artifacts,
-        served: ServedWinners,
-        publish: PublishEvent,
-    ) -> None:
-        self._admission = admission
-        self._catalog = catalog
-        self._foreign_names = foreign_names
-        self._machine = machine
-        self._store = store
-        self._artifacts = artifacts
-        self._served = served
-        self._publish = publish
+    admission: Admission
+    catalog: Catalog
+    foreign_names: ForeignNames
+    machine: Machine
+    store: Store
+    artifacts: Artifacts
+    served: ServedWinners
+    publish: PublishEvent
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -94,14 +82,14 @@ class WinnerExchange:
             Handler(IMPORT, self.import_winners),
         ]
 
-    async def export_winners(self, wanted: ExportParams, connection: Connection) -> ExportAnswer:
+    async def export_winners(self, wanted: ExportParams, peer: Peer) -> ExportAnswer:
         """List the kernels and device models that have winners, or return the document of one of each.
 
         It is read in a thread, so that lookups do not wait for it.
         """
         name = None if wanted.kernel is None else self._full_name(wanted.kernel, wanted.directory)
         if name is None or wanted.device is None:
-            found = await anyio.to_thread.run_sync(exchange.list_exports, self._store.path)
+            found = await anyio.to_thread.run_sync(exchange.list_exports, self.store.path)
             return ExportAnswer(
                 [
                     ExportInfo(kernel, device, count)
@@ -109,12 +97,12 @@ class WinnerExchange:
                     if name in (None, kernel) and wanted.device in (None, device)
                 ]
             )
-        winners = await anyio.to_thread.run_sync(exchange.winners_to_export, self._store.path, name, wanted.device)
+        winners = await anyio.to_thread.run_sync(exchange.winners_to_export, self.store.path, name, wanted.device)
         winners = self._as_served(name, wanted.device, winners)
         if not winners:
             raise NotFound(f"{name} has no winner on {wanted.device!r}", hint="`ktuned results` lists what it has")
         keys = {winner.artifact for winner in winners if winner.artifact is not None}
-        places = {key: self._artifacts.find_artifact(key) for key in sorted(keys)}
+        places = {key: self.artifacts.find_artifact(key) for key in sorted(keys)}
         return ExportAnswer(
             document=self._build_document(name, wanted.device, winners),
             artifacts={key: str(place) for key, place in places.items() if place is not None},
@@ -123,14 +111,14 @@ class WinnerExchange:
     def _as_served(self, name: str, device: str, winners: list[Winner]) -> list[Winner]:
         """Return winners as lookups serve them: one config for all, where the file of a known kernel says so."""
         try:
-            kernel = self._catalog.resolve_kernel(name)
+            kernel = self.catalog.resolve_kernel(name)
         except NotFound:
             return winners
-        served = self._served.in_place_of(winners, kernel, self._catalog.kernel_environment(kernel))
+        served = self.served.in_place_of(winners, kernel, self.catalog.kernel_environment(kernel))
         known = {winner.key for winner in winners}
         return [winner for winner in served if winner.context.device == device and winner.key in known]
 
-    async def import_winners(self, wanted: ImportParams, connection: Connection) -> ImportAnswer:
+    async def import_winners(self, wanted: ImportParams, peer: Peer) -> ImportAnswer:
         """Take in the winners of a document that may be believed; with ``dry_run``, only say what would be."""
         from ktuned_client import winners
 
@@ -142,7 +130,7 @@ class WinnerExchange:
         if (count := document.count_winners()) > MAX_IMPORTED:
             raise UsageError(f"{count} winners are too many at once", hint=f"send {MAX_IMPORTED}")
         try:
-            kernel: KernelInfo = self._catalog.resolve_kernel(document.kernel)
+            kernel: KernelInfo = self.catalog.resolve_kernel(document.kernel)
         except NotFound as error:
             raise self._unknown_kernel(document.kernel) from error
         kernel, exported = await self._with_names(kernel, document, is_dry=wanted.dry_run)
@@ -169,17 +157,17 @@ class WinnerExchange:
     def _unknown_kernel(self, name: str) -> NotFound:
         """Return the error of a document's kernel that is not here: what was sought, where, and what comes near."""
         project, _, short = name.rpartition(":")
-        alike = [kernel for kernel in self._catalog.kernels if kernel.kernel == short]
+        alike = [kernel for kernel in self.catalog.kernels if kernel.kernel == short]
         if alike:
             names = ", ".join(kernel.name for kernel in alike)
-            other = self._catalog.root_of(alike[0].file)
+            other = self.catalog.root_of(alike[0].file)
             place = other.path if other is not None else "its project"
             return NotFound(
                 f"no watched project named {project!r} has a kernel {short!r}; there is {names}",
                 hint=f"if that is the same, name its project {project!r} in {place}/{PROJECT_FILE}",
             )
-        watched = ", ".join(root.path for root in self._catalog.roots[:MAX_NAMED]) or "no directory"
-        more = ", …" if len(self._catalog.roots) > MAX_NAMED else ""
+        watched = ", ".join(root.path for root in self.catalog.roots[:MAX_NAMED]) or "no directory"
+        more = ", …" if len(self.catalog.roots) > MAX_NAMED else ""
         return NotFound(
             f"no kernel {name!r} was found below what is watched: {watched}{more}",
             hint="`ktuned add PATH` watches the directory that declares it",
@@ -200,12 +188,12 @@ class WinnerExchange:
         ]
         winners = chain.from_iterable(document.by_objective.values())
         known = [(canonical(winner.problem), winner.digest) for winner in winners]
-        named, exported = await self._foreign_names.match_digest(kernel, entries, known, learns=not is_dry)
+        named, exported = await self.foreign_names.match_digest(kernel, entries, known, learns=not is_dry)
         return named, exported or kernel.digest
 
     def _digest_for_problem(self, kernel: KernelInfo, specialized: str, digest: str = "") -> str:
         """Return what a kernel means for a specialised problem; with another ``digest``, what that would mean."""
-        return self._machine.digest_kernel(replace(kernel, digest=digest or kernel.digest), specialized)
+        return self.machine.digest_kernel(replace(kernel, digest=digest or kernel.digest), specialized)
 
     async def _read_offer(
         self, kernel: KernelInfo, exported: str, device: str, winner: ExportedWinner, objective: str
@@ -259,8 +247,8 @@ class WinnerExchange:
     def _judge_offer(self, kernel: KernelInfo, offer: Winner) -> tuple[Status, exchange.Decision]:
         """Return what a winner would be served as, and whether it takes the place of ours."""
         today = self._context_today(kernel, offer.problem, offer.context.device)
-        ours = self._store.get_winner(offer.key)
-        if ours is not None and self._admission.known_verdict(kernel, offer.problem, ours.config) is False:
+        ours = self.store.get_winner(offer.key)
+        if ours is not None and self.admission.known_verdict(kernel, offer.problem, ours.config) is False:
             # It is served no more.
             ours = None
         status = Status.FRESH if offer.context == today else Status.STALE
@@ -269,24 +257,24 @@ class WinnerExchange:
     async def _may_be_served(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool:
         """Return whether the space holds a config, unless only a lookup's whole problem can decide that."""
         if kernel.specialize is not None and all(set(problem) != set(declared) for declared in kernel.problems):
-            return self._admission.known_verdict(kernel, problem, config) is not False
-        (is_admitted,) = await self._admission.check_configs(kernel, problem, [config])
+            return self.admission.known_verdict(kernel, problem, config) is not False
+        (is_admitted,) = await self.admission.check_configs(kernel, problem, [config])
         return is_admitted
 
     def _context_today(self, kernel: KernelInfo, problem: Problem, model: str) -> Context | None:
         """Return what a measurement made here now would stand on; ``None`` where the device is not here."""
         try:
-            environment = self._catalog.kernel_environment(kernel)
-            found = self._machine.find_device(environment, kernel.backend, model)
+            environment = self.catalog.kernel_environment(kernel)
+            found = self.machine.find_device(environment, kernel.backend, model)
         except KtunedError:
             return None
-        return self._machine.build_context(kernel, environment, problem, found)
+        return self.machine.build_context(kernel, environment, problem, found)
 
     async def _adopt_offers(self, kernel: KernelInfo, offers: list[Winner]) -> None:
         device = offers[0].context.device
-        job = await self._store.adopt_winners(kernel.name, device, offers)
+        job = await self.store.adopt_winners(kernel.name, device, offers)
         for offer in offers:
-            self._publish(
+            self.publish(
                 WinnerChanged(
                     kernel=kernel.name,
                     job=job,
@@ -302,7 +290,7 @@ class WinnerExchange:
     def _full_name(self, name: str, directory: str | None) -> str:
         """Return the full name; of a kernel that is not there any more, as it was given."""
         try:
-            return self._catalog.resolve_kernel(name, directory).name
+            return self.catalog.resolve_kernel(name, directory).name
         except NotFound:
             return name
 
@@ -325,7 +313,7 @@ class WinnerExchange:
             objectives=by_objective,
         )
         try:
-            kernel: KernelInfo = self._catalog.resolve_kernel(name)
+            kernel: KernelInfo = self.catalog.resolve_kernel(name)
         except NotFound:
             return document
         return structs.replace(

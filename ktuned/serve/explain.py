@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from ktuned.catalog import Admission, Catalog, complete_config
@@ -30,29 +31,21 @@ from ktuned.protocol import WinnerStanding
 from ktuned.store import Store
 
 
-class Explainer:
+class Explainer(msgspec.Struct, frozen=True):
     """Compares winners' contexts with that of a measurement made now, as far as that is known.
 
     ``doubt`` returns why a kernel's present context is not certain; nothing if it is.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        admission: Admission,
-        machine: Machine,
-        store: Store,
-        doubt: Callable[[KernelInfo], str],
-    ) -> None:
-        self._catalog = catalog
-        self._doubt = doubt
-        self._admission = admission
-        self._machine = machine
-        self._store = store
+    catalog: Catalog
+    admission: Admission
+    machine: Machine
+    store: Store
+    doubt: Callable[[KernelInfo], str]
 
     def explain_winners(self, kernel: KernelInfo) -> tuple[WinnerStanding, ...]:
         """Return how each winner stands; of those that still answer lookups."""
-        winners = self._store.list_winners(kernel.name)
+        winners = self.store.list_winners(kernel.name)
         # What was tuned when other keys of the problem were specialised answers no lookup any more.
         keys = None if kernel.specialize is None else set(kernel.specialize)
         return tuple(self._explain_winner(kernel, winner) for winner in winners if keys in (None, set(winner.problem)))
@@ -69,7 +62,7 @@ class Explainer:
             message="",
             notices=self._collect_notices(winner),
         )
-        if fault := self._catalog.file_fault(kernel):
+        if fault := self.catalog.file_fault(kernel):
             return _as_stale(standing, fault)
         try:
             now = self._context_now(kernel, winner)
@@ -78,7 +71,7 @@ class Explainer:
         if now != winner.context:
             changes = self._describe_changes(kernel, winner.context, now)
             standing = _as_stale(standing, self._last_words(winner), changes)
-        elif doubt := not_observed(kernel) if kernel.unobserved else self._doubt(kernel):
+        elif doubt := not_observed(kernel) if kernel.unobserved else self.doubt(kernel):
             standing = _as_stale(standing, doubt)
         outside = self._why_outside_space(kernel, winner)
         return standing if outside is None else _as_stale(standing, standing.message, [*standing.changes, outside])
@@ -88,7 +81,7 @@ class Explainer:
         file = os.path.basename(kernel.file)
         config = complete_config(kernel, winner.config)
         held = canonical(winner.config)
-        verdict = self._admission.known_verdict(kernel, self._whole_problem(kernel, winner), config)
+        verdict = self.admission.known_verdict(kernel, self._whole_problem(kernel, winner), config)
         if verdict and config == winner.config:
             return None
         if verdict:
@@ -104,18 +97,18 @@ class Explainer:
         return next(declared, winner.problem)
 
     def _context_now(self, kernel: KernelInfo, winner: Winner) -> Context:
-        environment = self._catalog.kernel_environment(kernel)
-        device = self._machine.find_device(environment, kernel.backend, winner.context.device)
-        return self._machine.build_context(kernel, environment, winner.problem, device)
+        environment = self.catalog.kernel_environment(kernel)
+        device = self.machine.find_device(environment, kernel.backend, winner.context.device)
+        return self.machine.build_context(kernel, environment, winner.problem, device)
 
     def _describe_changes(self, kernel: KernelInfo, then: Context, now: Context) -> list[Change]:
-        versions = self._store.load_fingerprint_versions
+        versions = self.store.load_fingerprint_versions
         # A winner of the declared inputs, where others were captured since: they are the one part that is new.
         captured = {CAPTURED: now.digest[:16]} if then.digest == kernel.digest != now.digest else {}
         return compare_contexts(
             then,
             now,
-            (self._store.load_digest_parts(kernel.name, then.digest), kernel.parts | captured),
+            (self.store.load_digest_parts(kernel.name, then.digest), kernel.parts | captured),
             (versions(then.toolchain), versions(now.toolchain)),
             (versions(then.device_fingerprint), versions(now.device_fingerprint)),
             os.path.basename(kernel.file),
@@ -130,7 +123,7 @@ class Explainer:
 
     def _find_jobs(self, winner: Winner) -> Iterator[Job]:
         """Return the newest jobs that a winner may be of."""
-        for job in self._store.list_jobs(kernel=winner.context.kernel, limit=20):
+        for job in self.store.list_jobs(kernel=winner.context.kernel, limit=20):
             is_alike = job.device == winner.context.device and job.objective == winner.objective
             if is_alike and _covers_problem(job.problem, winner.problem):
                 yield job

@@ -1,8 +1,8 @@
-"""The methods ``tune``, ``compile``, ``cancel`` and ``jobs``: jobs are requested, listed and ended."""
+"""The methods about jobs: ``tune``, ``compile``, ``cancel``, ``jobs``, ``pause`` and ``resume``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -10,12 +10,15 @@ from typing import Any, Final
 import msgspec
 
 from ktuned.catalog import Catalog
+from ktuned.devices import Machine
 from ktuned.fleet import Applications
 from ktuned.model import Config, Job, KernelInfo, NotFound, Priority, UsageError, canonical, read_objective
 from ktuned.protocol import (
     CANCEL,
     COMPILE,
     JOBS,
+    PAUSE,
+    RESUME,
     TUNE,
     CancelParams,
     CompileParams,
@@ -24,13 +27,14 @@ from ktuned.protocol import (
     JobParams,
     JobsAnswer,
     JobsParams,
+    PauseAnswer,
+    PauseParams,
     TuneAnswer,
     TuneParams,
 )
-from ktuned.scheduling import Intake, Jobs, TuningRequest
-from ktuned.serve.connection import Connection
+from ktuned.scheduling import EVERYTHING, Intake, Jobs, TuningRequest
 from ktuned.serve.events import Events
-from ktuned.serve.method import MAX_ROWS, Handler, bound_limit
+from ktuned.serve.method import MAX_ROWS, Handler, Peer, bound_limit
 from ktuned.store import Store
 
 MAX_CONFIGS: Final = 200
@@ -40,25 +44,16 @@ MAX_NAMED: Final = 4
 """Kernels that a line about an ambiguous name lists."""
 
 
-class JobMethods:
+class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs as clients request and see them."""
 
-    def __init__(
-        self,
-        *,
-        applications: Applications,
-        catalog: Catalog,
-        events: Events,
-        intake: Intake,
-        jobs: Jobs,
-        store: Store,
-    ) -> None:
-        self._applications = applications
-        self._catalog = catalog
-        self._events = events
-        self._intake = intake
-        self._jobs = jobs
-        self._store = store
+    applications: Applications
+    catalog: Catalog
+    events: Events
+    intake: Intake
+    jobs: Jobs
+    machine: Machine
+    store: Store
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -67,12 +62,14 @@ class JobMethods:
             Handler(COMPILE, self.handle_compile),
             Handler(CANCEL, self.handle_cancel),
             Handler(JOBS, self.handle_jobs),
+            Handler(PAUSE, self.handle_pause),
+            Handler(RESUME, self.handle_resume),
         ]
 
-    async def handle_tune(self, wanted: TuneParams, connection: Connection) -> TuneAnswer:
+    async def handle_tune(self, wanted: TuneParams, peer: Peer) -> TuneAnswer:
         """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
         if wanted.beside is not None:
-            self._applications.add_process(wanted.beside)
+            self.applications.add_process(wanted.beside)
         request = msgspec.structs.replace(
             _parse_request(wanted),
             device=wanted.device,
@@ -91,7 +88,7 @@ class JobMethods:
         )
         return await self._take_in(wanted, request)
 
-    async def handle_compile(self, wanted: CompileParams, connection: Connection) -> TuneAnswer:
+    async def handle_compile(self, wanted: CompileParams, peer: Peer) -> TuneAnswer:
         """Request only a space's artifacts; each config is reported by the event ``config_compiled``."""
         if wanted.arch is not None and not wanted.arch.strip():
             raise UsageError("arch is empty", hint="name what to compile for, e.g. sm_90a, or leave it out")
@@ -107,32 +104,32 @@ class JobMethods:
 
     async def _take_in(self, wanted: JobParams, request: TuningRequest) -> TuneAnswer:
         """Create jobs for a request; the answer has the place in the event stream from which their events come."""
-        position = self._events.position
+        position = self.events.position
         errors: list[FileError] = []
-        known, moves = {kernel.name for kernel in self._catalog.kernels}, self._intake.moves
-        watched = {root.path for root in self._catalog.roots}
-        live = {job.id for job in self._jobs.list_live_jobs()}
+        known, moves = {kernel.name for kernel in self.catalog.kernels}, self.intake.moves
+        watched = {root.path for root in self.catalog.roots}
+        live = {job.id for job in self.jobs.list_live_jobs()}
         if wanted.path is not None:
-            jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, request, wanted.kernel)
+            jobs, errors = await self.intake.tune_path(wanted.path, wanted.python, request, wanted.kernel)
         elif wanted.kernel is not None:
-            jobs, errors = await self._intake.tune_named(wanted.kernel, request, wanted.directory)
+            jobs, errors = await self.intake.tune_named(wanted.kernel, request, wanted.directory)
         else:
             raise UsageError("there is neither a kernel nor a path", hint="name one of them")
-        described = tuple(map(self._jobs.describe_job, jobs))
-        notices = [line for line in self._intake.moves if line not in moves]
+        described = tuple(map(self.jobs.describe_job, jobs))
+        notices = [line for line in self.intake.moves if line not in moves]
         notices += [
             f"{root.path} is watched from now on, and saves are tuned; `ktuned remove {root.path}` ends that"
-            for root in self._catalog.roots
+            for root in self.catalog.roots
             if root.path not in watched
         ]
-        notices += [self._describe_ambiguity(kernel) for kernel in self._catalog.kernels if kernel.name not in known]
+        notices += [self._describe_ambiguity(kernel) for kernel in self.catalog.kernels if kernel.name not in known]
         if wanted.trials is not None or wanted.seconds is not None:
             notices += [_explain_joined_job(job) for job in jobs if job.id in live]
         return TuneAnswer(described, position.epoch, position.seq, tuple(errors), tuple(filter(None, notices)))
 
     def _describe_ambiguity(self, kernel: KernelInfo) -> str:
         """Return a line about a new kernel whose short name means another project's kernel as well, or nothing."""
-        others = [other.name for other in self._catalog.find_namesakes(kernel)]
+        others = [other.name for other in self.catalog.find_namesakes(kernel)]
         if not others:
             return ""
         shown = [kernel.name, *others][:MAX_NAMED]
@@ -143,36 +140,73 @@ class JobMethods:
             "the full name"
         )
 
-    async def handle_cancel(self, wanted: CancelParams, connection: Connection) -> JobsAnswer:
+    async def handle_cancel(self, wanted: CancelParams, peer: Peer) -> JobsAnswer:
         """Cancel one job, or all of a kernel."""
         if wanted.job is not None:
-            return self._describe_jobs([await self._jobs.cancel_job(wanted.job)])
+            return self._describe_jobs([await self.jobs.cancel_job(wanted.job)])
         if wanted.kernel is None:
             raise UsageError("cancel needs a job or a kernel")
-        name = self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
+        name = self.catalog.resolve_kernel(wanted.kernel, wanted.directory).name
         cancelled = []
-        for job in [job for job in self._jobs.list_live_jobs() if job.kernel == name]:
+        for job in [job for job in self.jobs.list_live_jobs() if job.kernel == name]:
             # It may have ended meanwhile.
             with suppress(NotFound):
-                cancelled.append(await self._jobs.cancel_job(job.id))
+                cancelled.append(await self.jobs.cancel_job(job.id))
         return self._describe_jobs(cancelled)
 
-    def handle_jobs(self, wanted: JobsParams, connection: Connection) -> JobsAnswer:
+    async def handle_pause(self, wanted: PauseParams, peer: Peer) -> PauseAnswer:
+        """Let something wait until it is resumed, in the next daemon's life too."""
+        return await self._set_paused(wanted, self.jobs.pause_job, is_paused=True)
+
+    async def handle_resume(self, wanted: PauseParams, peer: Peer) -> PauseAnswer:
+        """Undo a pause. Resuming a device does not resume a job that was paused by its id."""
+        return await self._set_paused(wanted, self.jobs.resume_job, is_paused=False)
+
+    async def _set_paused(
+        self, wanted: PauseParams, act: Callable[[int], Awaitable[Job]], *, is_paused: bool
+    ) -> PauseAnswer:
+        if sum(given is not None for given in (wanted.job, wanted.kernel, wanted.device)) > 1:
+            raise UsageError("a job, a kernel and a device are given together", hint="name one of them, or none")
+        changed: list[Job] = []
+        if wanted.job is not None:
+            changed = [await act(wanted.job)]
+        elif wanted.kernel is not None:
+            name = self.catalog.resolve_kernel(wanted.kernel, wanted.directory).name
+            for job in [job for job in self.jobs.list_live_jobs() if job.kernel == name]:
+                # It may have ended meanwhile.
+                with suppress(NotFound):
+                    changed.append(await act(job.id))
+        else:
+            devices = {EVERYTHING} if wanted.device is None else self._resolve_models(wanted.device)
+            await self.jobs.pause_devices(devices, is_paused=is_paused)
+        return PauseAnswer(tuple(map(self.jobs.describe_job, changed)), tuple(sorted(self.jobs.pauses)))
+
+    def _resolve_models(self, wanted: str) -> set[str]:
+        """Return the models of a device, given its name (``cuda:1``) or one of them."""
+        models = self.machine.list_device_models()
+        if any(wanted in known for known in models.values()) or wanted in self.jobs.pauses:
+            return {wanted}
+        if wanted not in models:
+            lines = ", ".join(f"{name} ({', '.join(sorted(known))})" for name, known in sorted(models.items()))
+            raise NotFound(f"there is no device {wanted!r}", hint=f"known are: {lines or 'none'}")
+        return models[wanted]
+
+    def handle_jobs(self, wanted: JobsParams, peer: Peer) -> JobsAnswer:
         """List jobs: what runs and waits in its order, then what has ended, newest first."""
         if wanted.job is not None:
-            job = self._jobs.get_job(wanted.job)
+            job = self.jobs.get_job(wanted.job)
             if job is None:
                 raise NotFound(f"there is no job {wanted.job}", hint="`ktuned jobs` lists them")
             return self._describe_jobs([job])
         if wanted.ids is not None:
-            found = (self._jobs.get_job(number) for number in wanted.ids[:MAX_ROWS])
+            found = (self.jobs.get_job(number) for number in wanted.ids[:MAX_ROWS])
             return self._describe_jobs(job for job in found if job is not None)
-        name = None if wanted.kernel is None else self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
+        name = None if wanted.kernel is None else self.catalog.resolve_kernel(wanted.kernel, wanted.directory).name
         limit = bound_limit(wanted.limit)
-        live = self._jobs.list_live_jobs()
+        live = self.jobs.list_live_jobs()
         ids = {job.id for job in live}
         states = None if wanted.state is None else [wanted.state]
-        stored = self._store.list_jobs(kernel=name, states=states, limit=limit)
+        stored = self.store.list_jobs(kernel=name, states=states, limit=limit)
         ended = [job for job in stored if job.id not in ids]
         chosen = [
             job
@@ -182,13 +216,13 @@ class JobMethods:
         return JobsAnswer(tuple(map(self._describe_in_order, chosen[:limit])))
 
     def _describe_jobs(self, jobs: Iterable[Job]) -> JobsAnswer:
-        return JobsAnswer(tuple(map(self._jobs.describe_job, jobs)))
+        return JobsAnswer(tuple(map(self.jobs.describe_job, jobs)))
 
     def _describe_in_order(self, job: Job) -> JobInfo:
         """Return a job with its problem in the declared order while its kernel is known."""
-        described = self._jobs.describe_job(job)
+        described = self.jobs.describe_job(job)
         with suppress(NotFound):
-            problem = self._catalog.resolve_kernel(job.kernel).order_problem(job.problem)
+            problem = self.catalog.resolve_kernel(job.kernel).order_problem(job.problem)
             return replace(described, problem=problem)
         return described
 

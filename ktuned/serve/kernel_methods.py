@@ -24,31 +24,20 @@ from ktuned.protocol import (
     UnwatchParams,
 )
 from ktuned.scheduling import Intake, Renewal
-from ktuned.serve.connection import Connection
 from ktuned.serve.explain import Explainer
-from ktuned.serve.method import Handler
+from ktuned.serve.method import Handler, Peer
 from ktuned.store import Store
 
 
-class KernelMethods:
+class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
     """Lists kernels, adds and removes roots; ``configured`` returns the paths of the roots in ``config.toml``."""
 
-    def __init__(
-        self,
-        *,
-        catalog: Catalog,
-        explainer: Explainer,
-        intake: Intake,
-        renewal: Renewal,
-        store: Store,
-        configured: Callable[[], Collection[str]],
-    ) -> None:
-        self._catalog = catalog
-        self._explainer = explainer
-        self._intake = intake
-        self._renewal = renewal
-        self._store = store
-        self._configured = configured
+    catalog: Catalog
+    explainer: Explainer
+    intake: Intake
+    renewal: Renewal
+    store: Store
+    configured: Callable[[], Collection[str]]
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -58,32 +47,32 @@ class KernelMethods:
             Handler(UNWATCH, self.handle_unwatch),
         ]
 
-    def handle_kernels(self, wanted: KernelsParams, connection: Connection) -> KernelsAnswer:
+    def handle_kernels(self, wanted: KernelsParams, peer: Peer) -> KernelsAnswer:
         """List kernels, errors in kernel files, and roots."""
-        kernels, errors = self._catalog.kernels, self._catalog.errors
+        kernels, errors = self.catalog.kernels, self.catalog.errors
         if wanted.path is not None:
             place = os.path.realpath(wanted.path)
-            kernels, errors = self._catalog.kernels_below(place), self._catalog.errors_below(place)
+            kernels, errors = self.catalog.kernels_below(place), self.catalog.errors_below(place)
         if wanted.kernel is not None:
-            kernels, errors = [self._catalog.resolve_kernel(wanted.kernel, wanted.directory)], []
+            kernels, errors = [self.catalog.resolve_kernel(wanted.kernel, wanted.directory)], []
         entries = [
-            KernelEntry.from_kernel(kernel, self._explainer.explain_winners(kernel) if wanted.why else msgspec.UNSET)
+            KernelEntry.from_kernel(kernel, self.explainer.explain_winners(kernel) if wanted.why else msgspec.UNSET)
             for kernel in kernels
         ]
-        return KernelsAnswer(tuple(entries), tuple(errors), tuple(map(RootInfo.from_root, self._catalog.roots)))
+        return KernelsAnswer(tuple(entries), tuple(errors), tuple(map(RootInfo.from_root, self.catalog.roots)))
 
-    async def handle_add(self, wanted: AddParams, connection: Connection) -> AddAnswer:
+    async def handle_add(self, wanted: AddParams, peer: Peer) -> AddAnswer:
         """Inspect and watch a path, without tuning it."""
-        moves = self._intake.moves
-        added = await self._intake.add_path(wanted.path, wanted.python)
+        moves = self.intake.moves
+        added = await self.intake.add_path(wanted.path, wanted.python)
         return AddAnswer(
             RootInfo.from_root(added.root),
             tuple(map(KernelEntry.from_kernel, added.kernels)),
             tuple(added.errors),
-            tuple(line for line in self._intake.moves if line not in moves),
+            tuple(line for line in self.intake.moves if line not in moves),
         )
 
-    async def handle_unwatch(self, wanted: UnwatchParams, connection: Connection) -> UnwatchAnswer:
+    async def handle_unwatch(self, wanted: UnwatchParams, peer: Peer) -> UnwatchAnswer:
         """Stop watching a root: its jobs are cancelled, its kernels forgotten, its results kept.
 
         Raises:
@@ -91,24 +80,24 @@ class KernelMethods:
             UsageError: the path lies below a root, or ``config.toml`` names it.
         """
         root = self._root_at(wanted.path)
-        if root.path in self._configured():
+        if root.path in self.configured():
             raise UsageError(
                 f"{root.path} is a root of config.toml",
                 hint="remove its [[roots]] entry, then run `ktuned config --reload`",
             )
-        before = {kernel.name for kernel in self._catalog.kernels_below(root.path)}
-        await self._store.remove_root(root.path)
-        await self._renewal.drop_roots([root])
-        gone = before - {kernel.name for kernel in self._catalog.kernels_below(root.path)}
+        before = {kernel.name for kernel in self.catalog.kernels_below(root.path)}
+        await self.store.remove_root(root.path)
+        await self.renewal.drop_roots([root])
+        gone = before - {kernel.name for kernel in self.catalog.kernels_below(root.path)}
         return UnwatchAnswer(root.path, root.name, tuple(sorted(gone)))
 
     def _root_at(self, path: str) -> Root:
-        known = {root.path: root for root in self._catalog.roots}
+        known = {root.path: root for root in self.catalog.roots}
         # A directory that is gone may have been a link.
         for place in (os.path.realpath(path), path):
             if place in known:
                 return known[place]
-        holder = self._catalog.root_of(os.path.realpath(path))
+        holder = self.catalog.root_of(os.path.realpath(path))
         if holder is not None:
             raise UsageError(f"{path} is watched as a part of {holder.path}", hint=f"`ktuned remove {holder.path}`")
         raise NotFound(f"{path} is not watched", hint=f"watched are: {', '.join(known) or 'no directories'}")

@@ -7,6 +7,8 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+import msgspec
+
 from ktuned.lookup import SETTLE_S, Lookup, Lookups
 from ktuned.model import KtunedError
 from ktuned.protocol import (
@@ -24,15 +26,13 @@ from ktuned.protocol import (
     UnpinAnswer,
     UnpinParams,
 )
-from ktuned.serve.connection import Connection
-from ktuned.serve.method import DeferredAnswer, Handler
+from ktuned.serve.method import DeferredAnswer, Handler, Peer
 
 
-class LookupMethods:
+class LookupMethods(msgspec.Struct, frozen=True):
     """Answers from memory; only the first lookup under a pin waits, and one that asks for a settled answer."""
 
-    def __init__(self, lookups: Lookups) -> None:
-        self._lookups = lookups
+    lookups: Lookups
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return every method with its handler."""
@@ -43,11 +43,11 @@ class LookupMethods:
             Handler(UNPIN, self.handle_unpin),
         ]
 
-    def handle_lookup(self, wanted: LookupParams, connection: Connection) -> Answer | DeferredAnswer:
+    def handle_lookup(self, wanted: LookupParams, peer: Peer) -> Answer | DeferredAnswer:
         """Answer one lookup, from memory; the first of a problem under a pin waits for the disk."""
         settle_until = monotonic() + min(wanted.settle, SETTLE_S)
         if wanted.pin is not None:
-            held = self._lookups.lookup_pinned(
+            held = self.lookups.lookup_pinned(
                 wanted.pin,
                 wanted.kernel,
                 wanted.problem,
@@ -59,7 +59,7 @@ class LookupMethods:
             )
             return held.answer if isinstance(held, Lookup) else _answer_later(held)
         look_up = partial(
-            self._lookups.look_up,
+            self.lookups.look_up,
             wanted.kernel,
             wanted.problem,
             wanted.device,
@@ -69,12 +69,12 @@ class LookupMethods:
         )
         found = look_up()
         if found.undecided and wanted.settle > 0:
-            return _answer_later(partial(self._lookups.settle_answer, found, look_up, settle_until))
+            return _answer_later(partial(self.lookups.settle_answer, found, look_up, settle_until))
         return found.answer
 
-    def handle_lookup_many(self, wanted: LookupManyParams, connection: Connection) -> LookupManyAnswer | DeferredAnswer:
+    def handle_lookup_many(self, wanted: LookupManyParams, peer: Peer) -> LookupManyAnswer | DeferredAnswer:
         """Answer several lookups, in their order; one that is refused has its error in its place."""
-        answers = [self._look_up_or_explain(entry, connection) for entry in wanted.lookups]
+        answers = [self._look_up_or_explain(entry, peer) for entry in wanted.lookups]
         if not any(type(answer) is DeferredAnswer for answer in answers):
             return LookupManyAnswer(answers)
 
@@ -85,21 +85,19 @@ class LookupMethods:
 
         return DeferredAnswer(finish_answers)
 
-    def _look_up_or_explain(
-        self, wanted: LookupParams, connection: Connection
-    ) -> Answer | DeferredAnswer | RefusedLookup:
+    def _look_up_or_explain(self, wanted: LookupParams, peer: Peer) -> Answer | DeferredAnswer | RefusedLookup:
         try:
-            return self.handle_lookup(wanted, connection)
+            return self.handle_lookup(wanted, peer)
         except KtunedError as error:
             return RefusedLookup(error.to_wire())
 
-    def handle_pins(self, nothing: NoParams, connection: Connection) -> PinsAnswer:
+    def handle_pins(self, nothing: NoParams, peer: Peer) -> PinsAnswer:
         """List the pins, and how many answers each holds since when."""
-        return PinsAnswer(tuple(self._lookups.pins.list_pins()))
+        return PinsAnswer(tuple(self.lookups.pins.list_pins()))
 
-    async def handle_unpin(self, wanted: UnpinParams, connection: Connection) -> UnpinAnswer:
+    async def handle_unpin(self, wanted: UnpinParams, peer: Peer) -> UnpinAnswer:
         """Give up a pin."""
-        return UnpinAnswer(wanted.pin, await self._lookups.pins.give_up(wanted.pin))
+        return UnpinAnswer(wanted.pin, await self.lookups.pins.give_up(wanted.pin))
 
 
 def _answer_later(find: Callable[[], Awaitable[Lookup]]) -> DeferredAnswer:

@@ -1,7 +1,8 @@
-"""A method's handler, and how the server reads what it is called with."""
+"""A method's handler, the peer that calls it, and how the server reads what it is called with."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
@@ -9,7 +10,6 @@ import msgspec
 
 from ktuned.model import UsageError
 from ktuned.protocol import Method
-from ktuned.serve.connection import Connection
 
 P = TypeVar("P", bound=msgspec.Struct)
 A = TypeVar("A")
@@ -21,15 +21,34 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 """Ends of the integers that the store holds."""
 
 
+class Peer(ABC):
+    """A client as methods and events see it: where bytes can be sent, in a queue that is bounded.
+
+    ``on_writable`` is called whenever it takes bytes again, ``on_gone`` once it never will.
+    """
+
+    on_writable: Callable[[], object] | None = None
+    on_gone: Callable[[], object] | None = None
+
+    @property
+    @abstractmethod
+    def is_writable(self) -> bool:
+        """True if the peer takes bytes now."""
+
+    @abstractmethod
+    def send(self, data: bytes) -> None:
+        """Take an encoded message, or several."""
+
+
 class Handler(msgspec.Struct, Generic[P, A], frozen=True):
-    """A method, and what is called with its params and their connection.
+    """A method, and what is called with its params and the peer that sent them.
 
     An ``async`` function may wait. Any other must not block: where it would have to, it returns a
     :class:`DeferredAnswer`.
     """
 
     method: Method[P, A]
-    handle: Callable[[P, Connection], A | Awaitable[A] | DeferredAnswer]
+    handle: Callable[[P, Peer], A | Awaitable[A] | DeferredAnswer]
 
     def read_params(self, params: dict[str, Any]) -> P:
         """Return the params that a request holds; fields that the method does not have are passed over.

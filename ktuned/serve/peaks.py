@@ -6,45 +6,37 @@ from collections.abc import Callable, Mapping, Sequence
 from time import time
 from typing import Any
 
+import msgspec
+
 from ktuned.devices import Machine
 from ktuned.fleet import NO_JOB, Environment, Fleet, Lane
 from ktuned.ipc import requests
 from ktuned.model import Device, Peaks, Phase, Role, WorkerError
 from ktuned.protocol import PEAKS, PeaksAnswer, PeaksParams
-from ktuned.serve.connection import Connection
-from ktuned.serve.method import Handler
+from ktuned.serve.method import Handler, Peer
 from ktuned.store import Store
 
 _DEADLINES: Mapping[str, float] = {Phase.LOAD: 120.0, Phase.TIMING: 120.0}
 """Importing torch from a cold disk, and 12 runs of eight kinds: a large GPU takes 3 s for all, two cores 15 s."""
 
 
-class DevicePeaks:
+class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
     """Measures limits; ``environments`` are interpreters that may have torch, ``lane`` returns a device's lane."""
 
-    def __init__(
-        self,
-        *,
-        machine: Machine,
-        store: Store,
-        fleet: Fleet,
-        environments: Callable[[], Sequence[Environment]],
-        lane: Callable[[Device], Lane],
-    ) -> None:
-        self._machine = machine
-        self._store = store
-        self._fleet = fleet
-        self._environments = environments
-        self._lane = lane
+    machine: Machine
+    store: Store
+    fleet: Fleet
+    environments: Callable[[], Sequence[Environment]]
+    lane: Callable[[Device], Lane]
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
         return [Handler(PEAKS, self.handle_peaks)]
 
-    async def handle_peaks(self, wanted: PeaksParams, connection: Connection) -> PeaksAnswer:
+    async def handle_peaks(self, wanted: PeaksParams, peer: Peer) -> PeaksAnswer:
         """Return the stored limits; ``measure`` measures the missing ones first, ``again`` measures all."""
         if wanted.measure or wanted.again:
-            known = {} if wanted.again else self._store.load_peaks()
+            known = {} if wanted.again else self.store.load_peaks()
             done: set[str] = set()
             for environment, device in await self._find_devices():
                 if (
@@ -53,21 +45,21 @@ class DevicePeaks:
                     and await self._measure_device(environment, device)
                 ):
                     done.add(device.model)
-        return PeaksAnswer(tuple(self._store.load_peaks().values()))
+        return PeaksAnswer(tuple(self.store.load_peaks().values()))
 
     async def _find_devices(self) -> list[tuple[Environment, Device]]:
         """Return the devices of all interpreters; one that lacks torch is followed by another that may have it."""
         found = []
-        for environment in self._environments():
-            report = await self._machine.environments.probe_environment(environment)
+        for environment in self.environments():
+            report = await self.machine.environments.probe_environment(environment)
             found += [(environment, device) for device in report.devices]
         return found
 
     async def _measure_device(self, environment: Environment, device: Device) -> bool:
         """Measure a device in a worker of its own, while its lane measures nothing else; return whether it worked."""
         # In the order of a final round.
-        async with self._fleet.gate.hold_quiet(), self._lane(device).hold(NO_JOB):
-            worker = await self._fleet.acquire_worker(Role.BENCH, environment)
+        async with self.fleet.gate.hold_quiet(), self.lane(device).hold(NO_JOB):
+            worker = await self.fleet.acquire_worker(Role.BENCH, environment)
             try:
                 peaks, _ = await worker.send_request(requests.MeasurePeaks(device), _DEADLINES)
             except WorkerError as error:
@@ -75,7 +67,7 @@ class DevicePeaks:
             finally:
                 # It holds gigabytes of the device.
                 worker.kill()
-        if peaks.gbps is None and not peaks.tflops and device.model in self._store.load_peaks():
+        if peaks.gbps is None and not peaks.tflops and device.model in self.store.load_peaks():
             return False
-        await self._store.save_peaks(peaks)
+        await self.store.save_peaks(peaks)
         return peaks.gbps is not None

@@ -1,6 +1,10 @@
-"""The daemon's end of the socket: admits connections, calls the requested methods, and enforces limits.
+"""The daemon's end of the socket: bytes to messages, messages to methods, answers to bytes, each within its limits.
 
-A plain method is answered at once; those that wait are tasks of the server's task group.
+A :class:`Connection` is one client. It is a bare asyncio protocol, because a lookup must not cost a task switch: a
+plain method is answered from within ``buffer_updated``. Methods that wait are tasks of the :class:`Server`.
+
+A connection that breaks a limit is closed; one that does not read what it asked for is not read from either.
+docs/protocol.md lists the limits.
 """
 
 from __future__ import annotations
@@ -9,9 +13,11 @@ import asyncio
 import inspect
 import socket
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from time import monotonic
+from typing import Any, Final, cast
 
 import anyio
 import anyio.abc
@@ -20,10 +26,18 @@ import structlog
 
 from ktuned.lookup import Shortcuts
 from ktuned.model import KtunedError
-from ktuned.serve.connection import Connection, Limits
-from ktuned.serve.method import DeferredAnswer, Handler
-from ktuned.serve.traffic import Traffic
-from ktuned_client import wire
+from ktuned.protocol import TrafficInfo
+from ktuned.serve.method import DeferredAnswer, Handler, Peer
+from ktuned_client import paths, wire
+
+MAX_CONNECTIONS: Final = 800
+"""Open connections: below the usual limit of 1024 file descriptors, with room for workers and the store."""
+
+MAX_PENDING: Final = 256
+"""Requests of one connection whose methods still wait; one application's threads ask for far fewer at once."""
+
+WRITE_BUFFER_BYTES: Final = 256 * 1024
+"""Unread answers and events of one connection beyond which it gets no more until it has read."""
 
 READ_BYTES: Final = 64 * 1024
 """Bytes read from one connection before it is the next one's turn."""
@@ -33,6 +47,10 @@ DRAINING_S: Final = 5.0
 
 CLOSING_S: Final = 1.0
 """Time that a stopping server waits for its last answers to be read."""
+
+REFUSAL_LOG_S: Final = 1.0
+"""Least time between two log entries of connections that were closed for a fault of their peer; others are only
+counted, so that a peer that keeps coming back cannot fill the disk."""
 
 _STOPPING: Final = {
     "code": "stopping",
@@ -49,20 +67,154 @@ _pack: Final = msgspec.msgpack.Encoder().encode
 log = structlog.get_logger()
 
 
-class Subscribers(Protocol):
-    """The connections that are sent events."""
+class Limits(msgspec.Struct, frozen=True):
+    """Limits of one connection, and of their number."""
 
-    def resume_sending(self, connection: Connection, /) -> None:
-        """Send one that takes bytes again what it has missed; nothing to one that does not subscribe."""
+    connections: int = MAX_CONNECTIONS
+    pending: int = MAX_PENDING
+    request_bytes: int = wire.MAX_REQUEST_BYTES
+    request_items: int = wire.MAX_REQUEST_ITEMS
+    response_bytes: int = wire.MAX_MESSAGE_BYTES
+    write_buffer_bytes: int = WRITE_BUFFER_BYTES
 
-    def remove_subscription(self, connection: Connection, /) -> object:
-        """Send one that is gone no more events."""
+
+class Connection(asyncio.BufferedProtocol, Peer):
+    """One client. Methods get it as their second argument.
+
+    ``pending`` counts its requests whose methods still wait.
+    """
+
+    # A plain protocol has 256 KiB allocated for each read, which costs more than everything else that a lookup needs.
+
+    def __init__(self, server: Server) -> None:
+        self.pending = 0
+        self._server = server
+        self._decoder = wire.Decoder(server.limits.request_bytes, server.limits.request_items)
+        self._unhandled: deque[wire.Message] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._is_paused = False
+
+    @property
+    def is_writable(self) -> bool:
+        """True if the peer reads: neither gone, nor behind by more than its write buffer."""
+        return self._transport is not None and not self._is_paused
+
+    def send(self, data: bytes) -> None:
+        """Write encoded messages; to a peer that is gone, nothing."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close once everything written has been read."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def finish_request(self) -> None:
+        """Note that one of the waiting methods has ended."""
+        self.pending -= 1
+        if self._transport is None and not self.pending:
+            self._server.release_connection(self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Admit the peer, if it runs as us and there is room."""
+        # uvloop's is no subclass.
+        transport = cast("asyncio.Transport", transport)
+        try:
+            paths.check_peer(transport.get_extra_info("socket"))
+        except OSError as error:
+            self._server.record_refusal("peer", str(error))
+            transport.abort()
+            return
+        if not self._server.admit_connection(self):
+            transport.abort()
+            return
+        transport.set_write_buffer_limits(self._server.limits.write_buffer_bytes)
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where to read to: one buffer for all, because each read is handled before the next one."""
+        return self._server.read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Answer what the bytes complete."""
+        if self._transport is None:
+            return
+        data = bytes(self._server.read_buffer[:nbytes])
+        begins_here = self._decoder.is_between_messages and not self._unhandled
+        shortcuts = self._server.shortcuts
+        if shortcuts is not None and begins_here and not self._is_paused:
+            known = shortcuts.find_response(data)
+            if known is not None:
+                self._transport.write(known)
+                return
+        try:
+            self._unhandled.extend(self._decoder.feed(data))
+        except wire.ProtocolError as error:
+            self._refuse_peer("protocol", str(error))
+            return
+        is_one = (
+            shortcuts is not None and begins_here and len(self._unhandled) == 1 and self._decoder.is_between_messages
+        )
+        self._answer_buffered(data if is_one else None)
+
+    def pause_writing(self) -> None:
+        """Stop reading from a peer that does not read."""
+        self._is_paused = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        """Go on where :meth:`pause_writing` stopped."""
+        self._is_paused = False
+        self._answer_buffered()
+        if self._transport is not None and not self._is_paused:
+            self._transport.resume_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Forget the peer; its waiting methods run to their ends, and count until then."""
+        if self._transport is None:
+            return
+        self._transport = None
+        self._unhandled.clear()
+        if self.on_gone is not None:
+            self.on_gone()
+        if not self.pending:
+            self._server.release_connection(self)
+
+    def _answer_buffered(self, data: bytes | None = None) -> None:
+        """Answer what waits to be; ``data`` are the bytes of the one request that does, if they are nothing else."""
+        while self._unhandled and self.is_writable:
+            message = self._unhandled.popleft()
+            if type(message) is wire.Response:
+                self._refuse_peer("protocol", "a response to nothing")
+                return
+            assert not isinstance(message, wire.Response)
+            if self.pending >= self._server.limits.pending:
+                self._refuse_peer("pending", f"{self.pending} requests wait already")
+                return
+            response = self._server.answer_message(self, message)
+            if response is not None:
+                self.send(response)
+                if self._server.shortcuts is not None and data is not None and type(message) is wire.Request:
+                    self._server.shortcuts.keep_response(data, response)
+        if self.on_writable is not None and self.is_writable:
+            self.on_writable()
+
+    def _refuse_peer(self, what: str, why: str) -> None:
+        self._unhandled.clear()
+        self._server.record_refusal(what, why)
+        self.abort()
 
 
 class Server:
     """Answers requests on a listening Unix socket with ``handlers``; ``shortcuts`` hold recent answers.
 
-    ``traffic`` counts what it does; ``subscribers`` learn which connections take bytes again, or are gone.
+    ``connections`` are the open ones, and those that are gone while a method of theirs still waits.
     """
 
     def __init__(
@@ -71,23 +223,22 @@ class Server:
         limits: Limits | None = None,
         *,
         shortcuts: Shortcuts | None = None,
-        traffic: Traffic | None = None,
-        subscribers: Subscribers | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.shortcuts = shortcuts
-        self.traffic = traffic or Traffic(shortcuts)
-        self._subscribers = subscribers
+        self.connections: set[Connection] = set()
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
         self._handlers = {
             handler.method.name: (handler, inspect.iscoroutinefunction(handler.handle)) for handler in handlers
         }
-        self._connections = self.traffic.connections
         self._tasks: anyio.abc.TaskGroup | None = None
         self._is_empty = anyio.Event()
         self._settled = anyio.Event()
         self._acceptor: asyncio.Server | None = None
         self._is_draining = False
-        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self._answered = 0
+        self._refused = 0
+        self._logged = -REFUSAL_LOG_S
 
     async def serve_until_cancelled(
         self, listening: socket.socket, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
@@ -117,52 +268,53 @@ class Server:
         if self._acceptor is not None:
             self._acceptor.close()
         with anyio.move_on_after(DRAINING_S):
-            while any(connection.pending for connection in self._connections):
+            while any(connection.pending for connection in self.connections):
                 self._settled = anyio.Event()
                 await self._settled.wait()
 
     async def _close_all(self) -> None:
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.close()
-        if not self._connections:
+        if not self.connections:
             return
         self._is_empty = anyio.Event()
         with anyio.move_on_after(CLOSING_S, shield=True):
             await self._is_empty.wait()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.abort()
+
+    def describe_traffic(self) -> TrafficInfo:
+        """Return how many connections there are, what waits, and what was answered and refused since the start."""
+        return TrafficInfo(
+            connections=len(self.connections),
+            pending=sum(connection.pending for connection in self.connections),
+            answered=self._answered + (0 if self.shortcuts is None else self.shortcuts.taken),
+            refused=self._refused,
+        )
+
+    # What connections ask of their server
 
     def admit_connection(self, connection: Connection) -> bool:
         """Count a new connection in, if there is room for it."""
-        if len(self._connections) >= self.limits.connections:
+        if len(self.connections) >= self.limits.connections:
             self.record_refusal("connections", f"{self.limits.connections} are open")
             return False
-        self._connections.add(connection)
+        self.connections.add(connection)
         return True
 
     def release_connection(self, connection: Connection) -> None:
         """Count a connection out that is closed and waits for nothing."""
-        self._connections.discard(connection)
-        if not self._connections:
+        self.connections.discard(connection)
+        if not self.connections:
             self._is_empty.set()
 
-    def resume_sending(self, connection: Connection) -> None:
-        """Send a connection that takes bytes again the events that it has missed."""
-        if self._subscribers is not None:
-            self._subscribers.resume_sending(connection)
-
-    def remove_subscription(self, connection: Connection) -> None:
-        """Send a connection that is gone no more events."""
-        if self._subscribers is not None:
-            self._subscribers.remove_subscription(connection)
-
-    def count_settled(self) -> None:
-        """Note that a waiting method has ended."""
-        self._settled.set()
-
-    def record_refusal(self, what: str, why: str) -> None:
-        """Note that a connection is closed for what its peer did."""
-        self.traffic.count_refusal(what, why)
+    def record_refusal(self, limit: str, reason: str) -> None:
+        """Count a connection that is closed for what its peer did."""
+        self._refused += 1
+        now = monotonic()
+        if now - self._logged >= REFUSAL_LOG_S:
+            self._logged = now
+            log.warning("connection_refused", limit=limit, why=reason, refused=self._refused)
 
     def answer_message(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
         """Return the server's response to a client's message, or ``None`` if a task will send it."""
@@ -181,21 +333,13 @@ class Server:
         except Exception as error:
             return self._encode_response(message, _explain_error(error, message.method), None)
         if type(result) is DeferredAnswer:
-            self._start_task(result.rest, message, connection)
+            assert self._tasks is not None
+            connection.pending += 1
+            self._tasks.start_soon(self._answer_later, result.rest, message, connection)
             return None
         return self._encode_response(message, None, result)
 
-    def _start_task(
-        self,
-        work: Callable[[], Awaitable[Any]],
-        message: wire.Request | wire.Notification,
-        connection: Connection,
-    ) -> None:
-        assert self._tasks is not None
-        connection.pending += 1
-        self._tasks.start_soon(self._wait_for, work, message, connection)
-
-    async def _wait_for(
+    async def _answer_later(
         self,
         work: Callable[[], Awaitable[Any]],
         message: wire.Request | wire.Notification,
@@ -212,6 +356,7 @@ class Server:
                 connection.send(response)
         finally:
             connection.finish_request()
+            self._settled.set()
 
     def _explain_refusal(self, message: wire.Request | wire.Notification) -> dict[str, str]:
         if message.method not in self._handlers:
@@ -226,7 +371,7 @@ class Server:
     def _encode_response(
         self, message: wire.Request | wire.Notification, error: Mapping[str, Any] | None, result: Any
     ) -> bytes | None:
-        self.traffic.answered += 1
+        self._answered += 1
         if type(message) is not wire.Request:
             return None
         try:

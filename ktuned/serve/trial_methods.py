@@ -24,8 +24,7 @@ from ktuned.protocol import (
     ResultsParams,
 )
 from ktuned.scheduling import Jobs
-from ktuned.serve.connection import Connection
-from ktuned.serve.method import MAX_ROWS, Handler, bound_limit
+from ktuned.serve.method import MAX_ROWS, Handler, Peer, bound_limit
 from ktuned.store import Store
 
 MAX_DETAILED_ROWS = 200
@@ -35,21 +34,20 @@ _Place = tuple[str, str, str]
 """What tells a trial's context from others of its kernel: the problem, the device, the digest."""
 
 
-class TrialMethods:
+class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
     """Lists trials, and forgets them."""
 
-    def __init__(self, *, catalog: Catalog, machine: Machine, lookups: Lookups, jobs: Jobs, store: Store) -> None:
-        self._catalog = catalog
-        self._machine = machine
-        self._lookups = lookups
-        self._jobs = jobs
-        self._store = store
+    catalog: Catalog
+    machine: Machine
+    lookups: Lookups
+    jobs: Jobs
+    store: Store
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
         return [Handler(RESULTS, self.handle_results), Handler(FORGET, self.handle_forget)]
 
-    def handle_results(self, wanted: ResultsParams, connection: Connection) -> ResultsAnswer:
+    def handle_results(self, wanted: ResultsParams, peer: Peer) -> ResultsAnswer:
         """List trials; the detail comes with a single one, or where details are asked for."""
         if wanted.trial is not None:
             return self._find_trial(wanted.trial)
@@ -57,19 +55,19 @@ class TrialMethods:
             raise UsageError("results needs a kernel or a trial")
         if wanted.before is not None and wanted.order != "newest":
             raise UsageError("before continues a list in the order newest", hint="give order='newest', too")
-        kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
+        kernel = self.catalog.resolve_kernel(wanted.kernel, wanted.directory)
         # Which trials?
         problem = None
         if wanted.problem is not None:
             check_problem(kernel, wanted.problem)
-            bucket = self._lookups.buckets.known_representative(kernel, wanted.problem)
+            bucket = self.lookups.buckets.known_representative(kernel, wanted.problem)
             problem = canonical(kernel.select_key_values(wanted.problem if bucket is None else bucket.problem))
         device = None if wanted.device is None else self._resolve_model(kernel, wanted.device)
-        tried = self._store.list_problems(kernel.name) if wanted.current else []
-        digests = {self._machine.digest_kernel(kernel, found) for found in tried} if wanted.current else None
+        tried = self.store.list_problems(kernel.name) if wanted.current else []
+        digests = {self.machine.digest_kernel(kernel, found) for found in tried} if wanted.current else None
         limit = min(bound_limit(wanted.limit), MAX_DETAILED_ROWS if wanted.details else MAX_ROWS)
         chosen = partial(
-            self._store.list_trials,
+            self.store.list_trials,
             kernel=kernel.name,
             problem=problem,
             device=device,
@@ -84,8 +82,8 @@ class TrialMethods:
             trials += [trial for trial in chosen(limit=limit) if trial.latency_us is None]
         trials = trials[:limit]
         # What is known of them besides?
-        environment = self._catalog.kernel_environment(kernel)
-        winners = self._lookups.served.list_winners(kernel, environment)
+        environment = self.catalog.kernel_environment(kernel)
+        winners = self.lookups.served.list_winners(kernel, environment)
         classes = self._load_bit_classes(trials)
         numerics = [
             NumericsReport(json.loads(problem), device, tuple(found.describe_classes()))
@@ -93,22 +91,22 @@ class TrialMethods:
         ]
         numerics += [
             NumericsReport({}, model, (verdict.describe(),))
-            for (model, _), verdicts in self._lookups.served.find_verdicts(kernel, environment).items()
+            for (model, _), verdicts in self.lookups.served.find_verdicts(kernel, environment).items()
             for verdict in verdicts
         ]
         total: int | msgspec.UnsetType = msgspec.UNSET
         if wanted.count:
-            total = self._store.count_trials(kernel.name, problem, device, wanted.outcome, wanted.job, digests)
+            total = self.store.count_trials(kernel.name, problem, device, wanted.outcome, wanted.job, digests)
         listed = _list_trials(trials, kernel, winners, classes, with_details=wanted.details)
         return ResultsAnswer(listed, tuple(numerics), total)
 
     def _find_trial(self, number: int) -> ResultsAnswer:
-        trial = self._store.get_trial(number)
+        trial = self.store.get_trial(number)
         if trial is None:
             raise NotFound(f"there is no trial {number}", hint="`ktuned results KERNEL` lists them")
-        kernel, winners = None, self._store.list_winners(trial.kernel)
+        kernel, winners = None, self.store.list_winners(trial.kernel)
         with suppress(NotFound):
-            kernel = self._catalog.resolve_kernel(trial.kernel)
+            kernel = self.catalog.resolve_kernel(trial.kernel)
         return ResultsAnswer(_list_trials([trial], kernel, winners, self._load_bit_classes([trial])))
 
     def _load_bit_classes(self, trials: Sequence[Trial]) -> dict[_Place, BitClasses]:
@@ -118,23 +116,23 @@ class TrialMethods:
         }
         found = {}
         for (problem, device, digest), kernel in compared.items():
-            known = partial(self._store.list_trials, kernel=kernel, problem=problem, device=device, digests=[digest])
+            known = partial(self.store.list_trials, kernel=kernel, problem=problem, device=device, digests=[digest])
             found[problem, device, digest] = BitClasses.from_trials(known(limit=MAX_ROWS, order="fastest"))
         return found
 
     def _resolve_model(self, kernel: KernelInfo, device: str) -> str:
         """Return the model of a device that is named as it is here (``cuda:1``); any other word is a model itself."""
-        here = self._machine.list_devices(self._catalog.kernel_environment(kernel), kernel.backend)
+        here = self.machine.list_devices(self.catalog.kernel_environment(kernel), kernel.backend)
         return next((found.model for found in here if found.name == device), device)
 
-    async def handle_forget(self, wanted: ForgetParams, connection: Connection) -> ForgetAnswer:
+    async def handle_forget(self, wanted: ForgetParams, peer: Peer) -> ForgetAnswer:
         """Delete a kernel's trials, all or those of one outcome: they may be tried again then."""
-        name = self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
+        name = self.catalog.resolve_kernel(wanted.kernel, wanted.directory).name
         if wanted.outcome is None:
-            await self._jobs.cancel_jobs_of_kernel(name)
-        forgotten = await self._store.forget_trials(name, wanted.outcome)
-        self._jobs.forget_failures(name)
-        self._lookups.results_changed(name)
+            await self.jobs.cancel_jobs_of_kernel(name)
+        forgotten = await self.store.forget_trials(name, wanted.outcome)
+        self.jobs.forget_failures(name)
+        self.lookups.results_changed(name)
         return ForgetAnswer(name, forgotten)
 
 

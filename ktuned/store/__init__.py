@@ -1,14 +1,12 @@
 """Durable state: trials, winners and jobs in SQLite; artifacts as sealed directories beside it."""
 
-from ktuned.store import exchange, portfolios
-from ktuned.store.admissions import Verdict
+from ktuned.store import exchange
 from ktuned.store.artifacts import Artifacts
-from ktuned.store.captures import Capture
 from ktuned.store.database import STORE_NAME, Store
 from ktuned.store.faults import DISK_ERRORS, file_fault
 from ktuned.store.overview import ContextSums, Overview, TrialRow
-from ktuned.store.pins import pinned_question
-from ktuned.store.portfolios import StoredPortfolio
+from ktuned.store.rows import StoredPortfolio
+from ktuned.store.tables import Capture, Verdict, pinned_question
 
 __all__ = [
     "DISK_ERRORS",
@@ -24,5 +22,4 @@ __all__ = [
     "exchange",
     "file_fault",
     "pinned_question",
-    "portfolios",
 ]

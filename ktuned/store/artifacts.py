@@ -179,37 +179,6 @@ class Artifacts:
             raise file_fault(error, f"artifact {key} cannot be removed") from error
         self._size = None
 
-    async def adopt_artifact(self, key: str, fill: Callable[[Path], None]) -> bool:
-        """Put an artifact in its place that ``fill`` writes into a directory and checks; return whether it is new.
-
-        Raises:
-            StoreError: it cannot be written. What ``fill`` raises otherwise is passed on; nothing has changed.
-        """
-
-        def work() -> bool:
-            with tempfile.TemporaryDirectory(
-                dir=self._ensure_staging_directory(), ignore_cleanup_errors=True
-            ) as staged:
-                made = Path(staged, "artifact")
-                made.mkdir(mode=0o700)
-                fill(made)
-                place = self.artifact_path(key)
-                place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                try:
-                    made.rename(place)
-                except OSError:
-                    if self.find_artifact(key) is None:
-                        raise
-                    return False
-            return True
-
-        try:
-            is_new = await anyio.to_thread.run_sync(work)
-        except OSError as error:
-            raise file_fault(error, f"artifact {key} cannot be put into {self.directory}") from error
-        self._size = None if is_new else self._size
-        return is_new
-
     def mark_served(self, key: str) -> None:
         """Note that an artifact was served, to within :data:`TOUCH_EVERY_S`."""
         now = self._clock()

@@ -8,8 +8,8 @@
   ``lost`` says so; a damaged database is moved aside when it is opened.
 - A row that cannot be decoded is left out and counted (``damaged``); it never makes a query fail.
 
-Each table has a module of its own, with its statements as functions of a connection or a reader; this one gives them a
-common face. Tables that only one part of the daemon uses are attributes (``pinned``, ``anchors``, …).
+All that is asked of a store is in :mod:`ktuned.store.queries`, how jobs, trials and winners are written in
+:mod:`ktuned.store.writes`. Tables that only one part of the daemon uses are attributes (``pinned``, ``anchors``, …).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -29,17 +29,13 @@ import anyio.to_thread
 import msgspec
 
 from ktuned.model import (
-    FAILURES,
     LATENCY,
     Bits,
-    Candidate,
     Config,
     Context,
-    DeviceModel,
     Job,
     JobState,
     KernelInfo,
-    KnownConfig,
     Objective,
     Outcome,
     Peaks,
@@ -47,7 +43,6 @@ from ktuned.model import (
     Problem,
     Root,
     StoreError,
-    Trial,
     TrialResult,
     UsageError,
     Winner,
@@ -55,39 +50,27 @@ from ktuned.model import (
     canonical,
 )
 from ktuned.protocol import ChannelInfo, StoreInfo
-from ktuned.store import (
-    database_file,
-    digest_parts,
-    exchange,
-    job_writes,
-    launches,
-    peaks,
-    portfolios,
-    rows,
-    trial_queries,
-    trial_writes,
-)
-from ktuned.store.admissions import Admissions
-from ktuned.store.anchors import Anchors
-from ktuned.store.captures import CaptureTable
+from ktuned.store import database_file, exchange, writes
 from ktuned.store.faults import database_fault
 from ktuned.store.learned import LearnedNames
-from ktuned.store.pins import PinnedAnswers
-from ktuned.store.portfolios import StoredPortfolio
 from ktuned.store.projects import Projects
+from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader
-from ktuned.store.trial_writes import Recovered
+from ktuned.store.rows import StoredPortfolio
+from ktuned.store.tables import Admissions, Anchors, CaptureTable, PinnedAnswers
 from ktuned.store.writer import Writer
+from ktuned.store.writes import Recovered
 
 T = TypeVar("T")
 
 STORE_NAME = "ktuned.sqlite"
 """The database's file in the state directory."""
 
-_NEWEST_JOBS = "ORDER BY id DESC LIMIT ?"
+MAX_LAUNCHED_KEYS = 10_000
+"""Keys whose launches are kept, those that were launched last: as many as jobs may wait."""
 
 
-class Store:
+class Store(Queries):
     """The store, open from :meth:`open` to :meth:`close` (or the end of ``async with``).
 
     ``async`` methods write and return once the disk has it; the others read, in microseconds by an index, from the
@@ -104,7 +87,7 @@ class Store:
             path, vfs=vfs, prepare=self._recover_interrupted, patience_s=patience_s
         )
         try:
-            self._reader = Reader(path, vfs=vfs)
+            super().__init__(Reader(path, vfs=vfs))
         except sqlite3.Error as error:
             connection.close()
             raise database_fault(error, path) from error
@@ -174,10 +157,6 @@ class Store:
             lambda connection: connection.execute("DELETE FROM roots WHERE path = ?", (path,)).rowcount
         )
 
-    def load_absences(self) -> dict[str, float]:
-        """Return since when (Unix seconds) the directories of roots are gone, by path."""
-        return dict(self._reader.fetch_rows("SELECT path, gone_since FROM roots WHERE gone_since IS NOT NULL"))
-
     async def save_absences(self, since: Mapping[str, float]) -> None:
         """Remember since when the directories of these roots are gone, and that all others are there."""
 
@@ -189,12 +168,6 @@ class Store:
 
         await self._write_to_disk(save)
 
-    def load_roots(self) -> list[Root]:
-        """Return the watched roots, by path."""
-        return self._reader.fetch_values(
-            rows.decode_root, "SELECT path, name, python, env, asked_python FROM roots ORDER BY path"
-        )
-
     async def save_kernels(self, infos: Sequence[KernelInfo], removed: Sequence[str] = ()) -> None:
         """Remember kernels as they were last inspected, and drop those whose full names are ``removed``."""
         now = time.time()
@@ -204,60 +177,52 @@ class Store:
             parts = [(info.name, info.digest, json.dumps(info.parts)) for info in infos]
             connection.executemany("DELETE FROM kernels WHERE name = ?", [(name,) for name in removed])
             connection.executemany("INSERT OR REPLACE INTO kernels (name, info, updated) VALUES (?, ?, ?)", entries)
-            digest_parts.keep_digest_parts(connection, parts)
+            connection.executemany("INSERT OR IGNORE INTO meanings (kernel, digest, parts) VALUES (?, ?, ?)", parts)
+            for info in infos:
+                writes.forget_unused_meanings(connection, info.name, info.digest)
 
         await self._write_to_disk(save)
 
-    def load_digest_parts(self, kernel: str, digest: str) -> dict[str, str] | None:
-        """Return the parts that a kernel's digest was made of, by their labels; ``None`` if they were not kept."""
-        return digest_parts.load_digest_parts(self._reader, kernel, digest)
-
-    def load_fingerprint_versions(self, fingerprint: str) -> dict[str, str] | None:
-        """Return the versions and flags that a fingerprint's digest stands for; ``None`` if they were not kept."""
-        return digest_parts.load_fingerprint_versions(self._reader, fingerprint)
-
     async def save_versions(self, fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
         """Remember what fingerprints stand for, by their digests."""
-        await self._write_to_disk(lambda connection: digest_parts.keep_versions(connection, fingerprints))
-
-    def load_peaks(self) -> dict[DeviceModel, Peaks]:
-        """Return the measured limits of each device model."""
-        return peaks.all_of(self._reader)
+        entries = [
+            (digest, json.dumps({name: str(version) for name, version in versions.items()}))
+            for digest, versions in fingerprints.items()
+        ]
+        await self._insert("INSERT OR IGNORE INTO fingerprints (digest, versions) VALUES (?, ?)", *entries)
 
     async def save_peaks(self, found: Peaks) -> None:
         """Keep the limits of a device model."""
-        await self._write_to_disk(lambda connection: peaks.save_peaks(connection, found))
-
-    def load_launches(self) -> dict[WinnerKey, int]:
-        """Return how often applications have launched each key, whatever the objective."""
-        return launches.read_launches(self._reader)
+        await self._insert("INSERT OR REPLACE INTO peaks VALUES (?, ?)", (found.device, json.dumps(asdict(found))))
 
     async def add_launches(self, counts: Mapping[WinnerKey, int], now: float) -> None:
-        """Add applications' launches to those that are known."""
-        await self._write_to_disk(lambda connection: launches.add_launches(connection, counts, now))
+        """Add applications' launches to those that are known; of too many keys, forget the longest unused."""
+        entries = [(key.kernel, key.problem, key.device, count, now) for key, count in counts.items()]
 
-    def load_portfolios(self, kernel: str) -> list[StoredPortfolio]:
-        """Return a kernel's portfolios on all devices, by all objectives."""
-        return portfolios.load_portfolios(self._reader, kernel)
+        def add(connection: sqlite3.Connection) -> None:
+            connection.executemany(
+                """INSERT INTO launches (kernel, problem, device, count, updated) VALUES (?, ?, ?, ?, ?)
+                ON CONFLICT DO UPDATE SET count = count + excluded.count, updated = excluded.updated""",
+                entries,
+            )
+            connection.execute(
+                """DELETE FROM launches WHERE (kernel, problem, device) IN (
+                    SELECT kernel, problem, device FROM launches ORDER BY updated DESC LIMIT -1 OFFSET ?)""",
+                (MAX_LAUNCHED_KEYS,),
+            )
+
+        await self._write_to_disk(add)
 
     async def save_portfolio(self, portfolio: StoredPortfolio) -> None:
         """Keep a portfolio in place of the one before."""
-        await self._write_to_disk(lambda connection: portfolios.save_portfolio(connection, portfolio))
-
-    def load_kernels(self) -> list[KernelInfo]:
-        """Return all kernels as they were last inspected, by name."""
-        return self._reader.fetch_values(rows.decode_kernel, "SELECT name, info FROM kernels ORDER BY name")
+        document = msgspec.json.encode(portfolio.document).decode()
+        values = portfolio.kernel, portfolio.device, portfolio.objective, portfolio.state, document, portfolio.created
+        await self._insert("INSERT OR REPLACE INTO portfolios VALUES (?, ?, ?, ?, ?, ?)", values)
 
     async def save_probe(self, key: str, data: Mapping[str, Any]) -> None:
         """Remember what an interpreter's backends and devices were found to be."""
         values = (key, json.dumps(dict(data)), time.time())
-        await self._write_to_disk(
-            lambda connection: (
-                connection.execute(
-                    "INSERT OR REPLACE INTO probes (key, data, updated) VALUES (?, ?, ?)", values
-                ).rowcount
-            )
-        )
+        await self._insert("INSERT OR REPLACE INTO probes (key, data, updated) VALUES (?, ?, ?)", values)
 
     async def check_writable(self) -> None:
         """Write and take back one row.
@@ -271,10 +236,6 @@ class Store:
             connection.execute("DELETE FROM probes WHERE key = ''")
 
         await self._write_to_disk(write)
-
-    def load_probes(self) -> dict[str, dict[str, Any]]:
-        """Return what was last found, by key."""
-        return dict(self._reader.fetch_values(rows.decode_record, "SELECT key, data FROM probes ORDER BY key"))
 
     async def create_job(
         self, key: WinnerKey, problem: Problem, *, priority: int, reason: str, plan: Plan, now: float
@@ -295,16 +256,12 @@ class Store:
             created=now,
             key_problem=key.problem,
         )
-        number = await self._write_to_disk(lambda connection: job_writes.create_job(connection, job))
+        number = await self._write_to_disk(lambda connection: writes.create_job(connection, job))
         return replace(job, id=number)
 
     async def save_pauses(self, devices: Collection[str]) -> None:
         """Remember which device models are paused, and no others."""
-        await self._write_to_disk(lambda connection: job_writes.save_pauses(connection, devices))
-
-    def load_pauses(self) -> set[str]:
-        """Return the device models that are paused."""
-        return {device for (device,) in self._reader.fetch_rows("SELECT device FROM pauses")}
+        await self._write_to_disk(lambda connection: writes.save_pauses(connection, devices))
 
     async def update_job(self, job: Job) -> None:
         """Store all of a job but what it was created with (kernel, problem, device, created).
@@ -312,21 +269,7 @@ class Store:
         Raises:
             NotFound: there is no such job.
         """
-        await self._write_to_disk(lambda connection: job_writes.update_job(connection, job))
-
-    def get_job(self, number: int) -> Job | None:
-        """Return a job by its id."""
-        return self._reader.fetch_value(rows.decode_job, f"{rows.SELECT_JOBS} WHERE id = ?", number)
-
-    def list_jobs(
-        self, *, kernel: str | None = None, states: Sequence[JobState] | None = None, limit: int = 200
-    ) -> list[Job]:
-        """Return jobs, the newest first."""
-        where, values = trial_queries.where_clause({"kernel = ?": kernel})
-        if states is not None:
-            where += f" {'AND' if where else 'WHERE'} state IN ({', '.join('?' * len(states))})"
-            values += tuple(states)
-        return self._reader.fetch_values(rows.decode_job, f"{rows.SELECT_JOBS} {where} {_NEWEST_JOBS}", *values, limit)
+        await self._write_to_disk(lambda connection: writes.update_job(connection, job))
 
     async def begin_trial(self, context: Context, problem: Problem, job: int, config: Config) -> int:
         """Enter one trial as under way and return its id; see :meth:`begin_trials`."""
@@ -345,9 +288,7 @@ class Store:
         if context.problem != canonical(problem):
             raise UsageError(f"{context.kernel}: {canonical(problem)} is not the context's problem {context.problem}")
         now = time.time()
-        return await self._write_to_disk(
-            lambda connection: trial_writes.begin_trials(connection, context, job, configs, now)
-        )
+        return await self._write_to_disk(lambda connection: writes.begin_trials(connection, context, job, configs, now))
 
     async def finish_trial(
         self, number: int, result: TrialResult, *, objective: Objective = LATENCY, is_opening: bool = False
@@ -368,7 +309,7 @@ class Store:
         """
         now = time.time()
         return await self._write_to_disk(
-            lambda connection: trial_writes.finish_trial(
+            lambda connection: writes.finish_trial(
                 connection, number, result, now, objective=objective, is_opening=is_opening
             )
         )
@@ -385,9 +326,7 @@ class Store:
         """
         now = time.time()
         return await self._write_to_disk(
-            lambda connection: trial_writes.finish_all(
-                connection, results, now, objective=objective, is_opening=is_opening
-            )
+            lambda connection: writes.finish_all(connection, results, now, objective=objective, is_opening=is_opening)
         )
 
     async def settle_final_round(
@@ -403,7 +342,7 @@ class Store:
         """
         now = time.time()
         return await self._write_to_disk(
-            lambda connection: trial_writes.settle_final_round(connection, results, best, now, objective=objective)
+            lambda connection: writes.settle_final_round(connection, results, best, now, objective=objective)
         )
 
     async def decide_winner(self, number: int, *, objective: Objective = LATENCY, is_final: bool = True) -> Winner:
@@ -415,7 +354,7 @@ class Store:
         """
         now = time.time()
         return await self._write_to_disk(
-            lambda connection: trial_writes.make_winner(connection, number, now, objective=objective, is_final=is_final)
+            lambda connection: writes.make_winner(connection, number, now, objective=objective, is_final=is_final)
         )
 
     async def mark_same_bits(self, context: Context, anchor: Bits) -> None:
@@ -424,7 +363,7 @@ class Store:
         Without any bits none is known to have them.
         """
         now = time.time()
-        await self._write_to_disk(lambda connection: trial_writes.mark_same_bits(connection, context, anchor, now))
+        await self._write_to_disk(lambda connection: writes.mark_same_bits(connection, context, anchor, now))
 
     async def forget_trials(self, kernel: str, outcome: Outcome | None = None) -> int:
         """Delete a kernel's ended trials, of one outcome or all with its ended jobs; return how many trials.
@@ -432,9 +371,7 @@ class Store:
         A winner among them is followed by the best that stays in its context, if any does.
         """
         now = time.time()
-        return await self._write_to_disk(
-            lambda connection: trial_writes.forget_trials(connection, kernel, outcome, now)
-        )
+        return await self._write_to_disk(lambda connection: writes.forget_trials(connection, kernel, outcome, now))
 
     async def adopt_winners(self, kernel: str, device: str, offers: Sequence[Winner]) -> int:
         """Make each offer the winner of its problem, whatever there is; return the job that they are trials of."""
@@ -443,114 +380,8 @@ class Store:
             lambda connection: exchange.adopt_winners(connection, kernel, device, offers, now)
         )
 
-    def get_trial(self, number: int) -> Trial | None:
-        """Return a trial by its id."""
-        return trial_queries.by_id(self._reader, number)
-
-    def known_trial(self, context: Context, config: Config) -> Trial | None:
-        """Return the outcome of a config in this very context, if it was tried."""
-        return trial_queries.of_config(self._reader, context, config)
-
-    def has_failed(self, context: Context, config: Config) -> bool:
-        """Return whether a config is known not to work in this very context."""
-        known = self.known_trial(context, config)
-        return known is not None and known.outcome in FAILURES
-
-    def best_trials(
-        self,
-        context: Context,
-        limit: int,
-        *,
-        objective: Objective = LATENCY,
-        rounds: int = 0,
-        by_energy: bool = False,
-    ) -> list[Trial]:
-        """Return the measured trials of a context that have an objective's figure, the best first.
-
-        With ``rounds`` only finalists of so many; those by energy are counted apart.
-        """
-        return trial_queries.find_best_trials(self._reader, context, limit, objective, rounds, by_energy=by_energy)
-
-    def find_twins(self, content: str) -> list[Trial]:
-        """Return the newest trials of this content (the detail ``content``) that say what a measurement would."""
-        return trial_queries.find_twins(self._reader, content)
-
-    def find_candidates(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[Candidate]:
-        """Return the measured configs of a context whose bits are known on all inputs, the best first."""
-        return trial_queries.find_candidates(self._reader, context, limit, objective)
-
-    def load_past_searches(
-        self, context: Context, contexts: int, limit: int, *, objective: Objective = LATENCY
-    ) -> list[KnownConfig]:
-        """Return what the latest ``contexts`` of a context's kernel, problem and device have found, its own first.
-
-        Of each context the measured configs come first, the best by the objective before the others.
-        """
-        return trial_queries.find_past_searches(self._reader, context, contexts, limit, objective)
-
-    def measured_configs(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[KnownConfig]:
-        """Return the measured configs of a context that have an objective's figure, the best first."""
-        return trial_queries.find_measured_configs(self._reader, context, limit, objective)
-
-    def failed_configs(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[KnownConfig]:
-        """Return the configs of a context that ended otherwise than measured, and are not tried again."""
-        return trial_queries.find_failed_configs(self._reader, context, limit, objective)
-
-    def list_trials(
-        self,
-        *,
-        kernel: str | None = None,
-        problem: str | None = None,
-        device: str | None = None,
-        outcome: Outcome | None = None,
-        job: int | None = None,
-        digests: Iterable[str] | None = None,
-        before: int | None = None,
-        limit: int = 1000,
-        order: trial_queries.Order = "newest",
-    ) -> list[Trial]:
-        """Return trials; ``problem`` is a canonical text, ``digests`` what the kernel may have meant.
-
-        ``newest`` begins with the latest entered (a retried one keeps its place), of those entered ``before`` a trial.
-        ``fastest`` leaves out trials without a latency and goes by kernel, problem and device, the fastest of each
-        first, and those that were measured to the end before those that were given up.
-        """
-        wanted = trial_queries.trial_conditions(kernel, problem, device, outcome, job, digests)
-        return trial_queries.select_trials(self._reader, {**wanted, "trials.id < ?": before}, limit, order)
-
-    def count_trials(
-        self,
-        kernel: str,
-        problem: str | None,
-        device: str | None,
-        outcome: Outcome | None,
-        job: int | None,
-        digests: Iterable[str] | None,
-    ) -> int:
-        """Return how many trials :meth:`list_trials` would return without a limit; some 30 ms for a million."""
-        wanted = trial_queries.trial_conditions(kernel, problem, device, outcome, job, digests)
-        return trial_queries.count_trials(self._reader, wanted)
-
-    def list_problems(self, kernel: str) -> list[str]:
-        """Return the canonical texts of the problems that a kernel was tried on."""
-        found = self._reader.fetch_rows("SELECT DISTINCT problem FROM contexts WHERE kernel = ?", kernel)
-        return [problem for (problem,) in found]
-
-    def get_winner(self, key: WinnerKey) -> Winner | None:
-        """Return the winner of a key."""
-        columns = "winners.kernel, winners.problem, winners.device, winners.objective"
-        return self._reader.fetch_value(
-            rows.decode_winner, f"{rows.SELECT_WINNERS} WHERE ({columns}) = (?, ?, ?, ?)", *key
-        )
-
-    def list_winners(self, kernel: str | None = None) -> list[Winner]:
-        """Return all winners, of one kernel or of all, by kernel, problem, device and objective."""
-        where, values = trial_queries.where_clause({"winners.kernel = ?": kernel})
-        tail = "ORDER BY winners.kernel, winners.problem, winners.device, winners.objective"
-        return self._reader.fetch_values(rows.decode_winner, f"{rows.SELECT_WINNERS} {where} {tail}", *values)
-
     def _recover_interrupted(self, connection: sqlite3.Connection) -> None:
-        self.recovered = trial_writes.recover_interrupted(connection)
+        self.recovered = writes.recover_interrupted(connection)
 
     @property
     def damaged(self) -> str:
@@ -563,6 +394,9 @@ class Store:
         if database_file.file_identity(self.path) == self._identity:
             return ""
         return f"the store {self.path} was removed or replaced while it was in use"
+
+    async def _insert(self, statement: str, *entries: tuple[Any, ...]) -> None:
+        await self._write_to_disk(lambda connection: connection.executemany(statement, entries).rowcount)
 
     async def _write_to_disk(self, operation: Callable[[sqlite3.Connection], T]) -> T:
         if lost := self.lost:

@@ -29,8 +29,9 @@ from ktuned.model import (
     unit_of,
     word_improvement,
 )
-from ktuned.store import job_writes, rows, trial_writes
+from ktuned.store import writes
 from ktuned.store.faults import database_fault
+from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader
 
 
@@ -76,10 +77,8 @@ def list_exports(path: Path) -> list[tuple[str, str, int]]:
 
 def winners_to_export(path: Path, kernel: str, device: str) -> list[Winner]:
     """Return what an export of a kernel on a device model holds, by problem and objective; to be called in a thread."""
-    order = "ORDER BY winners.problem, winners.objective"
-    select = f"{rows.SELECT_WINNERS} WHERE winners.kernel = ? AND winners.device = ? {order}"
     with _open_reader(path) as reader:
-        return reader.fetch_values(rows.decode_winner, select, kernel, device)
+        return Queries(reader).list_winners(kernel, device)
 
 
 @contextmanager
@@ -107,14 +106,14 @@ def adopt_winners(
         Plan(),
         created=now,
     )
-    number = job_writes.create_job(connection, job)
+    number = writes.create_job(connection, job)
     done = len(offers)
     ended = replace(
         job, id=number, started=now, finished=now, done=done, total=done, outcomes={Outcome.MEASURED.value: done}
     )
-    job_writes.update_job(connection, ended)
+    writes.update_job(connection, ended)
     for offer in offers:
-        (trial,) = trial_writes.begin_trials(connection, offer.context, number, [offer.config], offer.decided)
+        (trial,) = writes.begin_trials(connection, offer.context, number, [offer.config], offer.decided)
         result = TrialResult(
             Outcome.MEASURED,
             offer.latency_us,
@@ -123,6 +122,6 @@ def adopt_winners(
             detail=TrialDetail(phase="import"),
             metrics=offer.metrics,
         )
-        trial_writes.finish_trial(connection, trial, result, offer.decided, objective=offer.objective)
-        trial_writes.make_winner(connection, trial, offer.decided, objective=offer.objective, is_final=True)
+        writes.finish_trial(connection, trial, result, offer.decided, objective=offer.objective)
+        writes.make_winner(connection, trial, offer.decided, objective=offer.objective, is_final=True)
     return number

@@ -14,17 +14,13 @@ from dataclasses import asdict
 import msgspec
 
 from ktuned.model import KernelInfo, KernelName, Observation, add_captured, extend_digest
-from ktuned.store import context_moves, digest_parts
-from ktuned.store.pins import Write
-from ktuned.store.reader import Reader, Row
+from ktuned.store import writes
+from ktuned.store.reader import Row
+from ktuned.store.tables import Table
 
 
-class LearnedNames:
+class LearnedNames(Table):
     """The learned names of all kernels."""
-
-    def __init__(self, reader: Reader, write: Write) -> None:
-        self._reader = reader
-        self._write = write
 
     def list_names(self) -> dict[KernelName, dict[str, Observation]]:
         """Return each kernel's names, with what they held when they were learned."""
@@ -69,10 +65,10 @@ def _rename_contexts(connection: sqlite3.Connection, kernel: KernelInfo, fresh: 
             (kernel.name, named, json.dumps(parts)),
         )
         for captured in ("", *(capture for (capture,) in captures)):
-            context_moves.rename_contexts(
+            writes.rename_contexts(
                 connection, kernel.name, add_captured(digest, captured), add_captured(named, captured)
             )
-    digest_parts.drop_unused(connection, kernel.name, kernel.digest)
+    writes.forget_unused_meanings(connection, kernel.name, kernel.digest)
 
 
 def _decode_name(row: Row) -> tuple[KernelName, Observation]:

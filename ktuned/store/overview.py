@@ -13,10 +13,10 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from ktuned.model import BitClasses, Context, DeviceModel, Job, KernelInfo, Peaks, StoreError, Winner
-from ktuned.store import database_file, digest_parts, peaks, portfolios, rows
+from ktuned.model import BitClasses, Context, StoreError
+from ktuned.store import database_file, rows
 from ktuned.store.faults import database_fault
-from ktuned.store.portfolios import StoredPortfolio
+from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader, Row
 from ktuned.store.schema import SCHEMA_VERSION, check_ours
 
@@ -82,7 +82,7 @@ class TrialRow(NamedTuple):
     spans: Sequence[tuple[str, str, float]]
 
 
-class Overview:
+class Overview(Queries):
     """The store at ``path``, open for reading until :meth:`close`, or the end of ``with``.
 
     Raises:
@@ -95,7 +95,7 @@ class Overview:
             with closing(database_file.open_for_reading(path, vfs=None)) as connection:
                 check_ours(connection, str(path))
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
-            self._reader = Reader(path)
+            super().__init__(Reader(path))
         except sqlite3.Error as error:
             raise database_fault(error, path) from error
         if version < SCHEMA_VERSION:
@@ -119,10 +119,6 @@ class Overview:
         """Return a value that changes when another process writes to the store."""
         return tuple(self._reader.fetch_rows("PRAGMA data_version"))
 
-    def load_kernels(self) -> list[KernelInfo]:
-        """Return the kernels as they were last inspected."""
-        return self._reader.fetch_values(rows.decode_kernel, "SELECT name, info FROM kernels ORDER BY name")
-
     def load_contexts(self) -> list[ContextSums]:
         """Return every context that has trials, the one with the newest trial last."""
         return self._reader.fetch_values(_decode_context_sums, _CONTEXTS)
@@ -133,37 +129,9 @@ class Overview:
 
     def load_bit_classes(self, context: int) -> BitClasses:
         """Return the classes of equal bits among a context's trials, as far as bits were compared."""
-        compared = "iif(json_valid(detail), json_extract(detail, '$.bits'), NULL) IS NOT NULL"
+        compared = f"{rows.detail_sql('bits')} IS NOT NULL"
         select = f"{rows.SELECT_TRIALS} WHERE trials.context_id = ? AND trials.outcome = 'measured' AND {compared}"
         return BitClasses.from_trials(self._reader.fetch_values(rows.decode_trial, select, context))
-
-    def load_peaks(self) -> Mapping[DeviceModel, Peaks]:
-        """Return the measured limits of devices."""
-        return peaks.all_of(self._reader)
-
-    def load_portfolios(self) -> list[StoredPortfolio]:
-        """Return the portfolios of all kernels."""
-        return portfolios.all_of(self._reader)
-
-    def load_winners(self) -> list[Winner]:
-        """Return all winners."""
-        return self._reader.fetch_values(
-            rows.decode_winner, f"{rows.SELECT_WINNERS} ORDER BY winners.kernel, winners.problem"
-        )
-
-    def load_jobs(self, kernel: str, limit: int) -> list[Job]:
-        """Return a kernel's newest jobs, the newest first."""
-        return self._reader.fetch_values(
-            rows.decode_job, f"{rows.SELECT_JOBS} WHERE kernel = ? ORDER BY id DESC LIMIT ?", kernel, limit
-        )
-
-    def load_digest_parts(self, kernel: str, digest: str) -> Mapping[str, str] | None:
-        """Return the parts of a kernel's digest."""
-        return digest_parts.load_digest_parts(self._reader, kernel, digest)
-
-    def load_fingerprint_versions(self, digest: str) -> Mapping[str, str] | None:
-        """Return the versions that a fingerprint stands for."""
-        return digest_parts.load_fingerprint_versions(self._reader, digest)
 
 
 def _decode_context_sums(row: Row) -> ContextSums:

@@ -15,20 +15,15 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 
 from ktuned.model import ProjectName, canonical
-from ktuned.store import context_moves
-from ktuned.store.pins import Write
-from ktuned.store.reader import Reader
+from ktuned.store import writes
+from ktuned.store.tables import Table
 
 _AFTER_COLON = chr(ord(":") + 1)
 """All full names of a project lie between its name with a colon and its name with this."""
 
 
-class Projects:
+class Projects(Table):
     """The names of the roots' projects."""
-
-    def __init__(self, reader: Reader, write: Write) -> None:
-        self._reader = reader
-        self._write = write
 
     def load_names(self) -> dict[str, ProjectName]:
         """Return the name of each root that has had one, by its path."""
@@ -138,7 +133,7 @@ class _Move:
             if twin is None:
                 self._connection.execute("UPDATE contexts SET kernel = ? WHERE id = ?", (name, number))
             else:
-                context_moves.merge_contexts(self._connection, number, twin[0])
+                writes.merge_contexts(self._connection, number, twin[0])
 
     def move_kernels(self) -> None:
         """Rename kernels as they were last inspected; the next inspection finds them unchanged."""

@@ -20,6 +20,7 @@ from ktuned.model import (
     KnownConfig,
     Objective,
     Outcome,
+    Peaks,
     Plan,
     Root,
     RootSettings,
@@ -33,6 +34,7 @@ from ktuned.model import (
     needs_metric,
     strip_numerics,
 )
+from ktuned.protocol import PortfolioDocument
 from ktuned.store.reader import Row
 
 CONTEXT_COLUMNS = (
@@ -63,17 +65,32 @@ SELECT_WINNERS = f"""SELECT {CONTEXT_COLUMNS}, trials.id, trials.config, trials.
     FROM winners JOIN trials ON trials.id = winners.trial_id JOIN contexts ON contexts.id = trials.context_id"""
 
 
+class StoredPortfolio(msgspec.Struct, frozen=True):
+    """A portfolio's document, and the state (digests) of the kernel, toolchain and device that it was fitted in."""
+
+    kernel: str
+    device: str
+    objective: Objective
+    state: str
+    document: PortfolioDocument
+    created: float
+
+
+def detail_sql(name: str, trials: str = "trials") -> str:
+    """Return the SQL of a field of a trial's detail; NULL if it has none."""
+    # SQLite refuses the whole SELECT for one text that is no JSON.
+    return f"iif(json_valid({trials}.detail), json_extract({trials}.detail, '$.{name}'), NULL)"
+
+
 def figure_sql(objective: Objective, trials: str = "trials") -> str:
     """Return the SQL of a trial's figure by an objective; NULL if it has none."""
-    # SQLite refuses the whole SELECT for one text that is no JSON.
     if is_exact(objective):
-        same = f"iif(json_valid({trials}.detail), json_extract({trials}.detail, '$.same_bits'), NULL)"
-        return f"iif({same}, {figure_sql(strip_numerics(objective), trials)}, NULL)"
+        figure = figure_sql(strip_numerics(objective), trials)
+        return f"iif({detail_sql('same_bits', trials)}, {figure}, NULL)"
     if not needs_metric(objective):
         return f"{trials}.latency_us"
     # A metric's name is an identifier.
-    path = f'$.metrics."{metric_of(objective)}"'
-    return f"iif(json_valid({trials}.detail), json_extract({trials}.detail, '{path}'), NULL)"
+    return detail_sql(f'metrics."{metric_of(objective)}"', trials)
 
 
 def cost_sql(objective: Objective, trials: str = "trials") -> str:
@@ -200,6 +217,21 @@ def decode_root(row: Row) -> Root:
 def decode_kernel(row: Row) -> KernelInfo:
     """Read a row ``name, info``."""
     return msgspec.convert(json.loads(row[1]), KernelInfo)
+
+
+def decode_peaks(row: Row) -> Peaks:
+    """Read a row ``device, figures``."""
+    return Peaks(**json.loads(row[1]))
+
+
+def decode_portfolio(row: Row) -> StoredPortfolio:
+    """Read a whole row of the portfolios."""
+    kernel, device, objective, state, document, created = row
+    try:
+        found = msgspec.json.decode(document, type=PortfolioDocument)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+    return StoredPortfolio(kernel, device, Objective(objective), state, found, created)
 
 
 def decode_record(row: Row) -> tuple[str, dict[str, Any]]:

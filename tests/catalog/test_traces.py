@@ -158,7 +158,7 @@ async def test_captured_inputs_keep_their_winner(tmp_path: Path) -> None:
     """The winner of captured inputs stays fresh when a name is learned."""
     async with assembled(tmp_path) as parts:
         kernel = await parts.inspect(kernel_text())
-        from ktuned.store.captures import Capture
+        from ktuned.store import Capture
 
         await parts.captured_inputs.hold_capture(Capture(kernel.name, '{"n":64}', "cafe", 1, 0.0))
         await parts.measured(kernel, {50.0: 40.0})

@@ -22,10 +22,9 @@ from ktuned.lookup.winner_table import WinnerTable
 from ktuned.model import KernelName
 from ktuned.model.errors import NotFound, UsageError
 from ktuned.protocol import Event, Method, StreamPosition, SubscribeParams
-from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
 from ktuned.serve.listener import bind_socket
-from ktuned.serve.method import Handler
+from ktuned.serve.method import Handler, Peer
 from ktuned.serve.server import Server
 from ktuned_client.table import kernel_key, winner_prefix
 from tests.serve.noise import Noise
@@ -60,9 +59,9 @@ class Daemon:
         self.jobs: dict[int, dict[str, Any]] = {}
         methods = {
             "hello": self.hello,
-            "asked": lambda params, connection: self.asked,
+            "asked": lambda params, peer: self.asked,
             "connections": self.connections,
-            "bump": lambda params, connection: self.table.bump_generation(params["kernel"]),
+            "bump": lambda params, peer: self.table.bump_generation(params["kernel"]),
             "publish_winner": self.publish_winner,
             "lookup": self.lookup,
             "lookup_many": self.lookup_many,
@@ -77,12 +76,12 @@ class Daemon:
             "subscribe": self.subscribe,
         }
         handlers = [Handler[Any, Any](Method[Any, Any](name, dict, dict), answer) for name, answer in methods.items()]
-        self.server = Server(handlers, subscribers=self.events)
+        self.server = Server(handlers)
 
-    def hello(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    def hello(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
         return {"protocol": self.protocol, "build": "9.9", "table": self.table.path}
 
-    def publish_winner(self, params: dict[str, Any], connection: Connection) -> None:
+    def publish_winner(self, params: dict[str, Any], peer: Peer) -> None:
         """Publish a winner of ``kernel`` for ``problem``, and rules by which clients form keys of its winners."""
         kernel, problem, status = params["kernel"], params["problem"], params.get("status", "fresh")
         rules = [kernel, "/tune.py", "latency", {"": "cpu", "cpu:0": "cpu"}, params.get("keys")]
@@ -92,21 +91,21 @@ class Daemon:
         key = winner_prefix(kernel, "cpu", "latency") + msgpack.packb(dict(sorted(problem.items())))
         self.table.publish_entry(kernel, key, msgpack.packb(winner))
 
-    def lookup_many(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    def lookup_many(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
         answers = []
         for entry in params["lookups"]:
             if entry["kernel"] == "omitted":
                 continue
             try:
-                answers.append(self.lookup(entry, connection))
+                answers.append(self.lookup(entry, peer))
             except (NotFound, UsageError) as error:
                 answers.append({"error": error.to_wire()})
         return {"answers": answers}
 
-    def connections(self, params: dict[str, Any], connection: Connection) -> int:
-        return self.server.traffic.describe_traffic().connections
+    def connections(self, params: dict[str, Any], peer: Peer) -> int:
+        return self.server.describe_traffic().connections
 
-    def lookup(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    def lookup(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
         self.asked += 1
         self.table.confirm_watch()
         if params["kernel"] == "missing":
@@ -130,37 +129,37 @@ class Daemon:
             "a_newer_field": True,
         }
 
-    async def hold(self, params: dict[str, Any], connection: Connection) -> Any:
+    async def hold(self, params: dict[str, Any], peer: Peer) -> Any:
         await self.released.wait()
         return params
 
-    def release(self, params: dict[str, Any], connection: Connection) -> None:
+    def release(self, params: dict[str, Any], peer: Peer) -> None:
         self.released.set()
 
-    def boom(self, params: dict[str, Any], connection: Connection) -> None:
+    def boom(self, params: dict[str, Any], peer: Peer) -> None:
         raise RuntimeError("boom")
 
-    def garble(self, params: dict[str, Any], connection: Connection) -> None:
-        connection.send(b"\xc1")
+    def garble(self, params: dict[str, Any], peer: Peer) -> None:
+        peer.send(b"\xc1")
 
-    def tune(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    def tune(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
         seq = self.events.seq
         for number in range(params.get("trials", 1)):
             self._note(number + 1, params["kernel"], "running")
         return {"jobs": list(self.jobs.values()), "errors": [], "epoch": self.events.epoch, "seq": seq}
 
-    def list_jobs(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    def list_jobs(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
         return {"jobs": [self.jobs[job] for job in params["ids"]]}
 
-    def end(self, params: dict[str, Any], connection: Connection) -> None:
+    def end(self, params: dict[str, Any], peer: Peer) -> None:
         self._note(params["job"], "p:k", "done")
 
-    def publish(self, params: dict[str, Any], connection: Connection) -> None:
+    def publish(self, params: dict[str, Any], peer: Peer) -> None:
         for _ in range(params["count"]):
             self.events.publish_event(Noise(job=params.get("job")))
 
-    def subscribe(self, params: dict[str, Any], connection: Connection) -> StreamPosition:
-        return self.events.add_subscription(connection, msgspec.convert(params, SubscribeParams))
+    def subscribe(self, params: dict[str, Any], peer: Peer) -> StreamPosition:
+        return self.events.add_subscription(peer, msgspec.convert(params, SubscribeParams))
 
     def _note(self, job: int, kernel: str, state: str) -> None:
         self.jobs[job] = {"id": job, "kernel": kernel, "state": state}

@@ -143,7 +143,7 @@ async def test_a_new_limit_counts_at_once() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(life.run_until_cancelled)
             await anyio.wait_all_tasks_blocked()
-            life.idle_exit_s = 0.01
+            life.apply_limit(0.01)
             with anyio.fail_after(30):
                 await stopped.wait()
             tasks.cancel_scope.cancel()

@@ -20,7 +20,6 @@ from ktuned.model.trial import TrialDetail, TrialResult
 from ktuned.model.values import Outcome, Problem
 from ktuned.protocol import CaptureParams, ForgetParams, LookupManyParams, LookupParams, TuneParams
 from ktuned.scheduling.job_requests import TuningRequest
-from ktuned.serve.connection import Connection
 from ktuned.serve.explain import Explainer
 from ktuned.store import Capture
 from ktuned.store.database import Store
@@ -113,12 +112,12 @@ async def test_wrong_questions_are_refused(parts: Parts) -> None:
         ask(parts, {"m": 1})
     other = parts.project.parent / "q"
     parts.write(kernel_text(), str(other / "tune_it.py"))
-    tune = parts.daemon.handlers["tune"]
-    accepted = await cast(Any, tune.handle)(TuneParams(path=str(other)), cast(Connection, None))
+    tune = parts.answering.handlers["tune"]
+    accepted = await cast(Any, tune.handle)(TuneParams(path=str(other)), cast(Any, None))
     watched, notice = accepted.notices
     assert watched.startswith(f"{other} is watched from now on")
     assert notice.startswith("'it' alone may mean q:it or project:it now")
-    assert not (await cast(Any, tune.handle)(TuneParams(path=str(other)), cast(Connection, None))).notices
+    assert not (await cast(Any, tune.handle)(TuneParams(path=str(other)), cast(Any, None))).notices
     with pytest.raises(AmbiguousName):
         ask(parts)
     for name, directory in (("project:it", None), ("it", str(parts.project))):
@@ -322,7 +321,7 @@ async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
     """After ``forget`` of a kernel, or a capture of its inputs, the next lookup has its problem tuned once more."""
     kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0)]"))
     problem = wanted({"n": 64}).problem
-    forget = parts.daemon.handlers["forget"]
+    forget = parts.answering.handlers["forget"]
 
     async def ends_fresh(count: int) -> None:
         assert ask(parts, tune=True)["status"] == "default"
@@ -331,14 +330,14 @@ async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
 
     async with parts.working():
         await ends_fresh(1)
-        await cast(Any, forget.handle)(ForgetParams(kernel=kernel.name), cast(Connection, None))
+        await cast(Any, forget.handle)(ForgetParams(kernel=kernel.name), cast(Any, None))
         await ends_fresh(2)
         # A capture that is taken back while nothing was looked up: the context is the one from before.
         await parts.store.forget_trials(kernel.name, None)
         await parts.captured_inputs.hold_capture(Capture(kernel.name, problem, "0" * 64, 1, 0.0))
-        capture = parts.daemon.handlers["capture"]
+        capture = parts.answering.handlers["capture"]
         await cast(Any, capture.handle)(
-            CaptureParams(kernel=kernel.name, problem={"n": 64}, remove=True), cast(Connection, None)
+            CaptureParams(kernel=kernel.name, problem={"n": 64}, remove=True), cast(Any, None)
         )
         await ends_fresh(3)
 
@@ -443,8 +442,8 @@ async def test_a_lookup_waits_for_a_worker_no_longer_than_it_may(parts: Parts) -
     (found,) = await settled(parts, {"n": 40}, within_s=0.05)
     assert (found.answer.status, len(found.undecided)) == ("default", 1)
     asked_together = [LookupParams("it", {"n": n}, tune=False, settle=1.0) for n in range(1, 9)]
-    deferred = cast(Any, parts.daemon.handlers["lookup_many"].handle)(
-        LookupManyParams(asked_together), cast(Connection, None)
+    deferred = cast(Any, parts.answering.handlers["lookup_many"].handle)(
+        LookupManyParams(asked_together), cast(Any, None)
     )
     began = monotonic()
     assert {answer.status for answer in (await deferred.rest()).answers} == {"default"}

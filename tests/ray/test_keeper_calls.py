@@ -1,4 +1,4 @@
-"""Calls of a keeper's actor: what they bring comes in order, and one is always under way."""
+"""The way to a keeper: calls of its actor, or a connection; either brings all bytes in order, and says why it ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
-import anyio
 import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed; pip install 'ktuned[ray]'")
@@ -57,75 +56,32 @@ class Remote:
         return asyncio.ensure_future(self._method(*given))
 
 
-class Actor:
-    """An actor whose calls the test answers, in any order."""
-
-    def __init__(self) -> None:
-        self.relay_bytes = self
-        self.calls: list[tuple[int, bytes, asyncio.Future[Any]]] = []
-
-    def remote(self, number: int, data: bytes) -> asyncio.Future[Any]:
-        """Begin a call."""
-        future = asyncio.get_running_loop().create_future()
-        self.calls.append((number, data, future))
-        return future
+def remote_actor(actor: EchoActor) -> Any:
+    """Return the actor as the bridge has it."""
+    return SimpleNamespace(send_bytes=Remote(actor.send_bytes), receive_bytes=Remote(actor.receive_bytes))
 
 
-async def test_answers_keep_their_order() -> None:
-    """Calls that end in another order than their answers were taken in deliver them as they were taken."""
-    actor, taken = Actor(), asyncio.Queue[bytes]()
+async def test_calls_carry_the_bytes_in_order() -> None:
+    """Without a connection calls of the actor bring what is sent, and all answers; the last one says why it ended."""
+    actor, taken = EchoActor(), asyncio.Queue[bytes]()
+    keeper = await actor.start_keeper()
 
     async def send(chunk: Any) -> None:
         assert isinstance(chunk, cluster_calls.Chunk)
         taken.put_nowait(chunk.data)
 
-    calls = KeeperCalls(actor, send)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(calls.run_until_lost)
-        await anyio.lowlevel.checkpoint()
-        await calls.relay_bytes(b"request")
-        assert [(number, data) for number, data, _ in actor.calls] == [(0, b""), (1, b"request")]
-        actor.calls[1][2].set_result((1, b"second"))
-        await anyio.wait_all_tasks_blocked()
-        assert taken.empty()
-        actor.calls[0][2].set_result((0, b"first"))
-        with anyio.fail_after(5):
-            assert [await taken.get(), await taken.get()] == [b"first", b"second"]
-            # None was under way: another one is.
-            while len(actor.calls) < 3:
-                await anyio.lowlevel.checkpoint()
-        assert actor.calls[2][:2] == (2, b"")
-        tasks.cancel_scope.cancel()
-
-
-async def test_the_keepers_end_fails_the_run_with_its_reason() -> None:
-    """An actor that says so fails the run with its words."""
-
-    async def send(chunk: Any) -> None:
-        return
-
-    calls = KeeperCalls(actor := Actor(), send)
-    run = asyncio.ensure_future(calls.run_until_lost())
-    await anyio.lowlevel.checkpoint()
-    actor.calls[0][2].set_exception(RuntimeError("its keeper was killed by signal 9"))
-    with pytest.raises(CallFailed, match="was killed"):
-        await asyncio.wait_for(run, 5)
-
-
-async def test_the_first_call_that_waits_has_the_answers() -> None:
-    """What is passed on is answered by the call that has waited longest; the one that brought it waits on."""
-    actor = EchoActor()
-    keeper = await actor.start_keeper()
     async with asyncio.timeout(20):
-        first = asyncio.ensure_future(actor.relay_bytes(0, b""))
-        await anyio.wait_all_tasks_blocked()
-        second = asyncio.ensure_future(actor.relay_bytes(1, b"hello"))
-        assert await first == (0, b"hello")
-        third = asyncio.ensure_future(actor.relay_bytes(2, b"again"))
-        assert await second == (1, b"again")
+        calls = KeeperCalls(remote_actor(actor), send)
+        run = asyncio.ensure_future(calls.run_until_lost())
+        parts = [bytes([number]) * 700 for number in range(50)]
+        await asyncio.gather(*map(calls.relay_bytes, parts))
+        answered = b""
+        while len(answered) < 700 * 50:
+            answered += await taken.get()
+        assert answered == b"".join(parts)
         os.kill(keeper, signal.SIGKILL)
-        with pytest.raises(RuntimeError, match="its keeper was killed by signal 9"):
-            await third
+        with pytest.raises(CallFailed, match="its keeper was killed by signal 9"):
+            await run
     await actor.close()
 
 
@@ -139,7 +95,7 @@ async def test_a_connection_carries_the_bytes() -> None:
 
     async with asyncio.timeout(20):
         host, port = await actor.listen_for_bridge(SECRET, "127.0.0.1")
-        calls = KeeperCalls(SimpleNamespace(relay_bytes=Remote(actor.relay_bytes)), send)
+        calls = KeeperCalls(remote_actor(actor), send)
         calls.streams = await direct.connect_to_actor(host, port, SECRET)
         run = asyncio.ensure_future(calls.run_until_lost())
         await calls.relay_bytes(b"over")

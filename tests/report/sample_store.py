@@ -17,7 +17,7 @@ from ktuned.model import LATENCY, Config, JobState, KernelInfo, Outcome, Plan, S
 from ktuned.model.trial import MEASURING_VERSION
 from ktuned.portfolio import Matrix, Portfolio, fit_portfolio
 from ktuned.protocol import PortfolioDocument, PortfolioLimits
-from ktuned.store import Store, StoredPortfolio, portfolios
+from ktuned.store import Store
 
 NOW = 1_790_000_000.0
 MODEL = "NVIDIA H100 80GB HBM3"
@@ -63,7 +63,9 @@ class SampleStore:
             **fitted.to_wire(), matrix=matrix.to_wire(), over=(), wanted=PortfolioLimits(), created=NOW
         )
         with closing(sqlite3.connect(self._path)) as connection:
-            portfolios.save_portfolio(connection, StoredPortfolio(kernel, device, LATENCY, "state", document, NOW))
+            text = msgspec.json.encode(document).decode()
+            values = (kernel, device, LATENCY, "state", text, NOW)
+            connection.execute("INSERT INTO portfolios VALUES (?, ?, ?, ?, ?, ?)", values)
             connection.commit()
         return fitted
 

@@ -10,7 +10,7 @@ import pytest
 from ktuned.devices.machine import Machine
 from ktuned.model.trial import Context
 from ktuned.scheduling.reverification import Reverification
-from ktuned.store.captures import Capture
+from ktuned.store import Capture
 from tests.assembled import Parts, kernel_text
 
 pytestmark = pytest.mark.anyio

@@ -9,18 +9,19 @@ from hypothesis import strategies as st
 from ktuned.model import DeviceName, KernelName, UsageError
 from ktuned.protocol import SUBSCRIBE, LaneChanged, StreamPosition, SubscribeParams, read_event
 from ktuned.serve.events import Events
-from ktuned.serve.method import Handler
+from ktuned.serve.method import Handler, Peer
 from ktuned_client.wire import Decoder, Notification
 from tests.serve.noise import Last, Noise
 
 EPOCH = 11
 
 
-class FakeSink:
+class FakeSink(Peer):
     """Takes what it is given while it is writable; full after ``room`` sends, if that is given."""
 
+    is_writable: bool = True
+
     def __init__(self) -> None:
-        self.is_writable = True
         self.room: int | None = None
         self.events: list[dict[str, Any]] = []
         self.sends: list[int] = []

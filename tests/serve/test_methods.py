@@ -13,7 +13,7 @@ from ktuned.model.errors import AmbiguousName, KtunedError, NotFound, UsageError
 from ktuned.model.job import Job, JobState
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
-from ktuned.serve.method import MAX_ROWS
+from ktuned.serve.method import MAX_ROWS, Peer
 from ktuned.store.database import Store
 from ktuned_client.wire import PROTOCOL_VERSION
 from tests.assembled import Parts, assembled, kernel_text
@@ -65,7 +65,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 """Method, parameters, and what the error must say."""
 
 
-class Peer:
+class Reader(Peer):
     """Takes events, and does nothing else."""
 
     is_writable = True
@@ -83,13 +83,13 @@ class Desk:
 
     def __init__(self, parts: Parts) -> None:
         self.events = parts.told
-        self.peer = Peer()
-        self._table = parts.daemon.handlers
+        self.peer = Reader()
+        self._table = parts.answering.handlers
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Return a method's result."""
         asked = self._table[method]
-        found = asked.handle(asked.read_params(params), self.peer)  # type: ignore[arg-type]
+        found = asked.handle(asked.read_params(params), self.peer)
         result = await found if inspect.isawaitable(found) else found
         # Over the wire a tuple is a list.
         travelled: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(result))
@@ -201,7 +201,7 @@ async def test_a_short_name_means_the_kernel_of_the_project_that_the_client_work
     parts.write(kernel_text(), str(other / "tune_it.py"))
     for place in (parts.project, other):
         await desk.call("tune", path=str(place))
-    for name, handler in parts.daemon.handlers.items():
+    for name, handler in parts.answering.handlers.items():
         params = handler.method.params
         if "kernel" in params.__struct_fields__:
             assert "directory" in params.__struct_fields__, name
@@ -355,7 +355,7 @@ async def test_events_come_and_go_by_connection(desk: Desk) -> None:
 async def test_shutdown_ends_the_daemon(desk: Desk, parts: Parts) -> None:
     """It is answered first; then the parts are taken down."""
     assert await desk.call("shutdown") == {}
-    assert parts.daemon.stopping.is_set()
+    assert parts.answering.stopping.is_set()
 
 
 class SlowEnd(Store):
@@ -419,16 +419,18 @@ async def test_who_subscribes_to_a_job_waits_for_it(desk: Desk, parts: Parts) ->
         (now,) = (await desk.call("jobs", job=job["id"]))["jobs"]
         return now["priority"], now["waiters"]
 
+    async def close() -> None:
+        assert desk.peer.on_gone is not None
+        desk.peer.on_gone()
+
     for leave in (
         lambda: desk.call("unsubscribe"),
         lambda: desk.call("subscribe", types=["winner"]),
-        lambda: parts.daemon.server.remove_subscription(desk.peer),  # type: ignore[arg-type]
+        close,
     ):
         await desk.call("subscribe", jobs=[job["id"]])
         assert await standing() == (400, 1)
-        left = leave()
-        if inspect.isawaitable(left):
-            await left
+        await leave()
         assert await standing() == (350, 0)
 
 

@@ -16,11 +16,10 @@ from msgspec.structs import asdict
 
 from ktuned.model.errors import NotFound
 from ktuned.protocol import Method, StreamPosition, SubscribeParams
-from ktuned.serve.connection import Connection, Limits
 from ktuned.serve.events import Events
 from ktuned.serve.listener import bind_socket
-from ktuned.serve.method import Handler
-from ktuned.serve.server import Server
+from ktuned.serve.method import Handler, Peer
+from ktuned.serve.server import Limits, Server
 from ktuned_client import wire
 from ktuned_client.wire import Decoder, Message, Notification, Response
 from tests import leaks
@@ -38,7 +37,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     return "asyncio", {"loop_factory": functools.partial(leaks.tracking_loop, request.param)}
 
 
-class Peer:
+class RawClient:
     """A raw client, which reads only when reported to."""
 
     def __init__(self, path: str) -> None:
@@ -93,47 +92,47 @@ class Running:
             "subscribe": self.subscribe,
         }
         handlers = [Handler[Any, Any](Method[Any, Any](name, dict, dict), answer) for name, answer in methods.items()]
-        self.server = Server(handlers, LIMITS, subscribers=self.events)
-        self.peers: list[Peer] = []
+        self.server = Server(handlers, LIMITS)
+        self.peers: list[RawClient] = []
 
-    def peer(self) -> Peer:
-        self.peers.append(Peer(self.path))
+    def peer(self) -> RawClient:
+        self.peers.append(RawClient(self.path))
         return self.peers[-1]
 
-    def echo(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    def echo(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
         self.calls.append("echo")
         return params
 
-    def big(self, params: dict[str, Any], connection: Connection) -> str:
+    def big(self, params: dict[str, Any], peer: Peer) -> str:
         self.calls.append("big")
         return "x" * int(params["size"])
 
-    def missing(self, params: dict[str, Any], connection: Connection) -> None:
+    def missing(self, params: dict[str, Any], peer: Peer) -> None:
         raise NotFound("nothing here", hint="look elsewhere")
 
-    def boom(self, params: dict[str, Any], connection: Connection) -> None:
+    def boom(self, params: dict[str, Any], peer: Peer) -> None:
         raise RuntimeError("boom")
 
-    def object(self, params: dict[str, Any], connection: Connection) -> Any:
+    def object(self, params: dict[str, Any], peer: Peer) -> Any:
         return object()
 
-    async def hold(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
+    async def hold(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:
         self.calls.append("hold")
         await self.released.wait()
         self.calls.append("held")
         return params
 
-    async def hold_and_boom(self, params: dict[str, Any], connection: Connection) -> None:
+    async def hold_and_boom(self, params: dict[str, Any], peer: Peer) -> None:
         await self.released.wait()
         raise RuntimeError("boom")
 
-    def subscribe(self, params: dict[str, Any], connection: Connection) -> StreamPosition:
-        return self.events.add_subscription(connection, msgspec.convert(params, SubscribeParams))
+    def subscribe(self, params: dict[str, Any], peer: Peer) -> StreamPosition:
+        return self.events.add_subscription(peer, msgspec.convert(params, SubscribeParams))
 
     async def until(self, **statistics: int) -> None:
         """Let the loop run until the server's figures are these."""
         with anyio.fail_after(60):
-            figures = self.server.traffic.describe_traffic
+            figures = self.server.describe_traffic
             while not statistics.items() <= asdict(figures()).items():  # noqa: ASYNC110 - figures have no event
                 await asyncio.sleep(0)
 
@@ -383,7 +382,7 @@ async def test_stopping_delivers_what_was_answered(listening: socket.socket) -> 
             assert await waiting.is_closed()
     peer.socket.close()
     waiting.socket.close()
-    assert running.server.traffic.describe_traffic().connections == 0
+    assert running.server.describe_traffic().connections == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")

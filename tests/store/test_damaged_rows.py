@@ -13,8 +13,7 @@ from ktuned.model.errors import StoreError
 from ktuned.model.job import JobState
 from ktuned.model.kernel import Root
 from ktuned.model.values import Outcome
-from ktuned.store import exchange
-from ktuned.store.captures import Capture
+from ktuned.store import Capture, exchange
 from ktuned.store.database import Store
 from tests.store.samples import CONTEXT, PROBLEM, kernel_info, measured, new_job, tried
 

@@ -16,7 +16,7 @@ from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
-from ktuned.store import job_writes, schema, trial_writes
+from ktuned.store import schema, writes
 from ktuned.tuning.finalists import elect_winner
 from tests.store.samples import CONTEXT, failed, measured
 
@@ -57,7 +57,7 @@ class Served:
         job = Job(
             0, CONTEXT.kernel, {}, CONTEXT.device, JobState.RUNNING, Priority.SAVED, "saved", Plan(), created=time()
         )
-        self._job = job_writes.create_job(connection, job)
+        self._job = writes.create_job(connection, job)
 
     def winner(self) -> tuple[int, float] | None:
         """Return the trial that is served, and its known latency."""
@@ -82,8 +82,8 @@ class Served:
         """Enter a config's result; one that was measured here is not measured again."""
         if event.knob in self.knobs().values():
             return
-        (trial,) = trial_writes.begin_trials(self._connection, CONTEXT, self._job, [{"B": event.knob}], time())
-        trial_writes.finish_trial(self._connection, trial, _result(event.latency_us), time())
+        (trial,) = writes.begin_trials(self._connection, CONTEXT, self._job, [{"B": event.knob}], time())
+        writes.finish_trial(self._connection, trial, _result(event.latency_us), time())
 
     def decide(self, event: Round) -> dict[int, TrialResult]:
         """Hold a final round, as :class:`~ktuned.tuning.final_round.FinalRound` does; return what it has timed."""
@@ -97,7 +97,7 @@ class Served:
         }
         results = {trial: timed.get(trial, measured(known[trial])) for trial in finalists}
         still = {trial: one.latency_us for trial, one in results.items() if one.latency_us is not None}
-        trial_writes.settle_final_round(
+        writes.settle_final_round(
             self._connection, list(results.items()), elect_winner(still, timed, incumbent), time()
         )
         return timed

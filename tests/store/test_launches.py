@@ -20,7 +20,7 @@ async def test_launches_add_up_and_the_oldest_keys_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key that is launched again is not old; counts are kept for the next daemon."""
-    monkeypatch.setattr("ktuned.store.launches.MAX_KEYS", 2)
+    monkeypatch.setattr("ktuned.store.database.MAX_LAUNCHED_KEYS", 2)
     async with Store.open(tmp_path / "k.sqlite") as store:
         await store.add_launches({key(1): 5, key(2): 7}, now=1.0)
         await store.add_launches({key(1): 3}, now=2.0)

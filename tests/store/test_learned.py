@@ -9,7 +9,7 @@ import pytest
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.trace import Observation, add_captured, extend_digest
 from ktuned.model.trial import Context
-from ktuned.store.captures import Capture
+from ktuned.store import Capture
 from ktuned.store.database import Store
 from tests.store.samples import CONTEXT, kernel_info, measured, new_job, tried
 

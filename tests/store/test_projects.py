@@ -11,7 +11,7 @@ import pytest
 from ktuned.model.kernel import Root
 from ktuned.model.keys import KernelName, WinnerKey
 from ktuned.model.values import Outcome, canonical
-from ktuned.store.captures import Capture
+from ktuned.store import Capture
 from ktuned.store.database import Store
 from tests.store.samples import CONTEXT, PROBLEM, failed, kernel_info, measured, new_job, tried
 

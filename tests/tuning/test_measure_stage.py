@@ -426,7 +426,7 @@ async def test_devices_of_one_model_share_a_job(parts: Parts) -> None:
         (ended,) = await parts.told.ended()
     assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 3})
     assert sorted(lane.device.name for lane in parts.jobs.list_lanes() if lane.busy_s) == ["cpu:0", "cpu:1"]
-    assert len(list(parts.daemon.current.settings.scratch.glob("*/expected/*"))) == 1 + len(SEEDS)
+    assert len(list(parts.daemon.settings.scratch.glob("*/expected/*"))) == 1 + len(SEEDS)
 
 
 async def test_a_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:

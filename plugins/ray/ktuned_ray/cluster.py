@@ -22,6 +22,7 @@ import structlog
 
 from ktuned.bridge import CallFailed
 from ktuned.fleet import Bridge, BridgeDown, BridgeSlow, Health
+from ktuned.model import find_first_error
 from ktuned.protocol import ExecutorInfo, HostInfo
 from ktuned_ray import cluster_calls
 from ktuned_ray.node_link import NodeLink
@@ -100,9 +101,7 @@ class Cluster:
             try:
                 await self._join_until_lost()
             except* (BridgeDown, BridgeSlow, CallFailed) as group:
-                error: BaseException = group
-                while isinstance(error, BaseExceptionGroup):
-                    error = error.exceptions[0]
+                error = find_first_error(group)
                 assert isinstance(error, BridgeDown | BridgeSlow | CallFailed)
                 reason, hint = error.message, error.hint
             finally:

@@ -62,7 +62,6 @@ class Keeper(Service):
         node_calls.Start,
         node_calls.Exchange,
         node_calls.Kill,
-        node_calls.LeaveCores,
     )
 
     def __init__(self, executor: LocalExecutor, home: Path, *, watch_s: float = WATCH_S) -> None:
@@ -92,9 +91,6 @@ class Keeper(Service):
                 return await self._pass_request(call, send)
             case node_calls.Kill():
                 self._kill_worker(call)
-                return replies.Empty()
-            case node_calls.LeaveCores():
-                self._executor.leave_cores(call.lanes)
                 return replies.Empty()
         raise AssertionError(call)
 

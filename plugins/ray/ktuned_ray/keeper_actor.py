@@ -3,10 +3,9 @@
 Why a process of its own: the kernel ends a worker with the *thread* that started it, and an actor's threads come and
 go. The keeper starts workers from its main thread. It ends when the actor does, because its socket closes.
 
-Bytes travel over a direct connection (:mod:`~ktuned_ray.direct`), or else in calls of :meth:`KeeperActor.relay_bytes`.
-An actor cannot call back, so the bridge always has some calls waiting here, and answers go to the one that has waited
-longest. Ray may run calls in another order than they were made: each has a number for what it brings, and each answer
-has a place in the stream.
+Bytes travel over a direct connection (:mod:`~ktuned_ray.direct`), or else in calls: the bridge sends with one call at a
+time (:meth:`KeeperActor.send_bytes`), and another one always waits for answers (:meth:`KeeperActor.receive_bytes`),
+because an actor cannot call back. So nothing can come out of order.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -27,9 +25,6 @@ from ktuned_ray import direct, parcels
 
 POLL_S: Final = 10.0
 """Longest wait of one call for answers: a bridge that was killed leaves no call behind for longer."""
-
-MAX_WAITING: Final = 32
-"""Calls that wait for answers at once. With more the first returns empty, long before Ray's limit of running calls."""
 
 _READ_BYTES: Final = 1 << 18
 
@@ -52,11 +47,7 @@ class KeeperActor:
         self._writer: asyncio.StreamWriter
         self._reader: asyncio.StreamReader
         self._inbox = bytearray()
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._is_taken_soon = False
-        self._taken = 0
-        self._next = 0
-        self._turn = asyncio.Condition()
+        self._news = asyncio.Event()
         self._end = ""
         self._listener: direct.Listener | None = None
         self._direct: asyncio.StreamWriter | None = None
@@ -106,74 +97,32 @@ class KeeperActor:
             self._direct.close()
             self._direct = None
 
-    async def relay_bytes(self, number: int, data: bytes) -> tuple[int, bytes]:
-        """Pass bytes on to the keeper, then wait for its next answers.
+    async def send_bytes(self, data: bytes) -> None:
+        """Pass bytes on to the keeper; they are in the order of the calls if each is awaited."""
+        self._writer.write(data)
+        await self._writer.drain()
 
-        Args:
-            number: The place of ``data`` in the stream to the keeper, from 0.
-            data: Bytes for the keeper; may be empty.
-
-        Returns:
-            The answers' place in the stream from the keeper, and their bytes. Empty if none came for a while.
+    async def receive_bytes(self) -> bytes:
+        """Return the keeper's next answers; empty if none came for a while, or a connection carries them.
 
         Raises:
             RuntimeError: the keeper has ended.
         """
-        await self._pass_on_calls(number, data)
-        if not self._inbox and not self._end:
-            await self._wait_for_answers()
-        self._is_taken_soon = False
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), POLL_S)
         answers = bytes(self._inbox[:MAX_BYTES])
         del self._inbox[:MAX_BYTES]
-        if not answers and self._end:
+        if self._end and not answers:
             raise RuntimeError(self._end)
-        if self._inbox or self._end:
-            self._wake_first()
-        place = self._taken
-        self._taken += bool(answers)
-        return place, answers
-
-    async def _wait_for_answers(self) -> None:
-        """Wait for answers in the order of the calls."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        if len(self._waiting) > MAX_WAITING:
-            self._release_first()
-        try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(waiter, POLL_S)
-        finally:
-            with contextlib.suppress(ValueError):
-                self._waiting.remove(waiter)
-
-    def _wake_first(self) -> None:
-        """Let the first call that waits take the answers, unless one is about to."""
-        if not self._is_taken_soon:
-            self._is_taken_soon = self._release_first()
-
-    def _release_first(self) -> bool:
-        """Let the call that has waited longest return; return whether there is one."""
-        while self._waiting:
-            first = self._waiting.popleft()
-            # A call whose time is over may still be in the queue.
-            if not first.done():
-                first.set_result(None)
-                return True
-        return False
-
-    async def _pass_on_calls(self, number: int, data: bytes) -> None:
-        async with self._turn:
-            await self._turn.wait_for(lambda: self._next == number)
-            self._writer.write(data)
-            self._next += 1
-            self._turn.notify_all()
-        await self._writer.drain()
+        if not self._inbox and not self._end:
+            self._news.clear()
+        return answers
 
     async def _read_answers(self) -> None:
         while data := await self._reader.read(_READ_BYTES):
             if self._direct is None:
                 self._inbox += data
-                self._wake_first()
+                self._news.set()
                 continue
             with contextlib.suppress(OSError):
                 self._direct.write(data)
@@ -182,7 +131,7 @@ class KeeperActor:
         returncode = await asyncio.to_thread(self._process.wait)
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"
         self._end = f"its keeper {how}"
-        self._wake_first()
+        self._news.set()
 
     async def _end_with_node(self, raylet: int) -> None:
         """End this process with its node.

@@ -1,15 +1,13 @@
 """The way to one keeper: a direct connection to its actor, or else calls of the actor that carry bytes both ways.
 
-At least one call is always under way, also beside a connection: Ray ends it with the actor, and says why. Calls may end
-in another order than they began, so answers are passed on by their places in the stream.
+A call that waits for answers is always under way, also beside a connection: Ray ends it with the actor, and says why.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import ray.exceptions
 
@@ -34,12 +32,7 @@ class KeeperCalls:
         self.actor = actor
         self.streams: direct.Streams | None = None
         self._send = send
-        self._sent = 0
-        self._taken = 0
-        self._early: dict[int, bytes] = {}
-        self._ready: asyncio.Queue[bytes | CallFailed] = asyncio.Queue()
-        self._under_way = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
 
     async def run_until_lost(self) -> None:
         """Pass answers on until the keeper is lost.
@@ -47,65 +40,45 @@ class KeeperCalls:
         Raises:
             CallFailed: the keeper is lost; says why.
         """
+        work = [self._receive_from_actor()]
+        if self.streams is not None:
+            work.append(self._receive_from_stream(self.streams[0]))
+        tasks = [asyncio.ensure_future(one) for one in work]
         try:
-            self._call_actor(b"")
-            if self.streams is not None:
-                self._start_task(self._receive_chunks(self.streams[0]))
-            while True:
-                data = await self._ready.get()
-                if isinstance(data, CallFailed):
-                    raise data
-                await self._send(cluster_calls.Chunk(data))
+            await asyncio.gather(*tasks)
         finally:
-            for task in self._tasks:
+            for task in tasks:
                 task.cancel()
             if self.streams is not None:
                 self.streams[1].close()
 
     async def relay_bytes(self, data: bytes) -> None:
-        """Send bytes to the keeper, in the order in which this is called."""
-        if self.streams is None:
-            self._call_actor(data)
-            return
-        with contextlib.suppress(OSError):
-            self.streams[1].write(data)
-            await self.streams[1].drain()
+        """Send bytes to the keeper, in the order in which this is called.
 
-    async def _receive_chunks(self, reader: asyncio.StreamReader) -> None:
+        Raises:
+            CallFailed: it is lost.
+        """
+        async with self._turn:
+            if self.streams is None:
+                await await_answer(self.actor.send_bytes.remote(data), ANSWER_S)
+                return
+            with contextlib.suppress(OSError):
+                self.streams[1].write(data)
+                await self.streams[1].drain()
+
+    async def _receive_from_actor(self) -> NoReturn:
+        while True:
+            data = await await_answer(self.actor.receive_bytes.remote(), POLL_S + ANSWER_S)
+            if data:
+                await self._send(cluster_calls.Chunk(data))
+
+    async def _receive_from_stream(self, reader: asyncio.StreamReader) -> NoReturn:
         with contextlib.suppress(OSError):
             while data := await reader.read(_READ_BYTES):
                 await self._send(cluster_calls.Chunk(data))
         # The call under way may still say why.
         await asyncio.sleep(REASON_S)
-        self._ready.put_nowait(CallFailed("node_lost", "the connection to its keeper was lost"))
-
-    def _call_actor(self, data: bytes) -> None:
-        ref = self.actor.relay_bytes.remote(self._sent, data)
-        self._sent += 1
-        self._under_way += 1
-        self._start_task(self._take_answers(ref))
-
-    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _take_answers(self, ref: Any) -> None:
-        try:
-            number, data = await await_answer(ref, POLL_S + ANSWER_S)
-        except CallFailed as error:
-            self._ready.put_nowait(error)
-            return
-        finally:
-            self._under_way -= 1
-        if data:
-            self._early[number] = data
-        while self._taken in self._early:
-            self._ready.put_nowait(self._early.pop(self._taken))
-            self._taken += 1
-        if not self._under_way:
-            # An actor cannot call back: the next answers need a call to come with.
-            self._call_actor(b"")
+        raise CallFailed("node_lost", "the connection to its keeper was lost")
 
 
 async def await_answer(ref: Any, deadline_s: float) -> Any:

@@ -172,12 +172,3 @@ class Kill(Call[replies.Empty, Never]):
 
     worker: int
     why: str = ""
-
-
-@record
-class LeaveCores(Call[replies.Empty, Never]):
-    """Leave cores of the node to lanes: keep compilers and explorers off them."""
-
-    operation: ClassVar = "node.leave_cores"
-
-    lanes: int

@@ -18,6 +18,7 @@ import structlog
 from ktuned.bridge import Call, CallFailed, Hello
 from ktuned.fleet import Bridge, BridgeDown, BridgeSlow, Calls
 from ktuned.ipc import InvalidMessage, frames
+from ktuned.model import find_first_error
 from ktuned_ray import cluster_calls, node_calls
 
 _log = structlog.get_logger()
@@ -81,10 +82,8 @@ class NodeLink:
                 tasks.start_soon(self._relay_queued_bytes)
                 tasks.start_soon(self._watch_keeper, on_up)
                 await self._bridge.call_service(cluster_calls.Attach(self.info.id), math.inf, on_item=self._take_chunk)
-        except* (BridgeDown, BridgeSlow, CallFailed) as group:
-            self.reason = self._fault or _first_reason(group)
-        except* _LinkLost as group:
-            self.reason = self._fault or _first_reason(group)
+        except* (BridgeDown, BridgeSlow, CallFailed, _LinkLost) as group:
+            self.reason = self._fault or str(find_first_error(group))
         finally:
             self.reason = self.reason or "the daemon has left it"
             self._calls.fail_all(self.reason)
@@ -147,10 +146,3 @@ class NodeLink:
 
 class _LinkLost(Exception):
     """The link is given up; the message says why."""
-
-
-def _first_reason(group: BaseExceptionGroup[Any]) -> str:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return str(error)

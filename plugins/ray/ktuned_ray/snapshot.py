@@ -27,15 +27,11 @@ _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-pac
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A root's files at one time: their SHA-256 by relative path, those that are executable, and the directories.
-
-    ``left_out`` counts the files beyond the limits.
-    """
+    """A root's files at one time: their SHA-256 by relative path, those that are executable, and the directories."""
 
     files: Mapping[str, str]
     executable: tuple[str, ...] = ()
     directories: tuple[str, ...] = ()
-    left_out: int = 0
 
 
 class _SnapshotDraft(msgspec.Struct):
@@ -43,7 +39,6 @@ class _SnapshotDraft(msgspec.Struct):
     executable: list[str] = msgspec.field(default_factory=list)
     directories: list[str] = msgspec.field(default_factory=list)
     total: int = 0
-    left_out: int = 0
 
 
 class Snapshots:
@@ -62,7 +57,7 @@ class Snapshots:
             if name not in found.files:
                 self._add_file(name, place, found, seen)
         self._known = seen
-        return Snapshot(found.files, tuple(found.executable), tuple(found.directories), found.left_out)
+        return Snapshot(found.files, tuple(found.executable), tuple(found.directories))
 
     def _walk_files(self, top: str, found: _SnapshotDraft) -> Iterator[str]:
         for directory, directories, files in os.walk(top):
@@ -72,7 +67,6 @@ class Snapshots:
             for name in sorted(files):
                 place = os.path.join(directory, name)
                 if len(found.files) >= MAX_FILES or found.total >= MAX_BYTES or not _is_small(place):
-                    found.left_out += 1
                     continue
                 yield place
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 import anyio
 
 from ktuned.bridge import Call, CallFailed, Send, Service
-from ktuned.model import Record
+from ktuned.model import Record, find_first_error
 from ktuned_team.calls import (
     Fetched,
     FetchObjects,
@@ -123,12 +123,4 @@ async def _run_for_all(names: Any, work: Callable[[str], Any]) -> None:
             for name in names:
                 tasks.start_soon(run_limited, name)
     except* StorageError as group:
-        raise _find_first_error(group) from None
-
-
-def _find_first_error(group: BaseExceptionGroup[StorageError]) -> StorageError:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, StorageError)
-    return error
+        raise find_first_error(group) from None

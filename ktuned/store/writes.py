@@ -1,11 +1,11 @@
-"""The writes that concern trials and winners, as functions of the writer's connection, each within its transaction."""
+"""The writes of jobs, trials and winners, as functions of the writer's connection, each within its transaction."""
 
 from __future__ import annotations
 
 import json
 import math
 import sqlite3
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 
 import msgspec
 
@@ -15,6 +15,7 @@ from ktuned.model import (
     Bits,
     Config,
     Context,
+    Job,
     JobState,
     NotFound,
     Objective,
@@ -48,6 +49,71 @@ def recover_interrupted(connection: sqlite3.Connection) -> Recovered:
     jobs = connection.execute("UPDATE jobs SET state = ? WHERE state = ?", (JobState.QUEUED, JobState.RUNNING)).rowcount
     connection.execute("COMMIT")
     return Recovered(trials, jobs)
+
+
+def create_job(connection: sqlite3.Connection, job: Job) -> int:
+    """Enter a job, and return its id."""
+    plan = canonical(job.plan.to_wire())
+    number = connection.execute(
+        """INSERT INTO jobs (kernel, problem, key_problem, device, state, priority, reason, plan, created)
+        VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)""",
+        (
+            job.kernel,
+            canonical(job.problem),
+            job.key_problem,
+            job.device,
+            job.state,
+            job.priority,
+            job.reason,
+            plan,
+            job.created,
+        ),
+    ).lastrowid
+    return number or 0
+
+
+def update_job(connection: sqlite3.Connection, job: Job) -> None:
+    """Store all of a job but what it was created with (kernel, problem, device, created).
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    changed = connection.execute(
+        """UPDATE jobs SET state = ?, priority = ?, reason = ?, plan = ?, started = ?, finished = ?, done = ?,
+        total = ?, best_us = ?, best_spread_us = ?, default_us = ?, default_spread_us = ?, reference_us = ?,
+        reference_spread_us = ?, best_figure = ?, default_figure = ?, outcomes = ?, message = ?, cost = ?
+        WHERE id = ?""",
+        (
+            job.state,
+            job.priority,
+            job.reason,
+            canonical(job.plan.to_wire()),
+            job.started,
+            job.finished,
+            job.done,
+            job.total,
+            job.best_us,
+            job.best_spread_us,
+            job.default_us,
+            job.default_spread_us,
+            job.reference_us,
+            job.reference_spread_us,
+            job.best_figure,
+            job.default_figure,
+            json.dumps(dict(job.outcomes)),
+            job.message,
+            json.dumps(dict(job.cost)),
+            job.id,
+        ),
+    ).rowcount
+    if not changed:
+        raise NotFound(f"there is no job {job.id}")
+
+
+def save_pauses(connection: sqlite3.Connection, devices: Collection[str]) -> None:
+    """Remember which device models are paused, and no others."""
+    connection.execute("DELETE FROM pauses")
+    connection.executemany("INSERT INTO pauses (device) VALUES (?)", [(device,) for device in devices])
 
 
 def begin_trials(
@@ -223,7 +289,7 @@ def mark_same_bits(connection: sqlite3.Connection, context: Context, anchor: Bit
             edited = "json_remove(detail, ?)" if same is None else f"json_set(detail, ?, json('{json.dumps(same)}'))"
             connection.execute(f"UPDATE trials SET detail = {edited} WHERE id = ?", ("$.same_bits", trial_id))
     won = connection.execute(
-        """SELECT winners.objective, trials.id, iif(json_valid(detail), json_extract(detail, '$.same_bits'), NULL)
+        f"""SELECT winners.objective, trials.id, {rows.detail_sql("same_bits")}
         FROM winners JOIN trials ON trials.id = winners.trial_id WHERE trials.context_id = ?""",
         row,
     ).fetchall()
@@ -232,6 +298,51 @@ def mark_same_bits(connection: sqlite3.Connection, context: Context, anchor: Bit
             place = trial_id, objective
             connection.execute("DELETE FROM winners WHERE trial_id = ? AND objective = ?", place)
             _elect_winner(connection, row[0], Objective(objective), now)
+
+
+def rename_contexts(connection: sqlite3.Connection, kernel: str, digest: str, named: str) -> None:
+    """Give the contexts of one digest of a kernel another digest; one that is there already takes the trials over."""
+    if named == digest:
+        return
+    columns = "problem, device, toolchain, device_fingerprint, measuring_version"
+    for number, *rest in connection.execute(
+        f"SELECT id, {columns} FROM contexts WHERE kernel = ? AND digest = ?", (kernel, digest)
+    ).fetchall():
+        twin = connection.execute(
+            f"SELECT id FROM contexts WHERE (kernel, digest, {columns}) = (?, ?, ?, ?, ?, ?, ?)",
+            (kernel, named, *rest),
+        ).fetchone()
+        if twin is None:
+            connection.execute("UPDATE contexts SET digest = ? WHERE id = ?", (named, number))
+        else:
+            merge_contexts(connection, number, twin[0])
+
+
+def merge_contexts(connection: sqlite3.Connection, context: int, twin: int) -> None:
+    """Move a context's trials to its twin, whose own stay where both have tried a config; remove the context."""
+    connection.execute("UPDATE OR IGNORE trials SET context_id = ? WHERE context_id = ?", (twin, context))
+    # A winner whose config the other context has measured too is served with that figure.
+    connection.execute(
+        """UPDATE OR IGNORE winners SET trial_id = (
+            SELECT twins.id FROM trials JOIN trials AS twins ON twins.config = trials.config
+            WHERE trials.id = winners.trial_id AND twins.context_id = ? AND twins.outcome = ?)
+        WHERE trial_id IN (
+            SELECT trials.id FROM trials JOIN trials AS twins ON twins.config = trials.config
+            WHERE trials.context_id = ? AND twins.context_id = ? AND twins.outcome = ?)""",
+        (twin, Outcome.MEASURED, context, twin, Outcome.MEASURED),
+    )
+    connection.execute("DELETE FROM winners WHERE trial_id IN (SELECT id FROM trials WHERE context_id = ?)", (context,))
+    connection.execute("DELETE FROM trials WHERE context_id = ?", (context,))
+    connection.execute("DELETE FROM contexts WHERE id = ?", (context,))
+
+
+def forget_unused_meanings(connection: sqlite3.Connection, kernel: str, newest: str) -> None:
+    """Forget the meanings of a kernel's digests that are neither its newest nor were measured."""
+    connection.execute(
+        """DELETE FROM meanings WHERE kernel = ? AND digest <> ? AND NOT EXISTS (
+            SELECT 1 FROM contexts WHERE contexts.kernel = meanings.kernel AND contexts.digest = meanings.digest)""",
+        (kernel, newest),
+    )
 
 
 def _write_result(connection: sqlite3.Connection, trial_id: int, result: TrialResult, now: float) -> bool:

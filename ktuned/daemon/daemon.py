@@ -1,0 +1,245 @@
+"""The daemon at work: runs its parts (:mod:`ktuned.daemon.assembly`), and adds those that answer for them.
+
+Clients are answered from the first moment, from what the store knows, while three things follow one another in the
+background:
+
+1. devices are probed, so that answers stand on the drivers of today;
+2. jobs that the last daemon left run again; meanwhile the watcher finds what was saved while no daemon was there;
+3. when it has caught up, what changed is renewed: sources first, then drivers and toolchains.
+
+At the end it takes no more requests, answers those under way, and cancels all tasks. Jobs stay in the store, and the
+next daemon continues them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import socket
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import anyio.abc
+import structlog
+
+from ktuned.daemon.assembly import Parts
+from ktuned.daemon.lifetime import Lifetime
+from ktuned.daemon.reload import Reload
+from ktuned.daemon.status import collect_status
+from ktuned.daemon.systemd import Notifier
+from ktuned.model import KtunedError
+from ktuned.protocol import StatusAnswer, WorkFigures
+from ktuned.serve import (
+    CallMethods,
+    Captures,
+    Checks,
+    DaemonMethods,
+    DevicePeaks,
+    Explainer,
+    Handler,
+    JobMethods,
+    KernelMethods,
+    LookupMethods,
+    PortfolioMethods,
+    Server,
+    ShareMethods,
+    Subscriptions,
+    TrialMethods,
+    WinnerExchange,
+    keep_reachable,
+)
+
+_log = structlog.get_logger()
+
+
+class Daemon:
+    """The parts at work, until :attr:`stopping` is set; ``handlers`` are those of the protocol's methods, by name.
+
+    Args:
+        parts: The parts that do the work.
+        notifier: Reports to the service manager.
+        watchdog_s: How often the service manager expects a sign of life, in seconds; 0 is never.
+        idle_exit_s: Seconds of inactivity after which the daemon ends, where the settings leave that open; 0 is never.
+        last_end: How the daemon before this one ended, if not in order.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        notifier: Notifier,
+        *,
+        watchdog_s: float = 0.0,
+        idle_exit_s: float = 0.0,
+        last_end: str = "",
+    ) -> None:
+        self.parts = parts
+        self.stopping = anyio.Event()
+        self.lifetime = Lifetime(
+            notifier,
+            watchdog_s=watchdog_s,
+            idle_exit_s=idle_exit_s,
+            busy=self._list_reasons_to_stay,
+            totals=self._read_totals,
+            describe=self._describe_activity,
+            stop=self.stopping.set,
+        )
+        self.lifetime.apply_limit(parts.settings.idle_exit_s)
+        self.reload = Reload(parts, self.lifetime, notifier, self._describe_activity)
+        self.handlers = {handler.method.name: handler for handler in self._list_handlers()}
+        self.server = Server(self.handlers.values(), shortcuts=parts.caches.shortcuts)
+        self._notifier = notifier
+        self._last_end = last_end
+
+    def _list_handlers(self) -> list[Handler[Any, Any]]:
+        """Return the handlers of all methods of the protocol."""
+        parts = self.parts
+        catalog, events, fleet, jobs = parts.catalog, parts.events, parts.fleet, parts.jobs
+        lookups, machine, store = parts.lookups, parts.machine, parts.store
+        return [
+            *DaemonMethods(
+                events=events,
+                table=parts.caches.table,
+                status=self._collect_status,
+                probe=parts.probes.collect_reports,
+                stop=self.stopping.set,
+            ).list_handlers(),
+            *JobMethods(
+                applications=parts.applications,
+                catalog=catalog,
+                events=events,
+                intake=parts.intake,
+                jobs=jobs,
+                machine=machine,
+                store=store,
+            ).list_handlers(),
+            *TrialMethods(catalog=catalog, machine=machine, lookups=lookups, jobs=jobs, store=store).list_handlers(),
+            *LookupMethods(lookups).list_handlers(),
+            *Subscriptions(events, jobs).list_handlers(),
+            *WinnerExchange(
+                admission=parts.admission,
+                catalog=catalog,
+                foreign_names=parts.foreign_names,
+                machine=machine,
+                store=store,
+                artifacts=parts.artifacts,
+                served=lookups.served,
+                publish=parts.router.publish_event,
+            ).list_handlers(),
+            *Checks(
+                catalog=catalog,
+                store=store,
+                fleet=fleet,
+                artifacts=parts.artifacts,
+                prepare=parts.preparation.prepare_brief,
+                lane=parts.dispatcher.get_lane,
+                scratch=parts.executor.scratch / "sanitizers",
+            ).list_handlers(),
+            *DevicePeaks(
+                machine=machine,
+                store=store,
+                fleet=fleet,
+                environments=parts.probes.list_probed_environments,
+                lane=parts.dispatcher.get_lane,
+            ).list_handlers(),
+            *CallMethods(parts.adoptions, parts.applications).list_handlers(),
+            *Captures(parts.captured_inputs, catalog, jobs, lookups.results_changed).list_handlers(),
+            *KernelMethods(
+                catalog=catalog,
+                explainer=Explainer(catalog, parts.admission, machine, store, lookups.find_doubt),
+                intake=parts.intake,
+                renewal=parts.renewal,
+                store=store,
+                configured=parts.list_configured_roots,
+            ).list_handlers(),
+            *ShareMethods(
+                catalog=catalog, events=events, exchange=parts.share_exchange, jobs=jobs, shared=parts.shared_winners
+            ).list_handlers(),
+            *PortfolioMethods(catalog, parts.portfolios).list_handlers(),
+            *parts.artifact_cleanup.list_handlers(),
+            *self.reload.list_handlers(),
+        ]
+
+    def _collect_status(self) -> StatusAnswer:
+        return collect_status(self.parts, self.server, self.lifetime, (self._last_end, self.reload.notice))
+
+    def _read_totals(self) -> WorkFigures:
+        """Return totals since the start, which only rise."""
+        answered = self.server.describe_traffic().answered
+        return WorkFigures(requests=answered, lookups=self.parts.lookups.answered, trials=self.parts.router.trials)
+
+    def _list_reasons_to_stay(self) -> list[str]:
+        """Return what keeps an idle daemon from ending: ``clients``, ``jobs``, ``watches``."""
+        reasons = {
+            "clients": bool(self.server.connections),
+            "jobs": bool(self.parts.jobs.list_live_jobs()),
+            "watches": any(os.path.isdir(root.path) for root in self.parts.catalog.roots),
+        }
+        return [reason for reason, holds in reasons.items() if holds]
+
+    def _describe_activity(self) -> str:
+        """Return jobs and clients as one line, for the service manager."""
+        live = self.parts.jobs.list_live_jobs()
+        running = sum(job.state == "running" for job in live)
+        return f"{running} jobs running, {len(live) - running} queued; {len(self.server.connections)} clients"
+
+    async def run_until_stopped(self, listening: socket.socket, *, is_bound: bool) -> None:
+        """Run every part until the daemon is to stop; ``is_bound`` says that the socket's file is ours to keep."""
+        parts = self.parts
+        place = parts.settings.socket
+        parts.artifacts.clean_staging()
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self._await_signals)
+            await tasks.start(self.server.serve_until_cancelled, listening)
+            self._notifier.report_ready(self._describe_activity())
+            _log.info("ready", socket=place, pid=os.getpid())
+            for work in (
+                parts.lookups.run_until_cancelled,
+                parts.portfolios.run_until_cancelled,
+                parts.watcher.watch_until_cancelled,
+                parts.renewal.retry_unrecorded,
+                parts.root_expiry.check_periodically,
+                parts.artifact_cleanup.run_until_cancelled,
+                parts.probes.run_until_cancelled,
+                parts.toolchain_survey.run_until_cancelled,
+                self._take_up_work,
+                self.lifetime.run_until_cancelled,
+                *([functools.partial(keep_reachable, place, self.server.accept_from)] if is_bound else ()),
+            ):
+                tasks.start_soon(work)
+            await self.stopping.wait()
+            self._notifier.report_stopping()
+            _log.info("stopping")
+            await self.server.drain_requests()
+            tasks.cancel_scope.cancel()
+
+    async def _await_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            task_status.started()
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    with suppress(KtunedError):
+                        await self.reload.reload_settings()
+                else:
+                    self.stopping.set()
+
+    async def _take_up_work(self) -> None:
+        """Continue the work that was left, once it is known what the machine is now."""
+        if self.parts.catalog.roots:
+            await self.parts.probes.collect_reports()
+            # Answers from before the probe may stand on an older report.
+            self.parts.lookups.caches.forget_all_answers()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.parts.jobs.run_until_cancelled)
+            tasks.start_soon(self._renew_changes)
+            # Not earlier: adoptions need to know which kernels there are.
+            tasks.start_soon(self.parts.adoptions.run)
+
+    async def _renew_changes(self) -> None:
+        """Renew what changed while no daemon was there: sources first, then drivers and toolchains."""
+        await self.parts.watcher.caught_up.wait()
+        self.parts.lookups.caught_up()
+        await self.parts.reverification.queue_reverification()
+        # Only now: what is shared must stand on today's contexts.
+        await self.parts.share_exchange.run_until_cancelled()

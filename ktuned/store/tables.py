@@ -1,0 +1,220 @@
+"""Tables that one part of the daemon alone uses, each with its reads and its writes.
+
+================  =========================================================================================
+pins              the answer to each question that was asked under a pin, for good
+captures          for each kernel and problem the digest of a file of captured inputs
+anchors           configs that were chosen in the default's place, to whose bits exact numerics keep
+admissions        whether a config is in a kernel's space for a problem, as a worker found it: a daemon that
+                  has just started serves the winners of constrained spaces at once, without a worker
+================  =========================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+from ktuned.model import Config, Problem, UsageError, WinnerKey, canonical, parse_key_problem, strip_numerics
+from ktuned.store import rows
+from ktuned.store.reader import Reader
+
+T = TypeVar("T")
+
+MAX_VERDICTS = 10_000
+"""Verdicts of one kernel, some 200 bytes each: more than its winners; beyond that they are asked for again."""
+
+
+class Write(Protocol):
+    """Runs an operation on the writer's connection and returns its result once that is on the disk."""
+
+    def __call__(self, operation: Callable[[sqlite3.Connection], T]) -> Awaitable[T]:
+        """Run it."""
+
+
+class Table:
+    """A table; ``write`` runs what changes it."""
+
+    def __init__(self, reader: Reader, write: Write) -> None:
+        self._reader = reader
+        self._write = write
+
+
+class PinnedAnswers(Table):
+    """The store's pins; an answer is a text, its question another, of which one answer may have several."""
+
+    def find_answer(self, pin: str, question: str) -> str | None:
+        """Return the answer that a pin holds for a question."""
+        return self._reader.fetch_value(
+            rows.decode_answer, "SELECT pin, answer FROM pins WHERE pin = ? AND question = ?", pin, question
+        )
+
+    def find_config(self, pin: str, key: WinnerKey) -> Config | None:
+        """Return the config that a pin holds for a kernel's problem on a device, by whatever objective it was asked."""
+        for objective in (None, key.objective, strip_numerics(key.objective)):
+            question = pinned_question(key.kernel, parse_key_problem(key.problem), key.device, objective)
+            if (held := self.find_answer(pin, question)) is not None:
+                config: Config | None = json.loads(held).get("config")
+                return config
+        return None
+
+    def list_pins(self) -> list[tuple[str, int, float]]:
+        """Return each pin, how many questions it holds answers to, and since when (Unix seconds), by name."""
+        return [
+            (pin, count, created)
+            for pin, count, created in self._reader.fetch_rows(
+                "SELECT pin, count(*), min(created) FROM pins GROUP BY pin ORDER BY pin"
+            )
+        ]
+
+    async def hold_answer(self, pin: str, questions: Sequence[str], answer: str, *, now: float, limit: int) -> str:
+        """Hold an answer to several wordings of a question; return the one that holds, which may be an earlier one.
+
+        Raises:
+            UsageError: the pins hold ``limit`` answers already.
+        """
+
+        def hold_answer(connection: sqlite3.Connection) -> str:
+            holds = answer
+            for question in questions:
+                row = connection.execute(
+                    "SELECT answer FROM pins WHERE pin = ? AND question = ? AND json_valid(answer)", (pin, question)
+                ).fetchone()
+                if row is not None:
+                    (holds,) = row
+                    break
+            (count,) = connection.execute("SELECT count(*) FROM pins").fetchone()
+            if count + len(questions) > limit:
+                raise UsageError(
+                    f"the pins hold {count} answers, and may hold {limit}",
+                    hint="give some up: `ktuned lookup --release`",
+                )
+            connection.executemany(
+                """INSERT INTO pins (pin, question, answer, created) VALUES (?, ?, ?, ?)
+                ON CONFLICT DO UPDATE SET answer = excluded.answer WHERE NOT json_valid(answer)""",
+                [(pin, question, holds, now) for question in questions],
+            )
+            return holds
+
+        return await self._write(hold_answer)
+
+    async def give_up(self, pin: str) -> int:
+        """Forget a pin, and return how many questions it held answers to."""
+        return await self._write(
+            lambda connection: connection.execute("DELETE FROM pins WHERE pin = ?", (pin,)).rowcount
+        )
+
+
+def pinned_question(kernel: str, problem: Problem, device: str | None, objective: str | None) -> str:
+    """Return the text that a pin keeps its answer under: the question, as it was asked."""
+    asked = {"kernel": kernel, "problem": dict(problem), "device": device}
+    # A question that names none is as it was before there were several.
+    return canonical(asked if objective is None else asked | {"objective": objective})
+
+
+class Capture(NamedTuple):
+    """One problem's captured inputs; ``problem`` is canonical text, ``created`` Unix time in s."""
+
+    kernel: str
+    problem: str
+    digest: str
+    bytes: int
+    created: float
+
+
+class CaptureTable(Table):
+    """The store's captures; the tensors themselves are files."""
+
+    def list_captures(self) -> list[Capture]:
+        """Return every capture, by kernel and problem."""
+        return [
+            Capture(*row)
+            for row in self._reader.fetch_rows(
+                "SELECT kernel, problem, digest, bytes, created FROM captures ORDER BY kernel, problem"
+            )
+        ]
+
+    async def save_capture(self, capture: Capture) -> None:
+        """Remember a capture in the place of its problem's last one."""
+        await self._write(
+            lambda connection: (
+                connection.execute("INSERT OR REPLACE INTO captures VALUES (?, ?, ?, ?, ?)", capture).rowcount
+            )
+        )
+
+    async def remove_capture(self, kernel: str, problem: str) -> int:
+        """Forget a capture; return how many there were."""
+
+        def remove_capture(connection: sqlite3.Connection) -> int:
+            values = (kernel, problem)
+            return connection.execute("DELETE FROM captures WHERE kernel = ? AND problem = ?", values).rowcount
+
+        return await self._write(remove_capture)
+
+
+class Anchors(Table):
+    """The store's anchors, by kernel, problem and device model."""
+
+    def find_anchor(self, key: WinnerKey) -> Config | None:
+        """Return the anchor that was chosen for a key; ``None`` where the default is it."""
+        found = self._reader.fetch_rows(
+            "SELECT config FROM anchors WHERE (kernel, problem, device) = (?, ?, ?)",
+            key.kernel,
+            key.problem,
+            key.device,
+        )
+        config: Config | None = json.loads(found[0][0]) if found else None
+        return config
+
+    async def choose_anchor(self, key: WinnerKey, config: Config | None) -> None:
+        """Require a config's bits from now on; without a config, the default's."""
+        place = key.kernel, key.problem, key.device
+
+        def replace_row(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM anchors WHERE (kernel, problem, device) = (?, ?, ?)", place)
+            if config is not None:
+                connection.execute("INSERT INTO anchors VALUES (?, ?, ?, ?)", (*place, canonical(config)))
+
+        await self._write(replace_row)
+
+
+class Verdict(NamedTuple):
+    """One verdict; ``problem`` (the whole one) and ``config`` are canonical texts.
+
+    It holds for what the space's code may have ``read``: digests by name, as canonical text.
+    """
+
+    problem: str
+    config: str
+    admitted: bool
+    read: str = "{}"
+
+
+class Admissions(Table):
+    """The store's verdicts, by kernel and the digest of its space."""
+
+    def load_verdicts(self, kernel: str, space: str) -> list[Verdict]:
+        """Return the verdicts that are stored for a kernel's space."""
+        return [
+            Verdict(problem, config, bool(admitted), read)
+            for problem, config, admitted, read in self._reader.fetch_rows(
+                "SELECT problem, config, admitted, read FROM admissions WHERE kernel = ? AND space = ?", kernel, space
+            )
+        ]
+
+    async def save_verdicts(self, kernel: str, space: str, verdicts: Sequence[Verdict]) -> None:
+        """Store verdicts of a kernel's present space, and delete the ones of its earlier spaces."""
+
+        def save_verdicts(connection: sqlite3.Connection) -> None:
+            connection.execute("DELETE FROM admissions WHERE kernel = ? AND space <> ?", (kernel, space))
+            (count,) = connection.execute("SELECT count(*) FROM admissions WHERE kernel = ?", (kernel,)).fetchone()
+            if count + len(verdicts) > MAX_VERDICTS:
+                connection.execute("DELETE FROM admissions WHERE kernel = ?", (kernel,))
+            connection.executemany(
+                "INSERT OR REPLACE INTO admissions (kernel, space, problem, config, admitted, read) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                [(kernel, space, *verdict) for verdict in verdicts[:MAX_VERDICTS]],
+            )
+
+        await self._write(save_verdicts)
