@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ktuned.cli import output, text
-from ktuned.cli.job_view import FAILURES
+from ktuned.cli.progress import FAILURES
 from ktuned.model import KtunedError
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 

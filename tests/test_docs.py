@@ -19,7 +19,7 @@ from ktuned import kernel, model
 from ktuned.backends.cuda import DEFAULT_TARGET
 from ktuned.catalog import project_file
 from ktuned.cli.commands import jobs, results, watch
-from ktuned.cli.exit_status import Exit
+from ktuned.cli.output import Exit
 from ktuned.cli.program import COMMANDS, cli
 from ktuned.daemon import assembly, config
 from ktuned.daemon.assembly import Replacements

@@ -7,11 +7,13 @@ if TYPE_CHECKING:
     from ktuned.cli.output import print_message
     from ktuned.cli.present import choose_presenter, follow_tuning
     from ktuned.cli.spawn import ensure_daemon
+    from ktuned.cli.trials import load_all_trials
 
 __all__ = [
     "choose_presenter",
     "ensure_daemon",
     "follow_tuning",
+    "load_all_trials",
     "main",
     "print_message",
 ]
@@ -20,11 +22,13 @@ _INTERRUPTED = 130
 """The exit status, where Ctrl-C came before anything of the program was imported."""
 
 _SHARED = {
-    "choose_presenter": ("present", "choose_presenter"),
-    "ensure_daemon": ("spawn", "ensure_daemon"),
-    "follow_tuning": ("present", "follow_tuning"),
-    "print_message": ("output", "print_message"),
+    "choose_presenter": "present",
+    "ensure_daemon": "spawn",
+    "follow_tuning": "present",
+    "load_all_trials": "trials",
+    "print_message": "output",
 }
+"""The module of each part."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,6 +45,5 @@ def __getattr__(name: str) -> Any:
     if name in _SHARED:
         from importlib import import_module
 
-        module, original = _SHARED[name]
-        return getattr(import_module(f"ktuned.cli.{module}"), original)
+        return getattr(import_module(f"ktuned.cli.{_SHARED[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

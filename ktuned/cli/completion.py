@@ -44,10 +44,12 @@ def complete_kernel_names(known: Iterable[str], incomplete: str) -> list[str]:
 
 
 def _known_kernels() -> list[str]:
+    # Not at the top: `--help` needs no daemon.
+    from ktuned.protocol import KERNELS, call_method
     from ktuned_client import Client, DaemonError, DaemonUnavailable
 
     try:
         with Client() as client:
-            return [kernel["name"] for kernel in client.call("kernels", deadline_s=DEADLINE_S)["kernels"]]
+            return [kernel.name for kernel in call_method(client, KERNELS, deadline_s=DEADLINE_S).kernels]
     except (DaemonUnavailable, DaemonError):
         return []

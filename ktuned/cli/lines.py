@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ktuned.cli import text
-from ktuned.cli.job_view import JobView, View
-from ktuned.cli.news import FirstFailure, JobBegan, JobEnded, NewBest, News
+from ktuned.cli.progress import FirstFailure, JobBegan, JobEnded, JobView, NewBest, News, View
 from ktuned.model import (
     Job,
     JobState,

@@ -101,6 +101,19 @@ def as_path(target: str, otherwise: str = "a kernel's name has no slash and no .
     return os.path.realpath(target)
 
 
+def read_share(context: click.Context, parameter: click.Parameter, word: str | None) -> float | None:
+    """Return a share as a number: ``3%`` and ``0.03`` are the same.
+
+    Raises:
+        click.BadParameter: it is none.
+    """
+    if word is None:
+        return None
+    if not re.fullmatch(r"\d+(\.\d+)?%?", word):
+        raise click.BadParameter(f"{word!r} is not a share; write 3% or 0.03")
+    return float(word.removesuffix("%")) / 100 if word.endswith("%") else float(word)
+
+
 def _read_priority(context: click.Context, parameter: click.Parameter, word: str | None) -> int | None:
     if word is None:
         return None

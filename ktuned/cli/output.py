@@ -1,4 +1,4 @@
-"""Output of commands: data and tables on stdout, messages on stderr."""
+"""What a command gives back: data and tables on stdout, messages on stderr, its exit status."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from ktuned.cli import text
 from ktuned.cli.tables import table_lines
-from ktuned.model import Record, show_controls, show_controls_in_json
+from ktuned.model import show_controls, show_controls_in_json
 
 if TYPE_CHECKING:
-    import msgspec
-
     from ktuned.protocol import FileError
 
 COMPLAINT: Final = "ktuned: "
@@ -27,6 +26,21 @@ COMPLAINT: Final = "ktuned: "
 
 MAX_SILENCE_S = 10.0
 """Longest time without a line while a command waits: a log of CI that stands still for longer looks dead."""
+
+
+USAGE_CODES = frozenset({"usage", "ambiguous", "settings"})
+"""Codes of errors in the command line or the settings."""
+
+
+class Exit(IntEnum):
+    """Exit status of a command; 130 is Ctrl-C, 141 a closed stdout. docs/cli.md lists them."""
+
+    DONE = 0
+    NOT_REACHED = 1
+    USAGE = 2
+    NO_DAEMON = 3
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
 
 
 class ReaderGone(Exception):
@@ -47,17 +61,16 @@ def emit_line(line: str = "", *, is_heading: bool = False) -> None:
         raise ReaderGone from None
 
 
-def emit_json(value: Any) -> None:
-    """Print one JSON value as one line on stdout and flush it."""
-    emit_line(show_controls_in_json(json.dumps(value, ensure_ascii=False)))
+def emit_json(value: object) -> None:
+    """Print a value as one line of JSON on stdout and flush it; answers, and values within them, as their maps."""
+    emit_line(show_controls_in_json(json.dumps(value, ensure_ascii=False, default=_make_plain)))
 
 
-def emit_answer(answer: msgspec.Struct | Sequence[Record]) -> None:
-    """Print an answer of the daemon, or values of it, as :func:`emit_json` prints its map."""
+def _make_plain(value: object) -> object:
     # Not at the top: `--help` and errors print without it.
     import msgspec
 
-    emit_json(msgspec.to_builtins(answer))
+    return msgspec.to_builtins(value)
 
 
 def print_message(line: str) -> None:

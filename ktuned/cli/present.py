@@ -1,33 +1,48 @@
-"""Presenters of a tuning in progress: as JSON, as lines, as bars on a terminal, in a notebook's cell, or not at all.
+"""A tuning from its request to its end, and what shows it: JSON, lines, bars on a terminal, a notebook's cell.
 
-All of them show the one view that events are folded into (:mod:`~ktuned.cli.progress`): for commands, and for
+Every presenter shows the one view that events are folded into (:mod:`~ktuned.cli.progress`): for commands, and for
 ``ktuned.tune`` in programs and notebooks. :func:`follow_tuning` is the loop that they share.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from html import escape
 from threading import Event as Flag
 from threading import Lock, Thread
 from time import monotonic, time
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import msgspec
 
 from ktuned.cli import lines, output, text
-from ktuned.cli.job_view import JobView, View
-from ktuned.cli.news import JobBegan, NewBest, News
-from ktuned.cli.progress import begin_view, fold_event, resync_view
+from ktuned.cli.progress import JobBegan, JobView, NewBest, News, View, begin_view, fold_event, resync_view
 from ktuned.model import JobState, show_controls
-from ktuned.protocol import read_event, read_jobs
+from ktuned.protocol import (
+    CANCEL,
+    JOBS,
+    PEAKS,
+    CancelParams,
+    JobParams,
+    JobsParams,
+    Method,
+    SharePullAnswer,
+    TuneAnswer,
+    call_method,
+    read_event,
+    read_jobs,
+)
+from ktuned_client import Client, DaemonError
+from ktuned_client.answers import TUNE_DEADLINE_S
+from ktuned_client.client import Tuning
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from ktuned.cli.limits import Limits
-    from ktuned_client.client import Tuning
+P = TypeVar("P", bound=JobParams)
 
 REFRESHES_PER_SECOND = 8
 MAX_BARS = 12
@@ -41,45 +56,29 @@ REDRAW_S = 0.25
 BAR_COLUMNS = 24
 
 
-class Presenter(Protocol):
-    """Shows events as they arrive; a context, so that a terminal is restored."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-    def show(self, event: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
-        """Show one event's map (``None`` after a catch-up), the view after it, and its news."""
-        ...
-
-
-class Silent:
-    """Shows nothing, and has nothing to clean up."""
+class Presenter:
+    """Shows a tuning: this one nothing, its subclasses something. A context, so that a terminal is restored."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return
 
-    def show(self, event: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
-        """Do nothing."""
+    def show(self, received: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
+        """Show one event's map (``None`` after a catch-up), the view after it, and its news."""
 
 
-class JsonPresenter(Silent):
+class JsonPresenter(Presenter):
     """Prints one event per line, as JSON."""
 
-    def show(self, event: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
+    def show(self, received: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
         """Print the event unchanged."""
-        if event is not None:
-            output.emit_json(event)
+        if received is not None:
+            output.emit_json(received)
 
 
-class LinePresenter:
+class LinePresenter(Presenter):
     """Prints one line for each piece of news, and how open jobs stand after ``silence_s`` without any."""
 
     def __init__(self, silence_s: float = output.MAX_SILENCE_S) -> None:
@@ -95,13 +94,11 @@ class LinePresenter:
         self._breaker.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._breaker.join()
 
-    def show(self, event: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
+    def show(self, received: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
         """Print the news."""
         with self._printing:
             self._view = view
@@ -126,7 +123,7 @@ class LinePresenter:
                     return
 
 
-class LivePresenter:
+class LivePresenter(Presenter):
     """Draws a bar for each running job at the bottom of the terminal, below the news that bars cannot show."""
 
     def __init__(self) -> None:
@@ -147,12 +144,10 @@ class LivePresenter:
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def show(self, event: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
+    def show(self, received: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
         """Set the view for the next refresh, and print the news above it."""
         self._view = view
         for piece in news:
@@ -192,7 +187,7 @@ def draw_board(view: View) -> Table:
     return grid
 
 
-class NotebookPresenter(Silent):
+class NotebookPresenter(Presenter):
     """One output of a cell, redrawn in place while jobs are open, and cleared at the end: the result follows it."""
 
     def __init__(self, redraw_s: float = REDRAW_S) -> None:
@@ -200,13 +195,11 @@ class NotebookPresenter(Silent):
         self._handle: Any = None
         self._drawn_at = 0.0
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._handle is not None:
             self._handle.update(_CellOutput(()))
 
-    def show(self, event: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
+    def show(self, received: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
         """Redraw, if the last time was long enough ago."""
         if self._handle is not None and monotonic() - self._drawn_at < self._redraw_s:
             return
@@ -245,25 +238,54 @@ def choose_presenter(*, as_json: bool = False, in_notebook: bool = False, wanted
     if as_json:
         return JsonPresenter()
     if wanted is False:
-        return Silent()
+        return Presenter()
     if in_notebook:
         return NotebookPresenter()
     if sys.stdout.isatty():
         return LivePresenter()
-    return LinePresenter() if wanted else Silent()
+    return LinePresenter() if wanted else Presenter()
 
 
-def follow_tuning(tuning: Tuning, presenter: Presenter, known: Limits | None = None) -> View:
-    """Show a tuning until its jobs have ended; return their final view. ``known`` are limits of devices."""
-    view = begin_view(read_jobs(tuning.jobs), known)
-    with presenter:
+def request_tuning(client: Client, method: Method[P, TuneAnswer], wanted: P) -> TuneAnswer:
+    """Request jobs; print the errors of kernel files and the notices. What kernel files import may take long."""
+    try:
+        with output.report_waiting(f"inspecting {wanted.path or wanted.kernel}"):
+            accepted = call_method(client, method, wanted, deadline_s=TUNE_DEADLINE_S)
+    except KeyboardInterrupt:
+        output.print_message(
+            "the daemon goes on with the request: `ktuned jobs` has its jobs, `ktuned jobs JOB --cancel` cancels one"
+        )
+        raise
+    output.complain_of(accepted.errors)
+    for notice in accepted.notices:
+        output.print_message(notice)
+    return accepted
+
+
+def follow_tuning(client: Client, accepted: TuneAnswer | SharePullAnswer, presenter: Presenter) -> View:
+    """Show the jobs of a request until they have ended; return their final view."""
+    view = begin_view(accepted.jobs, call_method(client, PEAKS).by_device)
+    with Tuning(client, msgspec.to_builtins(accepted)) as tuning, presenter:
         presenter.show(None, view, ())
-        for event in tuning:
-            view, news = fold_event(view, read_event(event))
-            presenter.show(event, view, news)
+        for received in tuning:
+            view, news = fold_event(view, read_event(received))
+            presenter.show(received, view, news)
     # A job's final state includes events from before the subscription.
     view, _ = resync_view(view, read_jobs(tuning.jobs))
     return view
+
+
+def list_open_jobs(client: Client, accepted: TuneAnswer) -> list[int]:
+    """Return the jobs of a request that have not ended by now."""
+    jobs = call_method(client, JOBS, JobsParams(ids=[job.id for job in accepted.jobs])).jobs
+    return [job.id for job in jobs if not job.is_ended]
+
+
+def cancel_jobs(client: Client, jobs: Iterable[int]) -> None:
+    """Cancel jobs, some of which may have ended meanwhile."""
+    for job in jobs:
+        with suppress(DaemonError):
+            call_method(client, CANCEL, CancelParams(job=job))
 
 
 def _describe_stage(view: JobView) -> str:

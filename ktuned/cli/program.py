@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import click
 
 from ktuned.cli import output, versions
-from ktuned.cli.exit_status import USAGE_CODES, Exit
+from ktuned.cli.output import USAGE_CODES, Exit
 from ktuned.model import KtunedError
 
 

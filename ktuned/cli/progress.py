@@ -1,20 +1,36 @@
-"""The event stream, folded into one value that a screen can show. No IO.
+"""The event stream, folded into one value that lines, bars, notebooks and the live screen show. No IO.
 
-:func:`fold_event` takes a view and an event and returns the next view and the news in it, which lines and the live
-screen are made of. Events that change no view leave it as it was.
+:func:`fold_event` takes a :class:`View` and an event, and returns the next view and the news in it. Nothing else folds
+the events of jobs: lines are made of the news (:mod:`~ktuned.cli.lines`), the rows of the live screen follow a view's
+jobs (:mod:`~ktuned.cli.watch.board`). An event that says all by itself is its own news, and one that changes no view
+leaves it as it was.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
 
-from ktuned.cli.job_view import FAILURES, MAX_STEPS, Case, JobView, View, make_case
-from ktuned.cli.limits import Limits, share_of
-from ktuned.cli.news import FirstFailure, JobBegan, JobEnded, NewBest, News
-from ktuned.model import Job, JobState, Outcome, Trial, cost_of, figure_of, needs_metric
+from ktuned.model import (
+    Config,
+    Job,
+    JobState,
+    Objective,
+    Outcome,
+    Peaks,
+    Problem,
+    Record,
+    Trial,
+    canonical,
+    compute_shares,
+    cost_of,
+    figure_of,
+    needs_metric,
+    record,
+)
 from ktuned.protocol import (
+    ConfigCompiled,
     Event,
     JobEvent,
     JobInfo,
@@ -27,6 +43,129 @@ from ktuned.protocol import (
     TuningPaused,
     TuningResumed,
     WinnerChanged,
+)
+
+FAILURES = (
+    Outcome.COMPILE_ERROR,
+    Outcome.COMPILE_TIMEOUT,
+    Outcome.UNSUPPORTED,
+    Outcome.MISMATCH,
+    Outcome.LAUNCH_ERROR,
+    Outcome.CRASHED,
+    Outcome.HUNG,
+    Outcome.CONTENDED,
+)
+"""Outcomes that left a config without a figure for a reason worth showing, in the order of a trial's stages."""
+
+MAX_STEPS = 256
+"""Steps of a job's best so far: wider than any sparkline. Of more, every other one is kept."""
+
+Case = tuple[str, str, str, str]
+"""A winner's key: a kernel, a problem's canonical text, a device model, an objective."""
+
+
+def make_case(kernel: str, problem: Problem, device: str, objective: Objective) -> Case:
+    """Return the key of a winner."""
+    return kernel, canonical(problem), device, objective
+
+
+@record
+class JobView(Record):
+    """One job, and what only its events tell.
+
+    Attributes:
+        best_config: the config that has the best figure.
+        announced: what the best figure that was news costs: a ``winner`` comes before the trial that made it.
+        before: figure of the winner when the job began, in the objective's unit.
+        share: the winner's share of the device's limit, in words.
+        failures: the first trial of each failing outcome.
+        round: number of the final round that is measured, and of all rounds.
+        best_so_far: costs of the best config after each trial; some, if there are very many.
+    """
+
+    job: JobInfo
+    best_config: Config | None = None
+    announced: float | None = None
+    before: float | None = None
+    share: str = ""
+    failures: Mapping[Outcome, Trial] = field(default_factory=dict)
+    round: tuple[int, int] | None = None
+    best_so_far: tuple[float, ...] = ()
+
+
+Limits = Mapping[str, Peaks]
+"""Measured limits by device model."""
+
+
+@record
+class View(Record):
+    """All jobs seen so far, in the order they appeared, and the figure of the last winner of each case.
+
+    ``limits`` are the measured limits of devices, by their models.
+    """
+
+    jobs: Mapping[int, JobView] = field(default_factory=dict)
+    winners: Mapping[Case, float] = field(default_factory=dict)
+    limits: Limits = field(default_factory=dict)
+
+    @property
+    def is_ended(self) -> bool:
+        """True if every job has ended."""
+        return all(view.job.is_ended for view in self.jobs.values())
+
+    @property
+    def active(self) -> list[JobView]:
+        """The jobs that are queued or running."""
+        return [view for view in self.jobs.values() if not view.job.is_ended]
+
+    def without_ended(self) -> View:
+        """Return the view without the jobs that ended, so that an endless watch stays bounded."""
+        return replace(self, jobs={key: view for key, view in self.jobs.items() if not view.job.is_ended})
+
+
+@record
+class JobBegan(Record):
+    """A job began to run."""
+
+    job: JobInfo
+
+
+@record
+class NewBest(Record):
+    """A trial is better than every one before it in its job, by its objective's ``figure``."""
+
+    job: JobInfo
+    config: Config
+    figure: float
+
+
+@record
+class FirstFailure(Record):
+    """A trial has an outcome of :data:`FAILURES` that its job had not shown before."""
+
+    job: JobInfo
+    trial: Trial
+
+
+@record
+class JobEnded(Record):
+    """A job is done, was cancelled or failed."""
+
+    view: JobView
+
+
+News = (
+    JobBegan
+    | NewBest
+    | FirstFailure
+    | JobEnded
+    | KernelStale
+    | WinnerChanged
+    | KernelsReloaded
+    | LaneChanged
+    | ConfigCompiled
+    | TuningPaused
+    | TuningResumed
 )
 
 
@@ -73,7 +212,7 @@ def fold_event(view: View, event: Event | StreamGap | None) -> tuple[View, tuple
             return _take_refining(view, event), ()
         case WinnerChanged():
             return _take_winner(view, event), (event,)
-        case KernelStale() | KernelsReloaded() | LaneChanged() | TuningPaused() | TuningResumed():
+        case KernelStale() | KernelsReloaded() | LaneChanged() | TuningPaused() | TuningResumed() | ConfigCompiled():
             return view, (event,)
     return view, ()
 
@@ -147,3 +286,10 @@ def _take_winner(view: View, event: WinnerChanged) -> View:
     job = replace(known.job, best_us=event.latency_us, best_figure=figure)
     share = share_of(event.metrics, view.limits, event.device)
     return _with_job(view, replace(known, job=job, best_config=event.config, share=share))
+
+
+def share_of(metrics: Mapping[str, float], known: Limits, device: str | None) -> str:
+    """Return the share of the limit that is nearest, or an empty text where none is known."""
+    peaks = known.get(device or "")
+    found = [] if peaks is None else compute_shares(metrics, peaks)
+    return str(found[0]) if found else ""

@@ -103,6 +103,7 @@ from ktuned.protocol.kernels import (
     UnwatchAnswer,
     UnwatchParams,
     WinnerStanding,
+    find_root,
 )
 from ktuned.protocol.method import EmptyAnswer, Method, NoParams, call_method, call_method_async
 from ktuned.protocol.trials import (
@@ -305,6 +306,7 @@ __all__ = [
     "WorkerInfo",
     "call_method",
     "call_method_async",
+    "find_root",
     "read_event",
     "read_jobs",
     "type_of",

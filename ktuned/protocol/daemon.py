@@ -276,6 +276,11 @@ class PeaksAnswer(msgspec.Struct, frozen=True):
 
     peaks: tuple[Peaks, ...] = ()
 
+    @property
+    def by_device(self) -> dict[str, Peaks]:
+        """The limits by device model."""
+        return {peaks.device: peaks for peaks in self.peaks}
+
 
 class CollectParams(msgspec.Struct, frozen=True):
     """``gc``: ``dry_run`` lists what would be removed; the size to reach in GiB (by default the cap)."""

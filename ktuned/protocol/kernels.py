@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -46,6 +46,12 @@ class RootInfo(msgspec.Struct, frozen=True):
     def from_root(cls, root: Root) -> RootInfo:
         """Return what the protocol tells of a root."""
         return msgspec.convert(root, cls, from_attributes=True)
+
+
+def find_root(path: str, roots: Iterable[RootInfo]) -> RootInfo | None:
+    """Return the innermost of the roots that hold a path; None if none does."""
+    holders = [root for root in roots if f"{path}/".startswith(f"{root.path.rstrip('/')}/")]
+    return max(holders, key=lambda root: len(root.path), default=None)
 
 
 class WinnerStanding(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,11 +10,22 @@ import msgspec
 
 from ktuned.cli import choose_presenter, ensure_daemon, follow_tuning, print_message
 from ktuned.model import JobState, KernelFileError, KtunedError, UsageError, canonical
-from ktuned.protocol import FileError, read_jobs
+from ktuned.protocol import (
+    KERNELS,
+    TUNE,
+    FileError,
+    JobInfo,
+    KernelsParams,
+    TuneAnswer,
+    TuneParams,
+    call_method,
+    find_root,
+)
 from ktuned.python.origin import Origin, find_notebook_shell, find_origin
 from ktuned.python.result import Result
 from ktuned.spec import Kernel, end_declarations
-from ktuned_client import Client, DaemonError, DaemonUnavailable, Tuning
+from ktuned_client import Client, DaemonError, DaemonUnavailable
+from ktuned_client.answers import TUNE_DEADLINE_S
 
 LOOKUP_DEADLINE_S = 10.0
 """Deadline of the lookup behind a result: only the program that has waited for the tuning waits for it."""
@@ -63,41 +73,44 @@ def tune(
         DaemonError: the daemon refused the request.
         DaemonUnavailable: the daemon ended, or did not answer.
     """
+    wanted = TuneParams(
+        configs=None if configs is None else [dict(config) for config in configs],
+        device=device,
+        preset=preset,
+        trials=trials,
+        seconds=seconds,
+        strategy=strategy,
+        until=until,
+        seed=seed,
+        objective=objective,
+        again=again,
+    )
     try:
-        return _run_tuning(
-            kernel,
-            problem,
-            progress,
-            configs=None if configs is None else [dict(config) for config in configs],
-            device=device,
-            preset=preset,
-            trials=trials,
-            seconds=seconds,
-            strategy=strategy,
-            until=until,
-            seed=seed,
-            objective=objective,
-            again=again or None,
-        )
+        return _run_tuning(kernel, problem, wanted, progress)
     except (KtunedError, DaemonError, DaemonUnavailable) as error:
         # The mistake is the caller's or the job's: a traceback through this module helps no one.
         raise error.with_traceback(None) from None
 
 
-def _run_tuning(kernel: Kernel | str, problem: Problem | None, progress: bool | None, **options: Any) -> Result:
+def _run_tuning(kernel: Kernel | str, problem: Problem | None, wanted: TuneParams, progress: bool | None) -> Result:
     end_declarations()
     origin = find_origin(kernel)
     ensure_daemon()
     with Client(deadline_s=LOOKUP_DEADLINE_S, strict=True) as client:
         if problem is None:
             problem = _find_only_problem(kernel, client)
-        python = _choose_interpreter(client, origin)
-        asked = {**options, "problem": dict(problem), "python": python}
-        with client.tune(origin.name, path=origin.path or None, **asked) as tuning:
-            if tuning.errors and not tuning.jobs:
-                raise _make_file_error(msgspec.convert(tuning.errors[0], FileError))
-            _follow_to_end(tuning, progress)
-        return _make_result(client, tuning, problem, options["device"])
+        wanted = msgspec.structs.replace(
+            wanted,
+            kernel=origin.name,
+            path=origin.path or None,
+            problem=dict(problem),
+            python=_choose_interpreter(client, origin),
+        )
+        accepted = call_method(client, TUNE, wanted, deadline_s=TUNE_DEADLINE_S)
+        if accepted.errors and not accepted.jobs:
+            raise _make_file_error(accepted.errors[0])
+        job = _follow_to_end(client, accepted, progress)
+        return _make_result(client, job, problem, wanted.device)
 
 
 def _find_only_problem(kernel: Kernel | str, client: Client) -> Problem:
@@ -109,8 +122,8 @@ def _find_only_problem(kernel: Kernel | str, client: Client) -> Problem:
     if isinstance(kernel, Kernel):
         name, problems = kernel.name, list[Problem](kernel.list_problems())
     else:
-        (known,) = client.call("kernels", kernel=kernel)["kernels"]
-        name, problems = known["name"], known["problems"]
+        (known,) = call_method(client, KERNELS, KernelsParams(kernel)).kernels
+        name, problems = known.name, list(known.problems)
     if len(problems) == 1:
         return problems[0]
     listed = ", ".join(map(canonical, problems[:3]))
@@ -125,19 +138,21 @@ def _choose_interpreter(client: Client, origin: Origin) -> str | None:
     """Return this interpreter, for the workers of a project that is not watched yet; ``None`` for others."""
     if not origin.path:
         return None
-    roots = client.call("kernels", path=origin.path)["roots"]
-    is_watched = any(os.path.commonpath([root["path"], origin.path]) == root["path"] for root in roots)
-    return None if is_watched else sys.executable
+    roots = call_method(client, KERNELS, KernelsParams(path=origin.path)).roots
+    return sys.executable if find_root(origin.path, roots) is None else None
 
 
-def _follow_to_end(tuning: Tuning, progress: bool | None) -> None:
-    """Show a tuning until its jobs have ended; with ``None`` only in terminals and notebooks."""
+def _follow_to_end(client: Client, accepted: TuneAnswer, progress: bool | None) -> JobInfo:
+    """Show a tuning until its job has ended, which is returned; with ``None`` only in terminals and notebooks."""
     shell = find_notebook_shell()
+    presenter = choose_presenter(in_notebook=hasattr(shell, "kernel"), wanted=progress)
+    number = accepted.jobs[0].id
     try:
-        follow_tuning(tuning, choose_presenter(in_notebook=hasattr(shell, "kernel"), wanted=progress))
+        return follow_tuning(client, accepted, presenter).jobs[number].job
     except KeyboardInterrupt:
-        job = tuning.jobs[0]["id"]
-        print_message(f"detached; job {job} continues: the same call joins it, `ktuned jobs {job} --cancel` cancels it")
+        print_message(
+            f"detached; job {number} continues: the same call joins it, `ktuned jobs {number} --cancel` cancels it"
+        )
         raise
 
 
@@ -145,13 +160,12 @@ def _make_file_error(error: FileError) -> KernelFileError:
     return KernelFileError(error.message, path=error.path, line=error.line, hint=error.hint, excerpt=error.excerpt)
 
 
-def _make_result(client: Client, tuning: Tuning, problem: Problem, device: str | None) -> Result:
+def _make_result(client: Client, job: JobInfo, problem: Problem, device: str | None) -> Result:
     """Return the result of a job that has ended.
 
     Raises:
         TuningFailed: It has no winner.
     """
-    job = read_jobs(tuning.jobs)[0]
     name = job.kernel
     if job.state is not JobState.DONE:
         raise TuningFailed(
@@ -168,7 +182,7 @@ def _make_result(client: Client, tuning: Tuning, problem: Problem, device: str |
         config=hit.config,
         latency_us=hit.latency_us,
         hit=hit,
-        job=tuning.jobs[0],
+        job=msgspec.to_builtins(job),
         default_us=job.default_us,
         reference_us=job.reference_us,
         message=job.message,

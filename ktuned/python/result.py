@@ -8,15 +8,13 @@ from functools import cached_property
 from html import escape
 from typing import Any, overload
 
-from ktuned.ipc import from_plain
+from ktuned.cli import load_all_trials
 from ktuned.model import ListedTrial as Trial
+from ktuned.protocol import ResultsParams
 from ktuned_client import Client, Hit
 
 MAX_SHOWN = 20
 """Most rows of a table in a notebook; a data frame has all."""
-
-PAGE = 2_000
-"""Trials in one answer, the most that the daemon sends."""
 
 
 class Trials(Sequence[Trial]):
@@ -100,15 +98,9 @@ class Result:
     @cached_property
     def trials(self) -> Trials:
         """All configs that were tried for this problem, in the kernel's present state; read from the daemon once."""
-        found: list[Trial] = []
-        wanted: dict[str, Any] = {"kernel": self.kernel, "problem": dict(self.problem), "device": self.device}
+        wanted = ResultsParams(self.kernel, dict(self.problem), self.device, current=True)
         with Client() as client:
-            while True:
-                page = client.call("results", **wanted, current=True, order="newest", limit=PAGE)["trials"]
-                found += [from_plain(Trial, trial) for trial in page]
-                if len(page) < PAGE:
-                    return Trials(found)
-                wanted["before"] = found[-1].id
+            return Trials(load_all_trials(client, wanted))
 
     def load(self, *, device: str | None = None) -> Any:
         """Return the winner as a callable, which takes the tensors of ``inputs`` by their names.

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ktuned.model import ListedTrial
-from ktuned.protocol import STATUS, JobInfo, StatusAnswer, read_jobs
+from ktuned.protocol import KERNELS, STATUS, Answer, JobInfo, KernelsAnswer, StatusAnswer, read_jobs
 
 KERNEL = "project:gemm"
 PROBLEM = {"M": 64, "dtype": "float32"}
@@ -119,6 +119,11 @@ def answer_map(**changes: Any) -> dict[str, Any]:
     return answer | changes
 
 
+def answer(**changes: Any) -> Answer:
+    """Return a lookup's answer as commands read it."""
+    return msgspec.convert(answer_map(**changes), Answer)
+
+
 def kernel_map(name: str = KERNEL, **changes: Any) -> dict[str, Any]:
     """Return a kernel's entry."""
     project, _, short = name.partition(":")
@@ -142,6 +147,11 @@ def kernel_map(name: str = KERNEL, **changes: Any) -> dict[str, Any]:
         "extra": {},
     }
     return kernel | changes
+
+
+def known_kernels(*names: str, **changes: Any) -> KernelsAnswer:
+    """Return an answer with kernels of these names."""
+    return KERNELS.read_answer({"kernels": [kernel_map(name) for name in names], **changes})
 
 
 def standing_map(**changes: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ktuned.cli.lines import error_line
 from ktuned.cli.watch.board import Board, BoardRow, add_answers, add_estimates, catch_up, fold_event, keep_kernels
 from ktuned.cli.watch.cells import shorten_path
 from ktuned.model.objective import LATENCY
@@ -12,9 +13,10 @@ from tests.cli.samples import (
     DEVICE,
     KERNEL,
     PROBLEM,
-    answer_map,
+    answer,
     job_info,
     job_map,
+    known_kernels,
     state_event,
     trial_event,
     trial_map,
@@ -22,7 +24,6 @@ from tests.cli.samples import (
 
 CASE = (KERNEL, canonical(PROBLEM), DEVICE, LATENCY)
 STALE = {"type": "stale", "kernel": KERNEL, "digest": "e"}
-NO_KERNELS: dict[str, Any] = {"kernels": [], "errors": []}
 
 
 def winner(latency_us: float, job: int | None = 1, **changes: Any) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def winner(latency_us: float, job: int | None = 1, **changes: Any) -> dict[str, 
 
 def after(*events: Mapping[str, Any], board: Board | None = None) -> Board:
     """Return a board after events, each a second later than the one before."""
-    board = board or add_answers(Board(), [answer_map()])
+    board = board or add_answers(Board(), [answer()])
     for second, event in enumerate(events):
         board = fold_event(board, read_event(event), 100.0 + second)
     return board
@@ -110,7 +111,7 @@ def test_tuning_anew_without_a_save_compares_with_the_winner_before() -> None:
 def test_catching_up_makes_no_news() -> None:
     """Jobs that were there before show their state, not a comparison; the newest of a case counts."""
     jobs = [job_info(3, state="paused"), job_info(1, state="done", best_us=9.0, finished=5.0)]
-    board = catch_up(add_answers(Board(), [answer_map()]), jobs)
+    board = catch_up(add_answers(Board(), [answer()]), jobs)
     job = row(board).job
     assert job is not None
     assert (row(board).state, job.id, row(board).before) == ("paused", 3, None)
@@ -121,17 +122,17 @@ def test_catching_up_makes_no_news() -> None:
         "excerpt": "y = x\n    ^",
         "hint": "define x",
     }
-    known = keep_kernels(board, {"kernels": [], "errors": [error], "roots": [{"path": "/src"}]})
+    root = {"path": "/src", "name": "project", "python": "/python"}
+    known = keep_kernels(board, known_kernels(errors=[error], roots=[root]))
     assert list(known.rows) == [CASE]
-    assert known.errors["/src/tune_x.py"].line == "/src/tune_x.py:3: NameError: x"
-    assert known.errors["/src/tune_x.py"].excerpt == ("    y = x", "        ^")
+    assert [error_line(error) for error in known.errors] == ["/src/tune_x.py:3: NameError: x"]
     assert (known.roots, known.problems) == (("/src",), 1)
-    assert keep_kernels(add_answers(Board(), [answer_map()]), NO_KERNELS).rows == {}
+    assert keep_kernels(add_answers(Board(), [answer()]), known_kernels()).rows == {}
 
 
 def test_row_of_an_unknown_device_becomes_its_job_s() -> None:
     """A case whose device is not known yet is not shown twice once it is."""
-    board = add_answers(Board(), [answer_map(device=None, status="default", latency_us=None)])
+    board = add_answers(Board(), [answer(device=None, status="default", latency_us=None)])
     board = after(state_event("job_started", job_map()), board=board)
     assert [entry.device for entry in board.rows.values()] == [DEVICE]
 
@@ -165,10 +166,10 @@ def test_unknown_events_change_nothing() -> None:
 def test_a_job_without_a_device_has_one_row() -> None:
     """Where nothing can be measured the lookup's answer names no device, and the job what it compiled for."""
     failed = job_info(state="failed", device="sm_90a", message="no device: no GPU")
-    answer = answer_map(status="default", device=None, latency_us=None, age_s=None)
+    asked = answer(status="default", device=None, latency_us=None, age_s=None)
     for board in (
-        add_answers(catch_up(Board(), [failed]), [answer]),
-        catch_up(add_answers(Board(), [answer]), [failed]),
+        add_answers(catch_up(Board(), [failed]), [asked]),
+        catch_up(add_answers(Board(), [asked]), [failed]),
     ):
         (only,) = board.rows.values()
         assert (only.device, only.state, only.failure) == ("sm_90a", "failed", "no device: no GPU")
@@ -192,15 +193,15 @@ def test_a_save_makes_only_what_has_a_figure_stale() -> None:
 def test_a_kernel_that_is_gone_goes_from_the_board() -> None:
     """Its row stays only until its job has ended."""
     running = after(state_event("job_started", job_map()))
-    assert set(keep_kernels(running, NO_KERNELS).rows) == {CASE}
+    assert set(keep_kernels(running, known_kernels()).rows) == {CASE}
     done = after(state_event("job_done", job_map(state="done", best_us=5.0)), board=running)
-    assert keep_kernels(done, NO_KERNELS).rows == {}
-    assert set(keep_kernels(done, {"kernels": [{"name": KERNEL}], "errors": []}).rows) == {CASE}
+    assert keep_kernels(done, known_kernels()).rows == {}
+    assert set(keep_kernels(done, known_kernels(KERNEL)).rows) == {CASE}
 
 
 def test_a_row_has_its_winner_s_config() -> None:
     """From the lookup, from a winner that a job found, and through an edit until there is another."""
-    known = add_answers(Board(), [answer_map()])
+    known = add_answers(Board(), [answer()])
     assert row(known).config == {"BM": 32, "fast": True}
     assert row(after(STALE, board=known)).config == {"BM": 32, "fast": True}
     assert row(after(state_event("job_started", job_map()), winner(9.0), board=known)).config == {"BM": 1}

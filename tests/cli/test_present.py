@@ -8,10 +8,9 @@ from threading import Event
 
 import pytest
 
-from ktuned.cli.job_view import View
 from ktuned.cli.lines import MAX_STANDING, describe_open_jobs
 from ktuned.cli.present import LinePresenter
-from ktuned.cli.progress import begin_view
+from ktuned.cli.progress import View, begin_view
 from tests.cli.samples import DEVICE, KERNEL, job_info
 
 NAME = f"{KERNEL} [M=64 dtype=float32] on {DEVICE}"

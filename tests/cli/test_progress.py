@@ -7,10 +7,20 @@ from typing import Any
 import pytest
 
 from ktuned.cli import progress
-from ktuned.cli.job_view import FAILURES, View
 from ktuned.cli.lines import lines_of
-from ktuned.cli.news import FirstFailure, JobBegan, JobEnded, NewBest, News
-from ktuned.cli.progress import add_earlier_winners, begin_view, fold_event, resync_view
+from ktuned.cli.progress import (
+    FAILURES,
+    FirstFailure,
+    JobBegan,
+    JobEnded,
+    NewBest,
+    News,
+    View,
+    add_earlier_winners,
+    begin_view,
+    fold_event,
+    resync_view,
+)
 from ktuned.model import DeviceName, JobState, KernelName, Outcome
 from ktuned.protocol import (
     Event,

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktuned.cli import lines, text
-from ktuned.cli.news import JobEnded
-from ktuned.cli.progress import begin_view
+from ktuned.cli.progress import JobEnded, begin_view
 from ktuned.model import DeviceName
 from ktuned.protocol import FileError, KernelsReloaded, LaneChanged, TuningPaused
 from tests.cli.samples import job_info

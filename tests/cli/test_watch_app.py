@@ -14,14 +14,14 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable
 
 from ktuned.cli.watch.app import WatchApp
-from ktuned.cli.watch.board import Board, BoardRow, FileError, add_answers, fold_event
+from ktuned.cli.watch.board import Board, BoardRow, add_answers, fold_event
 from ktuned.cli.watch.load import Load
 from ktuned.cli.watch.session import Session
 from ktuned.cli.watch.trial_log import follow_event, open_log
 from ktuned.model import ListedTrial
-from ktuned.protocol import TrialDone, read_event
+from ktuned.protocol import FileError, TrialDone, read_event
 from ktuned_client import AsyncClient
-from tests.cli.samples import DEVICE, KERNEL, answer_map, job_map, state_event, trial_event, trial_map
+from tests.cli.samples import DEVICE, KERNEL, answer, job_map, state_event, trial_event, trial_map
 
 PROBLEM = {"M": 384, "N": 384, "K": 400}
 ERROR = (
@@ -56,8 +56,8 @@ def trials(count: int = 24) -> list[dict[str, Any]]:
 def board_of_a_day() -> Board:
     """Return a kernel that is tuned after an edit, one that failed, one that waits, and a file with an error."""
     answers = [
-        answer_map(problem=PROBLEM, config={"BM": 32, "BN": 64, "unroll": 8}),
-        answer_map(kernel="project:attention_forward_causal", problem={"sequence": 16384, "dtype": "bfloat16"}),
+        answer(problem=PROBLEM, config={"BM": 32, "BN": 64, "unroll": 8}),
+        answer(kernel="project:attention_forward_causal", problem={"sequence": 16384, "dtype": "bfloat16"}),
     ]
     board = add_answers(Board(), answers)
     failed = job_map(
@@ -77,8 +77,8 @@ def board_of_a_day() -> Board:
     events += [winner(16.0), state_event("job_done", failed), state_event("job_queued", queued)]
     for event in events:
         board = fold_event(board, read_event(event), NOW - 75)
-    wrong = FileError("/home/author/tune_bad.py:7: SyntaxError: expected ':'", ("    def broken()", "           ^"))
-    return replace(board, errors={"/home/author/tune_bad.py": wrong}, roots=("/home/author",))
+    wrong = FileError("/home/author/tune_bad.py", 7, "SyntaxError: expected ':'", "", "def broken()\n       ^")
+    return replace(board, errors=(wrong,), roots=("/home/author",))
 
 
 class FakeSession(Session):
@@ -191,7 +191,7 @@ async def test_a_day_s_board_fits(size: tuple[int, int]) -> None:
 async def test_a_long_table_has_the_chosen_kernel_beside_it() -> None:
     """It needs the height of the screen; a filter that leaves few rows puts the kernel below them."""
     board = board_of_a_day()
-    many = [answer_map(kernel=f"project:other{number}", problem={"n": number}) for number in range(40)]
+    many = [answer(kernel=f"project:other{number}", problem={"n": number}) for number in range(40)]
     async with screen((200, 50), add_answers(board, many)) as (app, pilot, _):
         kernels, about = app.query_one("#kernels").region, app.query_one("#about").region
         assert kernels.height > 40

@@ -13,8 +13,8 @@ import click
 
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
-from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option, problem_option
+from ktuned.cli.output import Exit
 from ktuned.protocol import CHECK, CheckedWinner, CheckParams, call_method
 from ktuned_client import Client
 
@@ -42,7 +42,7 @@ def check(kernel: str, problem: dict[str, Any] | None, sanitize: bool, as_json: 
         params = CheckParams(kernel, problem or None, sanitize, **tools)
         found = call_method(client, CHECK, params, deadline_s=CHECK_DEADLINE_S)
     if as_json:
-        output.emit_answer(found)
+        output.emit_json(found)
     else:
         for winner in found.winners:
             _show_winner(found.kernel, winner)

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from ktuned.cli import output, text
-from ktuned.cli.exit_status import Exit
+from ktuned.cli.output import Exit
+from ktuned.cli.present import Presenter, cancel_jobs, follow_tuning, list_open_jobs, request_tuning
+from ktuned.cli.progress import News, View
 from ktuned.model import Outcome
-from ktuned.protocol import (
-    CANCEL,
-    COMPILE,
-    CancelParams,
-    CompileParams,
-    ConfigCompiled,
-    FileError,
-    JobInfo,
-    call_method,
-    read_event,
-    read_jobs,
-)
-from ktuned_client import Client, DaemonError
-from ktuned_client.answers import TUNE_DEADLINE_S
-from ktuned_client.client import Tuning
+from ktuned.protocol import COMPILE, CompileParams, ConfigCompiled, JobInfo
+from ktuned_client import Client
 
 COMPILED = "ok"
 """Shown in place of an outcome for a config with an artifact."""
@@ -36,50 +23,46 @@ _WIDTH = len("compile_timeout")
 _MESSAGE_CHARS = 160
 
 
-def compile_only(wanted: CompileParams, as_json: bool) -> int:
+def compile_space(wanted: CompileParams, as_json: bool) -> int:
     """Compile a space's configs for later jobs, and print the result of each; Ctrl-C cancels."""
-    with Client() as client, Tuning(client, _request_compile(client, wanted)) as compiling:
-        output.complain_of(msgspec.convert(compiling.errors, list[FileError]))
-        for notice in compiling.notices:
-            output.print_message(notice)
+    with Client() as client:
+        accepted = request_tuning(client, COMPILE, wanted)
+        presenter = CompilePresenter(as_json=as_json, several=len(accepted.jobs) > 1)
         try:
-            reported, refusal = _follow_compiling(compiling, as_json)
+            view = follow_tuning(client, accepted, presenter)
         except KeyboardInterrupt:
-            _cancel_compiling(client, compiling)
+            cancel_jobs(client, list_open_jobs(client, accepted))
+            output.print_message("cancelled; compiled configs are kept")
             return Exit.INTERRUPTED
-        jobs = read_jobs(compiling.jobs)
-        if as_json:
-            output.emit_json(compiling.jobs)
-    _sum_up(jobs, reported, refusal)
+    jobs = [known.job for known in view.jobs.values()]
+    if as_json:
+        output.emit_json(jobs)
+    _sum_up(jobs, presenter.reported, presenter.shown.refusal)
     ready = sum(job.outcomes.get("compiled", 0) for job in jobs)
-    return Exit.DONE if ready and not compiling.errors else Exit.NOT_REACHED
+    return Exit.DONE if ready and not accepted.errors else Exit.NOT_REACHED
 
 
-def _request_compile(client: Client, wanted: CompileParams) -> dict[str, Any]:
-    with output.report_waiting(f"inspecting {wanted.path or wanted.kernel}"):
-        accepted: dict[str, Any] = client.call(
-            COMPILE.name, deadline_s=TUNE_DEADLINE_S, **COMPILE.encode_params(wanted)
-        )
-    return accepted
+class CompilePresenter(Presenter):
+    """Prints every config when it is ready; ``reported`` is their number."""
 
+    def __init__(self, *, as_json: bool, several: bool) -> None:
+        self.reported = 0
+        self.shown = Lines()
+        self._as_json = as_json
+        self._several = several
 
-def _follow_compiling(compiling: Tuning, as_json: bool) -> tuple[int, str]:
-    """Print every config when it is ready; return their number, and the reason if all are unsupported for one."""
-    several = len(compiling.jobs) > 1
-    reported = 0
-    shown = Lines()
-    for received in compiling:
-        event = read_event(received)
-        if not isinstance(event, ConfigCompiled):
-            continue
-        reported += 1
-        if as_json:
-            output.emit_json(received)
-        else:
-            refusal = event.message if event.outcome is Outcome.UNSUPPORTED else None
-            for said in shown.take_line(describe_config(event, several=several), refusal):
-                output.emit_line(said)
-    return reported, shown.refusal
+    def show(self, received: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
+        """Print the config that the event reports, if it does."""
+        for event in news:
+            if not isinstance(event, ConfigCompiled):
+                continue
+            self.reported += 1
+            if self._as_json:
+                output.emit_json(received)
+            else:
+                refusal = event.message if event.outcome is Outcome.UNSUPPORTED else None
+                for line in self.shown.take_line(describe_config(event, several=self._several), refusal):
+                    output.emit_line(line)
 
 
 class Lines:
@@ -133,14 +116,3 @@ def _sum_up(jobs: Sequence[JobInfo], reported: int, refusal: str) -> None:
     missed = sum(job.done for job in jobs) - reported
     if missed > 0:
         output.print_message(f"{missed} configs are not listed: their events came faster than they were read")
-
-
-def _cancel_compiling(client: Client, compiling: Tuning) -> None:
-    for job in read_jobs(compiling.jobs):
-        if not job.is_ended:
-            try:
-                call_method(client, CANCEL, CancelParams(job=job.id))
-            except DaemonError:
-                # It has ended meanwhile.
-                continue
-    output.print_message("cancelled; compiled configs are kept")

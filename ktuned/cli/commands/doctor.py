@@ -11,9 +11,9 @@ import click
 from ktuned.cli import doctor as checks
 from ktuned.cli import equipment, output, spawn, text, versions
 from ktuned.cli.doctor import Finding, Level
-from ktuned.cli.exit_status import Exit
 from ktuned.cli.host_check import check_hosts
 from ktuned.cli.options import json_option
+from ktuned.cli.output import Exit
 from ktuned.cli.versions import own_version
 from ktuned.model import MEMORY, PRECISIONS
 from ktuned.protocol import (
@@ -69,7 +69,7 @@ def _show_peaks(*, again: bool, as_json: bool) -> int:
         answer = call_method(client, PEAKS, PeaksParams(measure=True, again=again), deadline_s=PEAKS_DEADLINE_S)
     status = Exit.DONE if any(peaks.gbps for peaks in answer.peaks) else Exit.NOT_REACHED
     if as_json:
-        output.emit_answer(answer)
+        output.emit_json(answer)
         return status
     rows = []
     for peaks in answer.peaks:

@@ -10,8 +10,8 @@ import click
 
 from ktuned.cli import lines, output, text
 from ktuned.cli.completion import complete_kernel
-from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import WholeNumber, json_option
+from ktuned.cli.output import Exit
 from ktuned.model import JobState, mention_objective
 from ktuned.protocol import (
     CANCEL,
@@ -88,7 +88,7 @@ def _list_jobs(target: str | None, state: str | None, limit: int | None, as_json
         listed = call_method(client, JOBS, wanted).jobs
     found, is_cut = listed[:at_most], len(listed) > at_most
     if as_json:
-        output.emit_answer(found)
+        output.emit_json(found)
     elif found:
         show_jobs(found)
     else:
@@ -113,7 +113,7 @@ def _act_on_jobs(action: str, target: str | None, device: str | None, as_json: b
             wanted = PauseParams(job=job, kernel=kernel, device=device)
             answer = call_method(client, PAUSE if action == "pause" else RESUME, wanted)
         if as_json:
-            output.emit_answer(answer)
+            output.emit_json(answer)
         else:
             if answer.jobs:
                 show_jobs(answer.jobs)

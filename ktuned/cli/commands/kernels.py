@@ -9,10 +9,19 @@ import msgspec
 
 from ktuned.cli import lines, output, text
 from ktuned.cli.completion import complete_target
-from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, is_path, json_option
+from ktuned.cli.output import Exit
 from ktuned.model import SpaceInfo, Status, describe_change
-from ktuned.protocol import KERNELS, AddAnswer, KernelEntry, KernelsAnswer, KernelsParams, RootInfo, call_method
+from ktuned.protocol import (
+    KERNELS,
+    AddAnswer,
+    KernelEntry,
+    KernelsAnswer,
+    KernelsParams,
+    RootInfo,
+    call_method,
+    find_root,
+)
 from ktuned_client import Client
 
 
@@ -32,12 +41,13 @@ def kernels(target: str | None, as_json: bool) -> int:
     with Client() as client:
         answer = call_method(client, KERNELS, chosen)
     if as_json and is_one:
-        output.emit_json(msgspec.to_builtins(answer) | {"root": msgspec.to_builtins(_root_of(answer) or {})})
+        root = find_root(answer.kernels[0].file, answer.roots)
+        output.emit_json(msgspec.structs.asdict(answer) | {"root": root or {}})
     elif as_json:
-        output.emit_answer(answer)
+        output.emit_json(answer)
     elif is_one:
         (kernel,) = answer.kernels
-        _describe_kernel(kernel, _root_of(answer))
+        _describe_kernel(kernel, find_root(kernel.file, answer.roots))
         _explain_winners(kernel)
         _show_faults(answer)
     elif target is None or answer.kernels or answer.errors:
@@ -49,13 +59,6 @@ def kernels(target: str | None, as_json: bool) -> int:
         )
         return Exit.NOT_REACHED
     return Exit.NOT_REACHED if answer.errors and target is not None else Exit.DONE
-
-
-def _root_of(answer: KernelsAnswer) -> RootInfo | None:
-    """Return the innermost root that holds the one kernel of an answer."""
-    (kernel,) = answer.kernels
-    holders = [root for root in answer.roots if f"{kernel.file}/".startswith(f"{root.path.rstrip('/')}/")]
-    return max(holders, key=lambda root: len(root.path), default=None)
 
 
 def _describe_kernel(kernel: KernelEntry, root: RootInfo | None) -> None:

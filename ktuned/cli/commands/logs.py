@@ -11,8 +11,8 @@ from typing import TextIO
 import click
 
 from ktuned.cli import output, service_units
-from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import WholeNumber
+from ktuned.cli.output import Exit
 from ktuned.cli.spawn import LOG_NAME, state_directory
 
 QUIET_MS = 500

@@ -10,8 +10,6 @@ import msgspec
 
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
-from ktuned.cli.exit_status import Exit
-from ktuned.cli.limits import load_limits, share_of
 from ktuned.cli.options import (
     AdvancedOption,
     SectionedCommand,
@@ -20,11 +18,14 @@ from ktuned.cli.options import (
     objective_option,
     problem_option,
 )
+from ktuned.cli.output import Exit
+from ktuned.cli.progress import share_of
 from ktuned.model import Change, JobState, Status, describe_change, is_exact, mention_objective
 from ktuned.protocol import (
     JOBS,
     KERNELS,
     LOOKUP,
+    PEAKS,
     PINS,
     RESULTS,
     UNPIN,
@@ -88,11 +89,11 @@ def lookup(
         is_known = answer.status is not Status.UNKNOWN
         if not is_known and not as_json:
             # It is refused, with the name that is near.
-            client.call("kernels", kernel=kernel)
+            call_method(client, KERNELS, KernelsParams(kernel))
         changes = _load_changes(client, answer) if why and is_known else []
         place_in_line = _place_in_line(client, answer) if answer.status in (Status.DEFAULT, Status.NEAR) else ""
         # Few kernels have metrics: the others' lookups ask for nothing more.
-        share = share_of(answer.metrics, load_limits(client), answer.device) if answer.metrics else ""
+        share = share_of(answer.metrics, call_method(client, PEAKS).by_device, answer.device) if answer.metrics else ""
         classes = _load_bit_classes(client, answer) if is_exact(answer.objective) and not as_json else []
     if as_json:
         plain = msgspec.to_builtins(answer) | ({"changes": msgspec.to_builtins(changes)} if why and is_known else {})
@@ -159,7 +160,7 @@ def _list_pins(as_json: bool) -> int:
     with Client() as client:
         found = call_method(client, PINS)
     if as_json:
-        output.emit_answer(found)
+        output.emit_json(found)
     elif found.pins:
         output.print_table(["pin", "questions", "age"], map(_pin_row, found.pins), right=["questions", "age"])
     else:
@@ -176,7 +177,7 @@ def _release_pin(pin: str, as_json: bool) -> int:
     with Client() as client:
         found = call_method(client, UNPIN, UnpinParams(pin))
     if as_json:
-        output.emit_answer(found)
+        output.emit_json(found)
     else:
         output.emit_line(f"{pin}: {text.count_of(found.questions, 'question')} forgotten")
     return Exit.DONE

@@ -11,8 +11,8 @@ import click
 from msgspec import structs
 
 from ktuned.cli import output, text
-from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import WholeNumber, json_option
+from ktuned.cli.options import WholeNumber, json_option, read_share
+from ktuned.cli.output import Exit
 from ktuned.model import KtunedError, UsageError
 from ktuned.portfolio import (
     Branch,
@@ -39,30 +39,13 @@ class CannotWrite(KtunedError):
     code = "usage"
 
 
-def read_loss(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """Return a loss as a part of a time: ``2%`` and ``0.02`` are the same.
-
-    Raises:
-        BadParameter: it is none.
-    """
-    if value is None:
-        return None
-    try:
-        part = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is no loss, such as 2% or 0.02", ctx, param) from None
-    if not 0 <= part < 10:
-        raise click.BadParameter(f"{value!r} is not between 0 and 1000%", ctx, param)
-    return part
-
-
 @click.command()
 @click.argument("kernel")
 @click.option("--configs", type=WholeNumber(1, 16), help="At most this many configs. Default: 4.")
 @click.option(
     "--loss",
     metavar="LOSS",
-    callback=read_loss,
+    callback=read_share,
     help="Expected loss that is small enough for fewer configs: 2% or 0.02. Default: 2%.",
 )
 @click.option("--tunings", type=WholeNumber(1, 1000), help="At most this many problems are tuned. Default: 12.")

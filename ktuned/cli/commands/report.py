@@ -13,8 +13,8 @@ import click
 
 from ktuned.cli import lines, output, text
 from ktuned.cli.completion import complete_target
-from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, is_path
+from ktuned.cli.output import Exit
 from ktuned.cli.progress import begin_view
 from ktuned.cli.versions import own_version
 from ktuned.model import JobState, KtunedError, UsageError, WinnerKey, describe_change

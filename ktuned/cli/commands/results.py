@@ -12,13 +12,12 @@ from msgspec.structs import replace
 
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
-from ktuned.cli.exit_status import Exit
-from ktuned.cli.limits import Limits, load_limits, share_of
 from ktuned.cli.options import WholeNumber, device_option, json_option, problem_option
-from ktuned.cli.trial_facts import describe_facts, list_messages
-from ktuned.cli.trial_pages import load_all_trials
+from ktuned.cli.output import Exit
+from ktuned.cli.progress import Limits, share_of
+from ktuned.cli.trials import describe_facts, list_messages, load_all_trials
 from ktuned.model import ListedTrial, Outcome, canonical, is_noisy, mention_objective
-from ktuned.protocol import RESULTS, NumericsReport, ResultsParams, call_method
+from ktuned.protocol import PEAKS, RESULTS, NumericsReport, ResultsParams, call_method
 from ktuned.report import FORMATS, best_so_far, compute_cost, pareto_front, render_trials
 from ktuned_client import Client
 
@@ -102,10 +101,9 @@ def results(
             counted = replace(wanted, limit=limit or DEFAULT_LIMIT, count=trial is None)
             answer = call_method(client, RESULTS, counted)
             trials, numerics = answer.trials, answer.numerics
-            # A daemon that was started before an upgrade does not count.
             total = answer.total or len(trials)
         if form == TABLE and any(one.metrics for one in trials):
-            known = load_limits(client)
+            known = call_method(client, PEAKS).by_device
     if pareto is not None:
         trials = _pareto_fronts(trials, pareto.split(","))
         total = len(trials)

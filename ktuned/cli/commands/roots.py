@@ -8,8 +8,8 @@ import click
 
 from ktuned.cli import output, spawn, text
 from ktuned.cli.commands.kernels import show_kernels
-from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import SectionedCommand, as_path, json_option, no_spawn_option
+from ktuned.cli.output import Exit
 from ktuned.protocol import ADD, UNWATCH, AddParams, UnwatchParams, call_method
 from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
@@ -31,7 +31,7 @@ def add(path: str, no_spawn: bool, as_json: bool) -> int:
         # As a tuning: it inspects every kernel file below the path.
         added = call_method(client, ADD, AddParams(place), deadline_s=TUNE_DEADLINE_S)
     if as_json:
-        output.emit_answer(added)
+        output.emit_json(added)
     else:
         for notice in added.notices:
             output.print_message(notice)
@@ -52,7 +52,7 @@ def remove(path: str, as_json: bool) -> int:
         # Not resolved here: the directory may be gone.
         gone = call_method(client, UNWATCH, UnwatchParams(os.path.abspath(path)))
     if as_json:
-        output.emit_answer(gone)
+        output.emit_json(gone)
     else:
         output.emit_line(f"{gone.path} is no longer watched; {text.count_of(len(gone.kernels), 'kernel')} forgotten")
     return Exit.DONE

@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from ktuned.cli import output, service_units, spawn
-from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
+from ktuned.cli.output import Exit
 from ktuned.model import KtunedError
 from ktuned_client.paths import socket_path
 

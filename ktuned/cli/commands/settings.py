@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import click
 
 from ktuned.cli import output, versions
-from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
+from ktuned.cli.output import Exit
 from ktuned.model import UsageError
 from ktuned.protocol import RELOAD, call_method
 from ktuned_client import Client
@@ -151,7 +151,7 @@ def _reload_settings(as_json: bool) -> int:
         # Roots with another interpreter are inspected again.
         done = call_method(client, RELOAD, deadline_s=TUNE_DEADLINE_S)
     if as_json:
-        output.emit_answer(done)
+        output.emit_json(done)
     else:
         output.emit_line(f"{done.path}: {', '.join(done.changed) or 'nothing'} changed")
     return Exit.DONE

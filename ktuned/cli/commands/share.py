@@ -12,17 +12,20 @@ import msgspec
 from msgspec.structs import replace
 
 from ktuned.cli import output, text
-from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
+from ktuned.cli.output import Exit
 from ktuned.model import KtunedError, Status, mention_objective
 from ktuned.protocol import (
     EXPORT,
     IMPORT,
+    KERNELS,
     ExportParams,
     ImportedWinner,
     ImportParams,
+    KernelsParams,
     WinnersDocument,
     call_method,
+    find_root,
 )
 from ktuned.report import c_file, vllm_files
 from ktuned_client import Client, DaemonError, winners
@@ -97,7 +100,7 @@ def export(
         shared = listed.shared or ()
         if kernel is not None and not shared:
             # One that is not known is refused, with the name that is near.
-            client.call("kernels", kernel=kernel)
+            call_method(client, KERNELS, KernelsParams(kernel))
         if kernel is None and not everything:
             project = _project_here(client)
             shared = [entry for entry in shared if entry.kernel.partition(":")[0] == project]
@@ -134,15 +137,13 @@ def _project_here(client: Client) -> str:
     Raises:
         CannotShare: none does.
     """
-    here = f"{os.getcwd()}/"
-    roots = client.call("kernels")["roots"]
-    holders = [root for root in roots if here.startswith(f"{root['path'].rstrip('/')}/")]
-    if not holders:
+    root = find_root(os.getcwd(), call_method(client, KERNELS).roots)
+    if root is None:
         raise CannotShare(
             f"{os.getcwd()} is in no project that is watched",
             hint="go to the project's directory, or name a kernel with --kernel, or export --all",
         )
-    return str(max(holders, key=lambda root: len(root["path"]))["name"])
+    return root.name
 
 
 def _exported_files(document: WinnersDocument, form: str, by: str) -> dict[str, str]:

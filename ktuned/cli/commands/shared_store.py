@@ -6,16 +6,13 @@ import time
 from collections.abc import Iterator
 
 import click
-import msgspec
 
 from ktuned.cli import output, spawn, text
-from ktuned.cli.exit_status import Exit
-from ktuned.cli.limits import load_limits
 from ktuned.cli.options import SectionedCommand, json_option, no_spawn_option
+from ktuned.cli.output import Exit
 from ktuned.cli.present import choose_presenter, follow_tuning
 from ktuned.protocol import SHARE, SHARE_PULL, SHARE_PUSH, ShareAnswer, SharePullParams, call_method
 from ktuned_client import Client
-from ktuned_client.client import Tuning
 
 _EXCHANGE_S = 600.0
 """Deadline of an exchange: thousands of winners over a slow link, each with a deadline of its own."""
@@ -39,7 +36,7 @@ def status(no_spawn: bool, as_json: bool) -> int:
     with Client() as client:
         state = call_method(client, SHARE)
     if as_json:
-        output.emit_answer(state)
+        output.emit_json(state)
     elif state.url is None:
         output.emit_line("there is no shared store; set `url` of [share] in config.toml")
     else:
@@ -75,7 +72,7 @@ def push(no_spawn: bool, as_json: bool) -> int:
     with Client() as client, output.report_waiting("publishing winners"):
         done = call_method(client, SHARE_PUSH, deadline_s=_EXCHANGE_S)
     if as_json:
-        output.emit_answer(done)
+        output.emit_json(done)
     else:
         output.emit_line(f"{done.url} has all winners of ours, {done.sent} sent now")
     return Exit.DONE
@@ -98,11 +95,8 @@ def pull(kernel: str | None, no_spawn: bool, as_json: bool) -> int:
             accepted = call_method(client, SHARE_PULL, SharePullParams(kernel), deadline_s=_EXCHANGE_S)
         for notice in accepted.notices:
             output.print_message(notice)
-        with Tuning(client, msgspec.to_builtins(accepted)) as tuning:
-            view = (
-                follow_tuning(tuning, choose_presenter(as_json=as_json), load_limits(client)) if tuning.jobs else None
-            )
-            jobs = tuning.jobs
+        view = follow_tuning(client, accepted, choose_presenter(as_json=as_json))
+    jobs = [known.job for known in view.jobs.values()]
     if as_json:
         output.emit_json({"url": accepted.url, "found": accepted.found, "fresh": accepted.fresh, "jobs": jobs})
     else:
@@ -112,8 +106,6 @@ def pull(kernel: str | None, no_spawn: bool, as_json: bool) -> int:
         )
         for job in jobs:
             output.emit_line(
-                f"{job['kernel']} {text.format_values(job['problem'])}: "
-                f"{job['state']}; {text.first_line(job['message'])}"
+                f"{job.kernel} {text.format_values(job.problem)}: {job.state}; {text.first_line(job.message)}"
             )
-    reached = view is None or all(one.job.has_winner for one in view.jobs.values())
-    return Exit.DONE if reached else Exit.NOT_REACHED
+    return Exit.DONE if all(job.has_winner for job in jobs) else Exit.NOT_REACHED

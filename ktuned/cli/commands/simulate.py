@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ktuned.cli import output
-from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import WholeNumber, device_option, json_option, problem_option
-from ktuned.cli.trial_pages import load_all_trials
+from ktuned.cli.output import Exit
+from ktuned.cli.trials import load_all_trials
 from ktuned.model import UsageError
 from ktuned.protocol import ResultsParams
 from ktuned_client import Client

@@ -18,8 +18,8 @@ import msgspec
 from click.core import ParameterSource
 
 from ktuned.cli import output, spawn
-from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import Number, json_option
+from ktuned.cli.output import Exit
 from ktuned.protocol import HELLO, SHUTDOWN, call_method
 from ktuned_client import DaemonError, paths
 

@@ -9,8 +9,8 @@ import click
 import msgspec
 
 from ktuned.cli import output, text
-from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
+from ktuned.cli.output import Exit
 from ktuned.cli.versions import own_version
 from ktuned.protocol import STATUS, JobCounts, StatusAnswer
 from ktuned_client import Client

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-import msgspec
 from click.core import ParameterSource
 
 from ktuned.cli import lines, output, spawn, text
-from ktuned.cli.commands import jobs as job_tables
-from ktuned.cli.commands.compile_report import compile_only as compile_alone
+from ktuned.cli.commands.compile_report import compile_space
+from ktuned.cli.commands.jobs import show_jobs
 from ktuned.cli.completion import complete_target
-from ktuned.cli.exit_status import Exit
-from ktuned.cli.job_view import FAILURES, JobView, View
-from ktuned.cli.limits import load_limits
 from ktuned.cli.options import (
     AdvancedOption,
     Number,
@@ -27,7 +23,6 @@ from ktuned.cli.options import (
     as_path,
     config_option,
     device_option,
-    drop_missing,
     is_path,
     json_option,
     no_spawn_option,
@@ -36,14 +31,13 @@ from ktuned.cli.options import (
     priority_option,
     problem_option,
 )
-from ktuned.cli.present import choose_presenter, follow_tuning
+from ktuned.cli.output import Exit
+from ktuned.cli.present import cancel_jobs, choose_presenter, follow_tuning, list_open_jobs, request_tuning
+from ktuned.cli.progress import FAILURES, JobView, View
 from ktuned.cli.t1_file import is_t1, kernel_file_of
-from ktuned.model import PRESETS, UNTIL, Job, needs_metric
-from ktuned.protocol import CANCEL, CancelParams, CompileParams, FileError, call_method, read_jobs
+from ktuned.model import PRESETS, UNTIL, Config, Job, Scalar, needs_metric
+from ktuned.protocol import LOOKUP, TUNE, CompileParams, LookupParams, TuneAnswer, TuneParams, call_method
 from ktuned_client import Client, DaemonError, DaemonUnavailable
-
-if TYPE_CHECKING:
-    from ktuned_client.client import Tuning
 
 
 @click.command(cls=SectionedCommand)
@@ -95,29 +89,14 @@ if TYPE_CHECKING:
 @no_spawn_option
 def tune(
     target: str,
-    problem: dict[str, Any],
-    preset: str | None,
-    trials: int | None,
-    seconds: float | None,
-    strategy: str | None,
+    problem: dict[str, Scalar],
     compile_only: bool,
     arch: str | None,
-    until: str | None,
-    seed: int | None,
-    configs: list[dict[str, Any]] | None,
-    again: bool,
-    keep_going: bool,
-    no_share: bool,
-    objective: str | None,
-    numerics: str | None,
-    anchor: dict[str, Any] | None,
-    anchor_pin: str | None,
-    device: str | None,
-    priority: int | None,
     detach: bool,
     cancels: bool,
     no_spawn: bool,
     as_json: bool,
+    **plan: Any,
 ) -> int:
     """Tune a kernel file, a directory, a kernel, or a T1 file.
 
@@ -134,61 +113,42 @@ def tune(
             output.print_message(f"wrote {path}, which declares the kernel of {target}")
     if compile_only:
         _refuse_measuring_options()
-        if not no_spawn:
-            spawn.announce_daemon(spawn.ensure_daemon())
-        wanted = CompileParams(
-            kernel=kernel,
-            path=path,
-            problem=problem or None,
-            arch=arch,
-            trials=trials,
-            seconds=seconds,
-            strategy=strategy,
-            seed=seed,
-            keep_going=keep_going,
-        )
-        return compile_alone(wanted, as_json)
-    plan = drop_missing(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
-    plan |= drop_missing(strategy=strategy, until=until, seed=seed, priority=priority, objective=objective)
-    plan |= drop_missing(configs=configs, again=again or None, no_share=no_share or None, keep_going=keep_going or None)
-    plan |= drop_missing(numerics=numerics, anchor=anchor, anchor_pin=anchor_pin)
     if not no_spawn:
         spawn.announce_daemon(spawn.ensure_daemon())
-    with Client() as client, begin_tuning(client, kernel, path, **plan) as tuning:
-        output.complain_of(msgspec.convert(tuning.errors, list[FileError]))
-        for notice in tuning.notices:
-            output.print_message(notice)
-        if detach:
-            _print_jobs(tuning, as_json)
-            return Exit.NOT_REACHED if tuning.errors or not tuning.jobs else Exit.DONE
-        over = {job.id for job in read_jobs(tuning.jobs) if job.is_ended}
-        try:
-            if cancels:
-                # Of a batch system, which ends its jobs by it.
-                signal.signal(signal.SIGTERM, signal.default_int_handler)
-            view = follow_tuning(tuning, choose_presenter(as_json=as_json), load_limits(client))
-        except KeyboardInterrupt:
-            return _handle_interrupt(client, tuning, cancels)
-        finally:
-            if cancels:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if compile_only:
+        budget = {name: plan[name] for name in _BUDGET}
+        return compile_space(CompileParams(kernel, path, problem or None, **budget, arch=arch), as_json)
+    with Client() as client:
+        accepted = request_tuning(client, TUNE, TuneParams(kernel, path, problem or None, **plan))
+        jobs, over = accepted.jobs, {job.id for job in accepted.jobs if job.is_ended}
+        if not detach:
+            try:
+                if cancels:
+                    # Of a batch system, which ends its jobs by it.
+                    signal.signal(signal.SIGTERM, signal.default_int_handler)
+                view = follow_tuning(client, accepted, choose_presenter(as_json=as_json))
+            except KeyboardInterrupt:
+                return _handle_interrupt(client, accepted, cancels)
+            finally:
+                if cancels:
+                    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            jobs = tuple(known.job for known in view.jobs.values())
         if as_json:
-            _print_jobs(tuning, as_json)
-        elif tuning.jobs:
+            output.emit_json({"jobs": jobs, "errors": accepted.errors})
+        elif detach:
+            show_jobs(jobs)
+        elif jobs:
             _print_outcome(client, view, over)
-        elif not tuning.errors:
-            output.print_error(
-                f"{target} has nothing to tune", "declare problems in the kernel file, or give one with -p"
-            )
-    reached = bool(view.jobs) and all(one.job.has_winner for one in view.jobs.values()) and not tuning.errors
+    if not (jobs or accepted.errors or as_json):
+        output.print_error(f"{target} has nothing to tune", "declare problems in the kernel file, or give one with -p")
+    reached = bool(jobs) and (detach or all(job.has_winner for job in jobs)) and not accepted.errors
     return Exit.DONE if reached else Exit.NOT_REACHED
 
 
-_MEASURING = (
-    *("preset", "device", "detach", "until", "configs", "again", "no_share", "objective", "numerics", "anchor"),
-    *("anchor_pin", "priority", "cancels"),
-)
-"""Parameters that say nothing of compiling."""
+_BUDGET = ("trials", "seconds", "strategy", "seed", "keep_going")
+"""Options that say something of compiling."""
+
+_COMPILING = {*_BUDGET, "target", "problem", "compile_only", "arch", "no_spawn", "as_json"}
 
 
 def _refuse_measuring_options() -> None:
@@ -199,43 +159,22 @@ def _refuse_measuring_options() -> None:
     """
     context = click.get_current_context()
     for param in context.command.params:
-        if param.name in _MEASURING and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+        name = param.name or ""
+        if name not in _COMPILING and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{param.opts[0]} does not go with --compile-only", context)
 
 
-def begin_tuning(client: Client, kernel: str | None, path: str | None, **plan: Any) -> Tuning:
-    """Request a tuning; its kernel files are inspected first, and what they import may take long."""
-    try:
-        with output.report_waiting(f"inspecting {path or kernel}"):
-            return client.tune(kernel, path=path, **plan)
-    except KeyboardInterrupt:
-        output.print_message(
-            "the daemon goes on with the request: `ktuned jobs` has its jobs, `ktuned jobs JOB --cancel` cancels one"
-        )
-        raise
-
-
-def _handle_interrupt(client: Client, tuning: Tuning, cancels: bool) -> int:
-    active = [job.id for job in read_jobs(tuning.jobs) if not job.is_ended]
+def _handle_interrupt(client: Client, accepted: TuneAnswer, cancels: bool) -> int:
+    active = list_open_jobs(client, accepted)
     numbers = ", ".join(map(str, active))
-    if not active:
-        return Exit.INTERRUPTED
-    if cancels:
-        for job in active:
-            call_method(client, CANCEL, CancelParams(job=job))
+    if active and cancels:
+        cancel_jobs(client, active)
         output.print_message(f"cancelled job {numbers}")
-    else:
+    elif active:
         output.print_message(
             f"detached; job {numbers} continues (`ktuned jobs`); `ktuned jobs {active[0]} --cancel` cancels it"
         )
     return Exit.INTERRUPTED
-
-
-def _print_jobs(tuning: Tuning, as_json: bool) -> None:
-    if as_json:
-        output.emit_json({"jobs": tuning.jobs, "errors": tuning.errors})
-    elif tuning.jobs:
-        job_tables.show_jobs(read_jobs(tuning.jobs))
 
 
 def _print_outcome(client: Client, view: View, over: Collection[int]) -> None:
@@ -286,16 +225,14 @@ def _best_and_default(job: Job) -> list[str]:
     return [text.latency_within(*best), text.latency_within(*default)]
 
 
-def _load_winner(client: Client, view: JobView) -> Mapping[str, Any] | None:
+def _load_winner(client: Client, view: JobView) -> Config | None:
     """Return the winning config from the store, because the final round decides, not the trials seen here."""
     job = view.job
     try:
-        asked = drop_missing(kernel=job.kernel, problem=job.problem, device=job.device, objective=job.objective)
-        answer = client.call("lookup", **asked, tune=False)
+        asked = LookupParams(job.kernel, job.problem, job.device, tune=False, objective=job.objective)
+        return call_method(client, LOOKUP, asked).config
     except (DaemonError, DaemonUnavailable):
         return view.best_config
-    config: Mapping[str, Any] | None = answer.get("config")
-    return config
 
 
 def _list_failures(view: JobView) -> Iterator[list[str]]:

@@ -6,8 +6,8 @@ import click
 
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
-from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import Number, json_option
+from ktuned.cli.output import Exit
 from ktuned.model import Outcome
 from ktuned.protocol import COLLECT, FORGET, CollectParams, ForgetParams, call_method
 from ktuned_client import Client
@@ -30,7 +30,7 @@ def prune(dry_run: bool, keep_gib: float | None, as_json: bool) -> int:
     with Client() as client, output.report_waiting("removing artifacts"):
         found = call_method(client, COLLECT, CollectParams(dry_run, keep_gib), deadline_s=PRUNE_DEADLINE_S)
     if as_json:
-        output.emit_answer(found)
+        output.emit_json(found)
     else:
         done = "would be removed" if dry_run else "removed"
         output.emit_line(f"{text.count_of(found.artifacts, 'artifact')} {done}, {text.format_size(found.freed_bytes)}")
@@ -53,7 +53,7 @@ def forget(kernel: str, outcome: str | None, as_json: bool) -> int:
         wanted = ForgetParams(kernel, None if outcome is None else Outcome(outcome))
         found = call_method(client, FORGET, wanted)
     if as_json:
-        output.emit_answer(found)
+        output.emit_json(found)
     else:
         output.emit_line(f"{found.kernel}: {text.count_of(found.trials, 'trial')} forgotten")
     return Exit.DONE

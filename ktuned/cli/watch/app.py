@@ -27,8 +27,9 @@ from textual.timer import Timer
 from textual.widgets import DataTable, Footer, Input, Sparkline, Static
 
 from ktuned.cli import text
-from ktuned.cli.job_view import Case
-from ktuned.cli.trial_facts import describe_facts, list_messages
+from ktuned.cli.lines import error_line, source_excerpt
+from ktuned.cli.progress import Case
+from ktuned.cli.trials import describe_facts, list_messages
 from ktuned.cli.watch import cells
 from ktuned.cli.watch.board import BoardRow
 from ktuned.cli.watch.choice import Choice
@@ -565,9 +566,9 @@ def _in_two_columns(pairs: Sequence[tuple[str, str]], style: str) -> Table:
 def problem_lines(session: Session) -> list[Text]:
     """Return all problems: of kernel files, jobs, configs, and the daemon."""
     lines: list[Text] = []
-    for error in session.board.errors.values():
-        lines += [Text(error.line, style="red"), *(ShownText(line) for line in error.excerpt)]
-        lines += [*([Text(error.hint)] if error.hint else []), ShownText("")]
+    for error in session.board.errors:
+        lines += [ShownText(error_line(error), style="red"), *map(ShownText, source_excerpt(error))]
+        lines += [*([ShownText(error.hint)] if error.hint else []), ShownText("")]
     for row in session.board.rows.values():
         said = [] if row.job is None or row.state != "failed" else [row.job.message]
         if row.view is not None:

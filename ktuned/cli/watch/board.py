@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import msgspec
-
-from ktuned import protocol
-from ktuned.cli import lines, progress, text
-from ktuned.cli.job_view import FAILURES, Case, JobView, View, make_case
-from ktuned.cli.news import FirstFailure
-from ktuned.model import LATENCY, Config, JobState, Objective, Problem, canonical, compute_gain, figure_of
+from ktuned.cli import progress, text
+from ktuned.cli.progress import FAILURES, Case, FirstFailure, JobView, View, make_case
+from ktuned.model import LATENCY, Config, JobState, Objective, Problem, Status, canonical, compute_gain
 from ktuned.protocol import (
+    Answer,
     Event,
+    FileError,
     JobInfo,
+    KernelsAnswer,
     KernelStale,
     StreamGap,
     TuningPaused,
@@ -90,26 +88,17 @@ class BoardRow:
 
 
 @dataclass(frozen=True, slots=True)
-class FileError:
-    """An error in a kernel file: its one line, the line of source with its caret, and the remedy."""
-
-    line: str
-    excerpt: tuple[str, ...] = ()
-    hint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Board:
     """All rows, in the order in which they became known, with the jobs behind them and notices.
 
-    ``errors`` are errors in kernel files, by path; ``roots`` the watched directories; ``sizes`` kernels' numbers of
-    configs, where they can be counted; ``paused`` the paused device models; ``stalled`` the reason why nothing can be
+    ``errors`` are errors in kernel files; ``roots`` the watched directories; ``sizes`` kernels' numbers of configs,
+    where they can be counted; ``paused`` the paused device models; ``stalled`` the reason why nothing can be
     recorded.
     """
 
     view: View = field(default_factory=View)
     rows: Mapping[Case, BoardRow] = field(default_factory=dict)
-    errors: Mapping[str, FileError] = field(default_factory=dict)
+    errors: tuple[FileError, ...] = ()
     roots: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     paused: frozenset[str] = frozenset()
@@ -126,45 +115,34 @@ class Board:
         return "" in self.paused
 
 
-def add_answers(board: Board, answers: Iterable[Mapping[str, Any]]) -> Board:
-    """Return the board with these lookups' answers (the protocol's); what it knows of jobs stays."""
+def add_answers(board: Board, answers: Iterable[Answer]) -> Board:
+    """Return the board with these lookups' answers; what it knows of jobs stays."""
     for answer in answers:
-        if not answer["device"] and _count_devices(board, answer["kernel"], answer["problem"]):
+        if not answer.device and _count_devices(board, answer.kernel, answer.problem):
             # Nothing is measured here, and the row of the compile job has more information.
             continue
-        # An earlier daemon knows of no other objective.
-        objective = Objective(answer.get("objective") or LATENCY)
-        new = BoardRow(answer["kernel"], answer["problem"], answer["device"] or "", objective=objective)
+        new = BoardRow(answer.kernel, answer.problem, answer.device or "", objective=answer.objective)
         board, row = _adopt_row(board, new)
-        figure = figure_of(objective, answer["latency_us"], answer.get("metrics") or {})
-        if answer["status"] == "fresh":
-            row = replace(row, current=figure, config=answer.get("config"))
-        elif answer["status"] == "stale":
-            row = replace(row, before=row.before or figure, current=None, config=answer.get("config"))
+        if answer.status is Status.FRESH:
+            row = replace(row, current=answer.figure, config=answer.config)
+        elif answer.status is Status.STALE:
+            row = replace(row, before=row.before or answer.figure, current=None, config=answer.config)
         if row.job is None:
-            row = replace(row, state=answer["status"])
+            row = replace(row, state=answer.status)
         board = _with_row(board, row)
     return board
 
 
-def keep_kernels(board: Board, known: Mapping[str, Any]) -> Board:
-    """Return the board with only the rows of an answer's kernels (of ``kernels``), and with its roots and errors."""
-    kernels: Sequence[Mapping[str, Any]] = known["kernels"]
-    names = {kernel["name"] for kernel in kernels}
-    rows = {key: row for key, row in board.rows.items() if row.kernel in names or row.is_open}
-    sizes = {kernel["name"]: size for kernel in kernels if (size := (kernel.get("space") or {}).get("size"))}
+def keep_kernels(board: Board, known: KernelsAnswer) -> Board:
+    """Return the board with only the rows of these kernels, and with the roots and the errors of their files."""
+    names = {kernel.name for kernel in known.kernels}
     return replace(
         board,
-        rows=rows,
-        errors={str(error.get("path") or ""): _file_error(error) for error in known["errors"]},
-        roots=tuple(root["path"] for root in known.get("roots", ())),
-        sizes=sizes,
+        rows={key: row for key, row in board.rows.items() if row.kernel in names or row.is_open},
+        errors=known.errors,
+        roots=tuple(root.path for root in known.roots),
+        sizes={kernel.name: kernel.space.size for kernel in known.kernels if kernel.space.size},
     )
-
-
-def _file_error(error: Mapping[str, Any]) -> FileError:
-    found = msgspec.convert(error, protocol.FileError)
-    return FileError(lines.error_line(found), tuple(lines.source_excerpt(found)), found.hint)
 
 
 def catch_up(board: Board, jobs: Iterable[JobInfo]) -> Board:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from ktuned.cli import lines, text
-from ktuned.cli.job_view import JobView
+from ktuned.cli.progress import JobView
 from ktuned.cli.watch.board import Board, BoardRow, on_many
 from ktuned.cli.watch.choice import Listed
 from ktuned.cli.watch.load import Load, summarise_load, time_left
@@ -215,7 +215,7 @@ def warnings_of(board: Board, load: Load, notices: Sequence[str]) -> list[tuple[
     elif board.paused:
         found.append((f"paused: {', '.join(sorted(board.paused))}", "magenta"))
     found += [(f"{device} is sick: {text.first_line(reason)}", "red") for device, reason in load.sick.items()]
-    found += [(shorten_path(error.line, board.roots), "red") for error in board.errors.values()]
+    found += [(shorten_path(lines.error_line(error), board.roots), "red") for error in board.errors]
     found += [(text.first_line(notice, 300), "yellow") for notice in notices]
     return found
 

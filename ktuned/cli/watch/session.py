@@ -11,8 +11,6 @@ from dataclasses import replace
 from msgspec import structs
 
 from ktuned.backends import read_ticks
-from ktuned.cli.limits import Limits
-from ktuned.cli.options import drop_missing
 from ktuned.cli.watch.board import Board, BoardRow, add_answers, add_estimates, catch_up, fold_event, keep_kernels
 from ktuned.cli.watch.load import Load, Sample, load_between, sample_load
 from ktuned.cli.watch.trial_log import MAX_TRIALS, TrialLog, follow_event, is_outdated, open_log
@@ -20,25 +18,28 @@ from ktuned.model import MAX_PRIORITY, ListedTrial, Outcome, Priority
 from ktuned.protocol import (
     CANCEL,
     JOBS,
+    KERNELS,
+    LOOKUP_MANY,
     PAUSE,
     PEAKS,
     RESULTS,
     RESUME,
     STATUS,
     TUNE,
+    Answer,
     CancelParams,
     Event,
     JobQueued,
     JobsParams,
     JobStarted,
+    KernelsParams,
     KernelsReloaded,
+    LookupManyParams,
+    LookupParams,
     PauseParams,
     ResultsParams,
-    StatusAnswer,
     StreamGap,
     TuneParams,
-    TuningPaused,
-    TuningResumed,
     call_method_async,
     read_event,
 )
@@ -137,15 +138,20 @@ class Session:
 
     async def _catch_up(self) -> None:
         """Request the present state."""
-        known = await self._client.call("kernels", **drop_missing(path=self._path))
-        cases = [(kernel["name"], problem) for kernel in known["kernels"] for problem in kernel["problems"]]
-        lookups = [{"kernel": name, "problem": problem, "tune": False} for name, problem in cases[:MAX_CASES]]
-        answers = (await self._client.call("lookup_many", lookups=lookups))["answers"] if lookups else []
+        known = await call_method_async(self._client, KERNELS, KernelsParams(path=self._path))
+        cases = [(kernel.name, problem) for kernel in known.kernels for problem in kernel.problems][:MAX_CASES]
+        lookups = LookupManyParams([LookupParams(name, problem, tune=False) for name, problem in cases])
+        answers: list[Answer] = []
+        # One of the kernels may be gone by now: then its event follows.
+        with suppress(DaemonError):
+            answers = (await call_method_async(self._client, LOOKUP_MANY, lookups)).read_answers()
         known_jobs = (await call_method_async(self._client, JOBS)).jobs
         jobs = [job for job in known_jobs if self._concerns_project(job.kernel)]
         status = await call_method_async(self._client, STATUS)
-        board = replace(self.board, view=replace(self.board.view, limits=await self._load_limits()))
-        self.board = fold_pauses(keep_kernels(add_answers(catch_up(board, jobs), answers), known), status)
+        limits = (await call_method_async(self._client, PEAKS)).by_device
+        board = replace(self.board, view=replace(self.board.view, limits=limits))
+        board = keep_kernels(add_answers(catch_up(board, jobs), answers), known)
+        self.board = replace(board, paused=frozenset(status.paused))
         await self._read_pasts()
 
     async def _read_pasts(self) -> None:
@@ -169,14 +175,6 @@ class Session:
         except DaemonError:
             # The kernel has gone meanwhile.
             return ()
-
-    async def _load_limits(self) -> Limits:
-        try:
-            answer = await call_method_async(self._client, PEAKS)
-        except DaemonError:
-            # A daemon of an earlier version measures none.
-            return {}
-        return {peaks.device: peaks for peaks in answer.peaks}
 
     def _concerns_project(self, kernel: str | None) -> bool:
         return self._project is None or not kernel or kernel.startswith(f"{self._project}:")
@@ -226,13 +224,3 @@ class Session:
             return f"{row.kernel} has no job to cancel"
         await call_method_async(self._client, CANCEL, CancelParams(job=row.job.id))
         return f"cancelled job {row.job.id}"
-
-
-def fold_pauses(board: Board, status: StatusAnswer) -> Board:
-    """Return the board with the pauses in a status."""
-    now = frozenset(status.paused)
-    for device in board.paused - now:
-        board = fold_event(board, TuningResumed(device=device), 0.0)
-    for device in now - board.paused:
-        board = fold_event(board, TuningPaused(device=device), 0.0)
-    return board

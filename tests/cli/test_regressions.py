@@ -1,19 +1,10 @@
 from __future__ import annotations
 
-from typing import Any
-
-import msgspec
 import pytest
 
-from ktuned.cli.regression import case_of, compare_answers, find_previous_best
-from ktuned.model import Objective
-from ktuned.protocol import Answer
-from tests.cli.samples import DEVICE, answer_map, trial_map
-
-
-def answer(**changes: Any) -> Answer:
-    """Return a lookup's answer."""
-    return msgspec.convert(answer_map(**changes), Answer)
+from ktuned.cli.commands.regressions import case_of, compare_answers, find_previous_best
+from ktuned.model import LATENCY, Objective
+from tests.cli.samples import DEVICE, answer, listed_trial
 
 
 @pytest.mark.parametrize(
@@ -37,7 +28,7 @@ def test_verdicts(before: float | None, now: tuple[str, float], verdict: str) ->
     (found,) = compare_answers({case_of(after): before}, [after], 0.03)
     assert found.verdict == verdict
     assert found.is_regression is (verdict in ("slower", "failed"))
-    assert found.to_wire()["verdict"] == verdict
+    assert found.to_plain()["verdict"] == verdict
 
 
 def test_cases_are_compared_by_kernel_and_problem() -> None:
@@ -54,14 +45,14 @@ def test_cases_are_compared_by_kernel_and_problem() -> None:
 def test_figure_of_the_state_before() -> None:
     """The newest earlier state of the kernel counts, with its best; other devices and the present state do not."""
     trials = [
-        trial_map(1, digest="now", latency_us=1.0, updated=9.0),
-        trial_map(2, digest="last", latency_us=30.0, updated=8.0),
-        trial_map(3, digest="last", latency_us=20.0, updated=7.0),
-        trial_map(4, digest="older", latency_us=5.0, updated=6.0),
-        trial_map(5, digest="last", latency_us=2.0, updated=8.5, device="another"),
+        listed_trial(1, digest="now", latency_us=1.0, updated=9.0),
+        listed_trial(2, digest="last", latency_us=30.0, updated=8.0),
+        listed_trial(3, digest="last", latency_us=20.0, updated=7.0),
+        listed_trial(4, digest="older", latency_us=5.0, updated=6.0),
+        listed_trial(5, digest="last", latency_us=2.0, updated=8.5, device="another"),
     ]
-    assert find_previous_best(trials, "now", DEVICE) == 20.0
-    assert find_previous_best(trials[:1], "now", DEVICE) is None
+    assert find_previous_best(trials, "now", DEVICE, LATENCY) == 20.0
+    assert find_previous_best(trials[:1], "now", DEVICE, LATENCY) is None
 
 
 @pytest.mark.parametrize(
@@ -85,17 +76,17 @@ def test_winners_of_other_objectives_are_compared_by_their_figures(
     earlier = {case_of(new): next(iter(before.values()), None), case_of(by_latency): 12.5}
     found = compare_answers(earlier, [new, by_latency], 0.03)
     assert [entry.verdict for entry in found] == [verdict, "same"]
-    assert (found[0].to_wire()["now"], found[0].to_wire()["now_us"]) == (next(iter(now.values()), None), None)
-    assert found[1].to_wire()["now_us"] == 12.5
+    assert (found[0].to_plain()["now"], found[0].to_plain()["now_us"]) == (next(iter(now.values()), None), None)
+    assert found[1].to_plain()["now_us"] == 12.5
 
 
 def test_previous_figure_by_another_objective() -> None:
     """The best of the newest earlier state, among the trials that have the figure."""
     trials = [
-        trial_map(1, digest="a", updated=1.0, metrics={"tflops": 9.0}),
-        trial_map(2, digest="b", updated=2.0, metrics={"tflops": 3.0}),
-        trial_map(3, digest="b", updated=3.0, metrics={"tflops": 4.0}),
-        trial_map(4, digest="c", updated=4.0),
+        listed_trial(1, digest="a", updated=1.0, metrics={"tflops": 9.0}),
+        listed_trial(2, digest="b", updated=2.0, metrics={"tflops": 3.0}),
+        listed_trial(3, digest="b", updated=3.0, metrics={"tflops": 4.0}),
+        listed_trial(4, digest="c", updated=4.0),
     ]
     assert find_previous_best(trials, "now", DEVICE, Objective("max:tflops")) == 4.0
     assert find_previous_best(trials[3:], "now", DEVICE, Objective("max:tflops")) is None

@@ -1,11 +1,20 @@
-"""Everything about one trial in words: ``ktuned results --trial`` and the live screen show it. No IO."""
+"""Trials as commands, the live screen and Python read them: all of a kernel's, and everything about one in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from ktuned.cli import text
-from ktuned.model import TRIED_AGAIN, Trial, is_reference_noisy
+from ktuned.model import TRIED_AGAIN, ListedTrial, Trial, canonical, is_reference_noisy
+from ktuned.protocol import RESULTS, ResultsParams, call_method
+from ktuned_client import Client
+
+PAGE = 2_000
+"""Trials in one request: the daemon's limit, which is lower where details are asked for."""
+
+_DEADLINE_S = 60.0
 
 _SHOWN_APART = ("stdout", "stderr", "samples", "story", "spans")
 """Details with a form of their own, and those that only a report draws."""
@@ -17,6 +26,22 @@ _LABELS = {
     "low_us": "median from",
     "high_us": "median to",
 }
+
+
+def load_all_trials(client: Client, wanted: ResultsParams) -> list[ListedTrial]:
+    """Return all trials that ``results`` chooses, in the order of its table, from as many requests as they take."""
+    found: list[ListedTrial] = []
+    page = msgspec.structs.replace(wanted, limit=PAGE, order="newest")
+    while more := call_method(client, RESULTS, page, deadline_s=_DEADLINE_S).trials:
+        found += more
+        page = msgspec.structs.replace(page, before=min(trial.id for trial in more))
+    return sorted(found, key=_table_key)
+
+
+def _table_key(trial: ListedTrial) -> tuple[bool, str, str, float, int]:
+    """Return the place of a trial in a table: the fastest of each problem and device first, then those without."""
+    latency = trial.latency_us
+    return latency is None, canonical(trial.problem), trial.device, latency or 0.0, trial.id
 
 
 def describe_facts(trial: Trial) -> dict[str, str]:
