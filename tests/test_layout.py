@@ -80,9 +80,7 @@ BY_NAME_ALONE = {
     "ktuned.search.candidates",
     "ktuned.search.features",
     "ktuned.search.gaussian_process",
-    "ktuned.search.sieve",
     "ktuned.search.transfer",
-    "ktuned.search.vectors",
 }
 """Modules that need NumPy; an entry point imports them, and no other module does."""
 

@@ -16,7 +16,6 @@ from ktuned.search.recorded import RecordedSpace, read_recorded_space, record_sp
 from ktuned.search.simulation import ReplayedTrial, SearchRun, mean_relative_best, replay_search
 from ktuned.search.strategy import (
     ENTRY_POINT_GROUP,
-    PROBES_PER_ASK,
     Count,
     Strategy,
     installed_strategies,
@@ -26,7 +25,6 @@ from ktuned.search.strategy import (
 __all__ = [
     "AUTO",
     "ENTRY_POINT_GROUP",
-    "PROBES_PER_ASK",
     "Annealing",
     "Budget",
     "ChosenStrategy",

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import islice
 
+from ktuned.dependencies import ACCESSES
 from ktuned.model import (
     Config,
     EarlierSearch,
@@ -21,7 +23,6 @@ from ktuned.model import (
     canonical,
     record,
 )
-from ktuned.search.domain import has_numpy
 from ktuned.search.strategy import Count, Strategy, describe_error, load_strategy
 from ktuned.spec import BoundSpace
 
@@ -81,12 +82,24 @@ def _choose_automatically(space: BoundSpace, budget: Budget) -> tuple[str, str]:
     whole = min(budget.trials, WHOLE) if budget.until_converged else budget.trials
     if budget.seconds is None and _is_covered(space, whole):
         return "exhaustive", ""
-    if not has_numpy():
+    if not _has_numpy():
         return (
             "genetic",
             "guided search needs NumPy, which cannot be imported here: searching genetically instead",
         )
     return "guided", ""
+
+
+@cache
+def _has_numpy() -> bool:
+    """Return whether this interpreter has a NumPy that works: one that is installed may still fail to be imported."""
+    try:
+        # For ktuned's own arithmetic: what a kernel depends on is what its own code imports.
+        with ACCESSES.pause_recording():
+            import numpy  # noqa: F401
+    except Exception:
+        return False
+    return True
 
 
 def _is_covered(space: BoundSpace, trials: int) -> bool:

@@ -3,8 +3,8 @@
 A point is a :data:`Code`: the position of each knob's value on its axis. Three kinds of space give one interface:
 
 ========================  ==========================================================================================
-axes with ``where``       the constraints are split and chained; points are counted and drawn by rank. Where they
-                          cannot be split, points are drawn many at once, and the share of valid ones is estimated
+axes with ``where``       the constraints are split and chained; points are counted and drawn by rank. Those that
+                          cannot be split are asked about each drawn point, and the valid share is estimated
 a list                    its valid configs
 a callable                the first :data:`MAX_WALKED` that it yields
 ========================  ==========================================================================================
@@ -16,21 +16,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from itertools import islice
-from math import prod
+from operator import getitem
 from random import Random
 from time import monotonic
-from typing import TYPE_CHECKING
 
-from ktuned.dependencies import ACCESSES
 from ktuned.model import Config, Record, Scalar, record
 from ktuned.search.chain import MAX_CELLS, Chain, Code, CountTooLarge, walk_valid_codes
 from ktuned.search.conjuncts import Conjunct, split_constraint
 from ktuned.spec import BoundSpace
-
-if TYPE_CHECKING:
-    from ktuned.search.sieve import Sieve
 
 MAX_WALKED = 20_000
 """Configs of a callable's space that strategies learn about: some 100 ms, and 10 MiB."""
@@ -38,8 +32,8 @@ MAX_WALKED = 20_000
 WALKED_WHOLE = 200_000
 """A space of at most this many candidates is simply walked: a second, in all."""
 
-PROBES_PER_SAMPLE = 20_000
-"""Points that one sample draws until ``where`` admits one: some 0.1 s where they are asked about one by one."""
+SAMPLE_S = 0.1
+"""Limit of drawing one point: whoever waits for it has little longer for a choice."""
 
 ESTIMATE_S = 0.1
 """Limit of estimating the share of valid points, unless :data:`ESTIMATE_HITS` were found before."""
@@ -49,9 +43,6 @@ ESTIMATE_HITS = 100
 
 COUNTING_S = 0.6
 """Limit of counting; the rest of the conjuncts is left to sampling, so that a job starts within a second."""
-
-SIEVED_AT_ONCE = 100
-"""Points that a sieve asks about in the time that a chain takes for one."""
 
 CHECKED_POINTS = 64
 """Points on which the split constraints are compared with the declared ones."""
@@ -74,7 +65,7 @@ class Domain(ABC):
 
     @abstractmethod
     def draw_point(self, random: Random) -> Code | None:
-        """Draw one valid point uniformly; ``None`` if none was found within :data:`PROBES_PER_SAMPLE`."""
+        """Draw one valid point uniformly; ``None`` if none was found within :data:`SAMPLE_S`."""
 
     @abstractmethod
     def point_at_rank(self, rank: int) -> Code:
@@ -86,7 +77,7 @@ class Domain(ABC):
 
     def config_at(self, code: Code) -> dict[str, Scalar]:
         """Return the config at a point."""
-        return {knob: axis[position] for knob, axis, position in zip(self.knobs, self.axes, code, strict=True)}
+        return dict(zip(self.knobs, map(getitem, self.axes, code), strict=True))
 
     def point_of_config(self, config: Config) -> Code | None:
         """Return the point of a config, valid or not; ``None`` if some value is on no axis."""
@@ -140,10 +131,8 @@ def build_domain(space: BoundSpace) -> Domain:
 
 
 def is_sparse(space: BoundSpace) -> bool:
-    """Return whether a space is too large to look at each candidate, and a domain knows a shorter way."""
-    if space.axes is None or not space.where or (space.size or 0) <= WALKED_WHOLE:
-        return False
-    return has_numpy() or bool(split_constraints(space, tuple(space.axes))[0])
+    """Return whether constraints rule out a part of a space that is too large to look at each candidate."""
+    return space.axes is not None and bool(space.where) and (space.size or 0) > WALKED_WHOLE
 
 
 def walk_configs_in_order(space: BoundSpace) -> Iterator[dict[str, Scalar] | None]:
@@ -158,10 +147,8 @@ class ProductDomain(Domain):
     """The points of axes under constraints.
 
     Conjuncts that could be counted are in the chain; the ``late`` ones, and constraints that could not be split, are
-    asked about each point that the chain yields. Where the chain rules out little, a sieve asks about many at once.
+    asked about each point that the chain yields.
     """
-
-    _sieve: Sieve | None = None
 
     def __init__(
         self,
@@ -174,6 +161,7 @@ class ProductDomain(Domain):
         self._space = space
         self.knobs = tuple(axes)
         self.axes = tuple(axes.values())
+        self._lengths = tuple(map(len, self.axes))
         self._chain_conjuncts(conjuncts, is_split=is_split)
         is_agreed = self._check_split()
         if self._chain.count == 0 and is_agreed:
@@ -181,9 +169,6 @@ class ProductDomain(Domain):
         if not is_agreed:
             # The code did not mean what its syntax says: the declared constraints are asked about everything.
             self._chain_conjuncts([], is_split=False)
-        self._total = prod(map(len, self.axes))
-        if not self.is_exact and self._chain.count * SIEVED_AT_ONCE > self._total:
-            self._sieve = self._make_sieve()
         self.count = self._chain.count if self.is_exact else self._estimate_count()
 
     def is_valid(self, code: Code) -> bool:
@@ -192,15 +177,13 @@ class ProductDomain(Domain):
 
     def draw_point(self, random: Random) -> Code | None:
         """Draw points of the chain until the constraints that are not in it admit one."""
-        if self._sieve is not None:
-            return self._sieve.draw_point(random)
-        for _ in range(PROBES_PER_SAMPLE):
-            code = self._random_code(random)
-            if self.is_exact or (
-                self._satisfies_conjuncts(code, self._late) and self._space.accepts(self.config_at(code))
-            ):
+        deadline = monotonic() + SAMPLE_S
+        while True:
+            code = self._draw_candidate(random)
+            if self.is_exact or self._passes_rest(code):
                 return code
-        return None
+            if monotonic() > deadline:
+                return None
 
     def point_at_rank(self, rank: int) -> Code:
         """Return the point of a rank below ``count``; only where the count is exact."""
@@ -208,9 +191,6 @@ class ProductDomain(Domain):
 
     def walk_points(self) -> Iterator[Code | None]:
         """Walk depth first, cutting what a conjunct rules out."""
-        if self._sieve is not None and self._is_plain:
-            yield from self._sieve.walk_points()
-            return
         for code in walk_valid_codes(self.axes, self.knobs, [found.conjunct for found in self._conjuncts]):
             yield code if code is not None and self._space.accepts(self.config_at(code)) else None
 
@@ -219,27 +199,21 @@ class ProductDomain(Domain):
         self._conjuncts = [_PlacedConjunct(found, tuple(place[knob] for knob in found.knobs)) for found in conjuncts]
         self._chain, chained = _longest_chain(self.axes, self.knobs, conjuncts)
         self._late = [found for found in self._conjuncts if found.conjunct not in chained]
-        self._is_plain = not chained
+        self._is_unchained = not chained
         self.is_exact = is_split and not self._late
 
-    def _make_sieve(self) -> Sieve | None:
-        """Return a sieve, unless there is no NumPy or the constraints can only be asked about one point at a time."""
-        if not has_numpy():
-            return None
-        from ktuned.search.sieve import Sieve
-        from ktuned.search.vectors import NotVectorizable
-
-        try:
-            return Sieve(
-                self._space, tuple(map(len, self.axes)), lambda code: self._space.accepts(self.config_at(code))
-            )
-        except NotVectorizable:
-            return None
-
-    def _random_code(self, random: Random) -> Code:
-        if self._is_plain:
-            return tuple([int(random.random() * len(axis)) for axis in self.axes])
+    def _draw_candidate(self, random: Random) -> Code:
+        """Draw one of the chain's points; whether it is valid is for :meth:`_passes_rest` to say."""
+        if self._is_unchained:
+            return self._draw_anywhere(random)
         return self._chain.code_at_rank(int(random.random() * self._chain.count))
+
+    def _draw_anywhere(self, random: Random) -> Code:
+        return tuple([int(random.random() * length) for length in self._lengths])
+
+    def _passes_rest(self, code: Code) -> bool:
+        """Return whether the constraints that are not in the chain admit one of its points."""
+        return self._satisfies_conjuncts(code, self._late) and self._space.accepts(self.config_at(code))
 
     def _satisfies_conjuncts(self, code: Code, conjuncts: Sequence[_PlacedConjunct]) -> bool:
         return all(
@@ -253,26 +227,22 @@ class ProductDomain(Domain):
         """
         random = Random(0)
         if self.is_exact and self._chain.count:
-            drawn = [self._random_code(random) for _ in range(CHECKED_POINTS)]
+            drawn = [self._draw_candidate(random) for _ in range(CHECKED_POINTS)]
             self.is_exact = all(self._space.accepts(self.config_at(code)) for code in drawn)
         for _ in range(CHECKED_POINTS):
-            code = tuple([int(random.random() * len(axis)) for axis in self.axes])
+            code = self._draw_anywhere(random)
             if not self._satisfies_conjuncts(code, self._conjuncts) and self._space.accepts(self.config_at(code)):
                 return False
         return True
 
     def _estimate_count(self) -> int:
         """Estimate the count by the share of the chain's points that the declared constraints admit."""
-        if self._sieve is not None:
-            share = self._sieve.estimate_valid_share()
-            return max(1, self._total * max(share.valid, 1) // share.drawn)
         random = Random(0)
         deadline = monotonic() + ESTIMATE_S
         hits = drawn = 0
         while hits < ESTIMATE_HITS and monotonic() < deadline:
             drawn += 1
-            code = self._random_code(random)
-            hits += self._satisfies_conjuncts(code, self._late) and self._space.accepts(self.config_at(code))
+            hits += self._passes_rest(self._draw_candidate(random))
         return max(1, self._chain.count * max(hits, 1) // max(drawn, 1))
 
 
@@ -321,18 +291,6 @@ class ListedDomain(Domain):
     def walk_points(self) -> Iterator[Code | None]:
         """Walk the list."""
         return iter(self.listed)
-
-
-@cache
-def has_numpy() -> bool:
-    """Return whether this interpreter has a NumPy that works: one that is installed may still fail to be imported."""
-    try:
-        # For ktuned's own arithmetic: what a kernel depends on is what its own code imports.
-        with ACCESSES.pause_recording():
-            import numpy  # noqa: F401
-    except Exception:
-        return False
-    return True
 
 
 def split_constraints(space: BoundSpace, knobs: Sequence[str]) -> tuple[list[Conjunct], bool]:

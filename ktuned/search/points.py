@@ -10,10 +10,11 @@ import math
 from abc import abstractmethod
 from bisect import bisect_left, insort
 from random import Random
+from time import monotonic
 
 from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, Scalar
 from ktuned.search.chain import Code
-from ktuned.search.domain import build_domain
+from ktuned.search.domain import SAMPLE_S, build_domain
 from ktuned.search.strategy import Count, Strategy
 from ktuned.spec import BoundSpace
 
@@ -107,7 +108,13 @@ class PointStrategy(Strategy):
         So the first few points show each value of each knob about equally often, as a Latin hypercube does. Points
         far from each other would mostly be corners of the space, which is where kernels are slow and fail.
         """
-        drawn = [code for _ in range(SPREAD_AMONG) if (code := self.draw_untried()) is not None]
+        drawn: list[Code] = []
+        deadline = monotonic() + SAMPLE_S
+        while len(drawn) < SPREAD_AMONG and (code := self.draw_untried()) is not None:
+            drawn.append(code)
+            # Where valid points are rare, the few that were found in time have to do.
+            if not self.domain.is_exact and monotonic() > deadline:
+                break
         return max(drawn, key=self._score_newness, default=None)
 
     def draw_untried(self) -> Code | None:

@@ -15,12 +15,8 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "ktuned.strategies"
 
-PROBES_PER_ASK = 10_000
-"""Candidates that one ``ask`` may look at: some 0.2 s, so that a ``where`` that rejects all never blocks a worker."""
-
-
 ASK_S = 0.5
-"""Limit of one ``ask`` over candidates that are slow to find."""
+"""Limit of one ``ask`` over candidates that are slow to find: a ``where`` that rejects all never blocks a worker."""
 
 
 @record
@@ -100,12 +96,10 @@ class Walk(Strategy):
         """Yield every candidate once, with ``None`` for the rejected ones."""
 
     def ask(self, n: int) -> list[dict[str, Scalar]]:
-        """Return the next valid configs among at most :data:`PROBES_PER_ASK` candidates."""
+        """Return the next valid configs, as many as are found in :data:`ASK_S`."""
         configs: list[dict[str, Scalar]] = []
         deadline = monotonic() + ASK_S
-        for _ in range(PROBES_PER_ASK):
-            if len(configs) >= n or self._finished or monotonic() > deadline:
-                break
+        while len(configs) < n and not self._finished and monotonic() < deadline:
             try:
                 candidate = next(self._candidates)
             except StopIteration:

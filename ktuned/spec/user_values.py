@@ -26,21 +26,24 @@ class UnknownKey(AttributeError, KeyError):
 class Values(Mapping[str, Scalar]):
     """A read-only problem or config: ``c.BM`` and ``c["BM"]`` are the same.
 
-    ``kind`` is what a key of it is called in errors: ``knob`` or ``problem key``.
+    The values are the object's attributes, so that a constraint reads them at the speed of any other attribute: a
+    search asks it about some hundred thousand configs a second. ``kind`` is what a key is called in errors: ``knob`` or
+    ``problem key``.
     """
 
-    __slots__ = ("_kind", "_values")
+    __slots__ = ("__dict__", "_kind")
 
     def __init__(self, values: Mapping[str, Scalar], kind: str) -> None:
-        object.__setattr__(self, "_values", dict(values))
+        # No name begins with an underscore (find_key_fault), so that none can be that of the slot.
+        vars(self).update(values)
         object.__setattr__(self, "_kind", kind)
 
     def __getitem__(self, key: str) -> Scalar:
-        values: dict[str, Scalar] = object.__getattribute__(self, "_values")
         try:
-            return values[key]
+            found: Scalar = vars(self)[key]
         except KeyError:
-            raise UnknownKey(f"there is no {self._kind} {key!r} {listed(values, near=key)}") from None
+            raise UnknownKey(f"there is no {self._kind} {key!r} {listed(self, near=key)}") from None
+        return found
 
     def __getattr__(self, name: str) -> Any:
         # Python's own protocols (copy, inspect) probe for dunder names and rely on a plain AttributeError.
@@ -52,16 +55,16 @@ class Values(Mapping[str, Scalar]):
         raise AttributeError(f"a {self._kind} cannot be set: problems and configs are read-only")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+        return iter(vars(self))
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(vars(self))
 
     def __contains__(self, key: object) -> bool:
-        return key in self._values
+        return key in vars(self)
 
     def __repr__(self) -> str:
-        return ", ".join(f"{key}={value!r}" for key, value in self._values.items())
+        return ", ".join(f"{key}={value!r}" for key, value in vars(self).items())
 
 
 @record
