@@ -31,7 +31,7 @@ class Entry(NamedTuple):
 
 GROUPS: Mapping[str, Mapping[str, Entry]] = {
     "Tune": {
-        "tune": Entry("tune", "Tune a kernel file, a directory, a kernel, or a T1 file."),
+        "tune": Entry("tune", "Tune a kernel file, a directory, or a kernel."),
         "watch": Entry("watch", "Tune the kernels that each save changes, and show them."),
         "run": Entry("run", "Run a program; the daemon tunes its autotuned kernels."),
         "jobs": Entry("jobs", "List, cancel, pause or resume jobs."),

@@ -6,7 +6,7 @@ from ktuned.spec.declaration import end_declarations, kernel
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.digest import describe_kernel
 from ktuned.spec.draws import mix_bits
-from ktuned.spec.expressions import Expression, Formula, Term
+from ktuned.spec.expressions import Expression, Term
 from ktuned.spec.hard_inputs import EVERYWHERE, HARD_FILLS
 from ktuned.spec.loader import forget_modules, get_kernel_module, load_file, load_unless_held
 from ktuned.spec.poisons import (
@@ -31,7 +31,6 @@ __all__ = [
     "BoundSpace",
     "Conditional",
     "Expression",
-    "Formula",
     "Kernel",
     "TensorSpec",
     "Term",

@@ -80,38 +80,6 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 
 @dataclass(frozen=True)
-class Formula:
-    """A value that is computed from named values, parsed from text.
-
-    Raises:
-        UsageError: the text is no such expression; the message names the part that is not allowed.
-    """
-
-    text: str
-
-    def __post_init__(self) -> None:
-        # This is no field, so that formulas compare by their texts.
-        object.__setattr__(self, "_term", _compile_term(self.text, _parse_expression(self.text)))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names that it reads."""
-        term: Term = vars(self)["_term"]
-        return term.names
-
-    def __call__(self, values: Mapping[str, Any]) -> Any:
-        """Return the value.
-
-        Raises:
-            UsageError: a name has no value.
-            ArithmeticError: a division by zero, or an integer that is too large.
-            TypeError: an operator does not fit its operands.
-        """
-        term: Term = vars(self)["_term"]
-        return term.value(values)
-
-
-@dataclass(frozen=True)
 class Expression:
     """A constraint ``(p, c)`` that was parsed from text; a name is a knob, or else a problem key.
 
@@ -126,7 +94,13 @@ class Expression:
         object.__setattr__(self, "_conditions", terms)
 
     def __call__(self, p: Mapping[str, Scalar], c: Mapping[str, Scalar]) -> bool:
-        """Return whether a config is valid for a problem; raises as :meth:`Formula.__call__`."""
+        """Return whether a config is valid for a problem.
+
+        Raises:
+            UsageError: a name has no value.
+            ArithmeticError: a division by zero, or an integer that is too large.
+            TypeError: an operator does not fit its operands.
+        """
         values = {**p, **c}
         return all(condition.value(values) for condition in self.conditions)
 
@@ -190,9 +164,6 @@ def _compile_node(text: str, node: ast.expr) -> _Evaluator:
         case ast.Tuple(elts) | ast.List(elts) | ast.Set(elts):
             items = [compile_part(item) for item in elts]
             return lambda values: tuple(item(values) for item in items)
-        case ast.Subscript(several, ast.Constant(int(position))):
-            container = compile_part(several)
-            return lambda values: container(values)[position]
         case ast.UnaryOp(op, operand):
             apply, inner = _UNARY[type(op)], compile_part(operand)
             return lambda values: apply(inner(values))

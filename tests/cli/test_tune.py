@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,17 +45,6 @@ def tuning(serve: Serve, **changes: Any) -> FakeDaemon:
     """Serve the story above."""
     answers: dict[str, Any] = {"tune": ACCEPTED, "lookup": answer_map(config={"BM": 4}), "events": STORY, **changes}
     return serve(**answers)
-
-
-def test_a_t1_file_is_tuned_by_a_kernel_file_beside_it(run: Run, serve: Serve, tmp_path: Path) -> None:
-    """`ktuned tune spec.json` writes the kernel file that declares its kernel, says so, and tunes that."""
-    spec = tmp_path / "spec.json"
-    spec.write_text("{}")
-    daemon = tuning(serve)
-    ran = run("tune", str(spec), "--no-spawn")
-    assert ran.err == f"wrote {tmp_path}/tune_spec.py, which declares the kernel of {spec}\n"
-    assert daemon.params_of("tune") == {"path": f"{tmp_path}/tune_spec.py"}
-    assert run("tune", str(spec), "--no-spawn").err == ""
 
 
 def test_configs_to_measure_again(run: Run, serve: Serve) -> None:

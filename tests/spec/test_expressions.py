@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ktuned import space
 from ktuned.model import KernelFileError, UsageError
 from ktuned.search import build_domain
-from ktuned.spec import Expression, Formula
+from ktuned.spec import Expression
 from ktuned.spec.expressions import MAX_CHARS
 
 NUMBERS = st.sampled_from(["A", "B", "M", "2", "3.5"])
@@ -114,11 +114,3 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     """A name that is neither a knob nor a problem key is named, with those that exist."""
     with pytest.raises(KernelFileError, match=r"'block_x' is neither a knob nor a problem key .*block_size_x"):
         list(space(block_size_x=[1], where="block_x > 0").bind({}))
-
-
-def test_a_formula_computes_a_value() -> None:
-    """A formula gives a number rather than a verdict, and may take an element of a list."""
-    size = Formula("(ProblemSize[0] + max(width) - 1) * ProblemSize[1]")
-    assert size({"ProblemSize": (4096, 2), "width": 15}) == 8220
-    assert size.names == ("ProblemSize", "width")
-    assert Formula("[1, 2, 4]")({}) == (1, 2, 4)

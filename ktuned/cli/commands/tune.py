@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -34,7 +33,6 @@ from ktuned.cli.options import (
 from ktuned.cli.output import Exit
 from ktuned.cli.present import cancel_jobs, choose_presenter, follow_tuning, list_open_jobs, request_tuning
 from ktuned.cli.progress import FAILURES, JobView, View
-from ktuned.cli.t1_file import is_t1, kernel_file_of
 from ktuned.model import PRESETS, UNTIL, Config, Job, Scalar, needs_metric
 from ktuned.protocol import LOOKUP, TUNE, CompileParams, LookupParams, TuneAnswer, TuneParams, call_method
 from ktuned_client import Client, DaemonError, DaemonUnavailable
@@ -98,7 +96,7 @@ def tune(
     as_json: bool,
     **plan: Any,
 ) -> int:
-    """Tune a kernel file, a directory, a kernel, or a T1 file.
+    """Tune a kernel file, a directory, or a kernel.
 
     Ctrl-C detaches from the jobs, which continue. Exits with 1 unless every job has a winner, or with --compile-only
     if nothing was compiled.
@@ -106,11 +104,6 @@ def tune(
     if arch is not None and not compile_only:
         raise click.UsageError("--arch goes with --compile-only", click.get_current_context())
     kernel, path = (None, as_path(target)) if is_path(target) else (target, None)
-    if path is not None and is_t1(Path(path)):
-        file, is_new = kernel_file_of(Path(path))
-        path = str(file)
-        if is_new:
-            output.print_message(f"wrote {path}, which declares the kernel of {target}")
     if compile_only:
         _refuse_measuring_options()
     if not no_spawn:
