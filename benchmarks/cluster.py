@@ -2,8 +2,7 @@
 
 The head has no resources, as in production. ``examples/gpu_gemm`` is tuned on one GPU and on both nodes, from the same
 artifacts; a kernel of the fake backend shows the cost of a remote trial. With ``--fake`` there is no GPU, and the fake
-backend's kernels stand for the GEMM, too: they take their time without a core. With ``--trace`` the stages of what
-workers on nodes did follow, as medians; its log costs the daemon CPU.
+backend's kernels stand for the GEMM, too: they take their time without a core.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ import math
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +101,6 @@ class Found:
 
     local: dict[str, Tuned]
     remote: dict[str, Tuned]
-    stages: list[dict[str, Any]]
 
     def goals(self) -> Iterator[tuple[Goal, str]]:
         """Yield each goal, and words on it. Figures are such that less is better."""
@@ -138,8 +135,6 @@ class Found:
             rows.append(
                 {"what": goal.name, "figure": goal.figure, "at_most": goal.limit, "goal": is_met, "detail": words}
             )
-        for stage in self.stages:
-            rows.append({**dict.fromkeys(rows[0]), **stage})
         if ended:
             rows.append({**dict.fromkeys(rows[0]), "what": ended})
         return rows
@@ -156,20 +151,10 @@ def measure(options: argparse.Namespace, found: Found) -> None:
         with _cluster(options) as address:
             nodes = [f"n{number}" for number in range(1, LANES + 1)]
             _configure(home, projects, nodes, address, fake=options.fake)
-            logged = ("--log-level", "debug", "--json") if options.trace else ()
-            with serving(home, ("ktuned", "start", "--foreground", *logged)) as daemon:
+            with serving(home) as daemon:
                 _wait_for_nodes(daemon)
-                log = home / "serve.log"
                 for project in projects:
-                    begun = 0
-
-                    def mark() -> None:
-                        nonlocal begun
-                        begun = log.stat().st_size
-
-                    found.remote[project.kernel] = _tuned(daemon, project, f"on nodes: {project.kernel}", mark)
-                    if options.trace:
-                        found.stages += _stages(project.kernel, log.read_bytes()[begun:])
+                    found.remote[project.kernel] = _tuned(daemon, project, f"on nodes: {project.kernel}")
 
 
 def _projects(home: Path, options: argparse.Namespace) -> list[Project]:
@@ -259,32 +244,10 @@ def _wait_for_nodes(daemon: PrivateDaemon) -> None:
             threading.Event().wait(0.05)
 
 
-def _stages(kernel: str, log: bytes) -> Iterator[dict[str, Any]]:
-    """Yield a row for each operation of workers on nodes: the medians of its stages' milliseconds, in order.
-
-    ``way`` is what the bridge and Ray take in both directions, ``keeper`` what the node's keeper adds to the worker's
-    phases, which follow.
-    """
-    logged: dict[str, list[dict[str, float]]] = {}
-    for line in log.splitlines():
-        with suppress(ValueError):
-            event = json.loads(line)
-            if event["event"] == "node_exchanged":
-                stages = {name.removesuffix("_ms"): took for name, took in event.items() if name.endswith("_ms")}
-                logged.setdefault(event["operation"], []).append(stages)
-    for operation, taken in logged.items():
-        names = dict.fromkeys(name for stages in taken for name in stages)
-        medians = {name: statistics.median(stages.get(name, 0.0) for stages in taken) for name in names}
-        detail = ", ".join(f"{name} {took:.2f}" for name, took in medians.items())
-        total = statistics.median(sum(stages.values()) for stages in taken)
-        yield {"what": f"{kernel}: {len(taken)} x {operation}, ms", "figure": total, "detail": detail}
-
-
-def _tuned(daemon: PrivateDaemon, project: Project, what: str, mark: Callable[[], None] = lambda: None) -> Tuned:
-    """Tune a project's kernel, as if it had never been measured; ``mark`` is called before the tuning that counts."""
+def _tuned(daemon: PrivateDaemon, project: Project, what: str) -> Tuned:
+    """Tune a project's kernel, as if it had never been measured."""
     with _timed(what):
         for _ in range(1 + project.is_slow):
-            mark()
             with daemon.client() as client, suppress(DaemonError):
                 # Unknown at first.
                 client.call("forget", kernel=project.kernel)
@@ -357,14 +320,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--fake", action="store_true", help="fake kernels instead of a GPU's")
     parser.add_argument("--trials", type=int, default=600, help="configs of the fake kernel (default: %(default)s)")
-    parser.add_argument("--trace", action="store_true", help="show the stages of what workers on nodes did")
     parser.add_argument(
         "--limit", type=float, default=0.0, metavar="SECONDS", help="end after so long (default: never)"
     )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     devices = cuda_devices()
-    found, ended = Found({}, {}, []), ""
+    found, ended = Found({}, {}), ""
     if not options.fake and (isinstance(devices, Absent) or len(devices) < LANES):
         reason = devices.message if isinstance(devices, Absent) else f"there are not {LANES} GPUs"
         ended = f"skipped: {reason}; --fake needs none"

@@ -6,9 +6,7 @@ budgets are: at most 0.9 times that after 25 configs, 0.7 times after the others
 25. A proposal takes at most 20 ms of processor time in the mean and 200 ms at worst. Failed configs count as tried, and
 nothing is carried from one space to another.
 
-Without a folder the spaces are synthetic: kernels by analytic models on made-up devices (``--machines``), and kernels
-that are drawn from seeds, knobs and all. Constants of ``guided`` were chosen on some of them; ``--unseen`` leaves only
-those on which none was.
+Without a folder the spaces are synthetic: kernels by analytic models on made-up devices (``--machines``).
 
 ``--transfer`` is the other way round: how many configs a search needs to come within 5 % of the optimum, with nothing
 known, and after a search of the same kernel for another device, another problem, or before an edit. A folder's spaces
@@ -26,10 +24,8 @@ from statistics import mean, median
 from time import monotonic
 from typing import Any
 
-from benchmarks.drawn_spaces import UNSEEN_FROM, drawn
 from benchmarks.report import show
 from benchmarks.synthetic_spaces import KERNELS, Machine, synthetic
-from benchmarks.unseen_spaces import UNSEEN
 from ktuned.model import Config, EarlierSearch
 from ktuned.search import RecordedSpace, SearchRun, mean_relative_best, read_recorded_space, replay_search
 from ktuned.tuning.prior_results import BEST_OF_NEAREST
@@ -40,9 +36,6 @@ MEAN_BUDGET_MS, WORST_BUDGET_MS = 20.0, 200.0
 OURS = "guided"
 WITHIN = 0.05
 
-DRAWN_FOR_EACH = 3
-"""Kernels drawn from seeds for each made-up device."""
-
 
 def main() -> None:
     """Print one row for each strategy and one for each space, or for each transfer."""
@@ -51,7 +44,6 @@ def main() -> None:
     parser.add_argument("--strategy", action="append", help=f"default: {OURS} and random")
     parser.add_argument("--seeds", type=int, help="default: 20, of transfers 5")
     parser.add_argument("--machines", type=int, default=2, help="made-up devices, where no folder is given")
-    parser.add_argument("--unseen", action="store_true", help="only made-up kernels that no constant was chosen on")
     parser.add_argument("--spaces", action="store_true", help="a row for each space too")
     parser.add_argument("--transfer", action="store_true", help="configs needed with and without what is known")
     parser.add_argument("--minutes", type=float, default=10, help="limit of --transfer")
@@ -64,11 +56,7 @@ def main() -> None:
         show(title, _all_needed(transfers, seeds, arguments.minutes * 60), as_json=arguments.json)
         return
     seeds = arguments.seeds or 20
-    spaces = (
-        _recorded(arguments.folder)
-        if arguments.folder
-        else _synthetic(arguments.machines, only_unseen=arguments.unseen)
-    )
+    spaces = _recorded(arguments.folder) if arguments.folder else _synthetic(arguments.machines)
     if not spaces:
         parser.error(f"{arguments.folder} holds no recorded space")
     rows = _compared(spaces, arguments.strategy or [OURS, "random"], seeds, with_spaces=arguments.spaces)
@@ -82,13 +70,10 @@ def _recorded(folder: Path) -> list[RecordedSpace]:
     return [read_recorded_space(path) for path in sorted(found) if ".T1." not in path.name]
 
 
-def _synthetic(machines: int, *, only_unseen: bool) -> list[RecordedSpace]:
-    kernels = UNSEEN if only_unseen else {**KERNELS, **UNSEEN}
-    spaces = [
-        synthetic(name, kernel, Machine.drawn(seed)) for name, kernel in kernels.items() for seed in range(machines)
+def _synthetic(machines: int) -> list[RecordedSpace]:
+    return [
+        synthetic(name, kernel, Machine.drawn(seed)) for name, kernel in KERNELS.items() for seed in range(machines)
     ]
-    first = UNSEEN_FROM if only_unseen else 0
-    return spaces + [drawn(first + seed) for seed in range(DRAWN_FOR_EACH * machines)]
 
 
 def _compared(
@@ -169,12 +154,7 @@ def _recorded_transfers(folder: Path) -> Iterator[Transfer]:
 
 
 def _made_up(machines: int) -> Iterator[Transfer]:
-    for seed in range(UNSEEN_FROM, UNSEEN_FROM + DRAWN_FOR_EACH * machines):
-        source = drawn(seed)
-        yield Transfer(f"device: {source.name}", source, drawn(seed, device=1))
-        yield Transfer(f"problem: {source.name}", source, drawn(seed, size=1024))
-        yield Transfer(f"problem far off: {source.name}", source, drawn(seed, size=256))
-    for name, kernel in {**KERNELS, **UNSEEN}.items():
+    for name, kernel in KERNELS.items():
         for seed in range(machines):
             machine = Machine.drawn(seed)
             source = synthetic(name, kernel, machine)

@@ -20,6 +20,8 @@ from weakref import WeakKeyDictionary
 
 import psutil
 
+from ktuned.fleet.process import DAEMON_MARK
+
 GRACE_S = 20.0
 """How long what is already ending (a killed process, a joined pool's thread) may take; waited for, never slept."""
 
@@ -74,10 +76,12 @@ class Snapshot:
 
     def _new_processes(self) -> list[psutil.Process]:
         # What an older process started (a module's daemon replaces a worker) is that one's to end.
+        older = {process.pid for process in self.processes}
         new = []
         for process in _processes() - self.processes:
             with suppress(psutil.NoSuchProcess):
-                if process.status() != psutil.STATUS_ZOMBIE and self.processes.isdisjoint(process.parents()):
+                owners = {parent.pid for parent in process.parents()} | _find_daemon(process)
+                if process.status() != psutil.STATUS_ZOMBIE and older.isdisjoint(owners):
                     new.append(process)
         return new
 
@@ -132,6 +136,12 @@ def _is_descendant(pid: int) -> bool:
         if pid == os.getpid():
             return True
     return False
+
+
+def _find_daemon(process: psutil.Process) -> set[int]:
+    """Return the id of the daemon whose mark a process has: a forked worker is not its daemon's child."""
+    mark = process.environ().get(DAEMON_MARK, "")
+    return {int(mark.partition("-")[0])} if mark else set()
 
 
 def _end(processes: Iterable[psutil.Process], grace_s: float) -> list[str]:

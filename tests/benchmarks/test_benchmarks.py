@@ -56,15 +56,6 @@ def test_pipeline() -> None:
 
 
 @pytest.mark.usefixtures("only_in_chaos")
-def test_cold_start() -> None:
-    """A first config is measured by the command and by the script, each from its start."""
-    kernel = ROOT / "examples/cpu_gemm/tune_gemm.py"
-    tuned, script = _rows("cold_start.py", str(kernel), "--turns", "1")
-    assert 0 < tuned["least_s"] == tuned["most_s"]
-    assert tuned["of the script's"] == pytest.approx(tuned["median_s"] / script["median_s"])
-
-
-@pytest.mark.usefixtures("only_in_chaos")
 def test_racing(tmp_path: Path) -> None:
     """What is recorded can be replayed: two configs, a few samples, a winner each time."""
     file = tmp_path / "samples.json.gz"

@@ -35,7 +35,7 @@ class Daemon:
 
     A worker's import of torch would be the largest cost of most tests: the fake backend's tensors are NumPy's, unless
     ``tensors`` says torch. Most lose no worker, either: ``spares`` says which keep one. Its workers are ``forked`` from
-    a process that has their imports, unless a test is about their starts or their parent, or several share the daemon.
+    a process that has their imports, unless a test is about their starts or their parent.
     """
 
     def __init__(

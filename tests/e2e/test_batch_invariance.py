@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,13 @@ COLUMNS = 64
 FEW_SIZES = (1, 8, 64)
 PLAIN = known.config(slow=8)
 ORDERED = known.config(lanes=4, slow=2)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, artifacts: Path) -> Iterator[Daemon]:
+    """Run a daemon of the test's own, which compiles no config again."""
+    with known.running(tmp_path, artifacts) as running:
+        yield running
 
 
 def _family(daemon: Daemon, space: Iterable[Any], *, sizes: Iterable[int] = FEW_SIZES, **options: Any) -> str:

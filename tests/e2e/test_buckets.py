@@ -15,7 +15,7 @@ FUNCTION = "lambda p: dict(n=-(-p.n // 100) * 100)"
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Run a daemon with two tuned kernels: one with a rule, one with a function."""
-    with Daemon(tmp_path_factory.mktemp("buckets"), forked=False) as running:
+    with Daemon(tmp_path_factory.mktemp("buckets")) as running:
         for name, bucket in (("ruled", 'dict(n="pow2")'), ("chosen", FUNCTION)):
             text = kernel_text(SPACE, problems="[dict(n=90)]", bucket=bucket, default='dict(us=300.0, tag="a")')
             path = running.kernel_file(text.replace("def it(", f"def {name}("), f"tune_{name}.py")

@@ -19,7 +19,7 @@ DONE, NOT_REACHED, USAGE = 0, 1, 2
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Run a daemon that has one tuned kernel."""
-    with Daemon(tmp_path_factory.mktemp("shared"), forked=False) as running:
+    with Daemon(tmp_path_factory.mktemp("shared")) as running:
         running.ktuned("tune", str(running.kernel_file(kernel_text(SPACE))))
         yield running
 

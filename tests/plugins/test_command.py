@@ -62,7 +62,7 @@ class Tuned:
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
     """Tune the kernel file above."""
-    with Daemon(tmp_path_factory.mktemp("command"), tensors="torch", forked=False) as daemon:
+    with Daemon(tmp_path_factory.mktemp("command"), tensors="torch") as daemon:
         file = daemon.kernel_file(KERNEL)
         shutil.copy(SCRIPT, file.parent)
         _, found = daemon.tune(path=str(file))

@@ -52,7 +52,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(twice, twice);
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Run a daemon that has tuned one kernel of each backend that needs no GPU."""
-    with Daemon(tmp_path_factory.mktemp("load"), tensors="torch", forked=False) as running:
+    with Daemon(tmp_path_factory.mktemp("load"), tensors="torch") as running:
         path = running.kernel_file(KERNELS)
         path.with_name("twice.cc").write_text(SOURCE)
         _, jobs = running.tune(path=str(path))

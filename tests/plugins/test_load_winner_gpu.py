@@ -148,7 +148,7 @@ def why_not(backend: str) -> str:
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Run a daemon for all of them."""
-    with Daemon(tmp_path_factory.mktemp("load"), tensors="torch", forked=False) as running:
+    with Daemon(tmp_path_factory.mktemp("load"), tensors="torch") as running:
         # Its connection is the fixture's, and no test's leak.
         running.client.lookup("none", {})
         yield running

@@ -1,4 +1,8 @@
-"""Applications with the drop-in and a real daemon, to the winner: the CPU stands in for a GPU."""
+"""Applications with the drop-in and a real daemon, to the winner: the CPU stands in for a GPU.
+
+An application's imports, a daemon and its first tuning take seconds of CPU each. So most tests share a daemon, and
+each has keys of its own.
+"""
 
 import json
 import os
@@ -20,156 +24,163 @@ APPLICATION = Path(__file__).parent / "triton_app" / "application.py"
 DEADLINE_S = 120.0
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+def make_daemon(directory: Path) -> Daemon:
     """Return a daemon, not started, whose triton backend is the stand-in; applications have its home."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), *filter(None, sys.path)]))
-    made = Daemon(tmp_path, tensors="torch")
+    path = os.pathsep.join([str(STAND_IN), *filter(None, sys.path)])
+    return Daemon(directory, tensors="torch", env={"PYTHONPATH": path})
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """Yield a daemon of the test's own, not started."""
+    made = make_daemon(tmp_path)
     yield made
     made.__exit__(None, None, None)
 
 
-def start_call(daemon: Daemon, sizes: str, how: str = "end") -> subprocess.Popen[str]:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Yield a running daemon that tests with sizes of their own share."""
+    with make_daemon(tmp_path_factory.mktemp("shared")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def absent(tmp_path_factory: pytest.TempPathFactory) -> Daemon:
+    """Return a daemon that never runs: records stay in its home."""
+    return make_daemon(tmp_path_factory.mktemp("absent"))
+
+
+@pytest.fixture(scope="module")
+def record(absent: Daemon) -> CallRecord:
+    """Return a record that an application has left."""
+    call(absent, "512")
+    return take_record(absent)
+
+
+def take_record(daemon: Daemon) -> CallRecord:
+    """Return the only record that waits, and remove it."""
+    (place,) = list_records(daemon)
+    taken = CallRecord.from_bytes(place.read_bytes())
+    place.unlink()
+    return taken
+
+
+def start_call(daemon: Daemon, sizes: str, *words: str, **variables: str) -> subprocess.Popen[str]:
     """Start the application."""
     return subprocess.Popen(
-        [sys.executable, str(APPLICATION), sizes, how],
-        env=daemon.env,
+        [sys.executable, str(APPLICATION), sizes, *words],
+        env={**daemon.env, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def call(daemon: Daemon, sizes: str, how: str = "end") -> list[str]:
+def read_output(process: subprocess.Popen[str]) -> list[str]:
+    """Wait for the application's end, and return the lines that it printed."""
+    with process:
+        output, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, errors
+    return output.splitlines()
+
+
+def call(daemon: Daemon, sizes: str, *words: str, **variables: str) -> list[str]:
     """Run the application to its end, and return the lines that it printed."""
-    with start_call(daemon, sizes, how) as process:
-        said, wrong = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, wrong
-    return said.splitlines()
+    return read_output(start_call(daemon, sizes, *words, **variables))
 
 
-def ended_jobs(daemon: Daemon, count: int) -> list[dict[str, Any]]:
-    """Return all jobs once so many have ended, and none is open."""
+def ended_jobs(daemon: Daemon, count: int, *sizes: int) -> list[dict[str, Any]]:
+    """Return the jobs of some sizes, or all, once so many have ended and none is open."""
     found: list[dict[str, Any]] = []
 
     def have_ended() -> bool:
-        found[:] = daemon.client.call("jobs")["jobs"]
+        jobs = daemon.client.call("jobs", limit=1000)["jobs"]
+        found[:] = [job for job in jobs if not sizes or job["problem"]["size"] in sizes]
         return len(found) >= count and all(job["state"] in ENDED_STATES for job in found)
 
     daemon.until(have_ended, f"{count} jobs to end")
     return found
 
 
-def spooled(daemon: Daemon) -> list[Path]:
+def list_records(daemon: Daemon) -> list[Path]:
     """Return the records that wait."""
     return sorted(spool_directory(daemon.home).glob(f"*{RECORD_SUFFIX}"))
 
 
-def test_a_program_that_ends_at_once_has_its_keys_tuned_by_a_daemon_that_starts_later(daemon: Daemon) -> None:
-    """Also by ``os._exit``; the next program launches the winners in its first calls, and is recorded no more."""
-    assert call(daemon, "4096,2048", "exit") == ["called 128 128"]
-    assert len(spooled(daemon)) == 2
+def test_programs_that_end_at_once_have_their_keys_tuned_by_a_daemon_that_starts_later(daemon: Daemon) -> None:
+    """Also by ``os._exit``, each key once; the next program launches the winners at once, and is recorded no more."""
+    for process in [start_call(daemon, "4096,2048", "exit") for _ in range(2)]:
+        assert read_output(process) == ["called 128 128"]
+    assert len(list_records(daemon)) == 2
     daemon.start()
     jobs = ended_jobs(daemon, 2)
-    assert [(job["state"], job["problem"]["size"]) for job in jobs] == [("done", 4096), ("done", 2048)] or [
-        (job["state"], job["problem"]["size"]) for job in jobs
-    ] == [("done", 2048), ("done", 4096)], jobs
+    assert sorted((job["state"], job["problem"]["size"]) for job in jobs) == [("done", 2048), ("done", 4096)]
     assert {job["kernel"] for job in jobs} == {"tests:plugins.triton_app.kernels.scale"}
-    daemon.until(lambda: not spooled(daemon), "the records to be gone")
+    daemon.until(lambda: not list_records(daemon), "the records to be gone")
     assert call(daemon, "4096,2048") == ["called 256 256"]
-    assert spooled(daemon) == []
+    assert list_records(daemon) == []
     assert len(daemon.client.call("jobs")["jobs"]) == 2
 
 
-def test_exact_numerics_keep_to_the_bits_of_the_first_config(daemon: Daemon) -> None:
+def test_exact_numerics_keep_to_the_bits_of_the_first_config(shared: Daemon) -> None:
     """Which the application launches meanwhile; a tuning by tolerance of the same function is another kernel's."""
-    daemon.env["KTUNED_RUN_NUMERICS"] = "exact"
-    daemon.start()
-    assert call(daemon, "4096") == ["called 128"]
-    (job,) = ended_jobs(daemon, 1)
+    assert call(shared, "4000", KTUNED_RUN_NUMERICS="exact") == ["called 128"]
+    (job,) = ended_jobs(shared, 1, 4000)
     assert (job["state"], job["objective"]) == ("done", "exact:latency"), job
-    found = daemon.client.call("results", kernel=job["kernel"])["trials"]
+    found = shared.client.call("results", kernel=job["kernel"])["trials"]
     # One that has other bits on its first input already is launched on no other.
     classes = {(trial["config"]["THROUGH"], trial["class"].rstrip("?")) for trial in found}
     assert classes == {("~None", "A"), ("~triton.language.float16", "B")}
     (winner,) = [trial["config"] for trial in found if trial["winner"]]
     assert (winner["BLOCK"], winner["THROUGH"]) == (256, "~None")
-    assert call(daemon, "4096") == ["called 256"]
-    daemon.env["KTUNED_RUN_NUMERICS"] = "tolerance"
-    call(daemon, "4096")
-    assert {job["objective"] for job in ended_jobs(daemon, 2)} == {"latency", "exact:latency"}
+    assert call(shared, "4000", KTUNED_RUN_NUMERICS="exact") == ["called 256"]
+    call(shared, "4000", KTUNED_RUN_NUMERICS="tolerance")
+    assert {job["objective"] for job in ended_jobs(shared, 2, 4000)} == {"latency", "exact:latency"}
 
 
-def test_a_busy_application_gets_the_winner(daemon: Daemon) -> None:
+def test_a_busy_application_gets_the_winner(shared: Daemon) -> None:
     """Its loop never stops, and the winner takes the config's place."""
-    daemon.start()
-    assert call(daemon, "4096", "loop") == ["called 128", "winner"]
+    assert call(shared, "4096", "loop", "stretch") == ["called 128", "winner"]
 
 
-def test_many_processes_that_record_one_key_are_one_job(daemon: Daemon) -> None:
-    """Their records have one name; what comes later finds the winner."""
-    processes = [start_call(daemon, "4096") for _ in range(8)]
-    for process in processes:
-        said, wrong = process.communicate(timeout=DEADLINE_S)
-        assert (process.returncode, said) == (0, "called 128\n"), wrong
-    assert len(spooled(daemon)) == 1
-    daemon.start()
-    assert len(ended_jobs(daemon, 1)) == 1
-
-
-def test_a_daemon_that_is_killed_takes_each_record_in_once(daemon: Daemon) -> None:
-    """Wherever it was: the record stays until its job is committed."""
-    call(daemon, "4096,2048,1024,512")
-    for _ in range(4):
-        daemon.start()
-        daemon.until(lambda: len(spooled(daemon)) < 4, "a record to be taken in")
-        daemon.kill()
-    daemon.start()
-    jobs = ended_jobs(daemon, 4)
-    assert sorted(job["problem"]["size"] for job in jobs) == [512, 1024, 2048, 4096]
-    assert spooled(daemon) == []
-
-
-def test_bad_records_are_a_notice_each_and_delay_nothing(daemon: Daemon, tmp_path: Path) -> None:
+def test_bad_records_are_a_notice_each_and_delay_nothing(shared: Daemon, record: CallRecord, tmp_path: Path) -> None:
     """A damaged one, a link, one of a library that is gone, one of an interpreter that is."""
-    call(daemon, "4096")
-    (good,) = spooled(daemon)
-    record = CallRecord.from_bytes(good.read_bytes())
+    spool = spool_directory(shared.home)
+    spool.mkdir(mode=0o700, parents=True, exist_ok=True)
     origin = {**record.declaration["origin"], "module": "no_such_library"}
     lost = {**record.declaration, "origin": origin}
-    leave_record(good.parent, replace(record, declaration=lost, identity="0" * 16, function="gone"))
-    leave_record(good.parent, replace(record, python="/no/such/python", identity="1" * 16, function="nowhere"))
-    (good.parent / "0000000000000000.call").write_bytes(good.read_bytes()[:-5])
-    (good.parent / "1111111111111111.call").symlink_to(tmp_path / "elsewhere")
-    (good.parent / "strange.txt").write_text("strange")
-    daemon.start()
-    jobs = ended_jobs(daemon, 2)
-    states = {job["kernel"].rpartition(":")[2]: (job["state"], job["message"]) for job in jobs}
-    assert states["plugins.triton_app.kernels.scale"][0] == "done"
-    assert states["gone"][0] == "failed"
-    assert "no_such_library cannot be imported: ModuleNotFoundError" in states["gone"][1]
-    daemon.until(lambda: not spooled(daemon), "the records to be gone")
-    notices = daemon.client.call("status")["notices"]
+    leave_record(spool, replace(record, declaration=lost, identity="0" * 16, function="gone"))
+    leave_record(spool, replace(record, python="/no/such/python", identity="1" * 16, function="nowhere"))
+    (spool / "0000000000000000.call").write_bytes(b"half a record")
+    (spool / "1111111111111111.call").symlink_to(tmp_path / "elsewhere")
+    (spool / "strange.txt").write_text("strange")
+    leave_record(spool, record)
+    jobs = ended_jobs(shared, 2, 512)
+    good, bad = sorted(jobs, key=lambda job: job["state"])
+    assert (good["state"], bad["state"], bad["kernel"].rpartition(":")[2]) == ("done", "failed", "gone")
+    assert "no_such_library cannot be imported: ModuleNotFoundError" in bad["message"]
+    shared.until(lambda: not list_records(shared), "the records to be gone")
+    notices = shared.client.call("status")["notices"]
     for reason in ("it is damaged", "it is a link", "it is not a record"):
         assert sum(reason in notice for notice in notices) == 1, notices
 
 
-def test_an_edit_of_the_function_is_another_kernel(daemon: Daemon, tmp_path: Path) -> None:
+def test_an_edit_of_the_function_is_another_kernel(shared: Daemon, tmp_path: Path) -> None:
     """Told apart by the beginning of its identity; the application launches what was measured with its own source."""
     source = APPLICATION.with_name("kernels.py").read_text()
     package = tmp_path / "own"
     package.mkdir()
     (package / "edited.py").write_text(source)
-    daemon.env["PYTHONPATH"] = os.pathsep.join([str(package), daemon.env["PYTHONPATH"]])
-    program = APPLICATION.read_text().replace(
-        "from tests.plugins.triton_app import kernels", "import edited as kernels"
+    program = package / "program.py"
+    program.write_text(
+        APPLICATION.read_text().replace("from tests.plugins.triton_app import kernels", "import edited as kernels")
     )
-    (package / "program.py").write_text(program)
 
     def run() -> list[str]:
         done = subprocess.run(
-            [sys.executable, str(package / "program.py"), "4096"],
-            env=daemon.env,
+            [sys.executable, str(program), "3500"],
+            env={**shared.env, "PYTHONPATH": os.pathsep.join([str(package), shared.env["PYTHONPATH"]])},
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
@@ -177,36 +188,30 @@ def test_an_edit_of_the_function_is_another_kernel(daemon: Daemon, tmp_path: Pat
         )
         return done.stdout.splitlines()
 
-    daemon.start()
     assert run() == ["called 128"]
-    ended_jobs(daemon, 1)
+    ended_jobs(shared, 1, 3500)
     assert run() == ["called 256"]
     (package / "edited.py").write_text(source.replace("values * factor", "values * factor + 0.0"))
     assert run() == ["called 128"]
-    jobs = ended_jobs(daemon, 2)
-    first, second = sorted({job["kernel"] for job in jobs})
+    first, second = sorted({job["kernel"] for job in ended_jobs(shared, 2, 3500)})
     assert first == "edited:scale"
     assert second.startswith("edited:scale-")
     assert run() == ["called 256"]
 
 
-def test_a_wait_gets_the_winner_in_its_first_call(daemon: Daemon) -> None:
+def test_a_wait_gets_the_winner_in_its_first_call(shared: Daemon) -> None:
     """Under ``ktuned run --wait``, and the summary says what became of it."""
-    daemon.start()
-    done = daemon.ktuned("run", "--wait", sys.executable, str(APPLICATION), "4096,2048", timeout_s=DEADLINE_S)
+    done = shared.ktuned("run", "--wait", sys.executable, str(APPLICATION), "3000,3001", timeout_s=DEADLINE_S)
     assert done.stdout.splitlines() == ["called 256 256"], done.stdout + done.stderr
     lines = done.stderr.splitlines()
     assert "adopted 1 function: tests: scale" in lines[-2], lines
     assert "2 tuning keys: 2 tuned, 0 recorded now" in lines[-1], lines
 
 
-def test_a_key_whose_record_is_on_its_way_has_no_ending_yet(daemon: Daemon) -> None:
+def test_a_key_whose_record_is_on_its_way_has_no_ending_yet(shared: Daemon, record: CallRecord) -> None:
     """An application that waits for it is told nothing that it would take for the end of a tuning."""
-    call(daemon, "4096")
-    (place,) = spooled(daemon)
-    record = CallRecord.from_bytes(place.read_bytes())
-    daemon.start()
-    ended_jobs(daemon, 1)
+    leave_record(spool_directory(shared.home), replace(record, problem={**record.problem, "size": 1024}))
+    ended_jobs(shared, 1, 1024)
 
     def answer(size: int) -> dict[str, Any]:
         key = {
@@ -214,11 +219,11 @@ def test_a_key_whose_record_is_on_its_way_has_no_ending_yet(daemon: Daemon) -> N
             "problem": {**record.problem, "size": size},
             "device": record.device or None,
         }
-        (found,) = daemon.client.call("calls", keys=[key])["answers"]
+        (found,) = shared.client.call("calls", keys=[key])["answers"]
         return dict(found)
 
-    assert (answer(4096)["status"], answer(4096)["message"]) == ("fresh", "")
-    assert (answer(2048)["is_open"], answer(2048)["message"]) == (False, "")
+    assert (answer(1024)["status"], answer(1024)["message"]) == ("fresh", "")
+    assert (answer(1025)["is_open"], answer(1025)["message"]) == (False, "")
 
 
 SCRIPTS_END = """
@@ -233,23 +238,25 @@ scaled[(4,)](x, torch.empty_like(x), 256)
 """
 
 
-def test_the_function_of_a_script_is_tuned_from_its_source(daemon: Daemon, tmp_path: Path) -> None:
+def test_the_function_of_a_script_is_tuned_from_its_source(absent: Daemon, shared: Daemon, tmp_path: Path) -> None:
     """No other process can import it, and the script may be gone by then."""
     script = tmp_path / "one_file.py"
     script.write_text((APPLICATION.parent / "as_script.py").read_text() + SCRIPTS_END)
     done = subprocess.run(
-        [sys.executable, str(script)], env=daemon.env, capture_output=True, text=True, timeout=DEADLINE_S
+        [sys.executable, str(script)], env=absent.env, capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert done.returncode == 0, done.stderr
     script.unlink()
-    daemon.start()
-    (job,) = ended_jobs(daemon, 1)
+    leave_record(spool_directory(shared.home), take_record(absent))
+    (job,) = ended_jobs(shared, 1, 256)
     assert (job["state"], job["kernel"]) == ("done", "one_file:scaled"), job
 
 
-def test_without_a_device_a_call_waits(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_device_a_call_waits(daemon: Daemon, record: CallRecord) -> None:
     """Nothing is compiled that nobody asked for; a daemon with a device tunes it."""
-    call(daemon, "4096")
+    spool = spool_directory(daemon.home)
+    spool.mkdir(mode=0o700, parents=True)
+    leave_record(spool, record)
     with_device = daemon.env["PYTHONPATH"]
     daemon.env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     daemon.start()
@@ -259,43 +266,28 @@ def test_without_a_device_a_call_waits(daemon: Daemon, monkeypatch: pytest.Monke
 
     daemon.until(lambda: "a call of an application waits for a GPU" in notices(), "the notice")
     assert daemon.client.call("jobs")["jobs"] == []
-    assert len(spooled(daemon)) == 1
+    assert len(list_records(daemon)) == 1
     daemon.stop()
     daemon.env["PYTHONPATH"] = with_device
     daemon.start()
     (job,) = ended_jobs(daemon, 1)
     assert job["state"] == "done", job
-    assert spooled(daemon) == []
+    assert list_records(daemon) == []
 
 
-def test_of_a_function_with_many_keys_few_are_tuned_and_the_others_get_the_config_of_one_near_them(
-    daemon: Daemon,
-) -> None:
-    """The first 16 of 24 lengths that hardly differ; then a far one when it takes much time, and not its neighbour."""
-    daemon.start()
-    close = [4096 + number for number in range(24)]
-    call(daemon, ",".join(map(str, close)))
-    jobs = ended_jobs(daemon, 16)
-    daemon.until(lambda: not spooled(daemon), "the records to be taken in")
-    assert sorted(job["problem"]["size"] for job in jobs) == close[:16]
-    assert call(daemon, ",".join(map(str, close))) == ["called " + " ".join(["256"] * 24)]
-    call(daemon, ",".join(["64"] * 200))
-    ended_jobs(daemon, 17)
-    call(daemon, "65")
-    daemon.until(lambda: not spooled(daemon), "the records to be taken in")
-    jobs = ended_jobs(daemon, 17)
-    assert [job["problem"]["size"] for job in jobs if job["problem"]["size"] < 4096] == [64]
+def test_of_a_function_with_many_keys_few_are_tuned_and_a_portfolio_serves_the_others(daemon: Daemon) -> None:
+    """The first 16, each with one of two blocks; the portfolio's borders are measured on keys that have calls.
 
-
-def test_keys_that_are_not_tuned_get_the_configs_of_a_portfolio_that_is_fitted_to_the_tuned_ones(
-    daemon: Daemon,
-) -> None:
-    """Each of 16 tuned lengths has one of two blocks; the portfolio's borders are measured on keys that have calls."""
+    A far key is tuned when it takes much time, and not its neighbour.
+    """
     daemon.start()
     tuned = [*range(1000, 1800, 100), *range(16_000, 20_000, 500)]
     others = [1050, 1850, 4_000, 14_000, 21_000]
-    call(daemon, ",".join(map(str, [*tuned, *others])))
-    kernel = ended_jobs(daemon, 16)[0]["kernel"]
+    sizes = ",".join(map(str, [*tuned, *others]))
+    call(daemon, sizes, "end", "stretch")
+    jobs = ended_jobs(daemon, 16)
+    kernel = jobs[0]["kernel"]
+    assert {*tuned} <= {job["problem"]["size"] for job in jobs}
     found: dict[str, Any] = {}
 
     def is_made() -> bool:
@@ -305,9 +297,15 @@ def test_keys_that_are_not_tuned_get_the_configs_of_a_portfolio_that_is_fitted_t
     daemon.until(is_made, "the portfolio to be made")
     (portfolio,) = found["portfolios"]
     assert {config["BLOCK"] for config in map(json.loads, portfolio["configs"])} == {128, 256}
-    measured = [job["problem"]["size"] for job in daemon.client.call("jobs")["jobs"] if job["reason"] == "portfolio"]
+    jobs = daemon.client.call("jobs")["jobs"]
+    assert sorted(job["problem"]["size"] for job in jobs if job["reason"] != "portfolio") == tuned
+    measured = [job["problem"]["size"] for job in jobs if job["reason"] == "portfolio"]
     assert measured
     assert {*measured} <= {*others}
-    calls = [*tuned, *others]
-    expected = ["256" if size < 8_000 else "128" for size in calls]
-    assert call(daemon, ",".join(map(str, calls))) == ["called " + " ".join(expected)]
+    expected = ["256" if size < 8_000 else "128" for size in [*tuned, *others]]
+    assert call(daemon, sizes, "end", "stretch") == ["called " + " ".join(expected)]
+
+    call(daemon, ",".join(["64"] * 200 + ["65"]), "end", "stretch")
+    ended_jobs(daemon, 1, 64)
+    daemon.until(lambda: not list_records(daemon), "the records to be taken in")
+    assert ended_jobs(daemon, 0, 65) == []

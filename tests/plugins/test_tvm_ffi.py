@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -265,34 +266,25 @@ class TestPrelude:
         assert result.outcome is Outcome.COMPILE_ERROR
         assert any(line.startswith("! ") and line.endswith(".gch") for line in result.message.splitlines())
 
-    def test_two_processes_may_make_a_header_at_once(self, tmp_path: Path) -> None:
-        """Both compile, one header is left, and nothing half-made."""
-        code = """if True:
-            import sys
-            from pathlib import Path
-            from ktuned_tvm_ffi import TvmFfi
-            from tests.plugins.axpy import EXAMPLE
-            into = Path(sys.argv[1])
-            into.mkdir()
-            (into / "key").mkdir()
-            sys.stdin.read()
-            unit = EXAMPLE.unit("key", EXAMPLE.good, TvmFfi().devices()[0].target)
-            (result,) = TvmFfi().compile([unit], into)
-            sys.exit(result.message or 0)
-        """
-        cache = tmp_path / "cache"
-        environment = {**os.environ, "KTUNED_CACHE": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
-        racers = [
-            subprocess.Popen([sys.executable, "-c", code, str(tmp_path / name)], stdin=subprocess.PIPE, env=environment)
-            for name in ("one", "two")
-        ]
-        for racer in racers:
-            assert racer.stdin is not None
-            racer.stdin.close()
-        assert [racer.wait() for racer in racers] == [0, 0]
-        assert file_digest(tmp_path / "one/key/kernel.so") == file_digest(tmp_path / "two/key/kernel.so")
-        assert len(self.headers(cache)) == 1
-        assert [path.name for path in cache.glob("tvm_ffi/making-*")] == []
+    def test_two_that_make_a_header_at_once_leave_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_compiler: Callable[[str], None]
+    ) -> None:
+        """Each waits in its compiler for the other; nothing half-made stays."""
+        (tmp_path / "makers").mkdir()
+        both_are_here = f'[ "$(ls {tmp_path}/makers | wc -l)" = 2 ]'
+        fake_compiler(
+            'while [ "$1" != -o ]; do shift; done\n'
+            f"touch {tmp_path}/makers/$$; until {both_are_here}; do sleep 0.01; done\n"
+            'echo header > "$2"'
+        )
+        monkeypatch.setenv("KTUNED_CACHE", str(tmp_path / "cache"))
+        compiler, flags = Compiler.find(), self.flags()
+        with ThreadPoolExecutor(2) as makers:
+            made = set(makers.map(lambda _: prelude.find_or_make_prelude(compiler, flags), range(2)))
+        (header,) = made
+        assert header is not None
+        assert self.headers(tmp_path / "cache") == [header.with_name("prelude.hpp.gch")]
+        assert list((tmp_path / "cache").glob("tvm_ffi/making-*")) == []
 
     def test_only_the_last_used_headers_are_kept(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_compiler: Callable[[str], None]

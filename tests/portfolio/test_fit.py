@@ -24,7 +24,7 @@ from ktuned.portfolio.matrix import choose_configs
 from tests.portfolio import cpu_kernel, gemm_model
 
 RECORDED = Path(__file__).parent.parent / "fixtures" / "gemm_matrix.json"
-"""A GEMM over 100 shapes on a GPU, as ``benchmarks/portfolio.py`` records it."""
+"""The latencies of ``examples/gpu_gemm`` on an H100: 40 configs, 100 shapes."""
 
 MAX_LOSS = 0.02
 
@@ -74,7 +74,6 @@ def test_a_measured_cpu_kernel_is_within_the_wanted_loss(tmp_path: Path) -> None
     assert sum(losses) < sum(single) / 10
 
 
-@pytest.mark.skipif(not RECORDED.exists(), reason="no matrix has been recorded: benchmarks/portfolio.py does, on a GPU")
 def test_a_recorded_gemm_is_within_the_wanted_loss() -> None:
     """At most 5 configs lose at most 2 % on shapes that were held out, and less than the nearest problem's do."""
     matrix = Matrix.from_wire(json.loads(RECORDED.read_text()))

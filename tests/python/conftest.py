@@ -10,7 +10,7 @@ from tests.e2e.harness import Daemon
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Run one daemon for all programs of a module: each has a kernel of its own."""
-    with Daemon(tmp_path_factory.mktemp("python"), forked=False) as running:
+    with Daemon(tmp_path_factory.mktemp("python")) as running:
         # Its connection is the fixture's, and no test's leak.
         running.client.lookup("none", {})
         yield running

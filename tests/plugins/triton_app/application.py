@@ -1,6 +1,6 @@
 """A program that calls autotuned functions and ends in a hurry; the CPU stands in for a GPU, and launches nothing.
 
-``application.py SIZES [exit|end|loop]`` calls the function once for each size.
+``application.py SIZES [exit|end|loop] [FUNCTION]`` calls a function of ``kernels.py`` once for each size.
 """
 
 import os
@@ -28,8 +28,10 @@ def run(self: Any, *args: Any, **kwargs: Any) -> None:
 def main() -> None:
     """Call the function with each size, and end as it is said."""
     JITFunction.run = run
+    how, name = (sys.argv[2:] + ["end", "scale"][len(sys.argv) - 2 :])[:2]
+    function = getattr(kernels, name)
     # Nothing can be measured here.
-    kernels.scale.__dict__["_ktuned_options"] = Options(
+    function.__dict__["_ktuned_options"] = Options(
         Policy(
             os.environ.get("KTUNED_RUN_MODE", "background"),
             takes_over=True,
@@ -39,8 +41,7 @@ def main() -> None:
     sizes = [int(size) for size in sys.argv[1].split(",")]
     for size in sizes:
         x = torch.ones(size)
-        kernels.scale[lambda meta, size=size: (triton.cdiv(size, meta["BLOCK"]),)](x, torch.empty_like(x), size, 2.0)
-    how = sys.argv[2] if len(sys.argv) > 2 else "end"
+        function[lambda meta, size=size: (triton.cdiv(size, meta["BLOCK"]),)](x, torch.empty_like(x), size, 2.0)
     print("called", *launched, flush=True)
     if how == "exit":
         os._exit(0)
@@ -48,7 +49,7 @@ def main() -> None:
     while how == "loop":
         pause.wait(0.01)
         x = torch.ones(sizes[0])
-        kernels.scale[(1,)](x, torch.empty_like(x), sizes[0], 2.0)
+        function[(1,)](x, torch.empty_like(x), sizes[0], 2.0)
         if launched[-1] == 256:
             print("winner", flush=True)
             return

@@ -22,10 +22,7 @@ def at_least_128(configs: list[Any], named: dict[str, Any], **rest: Any) -> list
 
 
 CONFIGS = [
-    triton.Config({"BLOCK": block, "THROUGH": through}, num_warps=warps)
-    for block in (64, 128, 256)
-    for through in (None, tl.float16)
-    for warps in (2, 4)
+    triton.Config({"BLOCK": block, "THROUGH": through}) for block in (64, 128, 256) for through in (None, tl.float16)
 ]
 
 
@@ -39,6 +36,14 @@ def scale(x, y, size, factor, BLOCK: tl.constexpr, THROUGH: tl.constexpr, EVEN: 
     if THROUGH is not None:
         values = values.to(THROUGH).to(tl.float32)
     tl.store(y + offsets, values * factor, mask=offsets < size)
+
+
+@autotune([triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256})], key=["size"])
+@triton.jit
+def stretch(x, y, size, factor, BLOCK: tl.constexpr):
+    """Scale x into y with few configs, for tests of many keys."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + offsets, tl.load(x + offsets, mask=offsets < size) * factor, mask=offsets < size)
 
 
 def clear(named: dict[str, Any], **rest: Any) -> None:
