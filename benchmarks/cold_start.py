@@ -23,6 +23,8 @@ from benchmarks.sides import result_of
 from ktuned.backends import Absent, Registry
 from ktuned.model import PRESETS
 from ktuned.worker.problem import ProblemData
+from ktuned.worker.race import RaceRules
+from ktuned.worker.timed_launches import TimedLaunches
 
 GOAL_S = 3.0
 DEADLINE_S = 60.0
@@ -86,7 +88,7 @@ def measure_default(file: Path) -> float:
     timer.synchronize()
     if not (verdict := data.check_outputs()).ok:
         raise RuntimeError(verdict.message)
-    return timer.time_launches(launch, PRESETS["default"]).samples.median_us
+    return timer.time_launches(TimedLaunches(launch), RaceRules(PRESETS["default"])).samples.median_us
 
 
 def main() -> None:
