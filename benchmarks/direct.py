@@ -20,6 +20,8 @@ from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.loader import load_file
 from ktuned.worker.cuda_timer import CudaTimer
 from ktuned.worker.problem import ProblemData
+from ktuned.worker.race import RaceRules
+from ktuned.worker.timed_launches import TimedLaunches
 from ktuned.worker.timing import HostTimer
 
 _Result = TypeVar("_Result")
@@ -147,7 +149,8 @@ class Quiet:
 
     def latency_us(self, index: int, preset: str = "fast") -> float:
         """Return a config's median latency."""
-        return self._timer.time_launches(self.launches[index], PRESETS[preset]).samples.median_us
+        timing = self._timer.time_launches(TimedLaunches(self.launches[index]), RaceRules(PRESETS[preset]))
+        return timing.samples.median_us
 
     def optimum(self, finalists: int = 10, rounds: int = 15) -> dict[int, float]:
         """Return the latencies of the best configs, best first: all timed once, the best ones again in turns."""

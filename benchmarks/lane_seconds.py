@@ -25,6 +25,8 @@ from ktuned.backends import Absent, Launch, Registry, Unit
 from ktuned.ipc.places import locate_artifact
 from ktuned.model import PRESETS, Device
 from ktuned.worker.problem import ProblemData
+from ktuned.worker.race import RaceRules
+from ktuned.worker.timed_launches import TimedLaunches
 from ktuned.worker.timing import HostTimer
 from ktuned_client import Client
 
@@ -95,14 +97,16 @@ class Direct:
             launch()
             self._timer.synchronize()
             began = perf_counter()
-            self._timer.time_launches(launch, self._preset, restore=restore)
+            self._timer.time_launches(TimedLaunches(launch, restore=restore), RaceRules(self._preset))
             spent_s += perf_counter() - began
         return spent_s
 
     def in_turns_us(self, configs: Sequence[str]) -> dict[str, float]:
         """Return the medians of configs that are timed in turns."""
         if isinstance(self._timer, HostTimer):
-            found = [self._timer.time_launches(self.launches[one], self._preset).samples.median_us for one in configs]
+            rules = RaceRules(self._preset)
+            timed = [self._timer.time_launches(TimedLaunches(self.launches[one]), rules) for one in configs]
+            found = [timing.samples.median_us for timing in timed]
         else:
             found = in_turns([self.launches[one] for one in configs], self.device.name, ROUNDS)
         return dict(zip(configs, found, strict=True))

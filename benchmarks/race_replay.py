@@ -23,7 +23,7 @@ from ktuned.ipc import replies
 from ktuned.model import Preset
 from ktuned.tuning.finalists import Range, choose_finalists, compute_figures, find_remaining_rivals, is_undecided
 from ktuned.worker.noise import Noise
-from ktuned.worker.race import Ending, Race
+from ktuned.worker.race import Ending, Race, RaceRules
 
 CLOSE = 0.02
 """A config that is this close to the best must not be given up."""
@@ -203,14 +203,14 @@ class Replays:
         for index in order:
             place = self._place(configs[index], dice)
             first_us = configs[index].samples_us[place - 1] + configs[index].cost_us
-            race = Race(
+            rules = RaceRules(
                 self._preset,
-                stop_above_us=incumbent.cost * self._early_stop if incumbent and self._races else None,
+                stop_above_us=incumbent.cost * self._early_stop if incumbent and self._races else math.inf,
                 incumbent=incumbent if self._races else None,
-                resolution_us=self._recording.resolution_us,
                 first_us=first_us if self._recording.is_quick else None,
                 noise=noise,
             )
+            race = Race(rules, resolution_us=self._recording.resolution_us)
             self._sample(race, configs[index], device, place)
             if race.ending is Ending.HOPELESS:
                 continue
@@ -255,7 +255,7 @@ class Replays:
             shared = self._place(self._recording.configs[0], dice)
             for index in (*left[first:], *left[:first]):
                 recorded = self._recording.configs[index]
-                race = Race(self._preset, resolution_us=self._recording.resolution_us)
+                race = Race(RaceRules(self._preset), resolution_us=self._recording.resolution_us)
                 place = shared if self._recording.rounds else self._place(recorded, dice)
                 self._sample(race, recorded, device, place)
                 rounds[-1][index] = race.samples.median_us

@@ -22,6 +22,8 @@ from ktuned.backends.registry import Registry
 from ktuned.model import PRESETS, Device, Preset
 from ktuned.worker.cuda_timer import GRAPH, GRAPH_LAUNCHES, KNOWN_TO_US, CudaTimer
 from ktuned.worker.problem import ProblemData
+from ktuned.worker.race import RaceRules
+from ktuned.worker.timed_launches import TimedLaunches
 from ktuned.worker.timing import HostTimer, count_launches_per_sample
 
 WITHIN = 0.01
@@ -81,7 +83,7 @@ def record(file: Path, count: int, wanted: Mapping[str, str]) -> Recording:
         for turn in range(-(-count // each)):
             for one in taken:
                 began = perf_counter()
-                samples = timer.time_launches(one.launch, preset, restore=restore).samples
+                samples = timer.time_launches(TimedLaunches(one.launch, restore=restore), RaceRules(preset)).samples
                 one.walls_us.append((perf_counter() - began) * 1e6 / (len(samples) + 1))
                 one.samples_us += _exactly(each, samples.taken_us)
             print(f"round {turn + 1} of {-(-count // each)}", flush=True)

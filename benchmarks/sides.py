@@ -201,13 +201,16 @@ def in_turns(launches: Sequence[Any], device: str, rounds: int) -> list[float]:
 
     from ktuned.model import PRESETS
     from ktuned.worker.cuda_timer import EVENTS, CudaTimer
+    from ktuned.worker.race import RaceRules
+    from ktuned.worker.timed_launches import TimedLaunches
 
     timer = CudaTimer(device, EVENTS)
     samples: list[list[float]] = [[] for _ in launches]
     for turn in range(rounds):
         for place in range(len(launches)):
             chosen = (place + turn) % len(launches)
-            samples[chosen].append(timer.time_launches(launches[chosen], PRESETS["default"]).samples.median_us)
+            timing = timer.time_launches(TimedLaunches(launches[chosen]), RaceRules(PRESETS["default"]))
+            samples[chosen].append(timing.samples.median_us)
     return [median(values) for values in samples]
 
 

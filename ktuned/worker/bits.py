@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from time import perf_counter
 from typing import Any
 
 from ktuned.backends import Launch
@@ -106,3 +107,36 @@ def add_bits(timed: TrialResult, found: LaunchDigests, wanted: requests.SameBits
     return timed.add_details(
         bits=found.bits, row_bits=found.rows or None, same_bits=same, nondeterministic=differs or None
     )
+
+
+class BitsComparison:
+    """Collects the digests of one config's outputs, and compares them with the anchor's.
+
+    Args:
+        data: the open problem's data.
+        launch: the config's launch on the problem's tensors.
+        wanted: on how many inputs, and what the anchor's digests are.
+    """
+
+    def __init__(self, data: ProblemData, launch: Launch, wanted: requests.SameBits) -> None:
+        self._data = data
+        self._launch = launch
+        self._wanted = wanted
+        self._own: list[Any] = []
+        self._digest_us = 0.0
+
+    def digest_own_outputs(self) -> None:
+        """Digest what the last launch has left on the problem's own inputs, before anything poisons it."""
+        began = perf_counter()
+        self._own.append(self._data.digest_outputs())
+        self._digest_us = (perf_counter() - began) * 1e6
+
+    def complete(
+        self, timed: TrialResult, synchronize: Callable[[], None], on_input: Callable[[], None]
+    ) -> TrialResult:
+        """Add the bits that a timed config leaves: on all inputs if that is wanted, or costs next to no time."""
+        inputs = self._wanted.inputs
+        if not self._wanted.on_all_inputs and not is_cheap(timed, self._digest_us, inputs):
+            inputs = 1
+        digests = launch_inputs(self._data, self._launch, synchronize, self._own, inputs, on_input)
+        return add_bits(timed, digests, self._wanted)

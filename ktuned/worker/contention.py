@@ -1,4 +1,4 @@
-"""Contention: use of CPUs and GPUs by other programs, for judging a timing and for the idle policy.
+"""Contention: use of CPUs and GPUs by other programs, for judging a timing.
 
 On CPUs, the kernel counts niced time separately, and ktuned's own compile workers are niced. So time that is neither
 idle, nor niced, nor this process's own belongs to other programs. On a GPU, NVML lists the processes that worked on it.
@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Self
 
-from ktuned.backends import CpuTicks, gpu_uuids, nvml, read_ticks
-from ktuned.ipc import replies
-from ktuned.model import Record, record
+from ktuned.backends import CpuTicks, Launch, nvml, read_ticks
+from ktuned.ipc import requests
+from ktuned.model import ENERGY, Device, Outcome, Phase, Record, TrialResult, record
+from ktuned.worker.launch_observer import LaunchObserver, TimingRequest
+from ktuned.worker.measurement import make_failed_result
 from ktuned.worker.samples import Samples
+from ktuned.worker.timed_launches import TimedLaunches
 
 CONTENDED_SHARE = 0.6
 """Share of all CPU time that others must take, with hardly any left idle, before a timing is thrown away.
@@ -49,9 +52,6 @@ SHIFTED = 0.05
 
 SAMPLED_EACH_S = 0.1
 """Interval of NVML's samples of a process: one that recent is as good as a new one."""
-
-RECENT_US = 5_000_000
-"""Age in µs up to which GPU work counts as current; NVML keeps some seconds of samples."""
 
 FOREIGN_PIDS = "NVML names processes of another PID namespace (run the container with --pid=host)"
 
@@ -121,16 +121,16 @@ def _sum_shares(uses: Iterable[nvml.Sample]) -> float:
 class CpuWatch:
     """Watches the CPUs, from its construction on."""
 
+    absence = ""
+
     def __init__(self) -> None:
         self._before = CpuTimes.read()
 
-    def is_contended(self, samples: Samples) -> bool:
+    def is_contended(self, samples: Samples | None = None) -> bool:
         """Return whether other programs took the CPUs since the watch began."""
         return cpu_is_contended(self._before, CpuTimes.read())
 
-    def is_shared(self) -> bool:
-        """Return whether the energy of the CPUs since then is partly that of other programs."""
-        return cpu_is_contended(self._before, CpuTimes.read())
+    is_shared = is_contended
 
 
 @dataclass(slots=True)
@@ -211,27 +211,52 @@ class GpuWatch:
         return [use for use in self._read_samples(self._since_us) if use.pid not in unknown_or_own]
 
 
-def count_gpu_users(ours: Iterable[int]) -> replies.GpuUsers:
-    """Count the processes, other than ``ours``, that worked on each GPU lately, by the GPU's name.
+class ContentionWatch(LaunchObserver):
+    """Gives up the figures of a config that other programs disturbed, if the request asks for that.
 
-    Processes of another PID namespace are not counted: they may be ours.
+    A latency is disturbed if its median is; an energy by any use that is not negligible.
     """
-    own_pids = set(ours)
-    since_us = time.time_ns() // 1000 - RECENT_US
-    try:
-        users = {name: len(_find_working_pids(uuid, since_us) - own_pids) for name, uuid in gpu_uuids().items()}
-    except nvml.Unavailable as error:
-        return replies.GpuUsers({}, str(error))
-    # Without GPUs NVML was not asked yet.
-    return replies.GpuUsers(users, "" if users else nvml.absence())
 
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._judges = False
+        self._tolerated: Collection[int] = ()
+        self._watch: CpuWatch | GpuWatch | None = None
 
-def _find_working_pids(uuid: str, since_us: int) -> set[int]:
-    try:
-        with nvml.Gpu(uuid) as gpu:
-            samples = gpu.samples(since_us)
-    except nvml.Unsupported:
-        # A partition of a GPU does not report its processes.
-        return set()
-    pids = {sample.pid for sample in samples if sample.percent > 0 and sample.at_us > since_us}
-    return {pid for pid in pids if os.path.exists(f"/proc/{pid}")}
+    def begin_config(self, request: TimingRequest, launch: Launch) -> Launch:
+        """Note what the request says of contention."""
+        self._judges = request.judge_contention
+        self._tolerated = request.tolerated if isinstance(request, requests.Trial) else ()
+        return launch
+
+    def begin_samples(self) -> None:
+        """Begin to watch the device."""
+        self._watch = None
+        if self._judges and self._device.kind != "cuda":
+            self._watch = CpuWatch()
+        elif self._judges:
+            import torch
+
+            uuid = str(torch.cuda.get_device_properties(self._device.name).uuid)
+            self._watch = GpuWatch(uuid, self._tolerated)
+
+    def end_samples(self, timed: TrialResult, samples: Samples) -> TrialResult:
+        """Judge the latency; one that is hopeless is so beside any other program."""
+        if self._watch is None or timed.outcome is not Outcome.MEASURED:
+            return timed
+        return self._make_contended_result() if self._watch.is_contended(samples) else timed
+
+    def complete(
+        self, timed: TrialResult, launches: TimedLaunches, restart_deadline: Callable[[], None]
+    ) -> TrialResult:
+        """Judge the energy, if it was measured, and say if nothing can be judged."""
+        if self._watch is None or timed.latency_us is None:
+            return timed
+        if ENERGY in timed.metrics and self._watch.is_shared():
+            return self._make_contended_result()
+        absence = self._watch.absence
+        return timed.add_details(contention=f"not judged: {absence}") if absence else timed
+
+    def _make_contended_result(self) -> TrialResult:
+        used = f"other programs used {self._device.name} while this was timed"
+        return make_failed_result(Outcome.CONTENDED, f"{used} (`contention = false` keeps such timings)", Phase.TIMING)

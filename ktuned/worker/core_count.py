@@ -12,10 +12,14 @@ import os
 import select
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from ktuned.backends import Launch
-from ktuned.model import Record, record
+from ktuned.ipc import requests
+from ktuned.model import Phase, Record, TrialDetail, TrialResult, record
+from ktuned.worker.launch_observer import LaunchObserver, TimingRequest
+from ktuned.worker.timed_launches import TimedLaunches
 
 RAN_SHARE = 0.2
 """Least share of the busiest thread's time for a thread to count: idle threads of a pool wake up only briefly."""
@@ -82,28 +86,49 @@ def count_cores_used(before: ThreadTimes, after: ThreadTimes, available: int) ->
     return max(1, min(ran, available))
 
 
-class CountedLaunch:
-    """A launch that counts the cores that it uses; :attr:`cores` is the number of its last run."""
+class CoreCounter(LaunchObserver):
+    """Counts the cores of a config's first launch, where a request grants no more than some.
 
-    def __init__(self, launch: Launch) -> None:
+    A config that uses more is not timed: it will be measured again with all that it needs.
+    """
+
+    def __init__(self) -> None:
+        self._granted: int | None = None
         self.cores = 1
-        self._launch = launch
 
-    def __call__(self) -> None:
+    def begin_config(self, request: TimingRequest, launch: Launch) -> Launch:
+        """Return a launch that is counted, if that matters."""
+        self._granted = request.cores if isinstance(request, requests.Trial) else None
+        return launch if self._granted is None else partial(self.count_launch, launch)
+
+    def count_launch(self, launch: Launch) -> None:
         """Wait until the other threads are calm, and launch."""
-        self._wait_for_calm()
+        _wait_for_calm()
         before = ThreadTimes.read_before_launch()
-        self._launch()
+        launch()
         self.cores = count_cores_used(before, ThreadTimes.read_after_launch(), len(os.sched_getaffinity(0)))
 
-    def _wait_for_calm(self) -> None:
-        own = threading.get_native_id()
-        for _ in range(_CALM_TRIES):
-            before = _read_thread_times()
-            if len(before) < 2:
-                return
-            select.select([], [], [], _CALM_S)
-            after = _read_thread_times()
-            spun = sum(spent - before.get(thread, 0) for thread, spent in after.items() if thread != own)
-            if spun < RAN_SHARE * _CALM_S * 1e9:
-                return
+    def end_first_launch(self, first: TrialResult) -> TrialResult:
+        """End a config that lacks cores."""
+        if self._granted is None or self.cores <= self._granted:
+            return first
+        return TrialResult(None, detail=TrialDetail(phase=Phase.TIMING, cores=self.cores))
+
+    def complete(
+        self, timed: TrialResult, launches: TimedLaunches, restart_deadline: Callable[[], None]
+    ) -> TrialResult:
+        """Add the number of cores."""
+        return timed if self._granted is None else timed.add_details(cores=self.cores)
+
+
+def _wait_for_calm() -> None:
+    own = threading.get_native_id()
+    for _ in range(_CALM_TRIES):
+        before = _read_thread_times()
+        if len(before) < 2:
+            return
+        select.select([], [], [], _CALM_S)
+        after = _read_thread_times()
+        spun = sum(spent - before.get(thread, 0) for thread, spent in after.items() if thread != own)
+        if spun < RAN_SHARE * _CALM_S * 1e9:
+            return

@@ -26,15 +26,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from threading import Thread
 from time import perf_counter
 from typing import Any
 
-from ktuned.backends import Launch
-from ktuned.ipc import replies
-from ktuned.model import Preset
-from ktuned.worker.noise import Noise
-from ktuned.worker.race import Cost, Race
+from ktuned.worker.race import Race, RaceRules
 from ktuned.worker.samples import Samples
 from ktuned.worker.timed_launches import TimedLaunches
 from ktuned.worker.timing import Timing
@@ -133,11 +130,7 @@ class HostLead:
 
 
 class CudaTimer:
-    """Times launches on one device; ``method`` is ``events`` or ``graph``.
-
-    ``on_batch_enqueued`` is called once per timing, while the device works on the first batch of samples. Their events
-    are in its queue by then, so that nothing the host does disturbs them.
-    """
+    """Times launches on one device; ``method`` is ``events`` or ``graph``."""
 
     def __init__(self, device: str, method: str) -> None:
         import torch
@@ -151,8 +144,7 @@ class CudaTimer:
         self._warming = torch.ones(_WARMING_SIZE, _WARMING_SIZE, dtype=torch.float16, device=self._device)
         self.method = method
         self._limit_s = 0.0
-        self._on_enqueued: Callable[[], None] | None = None
-        self.on_batch_enqueued: Callable[[], None] | None = None
+        self._meanwhile: Callable[[], None] | None = None
         self._last_work = 0.0
         self._clock = WarmClock()
         self._warm_up: Thread | None = None
@@ -189,60 +181,45 @@ class CudaTimer:
         """Wait until the device has done everything. A kernel's fault surfaces here as an exception."""
         self._torch.cuda.synchronize(self._device)
 
-    def time_launches(
-        self,
-        launch: Launch | TimedLaunches,
-        preset: Preset,
-        *,
-        restore: Callable[[], None] | None = None,
-        stop_above_us: float | None = None,
-        incumbent: replies.CostRange | None = None,
-        cost: Cost | None = None,
-        first_us: float | None = None,
-        noise: Noise | None = None,
-    ) -> Timing:
-        """Time a launch on the GPU; the :class:`~ktuned.worker.race.Race` decides how many samples are taken.
+    def time_launches(self, launches: TimedLaunches, rules: RaceRules) -> Timing:
+        """Time launches as long as the :class:`~ktuned.worker.race.Race` wants more samples.
 
-        Outputs are poisoned, and ``restore`` runs, before the flush, so that neither is in the figure. If inputs are
+        Outputs are poisoned, and inputs restored, before the flush, so that neither is in the figure. If inputs are
         restored, ``events`` is used whatever the method: a restore between launches would be a part of the graph.
 
         Raises:
             WrongLaunch: one of the compared launches is wrong.
         """
         self._ensure_warm_clock()
-        launches = TimedLaunches.from_launch(launch, restore)
         in_graph = self.method == GRAPH and not launches.restores
-        self._limit_s = preset.timing_s
+        self._limit_s = rules.preset.timing_s
+        # Launches outside the graph are cold, and say nothing about those in it.
+        first_us = None if in_graph else rules.first_us
         race = Race(
-            preset,
-            stop_above_us=stop_above_us,
-            incumbent=incumbent,
-            cost=cost,
+            replace(rules, first_us=first_us),
             resolution_us=KNOWN_TO_US / (GRAPH_LAUNCHES if in_graph else 1),
             warm_counts=not in_graph,
-            first_us=None if in_graph else first_us,
-            noise=noise,
         )
         began = perf_counter()
         while race.wants_warm_up(perf_counter() - began):
             self._time_batch(launches, launches.ring[0], 1, race.warm)
         if not race.gives_up(perf_counter() - began):
             run = self._capture_graph(launches) if in_graph else launches.ring[0]
-            self._on_enqueued, self.on_batch_enqueued = self.on_batch_enqueued, None
+            self._meanwhile = launches.meanwhile
             each_us = race.warm.sorted_us[0] if len(race.warm) else first_us or 0.0
             pace_s = each_us / 1e6 * (GRAPH_LAUNCHES if in_graph else 1)
             began = perf_counter()
             while batch := race.choose_next_batch(perf_counter() - began):
                 # No longer a batch than there is time for, by the pace of the first runs.
-                fits = int((preset.timing_s - (perf_counter() - began)) / max(pace_s, 1e-6))
+                fits = int((self._limit_s - (perf_counter() - began)) / max(pace_s, 1e-6))
                 self._time_batch(launches, run, max(1, min(batch, fits)), race.samples)
         self._last_work = perf_counter()
         return Timing.from_race(race, ends_checked=not in_graph and len(race.samples) > 0)
 
     def _wait_for_batch(self) -> None:
-        on_enqueued, self._on_enqueued = self._on_enqueued, None
-        if on_enqueued is not None:
-            on_enqueued()
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
         self.synchronize()
 
     def _time_batch(self, launches: TimedLaunches, run: Callable[[], object], count: int, samples: Samples) -> None:

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 from ktuned.backends import EnergyCounter, Launch
-from ktuned.ipc import replies
-from ktuned.model import Preset, Record, record
-from ktuned.worker.energy_trace import SETTLED_S, Energy, EnergyTrace
-from ktuned.worker.race import Cost
+from ktuned.ipc import replies, requests
+from ktuned.model import Outcome, Phase, Preset, TrialResult, compute_energy_figures
+from ktuned.worker.energy_trace import SETTLED_S, CounterStopped, Energy, EnergyTrace
+from ktuned.worker.launch_observer import LaunchObserver, TimingRequest
+from ktuned.worker.measurement import make_failed_result
+from ktuned.worker.race import Ending
+from ktuned.worker.timed_launches import TimedLaunches
 from ktuned.worker.timing import count_launches_per_sample
 
 LEAST_S = 0.5
@@ -38,40 +43,84 @@ IN_FLIGHT = 2
 """Chunks in a GPU's queue, so that it has work while the host waits for the older one."""
 
 
-@record
-class EnergyMeter(Record):
-    """Measures launches on one device. ``device`` is a CUDA device's name if launches return before they are done."""
+class EnergyMeter(LaunchObserver):
+    """Measures the energy of launches on one device, as long as the config can win by it.
 
-    counter: EnergyCounter
-    device: str = ""
+    Args:
+        counter: the device's counter.
+        device: the device's name.
+        returns_early: launches return before the device, a GPU, has done them.
+        compute_cost: returns what a config costs by its latency in µs and its energy in J.
+    """
+
+    def __init__(
+        self,
+        counter: EnergyCounter,
+        device: str,
+        *,
+        returns_early: bool,
+        compute_cost: Callable[[float, float], float | None] = lambda latency_us, joules: joules,
+    ) -> None:
+        self._counter = counter
+        self._device = device
+        self._returns_early = returns_early
+        self._compute_cost = compute_cost
+        self._request: TimingRequest | None = None
+
+    def begin_config(self, request: TimingRequest, launch: Launch) -> Launch:
+        """Note how long the request lets a config be measured, and against which one."""
+        self._request = request
+        return launch
+
+    def complete(
+        self, timed: TrialResult, launches: TimedLaunches, restart_deadline: Callable[[], None]
+    ) -> TrialResult:
+        """Measure the energy, and add the figures that it makes with the latency."""
+        latency_us, request = timed.latency_us, self._request
+        if timed.outcome is not Outcome.MEASURED or latency_us is None or request is None:
+            return timed
+        restart_deadline()
+        incumbent = request.incumbent if isinstance(request, requests.Trial) else None
+        try:
+            energy, ending = self.measure_energy(launches, request.preset, latency_us, incumbent)
+        except CounterStopped as error:
+            # This says nothing about the config: it is tried again.
+            return make_failed_result(Outcome.CONTENDED, f"the energy counter of {self._device}: {error}", Phase.TIMING)
+        figures = compute_energy_figures(energy.joules, latency_us)
+        timed = replace(timed, metrics={**timed.metrics, **figures}).add_details(
+            energy_low=energy.low, energy_high=energy.high
+        )
+        if ending is not Ending.BEATEN:
+            return timed
+        message = f"cannot win: {energy.low:.4g} to {energy.high:.4g} J"
+        return replace(timed, message=message).add_details(beaten=True)
 
     def measure_energy(
         self,
-        launch: Launch,
+        launches: TimedLaunches,
         preset: Preset,
         latency_us: float,
-        *,
-        restore: Callable[[], None] | None = None,
         incumbent: replies.CostRange | None = None,
-        cost: Cost = lambda joules: joules,
-    ) -> tuple[Energy, EnergyTrace]:
-        """Measure the energy of a launch; return it with the trace, whose ending says why measuring has stopped.
+    ) -> tuple[Energy, Ending | None]:
+        """Measure the energy of a launch; return it, and why measuring has stopped.
 
         Raises:
             CounterStopped: the counter does not move.
         """
+        launch, restore = launches.ring[0], launches.restore
         limit_s = SETTLED_S + max(LEAST_S, preset.timing_s)
         apart_j = 0.0
         if restore is not None:
             restoring = EnergyTrace(limit_s)
             self._run_repeatedly(restore, latency_us, restoring)
             apart_j = _require_energy(restoring).joules
+        cost = partial(self._compute_cost, latency_us)
         trace = EnergyTrace(limit_s, incumbent=incumbent, cost=cost, apart_j=apart_j)
         self._run_repeatedly(launch if restore is None else _restore_before(restore, launch), latency_us, trace)
-        return _require_energy(trace), trace
+        return _require_energy(trace), trace.ending
 
     def _run_repeatedly(self, work: Callable[[], object], latency_us: float, trace: EnergyTrace) -> None:
-        if self.device:
+        if self._returns_early:
             # Twice: the first reading may have to open the device.
             reading_s = min(self._time_reading_s(), self._time_reading_s())
             work_s = min(MAX_CHUNK_S, max(CHUNK_S, CHUNK_READINGS * reading_s))
@@ -84,12 +133,12 @@ class EnergyMeter(Record):
             for _ in range(chunk):
                 work()
             launches += chunk
-            trace.add_reading(launches, self.counter(), perf_counter() - began)
+            trace.add_reading(launches, self._counter(), perf_counter() - began)
 
     def _time_reading_s(self) -> float:
         """Return how long a reading of the counter takes, in s."""
         began = perf_counter()
-        self.counter()
+        self._counter()
         return perf_counter() - began
 
     def _run_on_gpu(self, work: Callable[[], object], chunk: int, trace: EnergyTrace) -> None:
@@ -104,13 +153,13 @@ class EnergyMeter(Record):
                 for _ in range(chunk):
                     work()
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record(torch.cuda.current_stream(self.device))
+                event.record(torch.cuda.current_stream(self._device))
                 waiting.append(event)
             while not waiting[0].query():
                 now = perf_counter()
                 # Interpolate: launches of this chunk take as long as those of the one before.
                 share = min(1.0, (now - chunk_began) / each_s) if each_s else 0.0
-                trace.add_reading(done + share * chunk, self.counter(), now - began)
+                trace.add_reading(done + share * chunk, self._counter(), now - began)
                 if not trace.wants_more():
                     break
             if not trace.wants_more():
@@ -119,8 +168,8 @@ class EnergyMeter(Record):
             done += chunk
             now = perf_counter()
             each_s, chunk_began = now - chunk_began, now
-            trace.add_reading(done, self.counter(), now - began)
-        torch.cuda.synchronize(self.device)
+            trace.add_reading(done, self._counter(), now - began)
+        torch.cuda.synchronize(self._device)
 
 
 def _require_energy(trace: EnergyTrace) -> Energy:

@@ -99,7 +99,7 @@ _OperationTable = Mapping[type[requests.Request[Any, Any]], Operation]
 
 
 def _load_probing(registry: Registry, places: Places) -> _OperationTable:
-    from ktuned.worker.contention import count_gpu_users
+    from ktuned.worker.gpu_users import count_gpu_users
     from ktuned.worker.probe import import_ahead, probe_interpreter
 
     return {

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ktuned.ipc import replies, requests
-from ktuned.model import Device, Outcome, Phase, TrialDetail, TrialResult
+from ktuned.model import Outcome, Phase, TrialDetail, TrialResult
 from ktuned.worker.check import Verdict
 from ktuned.worker.damage import Damage
 from ktuned.worker.failures import describe_error
@@ -92,12 +92,6 @@ def make_disputed_result(timed: TrialResult, first: TrialResult) -> TrialResult:
 def make_failed_result(outcome: Outcome, message: str, phase: Phase) -> TrialResult:
     """Return the result of a config that failed in a phase."""
     return TrialResult(outcome, message=message, detail=TrialDetail(phase=phase))
-
-
-def make_contended_result(device: Device, phase: Phase) -> TrialResult:
-    """Return the result of a config whose timing was disturbed by other programs."""
-    message = f"other programs used {device.name} while this was timed (`contention = false` keeps such timings)"
-    return make_failed_result(Outcome.CONTENDED, message, phase)
 
 
 def make_raised_result(error: Exception, phase: Phase) -> TrialResult:

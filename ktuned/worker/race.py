@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import field
 from enum import Enum, auto
 
 from ktuned.ipc import replies
-from ktuned.model import Preset
+from ktuned.model import Preset, Record, record
 from ktuned.worker.noise import Noise
 from ktuned.worker.samples import FEWEST_FOR_CI, Samples
 
@@ -83,47 +84,52 @@ class Ending(Enum):
     HOPELESS = auto()
 
 
-class Race:
-    """One config's part in the race: its samples so far, and how many to take next.
+@record
+class RaceRules(Record):
+    """What one config's sampling depends on, whatever its timer.
 
-    Args:
+    Attributes:
         preset: how many samples are wanted, and the time for them.
         stop_above_us: the latency that is hopeless, in µs.
         incumbent: the best config so far; its interval is one of costs if there is a ``cost``.
-        resolution_us: the clock's resolution; no median need be known better.
-        warm_counts: whether the warm-up is timed as the samples are, so that both may be compared.
         cost: what a latency costs, if the objective is another one.
         first_us: the most that the launch just before has taken; may make a warm-up needless.
         noise: the noise of the configs before.
     """
 
-    def __init__(
-        self,
-        preset: Preset,
-        *,
-        stop_above_us: float | None = None,
-        incumbent: replies.CostRange | None = None,
-        resolution_us: float = 0.0,
-        warm_counts: bool = True,
-        cost: Cost | None = None,
-        first_us: float | None = None,
-        noise: Noise | None = None,
-    ) -> None:
+    preset: Preset
+    stop_above_us: float = math.inf
+    incumbent: replies.CostRange | None = None
+    cost: Cost | None = None
+    first_us: float | None = None
+    noise: Noise = field(default_factory=Noise)
+
+
+class Race:
+    """One config's part in the race: its samples so far, and how many to take next.
+
+    Args:
+        rules: what the config is up against.
+        resolution_us: the clock's resolution; no median need be known better.
+        warm_counts: whether the warm-up is timed as the samples are, so that both may be compared.
+    """
+
+    def __init__(self, rules: RaceRules, *, resolution_us: float = 0.0, warm_counts: bool = True) -> None:
         self.samples = Samples()
         self.warm = Samples()
         self.ending: Ending | None = None
-        self._preset = preset
-        self._stop_above_us = math.inf if stop_above_us is None else stop_above_us
-        self._incumbent = incumbent
-        self._cost = cost
+        self._preset = preset = rules.preset
+        self._stop_above_us = rules.stop_above_us
+        self._incumbent = rules.incumbent
+        self._cost = rules.cost
         self._resolution_us = resolution_us
         self._warm_counts = warm_counts
-        self._noise = noise or Noise()
-        self._first_us = first_us
+        self._noise = rules.noise
+        self._first_us = first_us = rules.first_us
         self._least = max(FEWEST_FOR_CI, preset.repetitions // 2)
         self._fewest = self._count_deciding_samples()
         # A config in a race was launched just before, to be checked: it needs less warm-up.
-        is_racing = incumbent is not None or stop_above_us is not None
+        is_racing = rules.incumbent is not None or rules.stop_above_us < math.inf
         is_quick = first_us is not None and first_us <= min(QUICK_US, FAR * self._stop_above_us)
         self._warm_ups = 0 if is_racing and is_quick else max(1, preset.warmup - is_racing)
 
@@ -188,6 +194,16 @@ class Race:
         """Return the latency above which a config is beaten."""
         assert self._incumbent is not None
         return self._incumbent.high * (1 + margin) + self._resolution_us
+
+    @property
+    def may_win(self) -> bool:
+        """True unless the config was given up, or the whole interval of its median costs more than the incumbent."""
+        if self.ending in (Ending.BEATEN, Ending.HOPELESS):
+            return False
+        if self._incumbent is None:
+            return True
+        costs = self.interval_us if self._cost is None else map(self._cost, self.interval_us)
+        return min((cost for cost in costs if cost is not None), default=0.0) <= self._incumbent.high
 
     @property
     def is_full(self) -> bool:

@@ -75,7 +75,9 @@ class TimedLaunches:
         judged: the outputs that were judged right, if launches are compared with any.
         bind: returns a launch on another copy of the outputs, by the copy's number from 1 on.
         most_copies: how many launches the ring may have on outputs of their own.
-        key: the artifact's key.
+        compared: how many of the config's launches were compared before.
+        meanwhile: called at most once, while a GPU works on the first batch of samples. Their events are in its queue
+            by then, so that nothing the host does disturbs them.
     """
 
     def __init__(
@@ -86,13 +88,13 @@ class TimedLaunches:
         judged: JudgedOutputs | None = None,
         bind: Callable[[int], Launch] | None = None,
         most_copies: int = 1,
-        key: str = "",
+        compared: int = 0,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        self.key = key
         self.ring: list[Launch] = [launch]
-        self.compared = 0
-        self.restores = restore is not None
-        self._restore = restore
+        self.restore = restore
+        self.compared = compared
+        self.meanwhile = meanwhile
         self._judged = judged
         self._bind = bind
         self._most_copies = most_copies
@@ -100,10 +102,10 @@ class TimedLaunches:
         self._launching_ns = 0
         self._comparing_ns = 0
 
-    @classmethod
-    def from_launch(cls, launch: Launch | TimedLaunches, restore: Callable[[], None] | None = None) -> TimedLaunches:
-        """Wrap a plain launch, such as a reference's: nothing is poisoned or compared."""
-        return launch if isinstance(launch, TimedLaunches) else cls(launch, restore=restore)
+    @property
+    def restores(self) -> bool:
+        """True if something is restored before each launch."""
+        return self.restore is not None
 
     @property
     def has_differed(self) -> bool:
@@ -123,8 +125,8 @@ class TimedLaunches:
         """Poison the outputs of the ring's launches, and restore the inputs that ``setup`` names."""
         if self._judged is not None:
             self._judged.poison_sets(len(self.ring))
-        if self._restore is not None:
-            self._restore()
+        if self.restore is not None:
+            self.restore()
 
     def inspect_ring(self, launching_ns: int) -> None:
         """Compare some of the ring's launches, which have just taken ``launching_ns`` together.

@@ -8,15 +8,12 @@ last :data:`SAMPLE_FLOOR_NS` together. Between two rings outputs are poisoned an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from time import perf_counter_ns
 
-from ktuned.backends import Launch
-from ktuned.ipc import replies
-from ktuned.model import Preset, Record, record
-from ktuned.worker.noise import Noise
-from ktuned.worker.race import Cost, Ending, Race
+from ktuned.model import Record, record
+from ktuned.worker.race import Ending, Race, RaceRules
 from ktuned.worker.samples import Samples
 from ktuned.worker.timed_launches import TimedLaunches
 
@@ -80,6 +77,7 @@ class Timing(Record):
         is_full: whether there are as many samples as were wanted, or as there was time for, and enough for an interval.
         ends_checked: whether the last timed launch left its outputs in the problem's own tensors, where they can be
             judged without another launch.
+        may_win: whether the config may still be better than the incumbent.
     """
 
     samples: Samples
@@ -87,12 +85,13 @@ class Timing(Record):
     interval_us: tuple[float, float]
     is_full: bool
     ends_checked: bool = False
+    may_win: bool = True
 
     @classmethod
     def from_race(cls, race: Race, *, ends_checked: bool = False) -> Timing:
         """Return the result of a race that has ended."""
         assert race.ending is not None
-        return cls(race.samples, race.ending, race.interval_us, race.is_full, ends_checked)
+        return cls(race.samples, race.ending, race.interval_us, race.is_full, ends_checked, race.may_win)
 
     @property
     def stopped_early(self) -> bool:
@@ -100,63 +99,52 @@ class Timing(Record):
         return self.ending is Ending.HOPELESS
 
 
-def time_on_host(
-    launch: Launch | TimedLaunches,
-    preset: Preset,
-    *,
-    restore: Callable[[], None] | None = None,
-    stop_above_us: float | None = None,
-    incumbent: replies.CostRange | None = None,
-    cost: Cost | None = None,
-    noise: Noise | None = None,
-) -> Timing:
-    """Time a launch that returns when its work is done (a CPU kernel), by the host's monotonic clock.
+class HostTimer:
+    """Times launches that return when their work is done (CPU kernels), by the host's monotonic clock.
 
     Caches are warm: runs follow each other on the same inputs, as in an application's loop. A launch that reports its
-    own time is believed. The :class:`~ktuned.worker.race.Race` decides how many samples are taken.
-
-    Args:
-        launch: the launch, or the config's timed launches with what compares them.
-        preset: how many samples are wanted, and the time for them.
-        restore: restores inputs before each launch, untimed; for a plain ``launch``.
-        stop_above_us: the latency that is hopeless.
-        incumbent: the best config so far, to race against.
-        cost: what a latency costs, if the objective is another one.
-        noise: the noise of the configs before.
-
-    Raises:
-        InvalidTime: the launch reports a figure that cannot be a time.
-        WrongLaunch: one of the compared launches is wrong.
+    own time is believed.
     """
-    # Warm up, until the caches are filled and the pace is known; a hopeless config may end here.
-    race = Race(preset, stop_above_us=stop_above_us, incumbent=incumbent, cost=cost, noise=noise)
-    launches = TimedLaunches.from_launch(launch, restore)
-    start = perf_counter_ns()
-    reported_us: float | None = None
-    while race.wants_warm_up((perf_counter_ns() - start) / 1e9):
-        elapsed_ns, reported_us = _time_ring(launches)
-        race.warm.add(elapsed_ns / 1000 if reported_us is None else reported_us)
-    if race.gives_up((perf_counter_ns() - start) / 1e9):
+
+    def synchronize(self) -> None:
+        """Do nothing: a launch that has returned is done."""
+
+    def time_launches(self, launches: TimedLaunches, rules: RaceRules) -> Timing:
+        """Time launches as long as the :class:`~ktuned.worker.race.Race` wants more samples.
+
+        Raises:
+            InvalidTime: the launch reports a figure that cannot be a time.
+            WrongLaunch: one of the compared launches is wrong.
+        """
+        # Warm up, until the caches are filled and the pace is known; a hopeless config may end here. The launch before
+        # says nothing: it was checked, which leaves the caches cold.
+        race = Race(replace(rules, first_us=None))
+        start = perf_counter_ns()
+        reported_us: float | None = None
+        while race.wants_warm_up((perf_counter_ns() - start) / 1e9):
+            elapsed_ns, reported_us = _time_ring(launches)
+            race.warm.add(elapsed_ns / 1000 if reported_us is None else reported_us)
+        if race.gives_up((perf_counter_ns() - start) / 1e9):
+            return Timing.from_race(race)
+        # Choose the size of a ring and of a sample by the fastest run.
+        fastest_ns = int(race.warm.sorted_us[0] * 1000)
+        rings = 1
+        if reported_us is None:
+            launches.widen_ring(choose_ring_size(fastest_ns))
+            rings = math.ceil(count_launches_per_sample(fastest_ns, restores=launches.restores) / len(launches.ring))
+        # Sample until the race has an end for this config.
+        start = perf_counter_ns()
+        while batch := race.choose_next_batch((perf_counter_ns() - start) / 1e9):
+            for _ in range(batch):
+                elapsed_ns = 0
+                for _ in range(rings):
+                    ring_ns, reported_us = _time_ring(launches)
+                    elapsed_ns += ring_ns
+                each_us = elapsed_ns / (rings * len(launches.ring)) / 1000
+                race.samples.add(each_us if reported_us is None else reported_us)
+                if (perf_counter_ns() - start) / 1e9 >= rules.preset.timing_s:
+                    break
         return Timing.from_race(race)
-    # Choose the size of a ring and of a sample by the fastest run.
-    fastest_ns = int(race.warm.sorted_us[0] * 1000)
-    rings = 1
-    if reported_us is None:
-        launches.widen_ring(choose_ring_size(fastest_ns))
-        rings = math.ceil(count_launches_per_sample(fastest_ns, restores=launches.restores) / len(launches.ring))
-    # Sample until the race has an end for this config.
-    start = perf_counter_ns()
-    while batch := race.choose_next_batch((perf_counter_ns() - start) / 1e9):
-        for _ in range(batch):
-            elapsed_ns = 0
-            for _ in range(rings):
-                ring_ns, reported_us = _time_ring(launches)
-                elapsed_ns += ring_ns
-            each_us = elapsed_ns / (rings * len(launches.ring)) / 1000
-            race.samples.add(each_us if reported_us is None else reported_us)
-            if (perf_counter_ns() - start) / 1e9 >= preset.timing_s:
-                break
-    return Timing.from_race(race)
 
 
 def _time_ring(launches: TimedLaunches) -> tuple[int, float | None]:
@@ -172,27 +160,3 @@ def _time_ring(launches: TimedLaunches) -> tuple[int, float | None]:
     elapsed_ns = max(1, elapsed_ns - measure_clock_cost_ns())
     launches.inspect_ring(elapsed_ns)
     return elapsed_ns, None if reported_us is None else require_valid_time(reported_us)
-
-
-class HostTimer:
-    """Times launches that return when their work is done."""
-
-    def synchronize(self) -> None:
-        """Do nothing: a launch that has returned is done."""
-
-    def time_launches(
-        self,
-        launch: Launch | TimedLaunches,
-        preset: Preset,
-        *,
-        restore: Callable[[], None] | None = None,
-        stop_above_us: float | None = None,
-        incumbent: replies.CostRange | None = None,
-        cost: Cost | None = None,
-        first_us: float | None = None,
-        noise: Noise | None = None,
-    ) -> Timing:
-        """Time a launch, see :func:`time_on_host`. ``first_us`` is ignored: after a check the caches are cold."""
-        return time_on_host(
-            launch, preset, restore=restore, stop_above_us=stop_above_us, incumbent=incumbent, cost=cost, noise=noise
-        )

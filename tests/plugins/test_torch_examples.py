@@ -16,6 +16,8 @@ from ktuned.model.plan import PRESETS
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.loader import load_file
 from ktuned.worker.cuda_timer import CudaTimer
+from ktuned.worker.race import RaceRules
+from ktuned.worker.timed_launches import TimedLaunches
 from tests.plugins.torch_trials import EXAMPLES, SMALL, Trials, load_kernel
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -108,7 +110,8 @@ def beats_the_default(trials: Trials) -> None:
         launch()
         verdict = trials.data.check_outputs()
         assert verdict.ok, f"{config}: {verdict.message}"
-        latency_us[str(dict(config))] = timer.time_launches(launch, PRESETS["fast"]).samples.median_us
+        timing = timer.time_launches(TimedLaunches(launch), RaceRules(PRESETS["fast"]))
+        latency_us[str(dict(config))] = timing.samples.median_us
     default = latency_us[str(dict(trials.kernel.default or {}))]
     best = min(latency_us, key=lambda name: latency_us[name])
     print(

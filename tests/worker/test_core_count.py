@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ktuned.worker.core_count import CountedLaunch, ThreadTimes, count_cores_used
+from ktuned.worker.core_count import CoreCounter, ThreadTimes, count_cores_used
 
 MS = 1_000_000
 
@@ -74,18 +74,18 @@ def in_two_threads() -> None:
 @pytest.mark.parametrize(("work", "cores"), [(lambda: burn(0.01), 1), (in_two_threads, 2)], ids=["one", "two"])
 def test_a_real_launch_is_counted(work: Callable[[], None], cores: int) -> None:
     """By what its threads did, however busy the machine is: two that take turns on one core are two."""
-    launch = CountedLaunch(work)
-    launch()
-    assert launch.cores == cores
+    counter = CoreCounter()
+    counter.count_launch(work)
+    assert counter.cores == cores
 
 
 def test_a_short_launch_is_not_taken_for_two() -> None:
     """The reading of the clocks takes longer than a launch of some µs, and is none of its time."""
     counted = set()
     for _ in range(200):
-        launch = CountedLaunch(lambda: burn(0.000005))
-        launch()
-        counted.add(launch.cores)
+        counter = CoreCounter()
+        counter.count_launch(lambda: burn(0.000005))
+        counted.add(counter.cores)
     assert counted == {1}
 
 
@@ -99,8 +99,8 @@ def spin(cpu_s: float) -> None:
 def test_a_pool_that_spins_after_its_work_is_waited_for() -> None:
     """Libgomp's threads look for work for some 20 ms before they sleep: that is none of the launch's."""
     pool = threading.Thread(target=spin, args=(0.04,))
-    launch = CountedLaunch(lambda: burn(0.000005))
+    counter = CoreCounter()
     pool.start()
-    launch()
+    counter.count_launch(lambda: burn(0.000005))
     pool.join()
-    assert launch.cores == 1
+    assert counter.cores == 1

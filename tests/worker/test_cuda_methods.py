@@ -17,7 +17,9 @@ from ktuned.model import PRESETS
 from ktuned.worker import cuda_timer
 from ktuned.worker.bench import Bench
 from ktuned.worker.cuda_timer import EVENTS, GRAPH, SPIN_HZ, CudaTimer
-from ktuned.worker.race import Ending
+from ktuned.worker.launch_observer import LaunchObserver
+from ktuned.worker.race import Ending, RaceRules
+from ktuned.worker.timed_launches import TimedLaunches
 
 COLD_US, WARM_US = 3.87, 1.21
 
@@ -139,7 +141,7 @@ def test_what_a_slow_host_takes_for_a_launch_is_not_in_the_figure(monkeypatch: p
     gpu = Gpu(monkeypatch, 1.0)
     gpu.host_us = 300.0
     monkeypatch.setitem(sys.modules, "torch", gpu)
-    timing = CudaTimer("cuda:0", EVENTS).time_launches(gpu.launch, PRESETS["default"])
+    timing = CudaTimer("cuda:0", EVENTS).time_launches(TimedLaunches(gpu.launch), RaceRules(PRESETS["default"]))
     assert max(timing.samples.sorted_us) == pytest.approx(COLD_US)
 
 
@@ -150,7 +152,9 @@ def test_a_cold_first_launch_gives_up_no_config_in_a_graph(
     """A config that is as fast as the best of its graph is timed to the end, however slow its first, cold launch."""
     gpu = Gpu(monkeypatch, slower)
     monkeypatch.setitem(sys.modules, "torch", gpu)
-    timing = CudaTimer("cuda:0", method).time_launches(gpu.launch, PRESETS["default"], stop_above_us=3 * WARM_US)
+    timing = CudaTimer("cuda:0", method).time_launches(
+        TimedLaunches(gpu.launch), RaceRules(PRESETS["default"], stop_above_us=3 * WARM_US)
+    )
     assert timing.stopped_early is stops
 
 
@@ -158,7 +162,7 @@ def test_a_graphs_median_is_known_to_the_graphs_resolution(monkeypatch: pytest.M
     """An event's resolution counts once for all launches of a graph: half a µs is nearly half of this figure."""
     gpu = Gpu(monkeypatch, *(1 + place / 50 for place in range(10)))
     monkeypatch.setitem(sys.modules, "torch", gpu)
-    timing = CudaTimer("cuda:0", GRAPH).time_launches(gpu.launch, PRESETS["default"])
+    timing = CudaTimer("cuda:0", GRAPH).time_launches(TimedLaunches(gpu.launch), RaceRules(PRESETS["default"]))
     assert timing.ending is Ending.KNOWN
     low, high = timing.samples.interval_us
     assert high - low <= 2 * max(0.01 * timing.samples.median_us, 0.5 / cuda_timer.GRAPH_LAUNCHES)
@@ -188,8 +192,13 @@ def test_a_reference_is_timed_as_its_kernel_is(
 
     bench = Bench(Registry(), Places({}, "", "", ""))
     data = SimpleNamespace(restores=restores, make_reference_launch=lambda: reference)
-    device = SimpleNamespace(name="cuda:0", kind="cuda")
-    monkeypatch.setattr(bench, "_open", SimpleNamespace(data=data, timer=CudaTimer("cuda:0", method), device=device))
+    opened = SimpleNamespace(
+        data=data,
+        timer=CudaTimer("cuda:0", method),
+        device=SimpleNamespace(name="cuda:0"),
+        observers=LaunchObserver(),
+    )
+    monkeypatch.setattr(bench, "_open", opened)
     request = requests.TimeReference(PRESETS["default"], judge_contention=False)
     reply: Any = SimpleNamespace(begin_phase=lambda phase: None)
     measured = bench.time_reference(request, reply)

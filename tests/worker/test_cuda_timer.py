@@ -9,6 +9,8 @@ import pytest
 
 from ktuned.model.plan import PRESETS
 from ktuned.worker.cuda_timer import EVENTS, GRAPH, CudaTimer
+from ktuned.worker.race import RaceRules
+from ktuned.worker.timed_launches import TimedLaunches
 
 pytestmark = pytest.mark.gpu
 
@@ -17,7 +19,8 @@ MEGABYTES = 1 << 20
 
 def median_us(method: str, launch: Callable[[], object]) -> float:
     """Return what a timer finds."""
-    timing = CudaTimer("cuda:0", method).time_launches(lambda: (launch(), None)[1], PRESETS["default"])
+    launches = TimedLaunches(lambda: (launch(), None)[1])
+    timing = CudaTimer("cuda:0", method).time_launches(launches, RaceRules(PRESETS["default"]))
     assert not timing.stopped_early
     return timing.samples.median_us
 
@@ -56,7 +59,7 @@ def test_a_slow_config_is_given_up_early() -> None:
 
     x = torch.zeros(256 * MEGABYTES, dtype=torch.int8, device="cuda")
     timing = CudaTimer("cuda:0", EVENTS).time_launches(
-        lambda: (x.zero_(), None)[1], PRESETS["default"], stop_above_us=1.0
+        TimedLaunches(lambda: (x.zero_(), None)[1]), RaceRules(PRESETS["default"], stop_above_us=1.0)
     )
     assert timing.stopped_early
 
@@ -67,9 +70,8 @@ def test_restoring_inputs_is_not_timed() -> None:
 
     x = torch.zeros(1, device="cuda")
     large = torch.zeros(512 * MEGABYTES, dtype=torch.int8, device="cuda")
-    restoring = CudaTimer("cuda:0", EVENTS).time_launches(
-        lambda: (x.add_(1), None)[1], PRESETS["fast"], restore=lambda: (large.zero_(), None)[1]
-    )
+    launches = TimedLaunches(lambda: (x.add_(1), None)[1], restore=lambda: (large.zero_(), None)[1])
+    restoring = CudaTimer("cuda:0", EVENTS).time_launches(launches, RaceRules(PRESETS["fast"]))
     assert restoring.samples.median_us < median_us(EVENTS, large.zero_) / 2
 
 

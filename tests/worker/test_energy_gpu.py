@@ -12,6 +12,8 @@ from ktuned.model.plan import PRESETS
 from ktuned.worker.cuda_timer import EVENTS, CudaTimer
 from ktuned.worker.energy import EnergyMeter
 from ktuned.worker.energy_trace import Energy
+from ktuned.worker.race import RaceRules
+from ktuned.worker.timed_launches import TimedLaunches
 
 pytestmark = pytest.mark.gpu(alone=True)
 """The energy counter counts what all programs on the GPU take."""
@@ -20,10 +22,12 @@ pytestmark = pytest.mark.gpu(alone=True)
 def measured(launch: Callable[[], object], restore: Callable[[], None] | None = None) -> tuple[Energy, float]:
     """Return a launch's energy, and its latency in s."""
     uuid = gpu_uuids()["cuda:0"]
-    timing = CudaTimer("cuda:0", EVENTS).time_launches(lambda: (launch(), None)[1], PRESETS["default"])
+    launches = TimedLaunches(lambda: (launch(), None)[1])
+    timing = CudaTimer("cuda:0", EVENTS).time_launches(launches, RaceRules(PRESETS["default"]))
     latency_us = timing.samples.median_us
-    meter = EnergyMeter(nvml.Gpu(uuid).energy_j, "cuda:0")
-    found, _ = meter.measure_energy(lambda: (launch(), None)[1], PRESETS["default"], latency_us, restore=restore)
+    meter = EnergyMeter(nvml.Gpu(uuid).energy_j, "cuda:0", returns_early=True)
+    restored = TimedLaunches(lambda: (launch(), None)[1], restore=restore)
+    found, _ = meter.measure_energy(restored, PRESETS["default"], latency_us)
     return found, latency_us / 1e6
 
 

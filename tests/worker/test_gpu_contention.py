@@ -14,8 +14,9 @@ import pytest
 
 from ktuned.backends.nvml import NOT_INSTALLED, Sample
 from ktuned.ipc import replies
-from ktuned.worker import contention
-from ktuned.worker.contention import FOREIGN_PIDS, GpuWatch, count_gpu_users, gpu_is_contended
+from ktuned.worker import contention, gpu_users
+from ktuned.worker.contention import FOREIGN_PIDS, GpuWatch, gpu_is_contended
+from ktuned.worker.gpu_users import count_gpu_users
 from ktuned.worker.samples import Samples
 
 OWN, OTHER = os.getpid(), 1
@@ -200,7 +201,7 @@ def test_a_gpu_that_cannot_be_judged_says_why(nvml: PlayedNvml) -> None:
 
 def test_processes_at_work_on_a_gpu_are_counted(nvml: PlayedNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours, idle ones and those that cannot be seen do not count; a partition, which reports none, has none."""
-    monkeypatch.setattr(contention, "gpu_uuids", lambda: {"cuda:0": "GPU-a"})
+    monkeypatch.setattr(gpu_users, "gpu_uuids", lambda: {"cuda:0": "GPU-a"})
     now_us = time_ns() // 1000
     nvml.samples = [(OWN, now_us, 50), (OTHER, now_us, 50), (os.getppid(), now_us, 0), (2**22 + 1, now_us, 50)]
     assert count_gpu_users([OWN]) == replies.GpuUsers({"cuda:0": 1})

@@ -12,12 +12,12 @@ import torch
 
 from ktuned.ipc import MemoryFault, describe_fault, frames, replies
 from ktuned.ipc.memory_fault import MAX_FAULT_BYTES, Region, prepare_fault
-from ktuned.worker.bench import restore_default_signals
 from ktuned.worker.damage import Memory
 from ktuned.worker.device_memory import BAND_BYTES, DeviceMemory
 from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.guards import Guards
 from ktuned.worker.host_memory import GUARD_BYTES, HostMemory
+from ktuned.worker.open_problem import restore_default_signals
 from ktuned.worker.placement import make_own_span
 from ktuned.worker.torch_tensors import count_bytes
 

@@ -6,16 +6,22 @@ from typing import Any, cast
 
 from ktuned.backends import Kernel, Launch, Registry
 from ktuned.ipc import Places, replies, requests
+from ktuned.model import LATENCY
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Phase, Target
 from ktuned.model.plan import PRESETS
 from ktuned.model.values import Outcome
-from ktuned.worker.bench import Bench, _OpenProblem
+from ktuned.worker.bench import Bench
 from ktuned.worker.check import Verdict
+from ktuned.worker.costs import Costs
 from ktuned.worker.cuda_timer import CudaTimer
-from ktuned.worker.race import Ending
+from ktuned.worker.launch_observer import LaunchObserver
+from ktuned.worker.open_problem import OpenProblem
+from ktuned.worker.process_state import ProcessState
+from ktuned.worker.race import Ending, RaceRules
 from ktuned.worker.reply import Reply
 from ktuned.worker.samples import Samples
+from ktuned.worker.timed_launches import TimedLaunches
 from ktuned.worker.timing import Timing
 
 GPU = Device(DeviceName("cuda:0"), DeviceModel("a GPU"), Target("sm_90"))
@@ -25,17 +31,16 @@ class PlayedTimer(CudaTimer):
     """A timer without a GPU: its batch is in the queue at once."""
 
     def __init__(self, diary: list[str]) -> None:
-        self.on_batch_enqueued = None
         self._diary = diary
 
     def synchronize(self) -> None:
         """Wait for nothing."""
 
-    def time_launches(self, *_: Any, **__: Any) -> Timing:
+    def time_launches(self, launches: TimedLaunches, rules: RaceRules) -> Timing:
         """Call back at once: the batch counts as enqueued."""
         self._diary.append("samples enqueued")
-        if self.on_batch_enqueued is not None:
-            self.on_batch_enqueued()
+        if launches.meanwhile is not None:
+            launches.meanwhile()
         samples = Samples()
         samples.add(5.0)
         return Timing(samples, Ending.KNOWN, (5.0, 5.0), is_full=False)
@@ -80,22 +85,20 @@ class PlayedData:
         return ()
 
 
-class Loading(Bench):
+class PlayedProblem(OpenProblem):
     """Writes down what is loaded; a unit called ``heavy`` cannot be loaded beside another one."""
 
     def __init__(self, diary: list[str]) -> None:
-        super().__init__(Registry([]), cast("Places", None))
-        self._diary = diary
-        kernel = requests.KernelRef("p", "f", "k", "fake", (), {})
         nothing = cast("Any", None)
-        data, timer = cast("Any", PlayedData()), PlayedTimer(diary)
-        self._open = _OpenProblem(kernel, "sm_90", nothing, GPU, data, timer, nothing, metrics=lambda us, joules: {})
+        data, costs = cast("Any", PlayedData()), Costs(LATENCY, lambda us, joules: {}, needs_energy=False)
+        super().__init__(GPU, data, PlayedTimer(diary), costs, LaunchObserver(), nothing, nothing, ProcessState())
+        self._diary = diary
 
-    def _load_and_bind(self, opened: _OpenProblem, unit: requests.UnitRef) -> tuple[Launch, Kernel]:
+    def _load_and_bind(self, unit: requests.UnitRef) -> tuple[str, Launch, Kernel]:
         self._diary.append(f"load {unit.key}")
         if unit.key == "heavy" and self._diary[-2] == "load_next":
             raise RuntimeError("out of memory")
-        return lambda: self._diary.append(f"launch {unit.key}"), cast("Kernel", None)
+        return unit.key, lambda: self._diary.append(f"launch {unit.key}"), cast("Kernel", None)
 
 
 class Diary(Reply):
@@ -114,7 +117,9 @@ def measured(*keys: str) -> tuple[replies.Measurement, list[str]]:
     """Measure units as one batch; return the last measurement, and all that happened, launches of checks once."""
     diary: list[str] = []
     units = tuple(requests.UnitRef(key, {}) for key in keys)
-    last = Loading(diary).run_trial(requests.Trial(units, PRESETS["fast"], False), Diary(diary))
+    bench = Bench(Registry([]), cast("Places", None))
+    bench._open = PlayedProblem(diary)
+    last = bench.run_trial(requests.Trial(units, PRESETS["fast"], False), Diary(diary))
     return last, diary
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from ktuned.ipc import replies, requests
 from ktuned.model import PRESETS, Outcome, Preset
 from ktuned.worker.noise import UNKNOWN, Noise
-from ktuned.worker.race import LOOK_AFTER_S, MARGIN, QUICK_US, RELATIVE_CI, Ending, Race
+from ktuned.worker.race import LOOK_AFTER_S, MARGIN, QUICK_US, RELATIVE_CI, Cost, Ending, Race, RaceRules
 from ktuned.worker.samples import Samples
 from tests.trials import make_measurement
 
@@ -25,13 +26,16 @@ def end(
     *,
     elapsed_s: float = LONG_ENOUGH_S,
     preset: Preset = PRESET,
-    stop_above_us: float | None = None,
+    stop_above_us: float = math.inf,
     incumbent: replies.CostRange | None = None,
     resolution_us: float = 0.0,
     noise: Noise | None = None,
 ) -> Ending | None:
     """Return the end of a race that has these samples, or that it wants more."""
-    race = Race(preset, stop_above_us=stop_above_us, incumbent=incumbent, resolution_us=resolution_us, noise=noise)
+    race = Race(
+        RaceRules(preset, stop_above_us=stop_above_us, incumbent=incumbent, noise=noise or Noise()),
+        resolution_us=resolution_us,
+    )
     for value in values:
         race.samples.add(value)
     wants = race.choose_next_batch(elapsed_s)
@@ -117,7 +121,7 @@ def test_on_a_quiet_device_three_samples_are_enough() -> None:
 def test_few_samples_have_the_interval_of_the_noise() -> None:
     """It is wider than their range; where nothing is known of the noise, that is all there is."""
     for noise, wider in ((quiet(), True), (Noise(), False)):
-        race = Race(PRESET, incumbent=BEST, noise=noise)
+        race = Race(RaceRules(PRESET, incumbent=BEST, noise=noise))
         for _ in range(3):
             race.samples.add(112.0)
         low, high = race.interval_us
@@ -142,7 +146,7 @@ def test_an_interruption_beats_no_config() -> None:
 @given(values=st.lists(st.floats(90.0, 400.0), min_size=1, max_size=60))
 def test_a_config_that_may_be_close_to_the_best_is_not_beaten(preset: Preset, values: list[float]) -> None:
     """Whatever the samples, one is beaten only if its whole interval lies beyond the margin."""
-    race = Race(preset, incumbent=BEST)
+    race = Race(RaceRules(preset, incumbent=BEST))
     for value in values:
         race.samples.add(value)
     race.choose_next_batch(LONG_ENOUGH_S)
@@ -185,7 +189,7 @@ def test_a_far_slower_config_is_sampled_once_after_the_warm_up(
     warm_us: float, sample_us: float, elapsed_s: float, expected: Ending | None
 ) -> None:
     """Two launches that are many times slower than what is hopeless, and no accident, need no third one."""
-    race = Race(PRESET, stop_above_us=3_000.0)
+    race = Race(RaceRules(PRESET, stop_above_us=3_000.0))
     race.warm.add(warm_us)
     assert race.choose_next_batch(0.0) == 1
     race.samples.add(sample_us)
@@ -196,7 +200,7 @@ def test_a_far_slower_config_is_sampled_once_after_the_warm_up(
 def test_a_config_in_a_race_is_warmed_up_once_less() -> None:
     """It was launched to be checked just before; a finalist was not."""
     for rival, launches in ((None, 2), (BEST, 1)):
-        race, warmed = Race(PRESET, incumbent=rival), 0
+        race, warmed = Race(RaceRules(PRESET, incumbent=rival)), 0
         while race.wants_warm_up(0.0):
             race.warm.add(100.0)
             warmed += 1
@@ -212,7 +216,7 @@ def test_a_config_with_a_quick_checked_launch_needs_no_warm_up(
     first_us: float | None, rival: replies.CostRange | None, launches: int
 ) -> None:
     """Its pace is known; a slow one is launched alone first, since three in the queue cannot be called back."""
-    race, warmed = Race(PRESET, incumbent=rival, first_us=first_us), 0
+    race, warmed = Race(RaceRules(PRESET, incumbent=rival, first_us=first_us)), 0
     while race.wants_warm_up(0.0):
         race.warm.add(100.0)
         warmed += 1
@@ -232,25 +236,25 @@ def test_one_sample_is_enough_after_a_launch_that_was_as_slow(
     noise = Noise()
     for place in range(30):
         noise.add_config(Samples([99.0, 100.0, 101.0] * 4, [99.0, 100.0, 101.0] * 4), 110.0 + place % 3)
-    race = Race(PRESET, incumbent=BEST, first_us=first_us, noise=noise)
+    race = Race(RaceRules(PRESET, incumbent=BEST, first_us=first_us, noise=noise))
     assert race.choose_next_batch(0.0) == launches
     race.samples.add(200.0)
     race.choose_next_batch(LONG_ENOUGH_S)
     assert race.ending is expected
-    lucky = Race(PRESET, incumbent=BEST, first_us=first_us, noise=noise)
+    lucky = Race(RaceRules(PRESET, incumbent=BEST, first_us=first_us, noise=noise))
     lucky.samples.add(101.0)
     assert lucky.choose_next_batch(LONG_ENOUGH_S) > 0
 
 
 def test_a_config_whose_checked_launch_was_far_slower_is_warmed_up() -> None:
     """However short it is."""
-    assert Race(PRESET, stop_above_us=10.0, first_us=100.0).wants_warm_up(0.0)
+    assert Race(RaceRules(PRESET, stop_above_us=10.0, first_us=100.0)).wants_warm_up(0.0)
 
 
 def test_a_warm_up_that_is_timed_differently_is_not_compared() -> None:
     """One fast launch of the warm-up saves a config, but only if it was timed as the samples are."""
     for warm_counts, ending in ((True, None), (False, Ending.HOPELESS)):
-        race = Race(PRESET, stop_above_us=300.0, warm_counts=warm_counts)
+        race = Race(RaceRules(PRESET, stop_above_us=300.0), warm_counts=warm_counts)
         race.warm.add(200.0)
         for _ in range(3):
             race.samples.add(400.0)
@@ -261,7 +265,7 @@ def test_a_warm_up_that_is_timed_differently_is_not_compared() -> None:
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_batches_grow_so_that_a_thousand_samples_are_judged_a_few_times(preset: Preset) -> None:
     """The first looks come early, later ones seldom: even a thousand samples are judged a few times only."""
-    race, looks = Race(preset), []
+    race, looks = Race(RaceRules(preset)), []
     while len(race.samples) < 1_000:
         for _ in range(race.choose_next_batch(0.0)):
             race.samples.add(float(len(race.samples)))
@@ -287,3 +291,23 @@ def test_the_incumbent_is_the_fastest_config_that_is_known_well(measured: replie
     after = requests.choose_incumbent(BEST, measured)
     assert after is not None
     assert after.cost == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "cost", "may_win"),
+    [
+        ([99.0] * 9, None, True),
+        ([105.0] * 9, None, False),
+        ([0.01] * 9, lambda us: 1 / us, True),
+        ([1.0] * 9, None, True),
+    ],
+    ids=["as-fast", "slower", "cheaper-by-its-metric", "faster"],
+)
+def test_a_config_may_win_if_its_interval_reaches_the_incumbents(
+    values: list[float], cost: Cost | None, may_win: bool
+) -> None:
+    """By the objective: a metric's cost is compared, and not the latency."""
+    race = Race(RaceRules(PRESET, incumbent=BEST, cost=cost))
+    for value in values:
+        race.samples.add(value)
+    assert race.may_win is may_win

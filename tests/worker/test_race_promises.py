@@ -14,7 +14,7 @@ from benchmarks.race_replay import Recorded, Recording, Replays
 from ktuned.ipc import replies
 from ktuned.model import PRESETS
 from ktuned.worker.noise import Noise
-from ktuned.worker.race import Ending, Race
+from ktuned.worker.race import Ending, Race, RaceRules
 
 PRESET = PRESETS["default"]
 LANE_GOAL = 0.4
@@ -68,7 +68,7 @@ def trial(
     elapsed_us, first = 0.0, dice.randrange(1_000)
     # With what the host did for it.
     first_us = latency_us * draw(dice, first - 1) + 30 * (1 + dice.random())
-    race = Race(PRESET, incumbent=incumbent, resolution_us=RESOLUTION_US, first_us=first_us, noise=noise)
+    race = Race(RaceRules(PRESET, incumbent=incumbent, first_us=first_us, noise=noise), resolution_us=RESOLUTION_US)
     while race.wants_warm_up(0.0):
         race.warm.add(latency_us)
     while batch := race.choose_next_batch(elapsed_us / 1e6):

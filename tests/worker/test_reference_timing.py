@@ -14,7 +14,7 @@ from ktuned.model import TrialResult
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.plan import PRESETS
-from ktuned.worker import bench
+from ktuned.worker import contention
 from ktuned.worker.bench import Bench
 from ktuned.worker.reply import Reply
 from ktuned.worker.samples import Samples
@@ -60,11 +60,11 @@ def timed(
     judged: bool = True,
 ) -> TrialResult:
     """Return what a worker has measured of the reference."""
-    monkeypatch.setattr(bench, "CpuWatch", lambda: Watch(contended))
+    monkeypatch.setattr(contention, "CpuWatch", lambda: Watch(contended))
     worker = Bench(Registry([]), Places({}, "", "", ""))
-    opened: Any = SimpleNamespace(
-        device=Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t")), data=Data(reference), timer=HostTimer()
-    )
+    device = Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t"))
+    watch = contention.ContentionWatch(device)
+    opened: Any = SimpleNamespace(device=device, data=Data(reference), timer=HostTimer(), observers=watch)
     worker._open = opened
     return worker.time_reference(requests.TimeReference(PRESETS["fast"], judged), cast("Reply", Phases())).result
 

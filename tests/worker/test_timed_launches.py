@@ -13,8 +13,9 @@ from ktuned.model import Device, DeviceModel, DeviceName, Preset, Target
 from ktuned.spec import Kernel, kernel, space, tensor
 from ktuned.worker.problem import ProblemData
 from ktuned.worker.quick_look import QuickLook
+from ktuned.worker.race import RaceRules
 from ktuned.worker.timed_launches import SURE_COMPARED, TimedLaunches, WrongLaunch
-from ktuned.worker.timing import time_on_host
+from ktuned.worker.timing import HostTimer
 
 CPU = Device(DeviceName("cpu:0"), DeviceModel("m"), Target("t"))
 PRESET = Preset("test", warmup=1, repetitions=10, timing_s=1.0, finalists=1, finalist_rounds=1)
@@ -82,7 +83,7 @@ def test_each_timed_launch_finds_poison(tmp_path: Any, dtype: str) -> None:
         found.append(torch.equal(y.view(torch.uint8), right.view(torch.uint8)))
         y.copy_(right)
 
-    time_on_host(launches_of(data, launch), PRESET)
+    HostTimer().time_launches(launches_of(data, launch), RaceRules(PRESET))
     assert len(found) > 10
     assert not any(found)
 
@@ -96,7 +97,7 @@ def test_an_element_that_is_not_written_is_found(tmp_path: Any, dtype: str) -> N
         y[1:] = doubled(x)[1:]
 
     with pytest.raises(WrongLaunch):
-        time_on_host(launches_of(data, launch), PRESET)
+        HostTimer().time_launches(launches_of(data, launch), RaceRules(PRESET))
 
 
 def test_poison_is_found_where_the_reference_has_nan(tmp_path: Any) -> None:
@@ -118,7 +119,7 @@ def test_outputs_whose_last_bits_differ_are_judged_in_full(tmp_path: Any) -> Non
         y.copy_((x + x) * (1 + 1e-6 * (number % 3)))
 
     launches = launches_of(data, launch)
-    time_on_host(launches, PRESET)
+    HostTimer().time_launches(launches, RaceRules(PRESET))
     assert launches.compared > 0
 
 

@@ -13,12 +13,14 @@ from ktuned.model import PRESETS, Device, DeviceModel, DeviceName, Target
 from ktuned.spec import Kernel, kernel, space, tensor
 from ktuned.worker.cuda_timer import EVENTS, GRAPH, CudaTimer
 from ktuned.worker.problem import ProblemData
+from ktuned.worker.race import RaceRules
 from ktuned.worker.timed_launches import SURE_COMPARED, TimedLaunches, WrongLaunch
 
 pytestmark = pytest.mark.gpu
 
 GPU = Device(DeviceName("cuda:0"), DeviceModel("m"), Target("t"))
 N = 1 << 16
+RULES = RaceRules(PRESETS["default"])
 
 
 @kernel(
@@ -56,9 +58,9 @@ def test_a_right_kernel_is_compared_and_timed(tmp_path: Path, method: str) -> No
 
     data, launches = launches_of(tmp_path, lambda x, y: torch.mul(x, 2, out=y))
     timer = CudaTimer("cuda:0", method)
-    timed = timer.time_launches(launches, PRESETS["default"])
+    timed = timer.time_launches(launches, RULES)
     x, y = data.tensors["x"], data.tensors["y"]
-    plain = timer.time_launches(lambda: (torch.mul(x, 2, out=y), None)[1], PRESETS["default"])
+    plain = timer.time_launches(TimedLaunches(lambda: (torch.mul(x, 2, out=y), None)[1]), RULES)
     assert launches.compared > 0
     assert timed.samples.median_us < 1.3 * plain.samples.median_us + 1.0
 
@@ -69,7 +71,7 @@ def test_a_kernel_that_leaves_the_output_as_it_is_does_not_pass(tmp_path: Path, 
     _, launches = launches_of(tmp_path, lambda x, y: x.add_(0))
     timer = CudaTimer("cuda:0", method)
     with pytest.raises(WrongLaunch):
-        timer.time_launches(launches, PRESETS["default"])
+        timer.time_launches(launches, RULES)
 
 
 def test_a_kernel_that_is_wrong_once_in_twenty_is_found(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_a_kernel_that_is_wrong_once_in_twenty_is_found(tmp_path: Path) -> None:
     timer = CudaTimer("cuda:0", EVENTS)
 
     def time_and_top_up() -> None:
-        timer.time_launches(launches, PRESETS["default"])
+        timer.time_launches(launches, RULES)
         launches.top_up_comparisons(2 * SURE_COMPARED, 10.0, timer.synchronize)
 
     with pytest.raises(WrongLaunch):

@@ -1,0 +1,240 @@
+"""One config on the open problem, from its first launch to its result.
+
+An exception in any of these steps is the config's outcome:
+
+1.  **First launch**, on poisoned outputs.
+2.  **Check** the outputs. A wrong config is not timed, unless it only differs from the default config, which may be
+    the wrong one. Nor is one that uses more cores than it was given: it will be measured again with all that it needs.
+3.  **Time** it as long as it can still win (:mod:`ktuned.worker.race`). Some timed launches are compared with the first
+    one. Observers (:mod:`ktuned.worker.launch_observer`) find out what else is wanted, such as its energy.
+4.  **Check again** after the last launch: outputs, and that no input was overwritten.
+5.  **Compare bits**, if exact numerics are wanted (:mod:`ktuned.worker.bits`).
+6.  **Look for damage** outside the tensors, however the steps before ended. The next config would be blamed otherwise.
+
+On a GPU a launch's fault is reported by whichever call comes next. So an exception of a check may be the launch's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from time import perf_counter
+
+from ktuned.backends import Launch
+from ktuned.dependencies import ACCESSES
+from ktuned.ipc import replies, requests
+from ktuned.model import Outcome, Phase, TrialDetail, TrialResult, Unsupported
+from ktuned.worker.bits import BitsComparison
+from ktuned.worker.cuda_timer import GRAPH_BYTES, CudaTimer
+from ktuned.worker.measurement import (
+    add_check_errors,
+    make_damage_measurement,
+    make_disputed_result,
+    make_failed_result,
+    make_raised_result,
+    make_timed_result,
+)
+from ktuned.worker.open_problem import OpenProblem
+from ktuned.worker.reply import Phases
+from ktuned.worker.timed_launches import FINALIST_COMPARED, SURE_COMPARED, TimedLaunches, WrongLaunch
+from ktuned.worker.timing import RING_BYTES
+
+
+class ConfigRun:
+    """One loaded config, on its way through the steps; see the module.
+
+    Args:
+        problem: the open problem.
+        key: the artifact's key.
+        launch: the launch on the problem's tensors.
+        phases: is told of each phase.
+    """
+
+    def __init__(self, problem: OpenProblem, key: str, launch: Launch, phases: Phases) -> None:
+        self._problem = problem
+        self._data = problem.data
+        self._key = key
+        self._launch = launch
+        self._phases = phases
+
+    def measure(
+        self, request: requests.Trial, known_us: float | None, following: requests.UnitRef | None
+    ) -> TrialResult:
+        """Check the config, time it unless its latency is known, and check it again.
+
+        Args:
+            request: how to measure.
+            known_us: the latency in µs if it is known already: then only what observers add is measured.
+            following: the config that is loaded while a GPU works on this one's samples.
+        """
+        data, observers = self._data, self._problem.observers
+        # Launch once. If nothing decides what is right, the first check is the only look at the inputs.
+        first_us = self._launch_once(observers.begin_config(request, self._launch), Phase.FIRST_LAUNCH)
+        if isinstance(first_us, TrialResult):
+            return first_us
+        first = self._judge_last_launch(is_last=not data.is_judged)
+        is_right = first.outcome is Outcome.MEASURED
+        if not is_right and first.detail.undisputed is None:
+            return first
+        first = observers.end_first_launch(first)
+        if first.outcome is None:
+            return first
+        # Digest the outputs before timing poisons them.
+        bits = None
+        if request.same_bits is not None and data.has_outputs:
+            bits = BitsComparison(data, self._launch, request.same_bits)
+            bits.digest_own_outputs()
+        launches = self._make_timed_launches(is_right=is_right, following=following)
+        timed, ends_checked = self._time_launches(launches, request, SURE_COMPARED, known_us, first_us)
+        if not is_right:
+            return make_disputed_result(timed, first)
+        # Check again, the inputs too; events leave the last timed launch's outputs in place, a graph does not.
+        last = first
+        if timed.outcome is Outcome.MEASURED and data.is_judged:
+            relaunched = None if ends_checked else self._launch_once(self._launch, Phase.CHECK)
+            last = relaunched if isinstance(relaunched, TrialResult) else self._judge_last_launch()
+            if last.outcome is not Outcome.MEASURED:
+                return replace(last, message=f"the first launch was right, a later one was not: {last.message}")
+            if bits is not None:
+                bits.digest_own_outputs()
+        if bits is not None and timed.outcome in (Outcome.MEASURED, Outcome.SLOWER):
+            timed = self._compare_bits(bits, timed)
+        return timed.add_details(
+            max_error=first.detail.max_error,
+            mismatched_ratio=first.detail.mismatched_ratio,
+            overwritten=last.detail.overwritten,
+        )
+
+    def check(self) -> TrialResult:
+        """Launch the config once and judge its outputs, without timing it."""
+        launched = self._launch_once(self._launch, Phase.FIRST_LAUNCH)
+        return launched if isinstance(launched, TrialResult) else self._judge_last_launch()
+
+    def time_again(self, request: requests.Time) -> TrialResult:
+        """Check the config, and time it for the final round."""
+        self._problem.observers.begin_config(request, self._launch)
+        first = self.check()
+        is_right = first.outcome is Outcome.MEASURED
+        if not is_right and first.detail.undisputed is None:
+            return first
+        launches = self._make_timed_launches(is_right=is_right)
+        timed, _ = self._time_launches(launches, request, FINALIST_COMPARED, request.known_us)
+        return timed
+
+    def look_for_damage(self, result: TrialResult) -> replies.Measurement:
+        """Return the config's measurement, or one that says where it wrote outside its tensors."""
+        self._phases.begin_phase(Phase.CHECK)
+        try:
+            damage = self._data.find_damage()
+        except RuntimeError as error:
+            is_known = result.outcome is Outcome.LAUNCH_ERROR
+            return replies.Measurement(result if is_known else make_raised_result(error, Phase.CHECK))
+        return make_damage_measurement(damage, Phase.CHECK) if damage else replies.Measurement(result)
+
+    def _launch_once(self, launch: Launch, phase: Phase) -> float | TrialResult:
+        """Launch once on poisoned outputs; return how long it took at most, in µs, or its result if it failed."""
+        self._phases.begin_phase(phase)
+        try:
+            began = perf_counter()
+            self._data.begin_checked_launch()
+            launch()
+            self._problem.timer.synchronize()
+        except Unsupported as error:
+            return make_failed_result(Outcome.UNSUPPORTED, str(error), phase)
+        except Exception as error:
+            return make_raised_result(error, phase)
+        return (perf_counter() - began) * 1e6
+
+    def _judge_last_launch(self, *, is_last: bool = True) -> TrialResult:
+        """Judge the outputs; return a result without a latency.
+
+        With ``is_last``, inputs are compared, too: once per config, and after a wrong launch, is enough.
+        """
+        self._phases.begin_phase(Phase.CHECK)
+        try:
+            with self._problem.state.use_known_arithmetic():
+                if self._data.is_surely_right(is_last=is_last):
+                    return TrialResult(Outcome.MEASURED, detail=TrialDetail(max_error=0.0, mismatched_ratio=0.0))
+                verdict = self._data.check_outputs()
+                overwritten = self._data.find_overwritten_inputs() if is_last or not verdict.ok else ()
+        except Exception as error:
+            return make_raised_result(error, Phase.CHECK)
+        judged = TrialResult(Outcome.MEASURED)
+        if not verdict.ok:
+            message = "; ".join((verdict.message, *(f"the kernel overwrites its input {name}" for name in overwritten)))
+            undisputed = Outcome.MEASURED if verdict.is_dissent else None
+            judged = make_failed_result(Outcome.MISMATCH, message, Phase.CHECK).add_details(undisputed=undisputed)
+        return add_check_errors(judged, verdict).add_details(overwritten=overwritten or None)
+
+    def _make_timed_launches(self, *, is_right: bool, following: requests.UnitRef | None = None) -> TimedLaunches:
+        """Return the launches for the timer, after the first launch was judged."""
+        problem, data = self._problem, self._data
+        judged = data.remember_judged_outputs(
+            is_judged=data.is_judged and is_right, arithmetic=problem.state.use_known_arithmetic
+        )
+        is_graph = isinstance(problem.timer, CudaTimer)
+        return TimedLaunches(
+            self._launch,
+            restore=data.restore_inputs if data.restores else None,
+            judged=judged,
+            bind=problem.bind_copy,
+            most_copies=data.count_affordable_copies(GRAPH_BYTES if is_graph else RING_BYTES),
+            compared=problem.compared.get(self._key, 0),
+            meanwhile=None if following is None else partial(problem.load_ahead, following, self._phases),
+        )
+
+    def _time_launches(
+        self,
+        launches: TimedLaunches,
+        request: requests.Trial | requests.Time,
+        most_compared: int,
+        known_us: float | None,
+        first_us: float | None = None,
+    ) -> tuple[TrialResult, bool]:
+        """Time launches, and let observers complete the result; a wrong launch among them makes a mismatch.
+
+        Returns:
+            The result, and whether the last launch's outputs can be judged without launching again.
+        """
+        before, ends_checked = launches.compared, False
+        self._phases.begin_phase(Phase.TIMING)
+        try:
+            self._problem.observers.begin_samples()
+            timed = TrialResult(Outcome.MEASURED, known_us)
+            if known_us is None:
+                timed, ends_checked = self._sample_launches(launches, request, most_compared, first_us)
+            timed = self._problem.observers.complete(timed, launches, partial(self._phases.begin_phase, Phase.TIMING))
+        except WrongLaunch as wrong:
+            # If the outputs are compared with the default's, this is no more than a difference.
+            message = f"the first launch was right, a later one was not: {wrong.verdict.message}"
+            timed = add_check_errors(make_failed_result(Outcome.MISMATCH, message, Phase.CHECK), wrong.verdict)
+        except Exception as error:
+            timed = make_raised_result(error, Phase.TIMING)
+        self._problem.compared[self._key] = launches.compared
+        compared = launches.compared - before or None
+        return timed.add_details(nondeterministic=launches.has_differed or None, compared=compared), ends_checked
+
+    def _sample_launches(
+        self,
+        launches: TimedLaunches,
+        request: requests.Trial | requests.Time,
+        most_compared: int,
+        first_us: float | None,
+    ) -> tuple[TrialResult, bool]:
+        problem = self._problem
+        # The first launch has shown already what the config reads.
+        with ACCESSES.pause_recording():
+            timing = problem.timer.time_launches(launches, problem.make_race_rules(request, first_us))
+        timed = problem.observers.end_samples(make_timed_result(timing), timing.samples)
+        if timed.outcome is Outcome.MEASURED and timing.is_full:
+            problem.noise.add_config(timing.samples, first_us)
+        if timed.outcome is Outcome.MEASURED and timing.may_win:
+            launches.top_up_comparisons(most_compared, request.preset.timing_s, problem.timer.synchronize)
+        return timed, timing.ends_checked
+
+    def _compare_bits(self, bits: BitsComparison, timed: TrialResult) -> TrialResult:
+        try:
+            return bits.complete(timed, self._problem.timer.synchronize, partial(self._phases.begin_phase, Phase.CHECK))
+        except Exception as error:
+            failed = make_raised_result(error, Phase.CHECK)
+            return replace(failed, message=f"on inputs that compare bits: {failed.message}")

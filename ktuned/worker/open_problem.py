@@ -1,0 +1,161 @@
+"""The open problem of a bench: its data, the configs that are loaded for it, and what measures them."""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+
+from ktuned.backends import Backend, Kernel, Launch, energy_counter
+from ktuned.dependencies import ACCESSES
+from ktuned.ipc import requests
+from ktuned.model import Device, Phase, Unsupported
+from ktuned.worker.contention import ContentionWatch
+from ktuned.worker.core_count import CoreCounter
+from ktuned.worker.costs import Costs, FileMetrics
+from ktuned.worker.cuda_timer import CudaTimer
+from ktuned.worker.energy import EnergyMeter
+from ktuned.worker.fault_reporter import FaultReporter
+from ktuned.worker.launch_observer import LaunchObserver, ObserverGroup
+from ktuned.worker.noise import Noise
+from ktuned.worker.problem import ProblemData
+from ktuned.worker.process_state import ProcessState
+from ktuned.worker.race import RaceRules
+from ktuned.worker.reply import Phases
+from ktuned.worker.timing import HostTimer
+
+
+def attach_observers(device: Device, backend: Backend, timer: HostTimer | CudaTimer, costs: Costs) -> ObserverGroup:
+    """Return the observers of a problem's configs, in the order in which they act.
+
+    Raises:
+        Unsupported: the energy is needed, and the device's cannot be measured.
+    """
+    observers: list[LaunchObserver] = [CoreCounter()]
+    if costs.needs_energy:
+        try:
+            counter = energy_counter(backend, device)
+        except Unsupported as error:
+            raise Unsupported(f"the energy of {device.name} ({device.model}): {error.message}") from error
+        returns_early = isinstance(timer, CudaTimer)
+        observers.append(
+            EnergyMeter(counter, device.name, returns_early=returns_early, compute_cost=costs.compute_cost)
+        )
+    # After the energy, which other programs disturb; the file's metrics are made from what is left.
+    return ObserverGroup([*observers, ContentionWatch(device), FileMetrics(costs)])
+
+
+class OpenProblem:
+    """The open problem, and the configs that are loaded for it: the one at hand, and perhaps the one that follows.
+
+    Args:
+        device: where the problem's data are.
+        data: the problem's data.
+        timer: times launches.
+        costs: what configs cost.
+        observers: what else is measured of a config's launches.
+        load: verifies and loads a unit's artifact.
+        faults: reports the address of a fault.
+        state: the state of this process.
+
+    Attributes:
+        noise: the noise of the configs that were timed in full so far.
+        compared: launches of each config that were compared so far, by its artifact's key.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        data: ProblemData,
+        timer: HostTimer | CudaTimer,
+        costs: Costs,
+        observers: LaunchObserver,
+        load: Callable[[requests.UnitRef], Kernel],
+        faults: FaultReporter,
+        state: ProcessState,
+    ) -> None:
+        self.device = device
+        self.data = data
+        self.timer = timer
+        self.costs = costs
+        self.observers = observers
+        self.state = state
+        self.noise = Noise()
+        self.compared: dict[str, int] = {}
+        self._load = load
+        self._faults = faults
+        # By the artifact's key.
+        self._bound: tuple[str, Launch, Kernel] | None = None
+        self._loaded_ahead: tuple[str, Launch, Kernel] | None = None
+
+    def make_race_rules(self, request: requests.Trial | requests.Time, first_us: float | None) -> RaceRules:
+        """Return the rules by which a config of a request is sampled, after a checked launch of ``first_us``."""
+        rules = RaceRules(request.preset, cost=self.costs.by_latency, first_us=first_us, noise=self.noise)
+        if not isinstance(request, requests.Trial):
+            return rules
+        # The incumbent's cost says nothing about a latency if the energy decides, too.
+        incumbent = None if self.costs.needs_energy else request.incumbent
+        return replace(
+            rules,
+            incumbent=incumbent,
+            stop_above_us=math.inf if request.stop_above_us is None else request.stop_above_us,
+        )
+
+    def find_launch(self, unit: requests.UnitRef) -> Launch:
+        """Return a unit's bound launch: the one at hand, the one loaded ahead, or a new one."""
+        # A config may have resized a tensor: then no launch is bound to the tensors that there are now.
+        if self.data.recreate_changed_tensors():
+            self._bound = self._loaded_ahead = None
+        for ready in (self._bound, self._loaded_ahead):
+            if ready is not None and ready[0] == unit.key:
+                self._bound, self._loaded_ahead = ready, None
+                return ready[1]
+        self._bound = self._loaded_ahead = None
+        with self.state.learn_while_loading(unit.key):
+            self._bound = self._load_and_bind(unit)
+        return self._bound[1]
+
+    def load_ahead(self, unit: requests.UnitRef, phases: Phases) -> None:
+        """Load the config that follows. If that fails, it is loaded again in its turn, which gives it its outcome."""
+        phases.begin_phase(Phase.LOAD_NEXT)
+        try:
+            with ACCESSES.resume_recording(), self.state.learn_while_loading_ahead(unit.key):
+                self._loaded_ahead = self._load_and_bind(unit)
+        except Exception:
+            # It may only have lacked the memory that this config holds.
+            self._loaded_ahead = None
+        phases.begin_phase(Phase.TIMING)
+
+    def bind_copy(self, number: int) -> Launch:
+        """Return the launch of the config at hand on a copy of the outputs, by the copy's number."""
+        assert self._bound is not None
+        launch = self._bound[2].bind(self.data.provide_output_copy(number))
+        self._watch_faults()
+        return launch
+
+    def _load_and_bind(self, unit: requests.UnitRef) -> tuple[str, Launch, Kernel]:
+        loaded = self._load(unit)
+        launch = loaded.bind(self.data.tensors)
+        self._watch_faults()
+        return unit.key, launch, loaded
+
+    def _watch_faults(self) -> None:
+        """Install the fault reporter again: loading a library may have installed other handlers."""
+        restore_default_signals()
+        self._faults.name_regions(self.data.list_regions())
+        self._faults.install_handlers()
+
+
+def restore_default_signals() -> None:
+    """Let a fatal signal end the process after a short stack dump, whatever handlers libraries have installed.
+
+    Some symbolise a backtrace (apache-tvm-ffi does). That takes seconds, and with a broken heap it never ends, so that
+    a crash looks like a hang. The defaults must be put back before faulthandler is enabled: it hands over to the
+    handler that it found.
+    """
+    faulthandler.disable()
+    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
+        signal.signal(number, signal.SIG_DFL)
+    faulthandler.enable(all_threads=False)
