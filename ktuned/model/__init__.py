@@ -24,6 +24,7 @@ from ktuned.model.errors import (
     listed,
     suggest_name,
 )
+from ktuned.model.expressions import Expression, Formula, Term
 from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, find_notices, format_notice
 from ktuned.model.kernel import KernelInfo, Root, RootSettings, SpaceInfo
 from ktuned.model.keys import (
@@ -168,7 +169,9 @@ __all__ = [
     "DeviceModel",
     "DeviceName",
     "EarlierSearch",
+    "Expression",
     "Fault",
+    "Formula",
     "IllegalMove",
     "Job",
     "JobState",
@@ -204,6 +207,7 @@ __all__ = [
     "StoreDamaged",
     "StoreError",
     "Target",
+    "Term",
     "Trial",
     "TrialDetail",
     "TrialResult",

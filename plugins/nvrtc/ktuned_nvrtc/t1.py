@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ktuned.model import KernelFileError, Problem, UsageError
-from ktuned.spec import Expression, Formula, Kernel, TensorSpec, kernel, space, tensor
+from ktuned.model import Expression, Formula, KernelFileError, Problem, UsageError
+from ktuned.spec import Kernel, TensorSpec, kernel, space, tensor
 from ktuned_nvrtc import scalars
 from ktuned_nvrtc.build import Build
 
