@@ -1,13 +1,15 @@
 """Admission: whether a kernel's present space holds a config. The one place that decides it.
 
-A declaration decides for plain spaces. Constraints and callables are user code, which a worker runs; its verdicts are
-remembered by the digest of the space, and stored, so that the next daemon serves known winners at once.
+A declaration decides for plain spaces, and for constraints that are told as texts. Other constraints and callables are
+user code, which a worker runs; its verdicts are remembered by the digest of the space, and stored, so that the next
+daemon serves known winners at once.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 import structlog
@@ -17,7 +19,9 @@ from ktuned.fleet import Fleet, is_outside_kill
 from ktuned.ipc import requests
 from ktuned.model import (
     Config,
+    Expression,
     KernelInfo,
+    KtunedError,
     Observation,
     Problem,
     Role,
@@ -37,8 +41,11 @@ _ELSEWHERE = frozenset({"default", "plan", "problems", "specialize"})
 """The parts of a kernel's plan digest that do not decide which configs its space holds."""
 
 
-def declared_admission(kernel: KernelInfo, config: Config) -> bool | None:
-    """Return whether a kernel's space admits a config, as far as its declaration says; ``None`` if code must be run."""
+def declared_admission(kernel: KernelInfo, problem: Problem | None, config: Config) -> bool | None:
+    """Return whether a kernel's space admits a config, as far as its declaration says; ``None`` if code must be run.
+
+    Without a ``problem``: whether it does for each problem.
+    """
     axes, configs = kernel.space.axes, kernel.space.configs
     if axes is not None:
         is_held = set(config) == set(axes) and all(is_among(config[knob], axes[knob]) for knob in axes)
@@ -48,7 +55,21 @@ def declared_admission(kernel: KernelInfo, config: Config) -> bool | None:
         is_held = any(canonical(listed) == text for listed in configs if listed == config)
     else:
         return None
-    return None if is_held and kernel.space.constrained else is_held
+    if not is_held or not kernel.space.constrained:
+        return is_held
+    constraints = kernel.space.constraints
+    if problem is None or not constraints:
+        return None
+    try:
+        return all(_read_constraint(text)(problem, config) for text in constraints)
+    except (KtunedError, ArithmeticError, TypeError, ValueError, LookupError):
+        # A worker's code has the last word, and the message.
+        return None
+
+
+@lru_cache(maxsize=1_000)
+def _read_constraint(text: str) -> Expression:
+    return Expression(text)
 
 
 def is_checked_default(kernel: KernelInfo, problem: Problem, config: Config) -> bool:
@@ -133,7 +154,7 @@ class Admission:
 
     def known_verdict(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool | None:
         """Return whether the space holds a config for a problem; ``None`` if a worker must be asked."""
-        declared = declared_admission(kernel, config)
+        declared = declared_admission(kernel, problem, config)
         if declared is not None:
             return declared
         if is_checked_default(kernel, problem, config):
@@ -191,7 +212,7 @@ class Admission:
         asked = _question_key(kernel, problem)
         answer = _KnownVerdict.from_kernel(kernel, admitted=admitted)
         for config in configs:
-            if declared_admission(kernel, config) is None:
+            if declared_admission(kernel, problem, config) is None:
                 self._remember_verdict(asked, canonical(config), answer)
 
     def _find_verdict(self, asked: _Question, config: str) -> _KnownVerdict | None:
@@ -208,7 +229,7 @@ class Admission:
 
     async def _save_verdicts(self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config]) -> None:
         asked = _question_key(kernel, problem)
-        wanted = [canonical(config) for config in configs if declared_admission(kernel, config) is None]
+        wanted = [canonical(config) for config in configs if declared_admission(kernel, problem, config) is None]
         found = {config: self._find_verdict(asked, config) for config in wanted}
         verdicts = [
             Verdict(asked.problem, config, answer.admitted, canonical(answer.read))

@@ -437,7 +437,7 @@ def _name_taken_error(kernel: KernelInfo, before: KernelInfo) -> FileError:
 
 
 def check_problem(kernel: KernelInfo, problem: Problem) -> None:
-    """Check that a problem has the keys that the kernel's problems have, and values that a key can hold.
+    """Check that a problem has the keys that the kernel's problems have, and numbers or texts where they do.
 
     Raises:
         UsageError: it has others; the message says which it should have.
@@ -464,6 +464,15 @@ def check_problem(kernel: KernelInfo, problem: Problem) -> None:
         raise UsageError(
             f"{kernel.name}: the problem names {given}", hint=f"it takes {', '.join(needed) or 'nothing'}{example}"
         )
+    for key, value in problem.items() if allowed else ():
+        is_text = isinstance(value, str)
+        if not any(isinstance(declared.get(key), str) is is_text for declared in kernel.problems):
+            kind, wanted = ("text", "number") if is_text else ("number", "text")
+            declared_value = next(declared[key] for declared in kernel.problems if key in declared)
+            raise UsageError(
+                f"{kernel.name}: the problem's {key} is the {kind} {value!r}",
+                hint=f"give a {wanted}, such as {key}={declared_value}",
+            )
 
 
 def is_below(path: str, directory: str) -> bool:

@@ -171,7 +171,7 @@ class Publication:
         ):
             return False
         is_whole = kernel.specialize is None and not kernel.bucket
-        if not is_whole and not declared_admission(kernel, config):
+        if not is_whole and not declared_admission(kernel, None, config):
             return False
         measured = answer.measured or (None if is_whole else problem)
         key = _pack_value(dict(sorted(kernel.select_key_values(problem).items())))

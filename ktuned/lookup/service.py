@@ -409,7 +409,7 @@ class Lookups:
     async def settle_answer(self, found: Lookup, look_up: Callable[[], Lookup], ends_at: float) -> Lookup:
         """Return ``found``, or the one that ``look_up`` gives once a worker has said which configs the space holds.
 
-        Between tuned sizes the winner of the nearest may be valid, which only the kernel file's own code decides. At
+        Whether the winner of the nearest size is valid for one between, only the kernel file's own code may know. At
         ``ends_at`` (by ``monotonic``) the answer is what is known by then: several of one request share that end.
         """
         with anyio.move_on_after(max(0.0, ends_at - monotonic())), suppress(KtunedError):

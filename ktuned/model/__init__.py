@@ -25,6 +25,7 @@ from ktuned.model.errors import (
     listed,
     suggest_name,
 )
+from ktuned.model.expressions import Expression, Term
 from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, find_notices, format_notice
 from ktuned.model.kernel import KernelInfo, Root, RootSettings, SpaceInfo
 from ktuned.model.keys import (
@@ -169,6 +170,7 @@ __all__ = [
     "DeviceModel",
     "DeviceName",
     "EarlierSearch",
+    "Expression",
     "Fault",
     "IllegalMove",
     "Job",
@@ -205,6 +207,7 @@ __all__ = [
     "StoreDamaged",
     "StoreError",
     "Target",
+    "Term",
     "Trial",
     "TrialDetail",
     "TrialResult",

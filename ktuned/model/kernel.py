@@ -112,7 +112,8 @@ class SpaceInfo(Record):
         kind: ``cartesian``, ``list`` or ``callable``.
         axes: each knob's values; None for other kinds, and where there are very many.
         configs: the listed ones; None likewise.
-        constrained: code decides about each config.
+        constrained: there are constraints, which decide about each config.
+        constraints: their texts (:class:`~ktuned.model.Expression`); none where one of them is code that has no text.
         size: number of configs before that; None where they cannot be counted.
     """
 
@@ -120,6 +121,7 @@ class SpaceInfo(Record):
     axes: Mapping[str, tuple[Scalar, ...]] | None = None
     configs: tuple[Config, ...] | None = None
     constrained: bool = False
+    constraints: tuple[str, ...] = ()
     size: int | None = None
 
 

@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import ast
 import copy
-import inspect
-import linecache
-from collections.abc import Callable, Collection, Iterator
-from types import CodeType, FunctionType
+from collections.abc import Callable, Collection
+from types import FunctionType
 from typing import Any
 
-from ktuned.model import Record, Scalar, record
-from ktuned.spec import Conditional, Expression, Term
+from ktuned.model import Expression, Record, Scalar, Term, record
+from ktuned.spec import Conditional, Unsplittable, parse_function, split_function
 
 MAX_CONJUNCTS = 200
 """Conjuncts of one constraint: assignments are inlined, so that a long function could grow without end."""
-
-MAX_NODES = 5_000
-"""Syntax nodes of one constraint after inlining, for the same reason."""
 
 _PREFIX = "_knob_"
 
@@ -53,19 +48,13 @@ def split_constraint(where: Callable[[Any, Any], object], knobs: Collection[str]
         return _split_conditional(where, knobs, p)
     if isinstance(where, Expression):
         return [_conjunct_from_term(condition, knobs, p) for condition in where.conditions]
-    if not isinstance(where, FunctionType) or where.__defaults__ or where.__kwdefaults__:
-        return None
-    code = where.__code__
-    if code.co_argcount != 2 or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR):
+    if not isinstance(where, FunctionType):
         return None
     try:
-        node = _find_syntax_tree(code)
-        if node is None:
-            return None
+        node = parse_function(where)
         parameters = [argument.arg for argument in node.args.posonlyargs + node.args.args]
-        conditions = list(_split_function(node))
-        return [_compile_conjunct(where, condition, parameters, knobs, p) for condition in conditions]
-    except (_Unsplittable, SyntaxError, ValueError, RecursionError):
+        return [_compile_conjunct(where, condition, parameters, knobs, p) for condition in split_function(node)]
+    except (Unsplittable, SyntaxError, ValueError, RecursionError):
         return None
 
 
@@ -92,103 +81,6 @@ def _conjunct_from_term(condition: Term, knobs: Collection[str], p: Any) -> Conj
     return Conjunct(read, lambda *values: condition.value({**p, **dict(zip(read, values, strict=True))}))
 
 
-class _Unsplittable(Exception):
-    """The code does something that only the whole constraint can do."""
-
-
-def _find_syntax_tree(code: CodeType) -> ast.Lambda | ast.FunctionDef | None:
-    """Return the syntax tree of a function, by its place in its file."""
-    linecache.checkcache(code.co_filename)
-    tree = ast.parse("".join(linecache.getlines(code.co_filename)))
-    spans = set(code.co_positions())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Lambda) and code.co_name == "<lambda>":
-            body = node.body
-            if (body.lineno, body.end_lineno, body.col_offset, body.end_col_offset) in spans:
-                return node
-        elif isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            first = node.decorator_list[0].lineno if node.decorator_list else node.lineno
-            if first == code.co_firstlineno:
-                return node
-    return None
-
-
-def _split_function(node: ast.Lambda | ast.FunctionDef) -> Iterator[ast.expr]:
-    """Yield expressions that are all truthy exactly where the function returns something truthy."""
-    if isinstance(node, ast.Lambda):
-        yield from _split_condition(node.body)
-        return
-    assigned: dict[str, ast.expr] = {}
-    for number, statement in enumerate(node.body):
-        if number == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-            continue
-        if isinstance(statement, ast.Return) and statement.value is not None:
-            yield from _split_condition(_inline_assignments(statement.value, assigned))
-            return
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            if len(statement.targets) > 1:
-                raise _Unsplittable
-            assigned[statement.targets[0].id] = _inline_assignments(statement.value, assigned)
-        elif isinstance(statement, ast.If) and _returns_false(statement):
-            yield from _split_condition(ast.UnaryOp(ast.Not(), _inline_assignments(statement.test, assigned)))
-        else:
-            raise _Unsplittable
-    raise _Unsplittable
-
-
-def _returns_false(statement: ast.If) -> bool:
-    if statement.orelse or len(statement.body) != 1:
-        return False
-    (only,) = statement.body
-    return isinstance(only, ast.Return) and isinstance(only.value, ast.Constant) and not only.value.value
-
-
-def _split_condition(condition: ast.expr) -> Iterator[ast.expr]:
-    """Yield the conjuncts of an expression, through ``and``, ``not (… or …)`` and ``bool(…)``."""
-    if isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And):
-        for value in condition.values:
-            yield from _split_condition(value)
-    elif isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
-        yield from _split_negation(condition.operand)
-    elif (
-        isinstance(condition, ast.Call)
-        and isinstance(condition.func, ast.Name)
-        and condition.func.id == "bool"
-        and len(condition.args) == 1
-    ):
-        yield from _split_condition(condition.args[0])
-    else:
-        yield condition
-
-
-def _split_negation(condition: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.Or):
-        for value in condition.values:
-            yield from _split_negation(value)
-    elif isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
-        yield from _split_condition(condition.operand)
-    else:
-        yield ast.UnaryOp(ast.Not(), condition)
-
-
-class _Inline(ast.NodeTransformer):
-    def __init__(self, assigned: dict[str, ast.expr]) -> None:
-        self.assigned = assigned
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        return copy.deepcopy(self.assigned[node.id]) if node.id in self.assigned else node
-
-
-def _inline_assignments(value: ast.expr, assigned: dict[str, ast.expr]) -> ast.expr:
-    if any(isinstance(node, ast.Lambda | ast.NamedExpr | ast.comprehension) for node in ast.walk(value)):
-        # Names inside may be others than those outside.
-        raise _Unsplittable
-    inlined: ast.expr = _Inline(assigned).visit(copy.deepcopy(value))
-    if sum(1 for _ in ast.walk(inlined)) > MAX_NODES:
-        raise _Unsplittable
-    return inlined
-
-
 class _Knobs(ast.NodeTransformer):
     """Makes ``c.BM`` and ``c["BM"]`` plain names, and collects the knobs."""
 
@@ -211,18 +103,18 @@ class _Knobs(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id == self.parameter:
-            raise _Unsplittable
+            raise Unsplittable
         return node
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.expr:
-        raise _Unsplittable
+        raise Unsplittable
 
     def _is_config(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Name) and node.id == self.parameter
 
     def _read_knob(self, knob: str) -> ast.expr:
         if knob not in self.knobs:
-            raise _Unsplittable
+            raise Unsplittable
         self.read[knob] = None
         return ast.Name(_PREFIX + knob, ast.Load())
 

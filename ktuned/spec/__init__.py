@@ -2,11 +2,11 @@
 
 from ktuned.spec import functions
 from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditional
+from ktuned.spec.constraint_syntax import Unsplittable, parse_function, split_function
 from ktuned.spec.declaration import end_declarations, kernel
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.digest import describe_kernel
 from ktuned.spec.draws import mix_bits
-from ktuned.spec.expressions import Expression, Term
 from ktuned.spec.hard_inputs import EVERYWHERE, HARD_FILLS
 from ktuned.spec.loader import forget_modules, get_kernel_module, load_file, load_unless_held
 from ktuned.spec.poisons import (
@@ -30,10 +30,9 @@ __all__ = [
     "MEMBERSHIP_BOUND",
     "BoundSpace",
     "Conditional",
-    "Expression",
     "Kernel",
     "TensorSpec",
-    "Term",
+    "Unsplittable",
     "describe_kernel",
     "end_declarations",
     "fill_with_poison",
@@ -56,7 +55,9 @@ __all__ = [
     "materialise",
     "materialise_numpy",
     "mix_bits",
+    "parse_function",
     "space",
+    "split_function",
     "tensor",
     "view_as_bits",
 ]

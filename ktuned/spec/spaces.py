@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from ktuned.model import Config, Problem, Scalar, SpaceInfo, UsageError, canonical, listed
+from ktuned.model import Config, Expression, Problem, Scalar, SpaceInfo, UsageError, canonical, listed
 from ktuned.spec.bound_space import (
     AxisProduct,
     BoundSpace,
@@ -23,7 +23,7 @@ from ktuned.spec.bound_space import (
     IndexedSpace,
     Where,
 )
-from ktuned.spec.expressions import Expression
+from ktuned.spec.constraint_syntax import write_constraint
 from ktuned.spec.user_values import Site, find_key_fault, find_mapping_fault, find_scalar_fault
 
 __all__ = ["BoundSpace", "CallableSpace", "CartesianSpace", "ListSpace", "Space", "Where", "space"]
@@ -32,6 +32,9 @@ NOWHERE = Site()
 
 MAX_PLAIN_VALUES = 1000
 """Most axis values or configs that :meth:`Space.describe_space` spells out, for people and for messages."""
+
+MAX_PLAIN_CHARS = 8_000
+"""Most characters of constraints that are told as texts: the daemon evaluates them for a lookup, which may not wait."""
 
 LARGEST_PLAIN_SIZE = 2**63 - 1
 """MessagePack and SQLite carry no larger integer."""
@@ -71,7 +74,11 @@ class Space(ABC):
     def describe_space(self) -> SpaceInfo:
         """Return what the declaration says without user code, up to :data:`MAX_PLAIN_VALUES` values."""
         size = None if self.size is None or self.size > LARGEST_PLAIN_SIZE else self.size
-        return replace(self._describe_space(), constrained=bool(self.where), size=size)
+        texts = [write_constraint(where, self.knobs or ()) for where in self.where]
+        constraints = tuple(text for text in texts if text is not None)
+        if len(constraints) < len(texts) or sum(map(len, constraints)) > MAX_PLAIN_CHARS:
+            constraints = ()
+        return replace(self._describe_space(), constrained=bool(self.where), constraints=constraints, size=size)
 
     @abstractmethod
     def _bind(self, problem: Problem, site: Site) -> BoundSpace: ...

@@ -15,7 +15,8 @@ from ktuned.model.trace import Observation
 from ktuned.model.values import Config
 from tests.assembled import Parts, kernel_text
 
-CONSTRAINED = "us=[10.0, 20.0, 30.0], where=lambda p, c: c.us <= p.n"
+CONSTRAINED = "us=[10.0, 20.0, 30.0], where=lambda p, c: all([c.us <= p.n])"
+"""A constraint that only its code decides."""
 
 
 def info(**changes: Any) -> KernelInfo:
@@ -48,7 +49,29 @@ def info(**changes: Any) -> KernelInfo:
 )
 def test_declared_admission(space: dict[str, Any], config: Config, expected: bool | None) -> None:
     """A declaration decides what it can, types included; a constraint can only take away from it."""
-    assert declared_admission(info(space=space), config) is expected
+    assert declared_admission(info(space=space), {}, config) is expected
+
+
+@pytest.mark.parametrize(
+    ("constraints", "config", "expected"),
+    [
+        (["B <= N"], {"B": 2}, True),
+        (["B <= N"], {"B": 4}, False),
+        (["B <= N", "N % B"], {"B": 2}, False),
+        (["B <= M"], {"B": 2}, None),
+        (["N // (B - 2)"], {"B": 2}, None),
+        (["B < 'x'"], {"B": 2}, None),
+        ([], {"B": 2}, None),
+        (["B <= N"], {"B": 8}, False),
+    ],
+)
+def test_constraints_as_texts_are_evaluated_and_one_that_fails_is_left_to_code(
+    constraints: list[str], config: Config, expected: bool | None
+) -> None:
+    """What a text cannot say for this problem, a worker says; without a problem nothing is said."""
+    kernel = info(space={"axes": {"B": [1, 2, 4]}, "constrained": True, "constraints": tuple(constraints)})
+    assert declared_admission(kernel, {"N": 2}, config) is expected
+    assert declared_admission(kernel, None, config) is (False if config == {"B": 8} else None)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +120,7 @@ async def test_a_worker_is_asked_once_and_the_next_daemon_knows(parts: Parts) ->
 @pytest.mark.anyio
 async def test_the_default_of_a_declared_problem_is_known(parts: Parts) -> None:
     """The inspection has asked; not of other problems, nor of values of other types, nor where data decides."""
-    file = kernel_text(configs="us=[10, 20], where=lambda p, c: c.us <= p.n", default="dict(us=10)")
+    file = kernel_text(configs="us=[10, 20], where=lambda p, c: all([c.us <= p.n])", default="dict(us=10)")
     kernel = await parts.inspect(file)
     known = parts.daemon.admission.known_verdict
     assert known(kernel, {"n": 64}, {"us": 10}) is True

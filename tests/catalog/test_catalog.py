@@ -247,6 +247,8 @@ def test_kernels_below_no_root_are_forgotten() -> None:
         ({"M": 1, "N": 2}, {}, ""),
         ({"K": 1}, {}, ""),
         ({"M": 1}, {}, "it takes M, N, such as M=1,N=1"),
+        ({"M": 1, "N": "2"}, {}, "give a number, such as N=1"),
+        ({"D": 2}, {"problems": ({"D": "half"},)}, "give a text, such as D=half"),
         ({}, {}, "names nothing"),
         ({"M": 1, "N": 2, "K": 3}, {}, "names M, N, K"),
         ({"M": [1], "N": 2}, {}, "the problem's M is a list"),

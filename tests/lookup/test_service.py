@@ -29,7 +29,9 @@ from tests.fake_tensors import REFERENCE
 pytestmark = pytest.mark.anyio
 
 UNTUNED = "not tuned yet for this problem"
-CONSTRAINED = "us=[10.0, 20.0, 30.0], where=lambda p, c: c.us <= p.n"
+ARITHMETIC = "us=[10.0, 20.0, 30.0], where=lambda p, c: c.us <= p.n"
+CONSTRAINED = ARITHMETIC.replace("c.us <= p.n", "all([c.us <= p.n])")
+"""A constraint that only its code, in a worker, can decide."""
 GATED = "[dict(us=1.0, does='gate_compile_error', gate='door')]"
 
 
@@ -243,7 +245,7 @@ async def test_lookups_that_share_a_key_make_one_job(parts: Parts) -> None:
 
 async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts) -> None:
     """A constraint sees the whole problem: the verdict for one says nothing of another."""
-    constrained = "us=[10.0, 20.0, 30.0], where=lambda p, c: c.us <= p.k"
+    constrained = "us=[10.0, 20.0, 30.0], where=lambda p, c: all([c.us <= p.k])"
     kernel = await parts.inspect(
         kernel_text(configs=constrained, problems="[dict(n=64, k=64)]", specialize="('n',)", default="dict(us=10.0)")
     )
@@ -424,6 +426,14 @@ async def test_a_default_says_why_it_is_only_that(parts: Parts) -> None:
     assert unknown.status == "unknown"
     assert "did you mean" in unknown.message
     parts.kill_workers()
+
+
+async def test_an_arithmetic_constraint_is_decided_at_the_first_ask(parts: Parts) -> None:
+    """No worker is asked, so a lookup that may not wait is ``near`` between tuned sizes, and refused below them."""
+    await tuned(parts, configs=ARITHMETIC, default="dict(us=10.0)")
+    first = parts.lookups.look_up("it", {"n": 40}, None, tune=False)
+    assert (first.answer.status, first.answer.config, first.undecided) == ("near", {"us": 20.0}, ())
+    assert ask(parts, {"n": 15})["status"] == "default"
 
 
 async def test_a_lookup_that_may_wait_is_near_at_the_first_ask(parts: Parts) -> None:

@@ -29,6 +29,8 @@ HEAVY = frozenset({"ktuned-cutedsl", "ktuned-nvrtc", "ktuned-tilelang", "ktuned-
 DEADLINE_S = 900.0
 """Deadline of one installation: a slow network, and NumPy, SciPy or torch at the other end."""
 
+ENDINGS = (".tar.gz", ".whl")
+
 SMOKE = """\
 import importlib, importlib.util, sys
 from importlib.metadata import distribution
@@ -55,12 +57,10 @@ def build(names: Sequence[str], into: Path) -> dict[str, Path]:
     """Build the sdist and, from it, the wheel of each distribution; return the wheels."""
     wheels = {}
     for name in names:
-        place = into / name
-        place.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(place), str(PROJECTS[name][0])]
-        _run(command)
-        (wheels[name],) = place.glob("*.whl")
-        assert list(place.glob("*.tar.gz")), f"{name} has no sdist"
+        _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(into), str(PROJECTS[name][0])])
+        (sdist, wheel) = (max(into.glob(f"{name.replace('-', '_')}-*{end}"), key=_written_at) for end in ENDINGS)
+        assert sdist.name.startswith(wheel.name.partition("-py3")[0]), f"{name} has no sdist of the wheel's version"
+        wheels[name] = wheel
     return wheels
 
 
@@ -69,8 +69,8 @@ def try_one(name: str, wheels: dict[str, Path], directory: Path, *, with_depende
     environment = directory / f"env-{name}"
     venv.create(environment, with_pip=False)
     python = environment / "bin/python"
-    links = [word for wheel in wheels.values() for word in ("--find-links", str(wheel.parent))]
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", *links]
+    links = str(wheels[name].parent)
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--find-links", links]
     _run([*pip, *([] if with_dependencies else ["--no-deps"]), str(wheels[name])])
     _run([str(python), "-I", "-c", SMOKE, PROJECTS[name][1], name, "1" if with_dependencies else "0"])
     if name == "ktuned":
@@ -79,6 +79,10 @@ def try_one(name: str, wheels: dict[str, Path], directory: Path, *, with_depende
         for words in (["--version"], ["--help"], ["start"], ["status"], ["stop"]):
             _run([str(environment / "bin/ktuned"), *words], {**os.environ, **variables})
     shutil.rmtree(environment)
+
+
+def _written_at(path: Path) -> float:
+    return path.stat().st_mtime
 
 
 def _run(command: Sequence[str], env: dict[str, str] | None = None) -> None:

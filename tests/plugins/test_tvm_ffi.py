@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -136,6 +137,18 @@ def test_a_compilers_flood_of_words_is_capped() -> None:
     kept = move_error_first(said)
     assert kept.startswith("a.cc:1: error: no\nIn file")
     assert len(kept) == MAX_MESSAGE_CHARS
+
+
+@pytest.mark.parametrize("name", ["U", "std", "Any"])
+def test_a_macro_that_replaces_a_name_in_a_header_is_named_as_the_cause(
+    name: str, compile_one: Compile, tmp_path: Path
+) -> None:
+    """The first line has the place where the macro was used, not that it came from the command line."""
+    source = tmp_path / "it.cc"
+    source.write_text(SOURCE.read_text().replace('"axpy.h"', f'"{SOURCE.with_name("axpy.h")}"'))
+    result, _ = compile_one(Build("axpy", ("x", "y", 3), {name: 0}), source)
+    first = result.message.splitlines()[0]
+    assert re.match(r"[^<].*:\d+:\d+: error: .* \(is a name there also a macro in defines\?\)$", first), first
 
 
 @pytest.mark.parametrize(

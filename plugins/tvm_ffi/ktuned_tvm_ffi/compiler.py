@@ -43,6 +43,9 @@ class NoCompiler(Exception):
     """No C++ compiler can be found."""
 
 
+_IN_DEFINES = "<command-line>:"
+
+
 class CompileError(Exception):
     """The compiler or the linker failed; the message is its own, capped, with the first error first."""
 
@@ -208,10 +211,17 @@ class Compiler:
 
 
 def move_error_first(message: str) -> str:
-    """Return a compiler's message, its first line with an error moved to the front, cut to MAX_MESSAGE_CHARS."""
+    """Return a compiler's message, its first line with an error moved to the front, cut to MAX_MESSAGE_CHARS.
+
+    Errors in the text of a ``-D`` stand at ``<command-line>``. One that follows says where the macro was used.
+    """
     lines = message.strip().splitlines()
-    first = next((index for index, line in enumerate(lines) if _ERROR.search(line)), 0)
-    text = "\n".join([*lines[first : first + 1], *lines[:first], *lines[first + 1 :]])
+    errors = [index for index, line in enumerate(lines) if _ERROR.search(line)] or [0]
+    first = next((index for index in errors if not lines[index].startswith(_IN_DEFINES)), errors[0]) if lines else 0
+    head = lines[first : first + 1]
+    if lines and lines[errors[0]].startswith(_IN_DEFINES):
+        head[0] += " (is a name there also a macro in defines?)"
+    text = "\n".join([*head, *lines[:first], *lines[first + 1 :]])
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
 
 

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktuned import space
-from ktuned.model import KernelFileError, UsageError
+from ktuned.model import Expression, KernelFileError, UsageError
+from ktuned.model.expressions import MAX_CHARS
 from ktuned.search import build_domain
-from ktuned.spec import Expression
-from ktuned.spec.expressions import MAX_CHARS
 
 NUMBERS = st.sampled_from(["A", "B", "M", "2", "3.5"])
 TERMS = st.recursive(

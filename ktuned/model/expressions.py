@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ktuned.model import Record, Scalar, UsageError, listed, record
+from ktuned.model.errors import UsageError, listed
+from ktuned.model.record import Record, record
+from ktuned.model.values import Scalar
 
 MAX_CHARS = 4_000
 """Longest text of a constraint; the longest in public tuning spaces have some 300 characters."""
