@@ -29,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ktuned.backends import Launch
+from ktuned.backends import Kernel, Launch
 from ktuned.ipc import Region
 from ktuned.model import Device, KernelFileError, UsageError, canonical, listed
 from ktuned.worker.batch_rows import BatchRows, narrow_tensor
@@ -43,6 +43,9 @@ from ktuned.worker.tensor_library import TensorLibrary, choose_library, library_
 if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
     from ktuned.spec import TensorSpec
+
+DEFAULT_CONFIG = "reference='default': the default config"
+"""Begins an error about the config whose outputs are expected."""
 
 CAPTURE_AGAIN = "capture them again, or remove them: `capture` with `remove=True`"
 
@@ -60,7 +63,6 @@ class ProblemData:
         captured: a file of captured tensors, which take the place of those that ``inputs`` makes.
         seed: gives other random numbers for a value other than 0.
         guards: allocates the tensors; active guards by default.
-        run_default: runs the default config on tensors, for a kernel that expects its outputs.
         library: makes the tensors; by default torch if it is installed, else NumPy.
 
     Raises:
@@ -76,14 +78,12 @@ class ProblemData:
         captured: Path | None = None,
         seed: int = 0,
         guards: Guards | None = None,
-        run_default: Callable[[Mapping[str, Any]], None] | None = None,
         library: TensorLibrary | None = None,
     ) -> None:
         from ktuned.spec import TensorSpec
 
         self._kernel = kernel
         self._library = tensors = library or choose_library(device)
-        self._run_default = run_default
         self._device = device
         group = kernel.find_batch_group(problem)
         self._rows = BatchRows(kernel, problem, group) if len(group) > 1 else None
@@ -370,8 +370,12 @@ class ProblemData:
         """Return the allocations whose guards stop the process, for naming the address of a fault."""
         return self._guards.list_regions()
 
-    def provide_expected_outputs(self, cached: Path) -> None:
+    def provide_expected_outputs(self, cached: Path, default: Kernel | None = None) -> None:
         """Read the expected outputs from ``cached`` if an earlier worker has saved them, else run the reference.
+
+        Args:
+            cached: the file.
+            default: the loaded default config, for a kernel that expects its outputs.
 
         Raises:
             KernelFileError: the reference fails, or returns something else than the outputs.
@@ -379,7 +383,7 @@ class ProblemData:
         if self._kernel.reference is None:
             return
         is_known = cached.is_file()
-        self._keep_expected(self._library.load_tensors(cached, "cpu") if is_known else self._run_reference())
+        self._keep_expected(self._library.load_tensors(cached, "cpu") if is_known else self._run_reference(default))
 
     def save_expected(self, cached: Path) -> None:
         """Save the expected outputs for later workers, unless they are saved. May run in another thread."""
@@ -404,12 +408,12 @@ class ProblemData:
                 "cuda", self.tensors, self._expected, rtol=kernel.rtol, atol=kernel.atol, keep=self._guards.keep_copy
             )
 
-    def _run_reference(self) -> dict[str, Any]:
+    def _run_reference(self, default: Kernel | None) -> dict[str, Any]:
         # The reference gets clones, because it may change its inputs.
         inputs = {name: self._library.clone_tensor(value) for name, value in self._pristine.items()}
         site = self._kernel.site
         try:
-            result: Any = self._call_reference(inputs)
+            result: Any = self._call_reference(inputs) if default is None else self._run_default_config(inputs, default)
         except KernelFileError:
             raise
         except BaseException as error:
@@ -440,8 +444,6 @@ class ProblemData:
     def _call_reference(self, inputs: Mapping[str, Any]) -> Any:
         """Call the reference with the tensors that its parameters name, or with all if it has ``**kwargs``."""
         reference = self._kernel.reference
-        if self._run_default is not None:
-            return self._run_default_config(inputs, self._run_default)
         assert callable(reference)
         parameters = inspect.signature(reference).parameters
         if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -454,17 +456,22 @@ class ProblemData:
                 )
         return reference(**{name: value for name, value in inputs.items() if name in parameters})
 
-    def _run_default_config(
-        self, tensors: Mapping[str, Any], run_default: Callable[[Mapping[str, Any]], None]
-    ) -> dict[str, Any]:
+    def _run_default_config(self, tensors: Mapping[str, Any], default: Kernel) -> dict[str, Any]:
         """Run the default config on tensors as every config is run, and return its outputs.
 
         Raises:
-            KernelFileError: it never writes one of the outputs.
+            KernelFileError: its launch raises, or it never writes one of the outputs.
         """
         if self._setup_call is not None:
             self._setup_call(tensors)
-        run_default(tensors)
+        try:
+            default.bind(tensors)()
+            if self._device.kind == "cuda":
+                self._library.arithmetic.cuda.synchronize(self._device.name)
+        except KernelFileError:
+            raise
+        except Exception as error:
+            raise self._kernel.site.make_failure(DEFAULT_CONFIG, error) from error
         for name in self._poisoned:
             if never_written(tensors[name]):
                 raise self._kernel.site.make_error(
@@ -474,7 +481,7 @@ class ProblemData:
 
     def make_reference_launch(self) -> Launch | None:
         """Return a call that runs the reference once, or ``None`` if there is none but the default config."""
-        if self._kernel.reference is None or self._run_default is not None:
+        if self._kernel.reference is None or self._kernel.expects_default_outputs:
             return None
         inputs = {name: self._library.clone_tensor(value) for name, value in self._pristine.items()}
 
@@ -509,7 +516,7 @@ class ProblemData:
         tensors = self.tensors if tensors is None else tensors
         verdict = self._compare_with_expected(tensors)
         if not verdict.ok:
-            return replace(verdict, is_dissent=self._run_default is not None)
+            return replace(verdict, is_dissent=self._kernel.expects_default_outputs)
         if kernel.check is not None:
             outputs = {name: tensors[name] for name in self._outputs}
             # User code may write to the kept copies: look for a launch's damage to them before.
