@@ -27,7 +27,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from time import monotonic
 from typing import Any
@@ -72,8 +72,7 @@ async def _await_no_hosts() -> None:
     """Wait for no host: there is this machine alone."""
 
 
-@dataclass(slots=True)
-class _Known:
+class _Known(msgspec.Struct, eq=False):
     """What this daemon knows of one environment.
 
     Attributes:
@@ -92,7 +91,7 @@ class _Known:
     looked_at: float | None = None
     doubt: str = ""
     disagreement: str = ""
-    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    lock: anyio.Lock = msgspec.field(default_factory=anyio.Lock)
 
 
 class Environments:

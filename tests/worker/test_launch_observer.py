@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ UNIT = requests.UnitRef("key", {})
 TIMED = TrialResult(Outcome.MEASURED, 100.0, detail=TrialDetail(low_us=99.0, high_us=101.0))
 
 
-def make_request(**fields: object) -> requests.Trial:
+def make_request(**fields: Any) -> requests.Trial:
     """Return a request to measure one config, judged for contention."""
     return requests.Trial((UNIT,), PRESET, judge_contention=True, **fields)
 
