@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         torch_cuda_devices,
     )
     from ktuned.backends.energy import absence_of_energy, energy_counter
-    from ktuned.backends.occupancy import occupancy_fact
+    from ktuned.backends.launch_limits import occupancy_fact
     from ktuned.backends.ptxas import Resources
     from ktuned.backends.winner import LoadedKernel, load_winner
 
@@ -105,7 +105,7 @@ _HOMES = {
     "gpu_uuids": "cuda",
     "hold_only_context": "cuda",
     "load_winner": "winner",
-    "occupancy_fact": "occupancy",
+    "occupancy_fact": "launch_limits",
     "runs_on": "cuda",
     "torch_cuda_devices": "cuda",
 }

@@ -1,10 +1,12 @@
-"""Launch limits of CUDA's architectures, for checks when a kernel is compiled, without a device.
+"""Launch limits of CUDA's architectures, and the occupancy of kernels, without a device. No IO.
 
-The figures are from the CUDA C++ Programming Guide, *Technical Specifications per Compute Capability*.
+The figures are from the CUDA C++ Programming Guide, *Technical Specifications per Compute Capability*, the rules of
+occupancy from CUDA's own calculator (``cuda_occupancy.h``).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 MAX_THREADS: Final = 1024
@@ -13,24 +15,44 @@ MAX_CLUSTER_BLOCKS: Final = 16
 """More than eight are not portable and must be allowed for each kernel."""
 
 _WARP: Final = 32
-_REGISTER_UNIT: Final = 8
-"""A thread's registers are allocated in units of eight."""
+_PARTITIONS: Final = 4
+"""A multiprocessor has four parts with a quarter of the registers each; a warp's registers are all in one part."""
 
-_SHARED_KIB: Final = {
-    75: 64,
-    80: 163,
-    86: 99,
-    87: 163,
-    89: 99,
-    90: 227,
-    100: 227,
-    101: 227,
-    103: 227,
-    110: 227,
-    120: 99,
-    121: 99,
+_REGISTER_UNIT: Final = 8
+_WARP_REGISTER_UNIT: Final = 256
+"""A thread's registers are allocated in units of 8, a warp's in units of 256."""
+
+_SHARED_UNIT: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class _Multiprocessor:
+    """Limits of a multiprocessor: warps and blocks that it holds at once, and its shared memory in KiB.
+
+    The system reserves some of that memory for each block, so that one block can have all but ``reserved_bytes``.
+    """
+
+    warps: int
+    blocks: int
+    shared_kib: int
+    reserved_bytes: int = 1024
+
+
+_MULTIPROCESSORS: Final = {
+    75: _Multiprocessor(32, 16, 64, reserved_bytes=0),
+    80: _Multiprocessor(64, 32, 164),
+    86: _Multiprocessor(48, 16, 100),
+    87: _Multiprocessor(48, 16, 164),
+    89: _Multiprocessor(48, 24, 100),
+    90: _Multiprocessor(64, 32, 228),
+    100: _Multiprocessor(64, 32, 228),
+    101: _Multiprocessor(48, 24, 228),
+    103: _Multiprocessor(64, 32, 228),
+    110: _Multiprocessor(48, 24, 228),
+    120: _Multiprocessor(48, 24, 100),
+    121: _Multiprocessor(48, 24, 100),
 }
-"""Limit of one block's shared memory, by compute capability."""
+"""Limits by compute capability."""
 
 
 def capability(target: str) -> int:
@@ -42,13 +64,49 @@ def why_too_large(target: str, threads: int, registers: int, shared_bytes: int) 
     """Return why a block is too large for a target; empty if it is not. ``shared_bytes`` are static and dynamic."""
     if threads > MAX_THREADS:
         return f"a block has {threads} threads; {target} allows {MAX_THREADS}"
-    most = _SHARED_KIB.get(capability(target), 0) * 1024
+    limits = _MULTIPROCESSORS.get(capability(target))
+    most = 0 if limits is None else limits.shared_kib * 1024 - limits.reserved_bytes
     if most and shared_bytes > most:
         return f"a block needs {shared_bytes} bytes of shared memory; {target} has {most}"
-    block_registers = -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT * -(-threads // _WARP) * _WARP
+    block_registers = _round_up(registers, _REGISTER_UNIT) * _round_up(threads, _WARP)
     if block_registers > MAX_REGISTERS:
         return (
             f"a block of {threads} threads with {registers} registers each needs {block_registers} registers; "
             f"{target} has {MAX_REGISTERS}"
         )
     return ""
+
+
+def occupancy(target: str, threads: int, registers: int, shared_bytes: int) -> float | None:
+    """Return the share of a multiprocessor's warps that blocks fill; ``None`` for an unknown target.
+
+    A block that does not fit a multiprocessor has an occupancy of 0.
+
+    Args:
+        target: the architecture, such as ``sm_90a``.
+        threads: threads of a block.
+        registers: registers of a thread.
+        shared_bytes: shared memory of a block, static and dynamic.
+    """
+    limits = _MULTIPROCESSORS.get(capability(target)) if target.startswith("sm_") else None
+    if limits is None or not 0 < threads <= MAX_THREADS:
+        return None
+    warps = -(-threads // _WARP)
+    blocks = min(limits.blocks, limits.warps // warps)
+    if registers:
+        warp_registers = _round_up(registers * _WARP, _WARP_REGISTER_UNIT)
+        blocks = min(blocks, MAX_REGISTERS // _PARTITIONS // warp_registers * _PARTITIONS // warps)
+    block_bytes = _round_up(shared_bytes, _SHARED_UNIT) + limits.reserved_bytes
+    if block_bytes:
+        blocks = min(blocks, limits.shared_kib * 1024 // block_bytes)
+    return round(blocks * warps / limits.warps, 4)
+
+
+def occupancy_fact(target: str, threads: int, registers: int, shared_bytes: int) -> dict[str, float]:
+    """Return the occupancy as a fact of a compiled config; empty if it is unknown."""
+    share = occupancy(target, threads, registers, shared_bytes)
+    return {} if share is None else {"occupancy": share}
+
+
+def _round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit

@@ -97,34 +97,37 @@ def absence() -> str:
 
 def driver_version() -> str | None:
     """Return the driver's own version (``580.159.04``); ``None`` without NVML."""
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    if library.nvmlInit_v2() != _SUCCESS:
-        return None
-    try:
+    with _open_library() as library:
         version = ctypes.create_string_buffer(_VERSION_BYTES)
-        code = library.nvmlSystemGetDriverVersion(version, _VERSION_BYTES)
-        return version.value.decode() if code == _SUCCESS else None
-    finally:
-        library.nvmlShutdown()
+        if library is None or library.nvmlSystemGetDriverVersion(version, _VERSION_BYTES) != _SUCCESS:
+            return None
+        return version.value.decode()
 
 
 def memory(uuid: str) -> tuple[int, int] | None:
     """Return a GPU's free and total memory in bytes, without a context on it; ``None`` if that is unknown."""
+    with _open_library() as library:
+        handle, found = ctypes.c_void_p(), _Memory()
+        if library is None or library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != _SUCCESS:
+            return None
+        if library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(found)) != _SUCCESS:
+            return None
+        return int(found.free), int(found.total)
+
+
+@contextmanager
+def _open_library() -> Iterator[ctypes.CDLL | None]:
+    """Give NVML's library itself, which needs no package, for a while; ``None`` without the driver."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        return None
+        yield None
+        return
     if library.nvmlInit_v2() != _SUCCESS:
-        return None
+        yield None
+        return
     try:
-        handle, memory_info = ctypes.c_void_p(), _Memory()
-        if library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != _SUCCESS:
-            return None
-        code = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory_info))
-        return (int(memory_info.free), int(memory_info.total)) if code == _SUCCESS else None
+        yield library
     finally:
         library.nvmlShutdown()
 

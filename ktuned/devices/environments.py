@@ -72,6 +72,28 @@ async def _await_no_hosts() -> None:
     """Wait for no host: there is this machine alone."""
 
 
+class _Known(msgspec.Struct, eq=False):
+    """What this daemon knows of one environment.
+
+    Attributes:
+        report: the last report.
+        is_probed: this daemon's own probe has made it.
+        has_workers: the workers of its first job were started.
+        looked_at: when its toolchain was looked at last, by the monotonic clock in s.
+        doubt: why the report may not hold; empty while it does.
+        disagreement: why this daemon doubts whatever workers find: their ktuned is another one.
+        lock: held while it is probed.
+    """
+
+    report: EnvironmentReport | None = None
+    is_probed: bool = False
+    has_workers: bool = False
+    looked_at: float | None = None
+    doubt: str = ""
+    disagreement: str = ""
+    lock: anyio.Lock = msgspec.field(default_factory=anyio.Lock)
+
+
 class Environments:
     """The reports of all environments. Asks a worker for what is not known yet.
 
@@ -99,36 +121,33 @@ class Environments:
         self._fleet = fleet
         self._store = store
         self._deadlines = deadlines
-        self._reports: dict[str, EnvironmentReport] = {}
+        self._known: dict[str, _Known] = {}
         for key, kept in store.load_probes().items():
             # The next probe replaces a report that cannot be understood.
             with suppress(msgspec.ValidationError):
-                self._reports[key] = msgspec.convert(kept, EnvironmentReport)
+                self._known[key] = _Known(msgspec.convert(kept, EnvironmentReport))
         self._base_env = dict(os.environ if base_env is None else base_env)
         self._hosts: dict[str, None] = {}
         """The hosts that are there, in the order in which they came. Used as an ordered set."""
-        self._probed: set[str] = set()
-        self._expected: set[str] = set()
-        self._looked_at: dict[str, float] = {}
-        self._doubts: dict[str, str] = {}
-        self._disagreements: dict[str, str] = {}
-        """Reasons, by environment, for which this daemon doubts whatever workers find: their ktuned is another one."""
-        self._locks: dict[str, anyio.Lock] = {}
         self._listeners: list[Callable[[], None]] = []
 
     @property
     def reports(self) -> Iterator[EnvironmentReport]:
         """The last known reports of all environments."""
-        return iter(self._reports.values())
+        return (known.report for known in self._known.values() if known.report is not None)
 
     @property
     def probed_reports(self) -> list[EnvironmentReport]:
         """The reports that this daemon's own probes made, in a constant order."""
-        return [self._reports[key] for key in sorted(self._probed)]
+        probed = [known for _, known in sorted(self._known.items()) if known.is_probed]
+        return [known.report for known in probed if known.report is not None]
 
     def get_report(self, environment: Environment) -> EnvironmentReport | None:
         """Return the last known report of an environment, if there is one."""
-        return self._reports.get(_environment_key(environment))
+        return self._find_known(environment).report
+
+    def _find_known(self, environment: Environment) -> _Known:
+        return self._known.setdefault(_environment_key(environment), _Known())
 
     async def probe_environment(self, environment: Environment, *, again: bool = False) -> EnvironmentReport:
         """Return an environment's report; ask a worker, unless this daemon has and the report still holds.
@@ -140,11 +159,11 @@ class Environments:
         Returns:
             The report. If no worker could answer it has an ``error``, and the next call asks again.
         """
-        key = _environment_key(environment)
-        async with self._locks.setdefault(key, anyio.Lock()):
-            if key in self._probed and not again and not self.check_toolchain(environment):
-                return self._reports[key]
-            known = self._reports.get(key, EnvironmentReport(environment.python, {}, None, host=environment.host))
+        known = self._find_known(environment)
+        async with known.lock:
+            before = known.report or EnvironmentReport(environment.python, {}, None, host=environment.host)
+            if known.is_probed and not again and not self.check_toolchain(environment):
+                return before
             if self.check_toolchain(environment):
                 # Idle workers have imported the libraries that were there before.
                 self._fleet.outdate_workers(environment)
@@ -163,40 +182,39 @@ class Environments:
                     found.observed,
                     found.distributions,
                 )
-                self._probed.add(key)
-                if environment.host:
-                    self._doubts.pop(key, None)
-                else:
-                    self._compare_with_workers(key, report, environment)
+                known.is_probed = True
+                doubt, known.doubt = known.doubt, ""
+                if not environment.host:
+                    known.disagreement = self._find_disagreement(doubt, report, environment)
             except WorkerError as error:
                 # Lookups depend on the backends, so those that were known stay while no worker can answer.
                 fault = Fault(error.code, error.message, error.hint)
                 report = EnvironmentReport(
                     environment.python,
-                    known.backends,
+                    before.backends,
                     fault,
                     host=environment.host,
-                    observed=known.observed,
-                    distributions=known.distributions,
+                    observed=before.observed,
+                    distributions=before.distributions,
                 )
                 _log.warning("probe_failed", python=environment.python, reason=error.message)
-            if report != self._reports.get(key):
-                self._reports[key] = report
+            if report != known.report:
+                known.report = report
                 try:
                     await self._store.save_versions(_list_fingerprints(report))
-                    await self._store.save_probe(key, msgspec.to_builtins(report))
+                    await self._store.save_probe(_environment_key(environment), msgspec.to_builtins(report))
                 except StoreError as error:
                     _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
             return report
 
-    def _compare_with_workers(self, key: str, report: EnvironmentReport, environment: Environment) -> None:
-        """Record whether this daemon doubts the new report for the very reason for which it was asked."""
-        before = self._doubts.pop(key, "")
+    def _find_disagreement(self, doubt: str, report: EnvironmentReport, environment: Environment) -> str:
+        """Return why this daemon doubts a new report, if that is the very doubt for which it was asked."""
         observed = report.observed
         reason = self._find_difference(None if observed is None else replace(observed, files={}), environment)
-        self._disagreements[key] = reason if reason == before else ""
-        if self._disagreements[key]:
-            _log.warning("daemon_outdated", python=environment.python, reason=reason)
+        if not reason or reason != doubt:
+            return ""
+        _log.warning("daemon_outdated", python=environment.python, reason=reason)
+        return reason
 
     def _find_difference(self, observed: replies.ProbeDependencies | None, environment: Environment) -> str:
         return find_difference(observed, self.list_variables(environment), cpu.limits())
@@ -207,20 +225,12 @@ class Environments:
 
     def describe_outdated(self, environment: Environment) -> str:
         """Return a line if an interpreter's ktuned is another one than this daemon's; else an empty text."""
-        return self._describe_outdated(_environment_key(environment))
-
-    def _describe_outdated(self, key: str) -> str:
-        if not (reason := self._disagreements.get(key)):
-            return ""
-        return (
-            "this daemon is older than its workers' ktuned: `ktuned stop` ends it, and the next command starts the new "
-            f"one ({self._reports[key].python}: {reason})"
-        )
+        return _describe_disagreement(self._find_known(environment))
 
     @property
     def notices(self) -> list[str]:
         """A line for each interpreter whose ktuned is another one than this daemon's."""
-        return [*dict.fromkeys(filter(None, map(self._describe_outdated, self._disagreements)))]
+        return [*dict.fromkeys(filter(None, map(_describe_disagreement, self._known.values())))]
 
     def _place_devices(self, found: replies.ProbeReport, environment: Environment) -> Mapping[str, BackendReport]:
         """Return the backends that a probe found; a host's devices get the host into their names.
@@ -253,16 +263,23 @@ class Environments:
 
     def doubt_host(self, host: str, reason: str) -> None:
         """Doubt the reports of a host until it is probed again."""
-        for key in self._probed:
-            if self._reports[key].host == host:
-                self._doubts[key] = f"{host}: {reason}"
+        for known in self._list_probed_on(host):
+            known.doubt = f"{host}: {reason}"
         for listener in self._listeners:
             listener()
 
     def add_host(self, host: str) -> None:
         """Use a host from now on; its environments must be probed."""
         self._hosts[host] = None
-        self._probed -= {key for key in self._probed if self._reports[key].host == host}
+        for known in self._list_probed_on(host):
+            known.is_probed = False
+
+    def _list_probed_on(self, host: str) -> list[_Known]:
+        return [
+            known
+            for known in self._known.values()
+            if known.is_probed and known.report is not None and known.report.host == host
+        ]
 
     def remove_host(self, host: str) -> None:
         """Use a host no longer; what was measured there stays known."""
@@ -286,7 +303,7 @@ class Environments:
 
     def list_known_sites(self, environment: Environment) -> list[Environment]:
         """Return an environment on this machine, and on each host that was ever there."""
-        hosts = dict.fromkeys((*self._hosts, *(report.host for report in self._reports.values() if report.host)))
+        hosts = dict.fromkeys((*self._hosts, *(report.host for report in self.reports if report.host)))
         return [environment, *(msgspec.structs.replace(environment, host=host) for host in hosts)]
 
     def check_toolchain(self, environment: Environment) -> str:
@@ -295,41 +312,32 @@ class Environments:
         The files are looked at once in :data:`LOOK_S` at most: that takes some 100 µs, and many kernels of one request
         ask.
         """
-        key = _environment_key(environment)
-        if environment.host:
-            # Its files are on the host, whose executor reports changes.
-            return self._doubts.get(key, "")
-        report = self._reports.get(key)
-        if (
-            report is None
-            or key in self._doubts
-            or monotonic() < self._looked_at.get(key, -self._look_s) + self._look_s
-        ):
-            return self._doubts.get(key, "")
-        self._looked_at[key] = monotonic()
-        reason = self._find_difference(report.observed, environment)
-        if reason == self._disagreements.get(key):
-            # Another probe would find the same.
-            return ""
-        if reason:
-            self._doubts[key] = reason
-        return reason
+        known = self._find_known(environment)
+        is_recent = known.looked_at is not None and monotonic() < known.looked_at + self._look_s
+        # A host's files are there, and its executor reports changes.
+        if environment.host or known.report is None or known.doubt or is_recent:
+            return known.doubt
+        known.looked_at = monotonic()
+        reason = self._find_difference(known.report.observed, environment)
+        # For a disagreement another probe would find the same.
+        known.doubt = "" if reason == known.disagreement else reason
+        return known.doubt
 
     def find_doubt(self, environment: Environment) -> str:
         """Return why an environment's report may not hold, as of the last look, or an empty text.
 
         Only the report of an earlier daemon is looked at now.
         """
-        key = _environment_key(environment)
-        if environment.host in self._hosts and key not in self._probed:
+        known = self._find_known(environment)
+        if environment.host in self._hosts and not known.is_probed:
             return f"{environment.host} has come, and was not asked yet"
-        if key in self._probed or key in self._looked_at:
-            return self._doubts.get(key, "")
+        if known.is_probed or known.looked_at is not None:
+            return known.doubt
         return self.check_toolchain(environment)
 
     def is_probed(self, environment: Environment) -> bool:
         """Return whether this daemon has probed an environment."""
-        return _environment_key(environment) in self._probed
+        return self._find_known(environment).is_probed
 
     def list_toolchain_files(self, environment: Environment) -> Mapping[str, str]:
         """Return the files that an environment's toolchain consists of, with their stamps at the probe."""
@@ -362,14 +370,13 @@ class Environments:
         once in a daemon's life: later workers are warm. No worker that measures is started if no backend had a device
         the last time: it would import torch for nothing.
         """
-        key = _environment_key(environment)
-        if key in self._expected:
+        known = self._find_known(environment)
+        if known.has_workers:
             return
-        self._expected.add(key)
+        known.has_workers = True
         # In the order in which they are needed: on a machine with many cores the compilers' starts take a while.
         self._fleet.prepare_spares(Role.INSPECT, environment)
-        report = self.get_report(environment)
-        if report is None or any(known.devices for known in report.backends.values()):
+        if known.report is None or any(backend.devices for backend in known.report.backends.values()):
             # Only one, which makes its context meanwhile. A second, without a context, could be ready and taken first.
             self._fleet.prepare_spares(Role.BENCH, environment, backend, with_context=True)
         self._fleet.prepare_spares(Role.EXPLORE, environment, backend)
@@ -377,7 +384,16 @@ class Environments:
 
     def describe_environments(self) -> tuple[EnvironmentInfo, ...]:
         """Return every environment's report, for a status."""
-        return tuple(map(EnvironmentInfo.from_report, self._reports.values()))
+        return tuple(map(EnvironmentInfo.from_report, self.reports))
+
+
+def _describe_disagreement(known: _Known) -> str:
+    if not known.disagreement or known.report is None:
+        return ""
+    return (
+        "this daemon is older than its workers' ktuned: `ktuned stop` ends it, and the next command starts the new "
+        f"one ({known.report.python}: {known.disagreement})"
+    )
 
 
 def _list_fingerprints(report: EnvironmentReport) -> dict[str, Mapping[str, Any]]:

@@ -30,13 +30,12 @@ from ktuned.worker.compile import make_unit
 from ktuned.worker.config_run import ConfigRun
 from ktuned.worker.costs import Costs
 from ktuned.worker.cuda_timer import EVENTS, GRAPH, CudaTimer
-from ktuned.worker.default_run import DefaultRun
 from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.guards import Guards
 from ktuned.worker.inspect import load_kernel
 from ktuned.worker.measurement import ends_batch, make_failed_result, make_raised_result, make_timed_result
 from ktuned.worker.open_problem import OpenProblem, attach_observers
-from ktuned.worker.problem import CAPTURE_AGAIN, ProblemData
+from ktuned.worker.problem import CAPTURE_AGAIN, DEFAULT_CONFIG, ProblemData
 from ktuned.worker.process_state import ProcessState
 from ktuned.worker.race import RaceRules
 from ktuned.worker.reply import Phases, Reply, TimedPhases
@@ -74,6 +73,7 @@ class Bench:
         Raises:
             FreshProcessNeeded: this process is not as a new one would be.
             KernelFileError: the kernel file's code fails, or makes what cannot be measured.
+            UsageError: the outputs of the default config are expected, and the request names no artifact of it.
             DeviceCrowded: an application leaves too little memory.
         """
         self._state.begin_problem()
@@ -88,7 +88,6 @@ class Bench:
             self._require_room(kernel, request)
         captured = self._find_captured_file(request.captured) if request.captured else None
         expected = self._places.locate_reference(request.expected)
-        default = self._prepare_default_run(kernel, backend, request)
         timer: HostTimer | CudaTimer = HostTimer()
         if request.device.kind == "cuda" and not backend.times_on_host:
             timer = CudaTimer(request.device.name, kernel.timing)
@@ -101,19 +100,22 @@ class Bench:
             captured=captured,
             seed=request.seed,
             guards=Guards(is_active=request.guarded),
-            run_default=default,
         )
         # The baseline is read here: after the kernel file's Python, which applies to all configs, before its reference.
         with ACCESSES.pause_recording():
             self._state.take_baseline((self._places.artifacts, self._places.expected))
-        if default is not None and not expected.is_file():
+        load = partial(self._load_artifact, backend, request)
+        default: Kernel | None = None
+        if kernel.expects_default_outputs and not expected.is_file():
+            if request.reference is None:
+                raise UsageError(f"the default config of {kernel.name} is the reference, and its artifact is not named")
             try:
-                default.load_kernel()
+                default = load(request.reference)
             except (Unsupported, DamagedArtifact) as error:
                 return replies.Opened(unusable=str(error), is_damaged=isinstance(error, DamagedArtifact))
             except Exception as error:
-                raise kernel.site.make_failure("reference='default': the default config", error) from error
-        data.provide_expected_outputs(expected)
+                raise kernel.site.make_failure(DEFAULT_CONFIG, error) from error
+        data.provide_expected_outputs(expected, default)
         if isinstance(timer, CudaTimer):
             from concurrent.futures import ThreadPoolExecutor
 
@@ -135,7 +137,7 @@ class Bench:
             timer,
             costs,
             attach_observers(request.device, backend, timer, costs),
-            partial(self._load_artifact, backend, request),
+            load,
             FaultReporter(reply.descriptor),
             self._state,
         )
@@ -148,20 +150,6 @@ class Bench:
         return replies.Opened(
             self._trace.take_new_observations(is_data=True), hashlib.sha256(identity.encode()).hexdigest()
         )
-
-    def _prepare_default_run(
-        self, kernel: DeclaredKernel, backend: Backend, request: requests.Open
-    ) -> DefaultRun | None:
-        """Return what runs the default config if its outputs are the reference; else ``None``.
-
-        Raises:
-            UsageError: the request does not name the default config's artifact.
-        """
-        if not kernel.expects_default_outputs:
-            return None
-        if request.reference is None:
-            raise UsageError(f"the default config of {kernel.name} is the reference, and no artifact of it is named")
-        return DefaultRun(kernel, partial(self._load_artifact, backend, request, request.reference), request.device)
 
     def _load_artifact(self, backend: Backend, request: requests.Open, unit: requests.UnitRef) -> Kernel:
         """Verify a unit's artifact and load its kernel.

@@ -26,6 +26,7 @@ from ktuned.ipc import replies, requests
 from ktuned.model import Outcome, Phase, TrialDetail, TrialResult, Unsupported
 from ktuned.worker.bits import BitsComparison
 from ktuned.worker.cuda_timer import GRAPH_BYTES, CudaTimer
+from ktuned.worker.judged_outputs import JudgedOutputs
 from ktuned.worker.measurement import (
     add_check_errors,
     make_damage_measurement,
@@ -169,8 +170,8 @@ class ConfigRun:
     def _make_timed_launches(self, *, is_right: bool, following: requests.UnitRef | None = None) -> TimedLaunches:
         """Return the launches for the timer, after the first launch was judged."""
         problem, data = self._problem, self._data
-        judged = data.remember_judged_outputs(
-            is_judged=data.is_judged and is_right, arithmetic=problem.state.use_known_arithmetic
+        judged = JudgedOutputs(
+            data, is_judged=data.is_judged and is_right, arithmetic=problem.state.use_known_arithmetic
         )
         is_graph = isinstance(problem.timer, CudaTimer)
         return TimedLaunches(

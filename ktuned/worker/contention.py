@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Self
 
-from ktuned.backends import CpuTicks, Launch, nvml, read_ticks
+from ktuned.backends import CpuTicks, nvml, read_ticks
 from ktuned.ipc import requests
 from ktuned.model import ENERGY, Device, Outcome, Phase, Record, TrialResult, record
-from ktuned.worker.launch_observer import LaunchObserver, TimingRequest
+from ktuned.worker.launch_observer import LaunchObserver, Restart
 from ktuned.worker.measurement import make_failed_result
 from ktuned.worker.samples import Samples
 from ktuned.worker.timed_launches import TimedLaunches
@@ -219,26 +219,19 @@ class ContentionWatch(LaunchObserver):
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._judges = False
-        self._tolerated: Collection[int] = ()
         self._watch: CpuWatch | GpuWatch | None = None
-
-    def begin_config(self, request: TimingRequest, launch: Launch) -> Launch:
-        """Note what the request says of contention."""
-        self._judges = request.judge_contention
-        self._tolerated = request.tolerated if isinstance(request, requests.Trial) else ()
-        return launch
 
     def begin_samples(self) -> None:
         """Begin to watch the device."""
-        self._watch = None
-        if self._judges and self._device.kind != "cuda":
+        if not self.request.judge_contention:
+            self._watch = None
+        elif self._device.kind != "cuda":
             self._watch = CpuWatch()
-        elif self._judges:
+        else:
             import torch
 
-            uuid = str(torch.cuda.get_device_properties(self._device.name).uuid)
-            self._watch = GpuWatch(uuid, self._tolerated)
+            tolerated = self.request.tolerated if isinstance(self.request, requests.Trial) else ()
+            self._watch = GpuWatch(str(torch.cuda.get_device_properties(self._device.name).uuid), tolerated)
 
     def end_samples(self, timed: TrialResult, samples: Samples) -> TrialResult:
         """Judge the latency; one that is hopeless is so beside any other program."""
@@ -246,9 +239,7 @@ class ContentionWatch(LaunchObserver):
             return timed
         return self._make_contended_result() if self._watch.is_contended(samples) else timed
 
-    def complete(
-        self, timed: TrialResult, launches: TimedLaunches, restart_deadline: Callable[[], None]
-    ) -> TrialResult:
+    def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
         """Judge the energy, if it was measured, and say if nothing can be judged."""
         if self._watch is None or timed.latency_us is None:
             return timed

@@ -12,13 +12,13 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 from ktuned.backends import Launch
 from ktuned.ipc import requests
 from ktuned.model import Phase, Record, TrialDetail, TrialResult, record
-from ktuned.worker.launch_observer import LaunchObserver, TimingRequest
+from ktuned.worker.launch_observer import LaunchObserver, Restart, TimingRequest
 from ktuned.worker.timed_launches import TimedLaunches
 
 RAN_SHARE = 0.2
@@ -114,9 +114,7 @@ class CoreCounter(LaunchObserver):
             return first
         return TrialResult(None, detail=TrialDetail(phase=Phase.TIMING, cores=self.cores))
 
-    def complete(
-        self, timed: TrialResult, launches: TimedLaunches, restart_deadline: Callable[[], None]
-    ) -> TrialResult:
+    def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
         """Add the number of cores."""
         return timed if self._granted is None else timed.add_details(cores=self.cores)
 

@@ -20,7 +20,7 @@ from ktuned.model import (
     needs_metric,
     record,
 )
-from ktuned.worker.launch_observer import LaunchObserver
+from ktuned.worker.launch_observer import LaunchObserver, Restart
 from ktuned.worker.timed_launches import TimedLaunches
 
 
@@ -76,9 +76,7 @@ class FileMetrics(LaunchObserver):
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
 
-    def complete(
-        self, timed: TrialResult, launches: TimedLaunches, restart_deadline: Callable[[], None]
-    ) -> TrialResult:
+    def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
         """Add the metrics, of which some need the energy."""
         if timed.outcome is not Outcome.MEASURED or timed.latency_us is None:
             return timed

@@ -18,7 +18,7 @@ from ktuned.backends import EnergyCounter, Launch
 from ktuned.ipc import replies, requests
 from ktuned.model import Outcome, Phase, Preset, TrialResult, compute_energy_figures
 from ktuned.worker.energy_trace import SETTLED_S, CounterStopped, Energy, EnergyTrace
-from ktuned.worker.launch_observer import LaunchObserver, TimingRequest
+from ktuned.worker.launch_observer import LaunchObserver, Restart
 from ktuned.worker.measurement import make_failed_result
 from ktuned.worker.race import Ending
 from ktuned.worker.timed_launches import TimedLaunches
@@ -65,21 +65,13 @@ class EnergyMeter(LaunchObserver):
         self._device = device
         self._returns_early = returns_early
         self._compute_cost = compute_cost
-        self._request: TimingRequest | None = None
 
-    def begin_config(self, request: TimingRequest, launch: Launch) -> Launch:
-        """Note how long the request lets a config be measured, and against which one."""
-        self._request = request
-        return launch
-
-    def complete(
-        self, timed: TrialResult, launches: TimedLaunches, restart_deadline: Callable[[], None]
-    ) -> TrialResult:
+    def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
         """Measure the energy, and add the figures that it makes with the latency."""
-        latency_us, request = timed.latency_us, self._request
-        if timed.outcome is not Outcome.MEASURED or latency_us is None or request is None:
+        latency_us, request = timed.latency_us, self.request
+        if timed.outcome is not Outcome.MEASURED or latency_us is None:
             return timed
-        restart_deadline()
+        restart()
         incumbent = request.incumbent if isinstance(request, requests.Trial) else None
         try:
             energy, ending = self.measure_energy(launches, request.preset, latency_us, incumbent)

@@ -36,11 +36,22 @@ TimingRequest = requests.Trial | requests.Time | requests.TimeReference
 """A request that times launches. What it asks of an observer is a field of it."""
 
 
+Restart = Callable[[], None]
+"""Lets the deadline of timing begin again, before launches that take as long as a timing."""
+
+
 class LaunchObserver:
-    """Observes the launches of one config after another; see the module. By default nothing is observed."""
+    """Observes the launches of one config after another; see the module. By default nothing is observed.
+
+    Attributes:
+        request: the request of the config at hand.
+    """
+
+    request: TimingRequest
 
     def begin_config(self, request: TimingRequest, launch: Launch) -> Launch:
         """Prepare for a config of a request; return the launch to check it by."""
+        self.request = request
         return launch
 
     def end_first_launch(self, first: TrialResult) -> TrialResult:
@@ -54,10 +65,8 @@ class LaunchObserver:
         """Return the result of the timing, from which ``samples`` are."""
         return timed
 
-    def complete(
-        self, timed: TrialResult, launches: TimedLaunches, restart_deadline: Callable[[], None]
-    ) -> TrialResult:
-        """Return the config's final result. Call ``restart_deadline`` before launches that take as long as a timing."""
+    def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
+        """Return the config's final result."""
         return timed
 
 
@@ -90,10 +99,8 @@ class ObserverGroup(LaunchObserver):
             timed = observer.end_samples(timed, samples)
         return timed
 
-    def complete(
-        self, timed: TrialResult, launches: TimedLaunches, restart_deadline: Callable[[], None]
-    ) -> TrialResult:
+    def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
         """Pass the result through all observers."""
         for observer in self._observers:
-            timed = observer.complete(timed, launches, restart_deadline)
+            timed = observer.complete(timed, launches, restart)
         return timed

@@ -24,12 +24,12 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ktuned.backends import Launch
+from ktuned.backends import Kernel, Launch
 from ktuned.ipc import Region
 from ktuned.model import Device, KernelFileError, UsageError, canonical, listed
 from ktuned.worker.batch_rows import BatchRows, narrow_tensor
@@ -43,6 +43,9 @@ from ktuned.worker.tensor_library import TensorLibrary, choose_library, library_
 if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
     from ktuned.spec import TensorSpec
+
+DEFAULT_CONFIG = "reference='default': the default config"
+"""Begins an error about the config whose outputs are expected."""
 
 CAPTURE_AGAIN = "capture them again, or remove them: `capture` with `remove=True`"
 
@@ -60,7 +63,6 @@ class ProblemData:
         captured: a file of captured tensors, which take the place of those that ``inputs`` makes.
         seed: gives other random numbers for a value other than 0.
         guards: allocates the tensors; active guards by default.
-        run_default: runs the default config on tensors, for a kernel that expects its outputs.
         library: makes the tensors; by default torch if it is installed, else NumPy.
 
     Raises:
@@ -76,14 +78,12 @@ class ProblemData:
         captured: Path | None = None,
         seed: int = 0,
         guards: Guards | None = None,
-        run_default: Callable[[Mapping[str, Any]], None] | None = None,
         library: TensorLibrary | None = None,
     ) -> None:
         from ktuned.spec import TensorSpec
 
         self._kernel = kernel
-        self._library = tensors = library or choose_library(device)
-        self._run_default = run_default
+        self.library = tensors = library or choose_library(device)
         self._device = device
         group = kernel.find_batch_group(problem)
         self._rows = BatchRows(kernel, problem, group) if len(group) > 1 else None
@@ -104,7 +104,7 @@ class ProblemData:
         self._captured: set[str] = set()
         self._pristine: dict[str, Any] = {}
         moved: dict[int, Any] = {}
-        self._outputs: list[str] = []
+        self.outputs: list[str] = []
         # Make each tensor that is declared, and adopt those that inputs(p) has made itself.
         for name, entry in declared.items():
             if isinstance(entry, TensorSpec):
@@ -115,7 +115,7 @@ class ProblemData:
                 except RuntimeError as error:
                     raise kernel.site.make_failure(f"inputs(p): {name}", error) from error
                 if entry.output:
-                    self._outputs.append(name)
+                    self.outputs.append(name)
             else:
                 try:
                     adopted = tensors.adopt_tensor(entry, device.name, moved)
@@ -131,20 +131,20 @@ class ProblemData:
                     hint=CAPTURE_AGAIN,
                 )
             self._use_captured(captured, device)
-        if not self._outputs and kernel.reference is not None:
+        if not self.outputs and kernel.reference is not None:
             raise kernel.site.make_error("there is a reference, but inputs(p) makes no tensor with output=True")
         # Tell apart what launches write, what is poisoned or restored before each, and what must not change.
         self._writes_in_place = tuple(kernel.setup) if isinstance(kernel.setup, tuple) else ()
         self._setup_call: Callable[..., object] | None = None if isinstance(kernel.setup, tuple) else kernel.setup
-        self._poisoned = [name for name in self._outputs if name not in self._writes_in_place]
+        self.poisoned = [name for name in self.outputs if name not in self._writes_in_place]
         workspaces = {name for name, entry in declared.items() if getattr(entry, "fill", "") == "empty"}
         # A callable `setup` may prepare any tensor.
-        written = set(declared) if self._setup_call else {*self._outputs, *self._writes_in_place, *workspaces}
+        written = set(declared) if self._setup_call else {*self.outputs, *self._writes_in_place, *workspaces}
         self._read_only = [name for name in self._pristine if name not in written]
         self._expected: dict[str, Any] = {}
         self._guards = guards or Guards()
         self._damage_found: Damage | None = None
-        self._quick_look: QuickLook | None = None
+        self.quick_look: QuickLook | None = None
         self._guards_are_intact = False
         self._inputs_are_untouched = False
         self.was_surely_right = False
@@ -153,7 +153,7 @@ class ProblemData:
         try:
             for name, value in self._pristine.items():
                 # Poisoned outputs have no content to protect.
-                if name not in self._poisoned:
+                if name not in self.poisoned:
                     self._pristine[name] = self._guards.keep_copy(f"ktuned's copy of {name}", value)
             self._place_tensors()
         except RuntimeError as error:
@@ -162,21 +162,21 @@ class ProblemData:
     def _place_tensors(self) -> None:
         self.tensors = self._guards.place_tensors(self._pristine, self._spans)
         self._copies: list[Mapping[str, Any]] = []
-        self._layouts = {name: self._library.read_layout(tensor) for name, tensor in self.tensors.items()}
+        self._layouts = {name: self.library.read_layout(tensor) for name, tensor in self.tensors.items()}
 
     def recreate_changed_tensors(self) -> bool:
         """Place all tensors again if a config has resized one or replaced its memory; return whether it has.
 
         Launches that are bound to the old ones must be bound again.
         """
-        if all(self._library.read_layout(tensor) == self._layouts[name] for name, tensor in self.tensors.items()):
+        if all(self.library.read_layout(tensor) == self._layouts[name] for name, tensor in self.tensors.items()):
             return False
         self._place_tensors()
         return True
 
     def _use_captured(self, captured: Path, device: Device) -> None:
         """Put captured tensors in place of made ones, whose shapes and dtypes they must have."""
-        given = self._library.load_tensors(captured, device.name if device.kind == "cuda" else "cpu")
+        given = self.library.load_tensors(captured, device.name if device.kind == "cuda" else "cpu")
         self._captured = set(given)
         for name, tensor in given.items():
             made = self._pristine.get(name)
@@ -193,7 +193,7 @@ class ProblemData:
                         f"and inputs(p) makes {made.dtype} of {tuple(made.shape)}",
                         hint=CAPTURE_AGAIN,
                     )
-                tensor = self._library.convert_like(tensor, made)
+                tensor = self.library.convert_like(tensor, made)
             self._pristine[name] = tensor
 
     @property
@@ -209,7 +209,7 @@ class ProblemData:
     def restore_inputs(self) -> None:
         """Restore what the kernel's ``setup`` asks for before each launch."""
         for name in self._writes_in_place:
-            self._library.copy_elements(self._pristine[name], self.tensors[name])
+            self.library.copy_elements(self._pristine[name], self.tensors[name])
         if self._setup_call is not None:
             self._setup_call(self.tensors)
 
@@ -220,10 +220,10 @@ class ProblemData:
         untouched = self._read_only if self._inputs_are_untouched else ()
         self._guards_are_intact = self._inputs_are_untouched = False
         for name, tensor in self.tensors.items():
-            if name in self._poisoned:
-                self._library.poison_tensor(tensor)
+            if name in self.poisoned:
+                self.library.poison_tensor(tensor)
             elif name not in untouched:
-                self._library.copy_elements(self._pristine[name], tensor)
+                self.library.copy_elements(self._pristine[name], tensor)
 
     def digest_problem(self) -> str:
         """Return a digest of the content that every config begins with, and of what it must leave.
@@ -231,18 +231,18 @@ class ProblemData:
         Poisoned outputs count by their layout alone.
         """
         values = {**self._pristine, **{f"the expected {name}": value for name, value in self._expected.items()}}
-        parts = [repr(self._spans), repr(sorted(self._poisoned)), repr(self._writes_in_place)]
+        parts = [repr(self._spans), repr(sorted(self.poisoned)), repr(self._writes_in_place)]
         for name, value in values.items():
             library = library_of(value)
             # The layout ends with the address, which differs each time.
             *layout, _ = library.read_layout(value)
-            bits = "" if name in self._poisoned else library.read_digests([library.digest_tensors([value])])[0]
+            bits = "" if name in self.poisoned else library.read_digests([library.digest_tensors([value])])[0]
             parts.append(f"{name} {layout} {bits}")
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def digest_outputs(self) -> Any:
         """Start a digest of the outputs as they are now, for :meth:`read_digests`."""
-        return self._library.digest_tensors([self.tensors[name] for name in self._outputs])
+        return self.library.digest_tensors([self.tensors[name] for name in self.outputs])
 
     @property
     def has_smaller_batches(self) -> bool:
@@ -253,20 +253,20 @@ class ProblemData:
         """Start digests of the rows that each smaller problem of the group has among the outputs, by problem."""
         assert self._rows is not None
         return {
-            problem: self._library.digest_tensors(
-                [narrow_tensor(self.tensors[name], shapes[name]) for name in self._outputs]
+            problem: self.library.digest_tensors(
+                [narrow_tensor(self.tensors[name], shapes[name]) for name in self.outputs]
             )
             for problem, shapes in self._rows.smaller.items()
         }
 
     def read_digests(self, digests: Sequence[Any]) -> list[str]:
         """Read digests, waiting once for the device."""
-        return self._library.read_digests(digests)
+        return self.library.read_digests(digests)
 
     @property
     def has_outputs(self) -> bool:
         """True if there are outputs whose bits can be compared."""
-        return bool(self._outputs)
+        return bool(self.outputs)
 
     @contextmanager
     def holding_inputs(self, number: int) -> Iterator[bool]:
@@ -288,7 +288,7 @@ class ProblemData:
     def _put_inputs(self, inputs: Mapping[str, Any]) -> None:
         self._pristine |= inputs
         for name, value in inputs.items():
-            self._library.copy_elements(value, self.tensors[name])
+            self.library.copy_elements(value, self.tensors[name])
 
     def _make_changed_tensors(
         self, change: Callable[[int, TensorSpec], TensorSpec | None], seed: int
@@ -297,14 +297,14 @@ class ProblemData:
         specs = [
             (name, entry)
             for name, entry in self._declared.items()
-            if hasattr(entry, "may_be_hard") and name not in self._poisoned and name not in self._captured
+            if hasattr(entry, "may_be_hard") and name not in self.poisoned and name not in self._captured
         ]
         changed = [(name, change(place, entry)) for place, (name, entry) in enumerate(specs)]
         text = self._seed_text + (f" inputs {seed}" if seed else "")
         return {name: self._make_tensor(name, entry, text) for name, entry in changed if entry is not None}
 
     def _make_tensor(self, name: str, entry: TensorSpec, text: str) -> Any:
-        made = self._library.make_tensor(entry, name, text, self._device.name)
+        made = self.library.make_tensor(entry, name, text, self._device.name)
         return made if self._rows is None else self._rows.narrow_input(name, made)
 
     def rehearse_judging(self) -> None:
@@ -316,7 +316,7 @@ class ProblemData:
         with suppress(RuntimeError):
             self.begin_trial()
             for name, value in self._expected.items():
-                self._library.copy_elements(value, self.tensors[name])
+                self.library.copy_elements(value, self.tensors[name])
             # Judge in both ways: by the quick look, and if that is not enough, in full.
             if not self.is_surely_right(is_last=True):
                 self._compare_with_expected(self.tensors)
@@ -332,32 +332,26 @@ class ProblemData:
             # Sealing again would hide the damage that was done so far.
             self._damage_found = self._damage_found or self._guards.find_damage()
             tag = f" (copy {len(self._copies) + 1})"
-            values = {name + tag: self._pristine[name] for name in self._poisoned}
+            values = {name + tag: self._pristine[name] for name in self.poisoned}
             placed = self._guards.place_tensors(values, self._guards.find_spans(values))
-            self._copies.append({name: placed[name + tag] for name in self._poisoned})
+            self._copies.append({name: placed[name + tag] for name in self.poisoned})
             self._guards.seal_copies()
         return {**self.tensors, **self._copies[number - 1]}
 
     def count_affordable_copies(self, limit_bytes: int) -> int:
         """Return how many sets of poisoned outputs fit into ``limit_bytes``, at least 1: the problem's own."""
-        size = sum(self._library.count_element_bytes(self.tensors[name]) for name in self._poisoned)
+        size = sum(self.library.count_element_bytes(self.tensors[name]) for name in self.poisoned)
         return max(1, limit_bytes // max(1, size))
 
-    def remember_judged_outputs(
-        self, *, is_judged: bool, arithmetic: Callable[[], AbstractContextManager[object]]
-    ) -> JudgedOutputs:
-        """Keep the outputs that the last launch left, to compare those of later launches with.
-
-        Args:
-            is_judged: whether they were judged right; otherwise nothing is compared.
-            arithmetic: enters the floating-point state in which outputs are judged.
-        """
-        return JudgedOutputs(self, is_judged=is_judged, arithmetic=arithmetic)
+    @property
+    def copies(self) -> int:
+        """How many copies of the poisoned outputs there are, besides the problem's own."""
+        return len(self._copies)
 
     def begin_checked_launch(self) -> None:
         """Prepare a launch that is judged: poison the outputs that are only written, and do what ``setup`` asks for."""
-        for name in self._poisoned:
-            self._library.poison_tensor(self.tensors[name])
+        for name in self.poisoned:
+            self.library.poison_tensor(self.tensors[name])
         self.restore_inputs()
 
     def find_damage(self) -> Damage | None:
@@ -370,8 +364,12 @@ class ProblemData:
         """Return the allocations whose guards stop the process, for naming the address of a fault."""
         return self._guards.list_regions()
 
-    def provide_expected_outputs(self, cached: Path) -> None:
+    def provide_expected_outputs(self, cached: Path, default: Kernel | None = None) -> None:
         """Read the expected outputs from ``cached`` if an earlier worker has saved them, else run the reference.
+
+        Args:
+            cached: the file.
+            default: the loaded default config, for a kernel that expects its outputs.
 
         Raises:
             KernelFileError: the reference fails, or returns something else than the outputs.
@@ -379,7 +377,7 @@ class ProblemData:
         if self._kernel.reference is None:
             return
         is_known = cached.is_file()
-        self._keep_expected(self._library.load_tensors(cached, "cpu") if is_known else self._run_reference())
+        self._keep_expected(self.library.load_tensors(cached, "cpu") if is_known else self._run_reference(default))
 
     def save_expected(self, cached: Path) -> None:
         """Save the expected outputs for later workers, unless they are saved. May run in another thread."""
@@ -387,46 +385,46 @@ class ProblemData:
             return
         cached.parent.mkdir(parents=True, exist_ok=True)
         staged = cached.with_name(f"{cached.name}.{os.getpid()}")
-        self._library.save_tensors(self._expected, staged)
+        self.library.save_tensors(self._expected, staged)
         staged.replace(cached)
 
     def _keep_expected(self, expected: Mapping[str, Any]) -> None:
         """Keep the expected outputs on the outputs' device, so that no check has to copy them there."""
         self._expected = {
             name: self._guards.keep_copy(
-                f"the expected {name}", self._library.move_to_device_of(value, self.tensors[name])
+                f"the expected {name}", self.library.move_to_device_of(value, self.tensors[name])
             )
             for name, value in expected.items()
         }
         kernel = self._kernel
         if kernel.check is None and self._device.kind == "cuda":
-            self._quick_look = QuickLook.from_expected(
+            self.quick_look = QuickLook.from_expected(
                 "cuda", self.tensors, self._expected, rtol=kernel.rtol, atol=kernel.atol, keep=self._guards.keep_copy
             )
 
-    def _run_reference(self) -> dict[str, Any]:
+    def _run_reference(self, default: Kernel | None) -> dict[str, Any]:
         # The reference gets clones, because it may change its inputs.
-        inputs = {name: self._library.clone_tensor(value) for name, value in self._pristine.items()}
+        inputs = {name: self.library.clone_tensor(value) for name, value in self._pristine.items()}
         site = self._kernel.site
         try:
-            result: Any = self._call_reference(inputs)
+            result: Any = self._call_reference(inputs) if default is None else self._run_default_config(inputs, default)
         except KernelFileError:
             raise
         except BaseException as error:
             raise site.make_failure("reference", error) from error
         if not isinstance(result, Mapping):
-            if len(self._outputs) != 1:
-                raise site.make_error(f"the reference must return a dict with the outputs {', '.join(self._outputs)}")
-            result = {self._outputs[0]: result}
-        if set(result) != set(self._outputs):
+            if len(self.outputs) != 1:
+                raise site.make_error(f"the reference must return a dict with the outputs {', '.join(self.outputs)}")
+            result = {self.outputs[0]: result}
+        if set(result) != set(self.outputs):
             returned = ", ".join(sorted(result)) or "nothing"
-            raise site.make_error(f"the reference returned {returned}; the outputs are {', '.join(self._outputs)}")
+            raise site.make_error(f"the reference returned {returned}; the outputs are {', '.join(self.outputs)}")
         expected = {}
         for name, returned in result.items():
-            value = self._library.adopt_tensor(returned, self._device.name)
+            value = self.library.adopt_tensor(returned, self._device.name)
             if value is None:
                 raise site.make_error(
-                    f"the reference returned a {type(returned).__name__} for {name}, not a {self._library.word}"
+                    f"the reference returned a {type(returned).__name__} for {name}, not a {self.library.word}"
                 )
             expected[name] = value
             made = self._pristine[name]
@@ -440,8 +438,6 @@ class ProblemData:
     def _call_reference(self, inputs: Mapping[str, Any]) -> Any:
         """Call the reference with the tensors that its parameters name, or with all if it has ``**kwargs``."""
         reference = self._kernel.reference
-        if self._run_default is not None:
-            return self._run_default_config(inputs, self._run_default)
         assert callable(reference)
         parameters = inspect.signature(reference).parameters
         if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -454,29 +450,34 @@ class ProblemData:
                 )
         return reference(**{name: value for name, value in inputs.items() if name in parameters})
 
-    def _run_default_config(
-        self, tensors: Mapping[str, Any], run_default: Callable[[Mapping[str, Any]], None]
-    ) -> dict[str, Any]:
+    def _run_default_config(self, tensors: Mapping[str, Any], default: Kernel) -> dict[str, Any]:
         """Run the default config on tensors as every config is run, and return its outputs.
 
         Raises:
-            KernelFileError: it never writes one of the outputs.
+            KernelFileError: its launch raises, or it never writes one of the outputs.
         """
         if self._setup_call is not None:
             self._setup_call(tensors)
-        run_default(tensors)
-        for name in self._poisoned:
+        try:
+            default.bind(tensors)()
+            if self._device.kind == "cuda":
+                self.library.arithmetic.cuda.synchronize(self._device.name)
+        except KernelFileError:
+            raise
+        except Exception as error:
+            raise self._kernel.site.make_failure(DEFAULT_CONFIG, error) from error
+        for name in self.poisoned:
             if never_written(tensors[name]):
                 raise self._kernel.site.make_error(
                     f"reference='default', but the default config never writes {name}", hint="give a reference"
                 )
-        return {name: tensors[name] for name in self._outputs}
+        return {name: tensors[name] for name in self.outputs}
 
     def make_reference_launch(self) -> Launch | None:
         """Return a call that runs the reference once, or ``None`` if there is none but the default config."""
-        if self._kernel.reference is None or self._run_default is not None:
+        if self._kernel.reference is None or self._kernel.expects_default_outputs:
             return None
-        inputs = {name: self._library.clone_tensor(value) for name, value in self._pristine.items()}
+        inputs = {name: self.library.clone_tensor(value) for name, value in self._pristine.items()}
 
         def launch() -> None:
             self._call_reference(inputs)
@@ -489,10 +490,10 @@ class ProblemData:
         If not, they may still be right: :meth:`check_outputs` decides. With ``is_last``, for the last launch of a
         config, inputs and guards are looked at, too, so that :meth:`find_damage` need not wait for the device again.
         """
-        look = self._quick_look
+        look = self.quick_look
         self.was_surely_right = False
         if look is None or any(
-            self._library.read_layout(tensor) != self._layouts[name] for name, tensor in self.tensors.items()
+            self.library.read_layout(tensor) != self._layouts[name] for name, tensor in self.tensors.items()
         ):
             return False
         if not is_last:
@@ -509,16 +510,16 @@ class ProblemData:
         tensors = self.tensors if tensors is None else tensors
         verdict = self._compare_with_expected(tensors)
         if not verdict.ok:
-            return replace(verdict, is_dissent=self._run_default is not None)
+            return replace(verdict, is_dissent=self._kernel.expects_default_outputs)
         if kernel.check is not None:
-            outputs = {name: tensors[name] for name in self._outputs}
+            outputs = {name: tensors[name] for name in self.outputs}
             # User code may write to the kept copies: look for a launch's damage to them before.
             self._damage_found = self._damage_found or self._guards.find_damage()
             with self._guards.unseal_temporarily():
                 own = run_check(kernel.check, self._pristine, outputs)
             if own.ok:
                 return verdict
-            never = [name for name in self._poisoned if never_written(tensors[name])]
+            never = [name for name in self.poisoned if never_written(tensors[name])]
             return replace(own, message=f"{never[0]} was never written; {own.message}") if never else own
         return verdict
 
@@ -531,7 +532,7 @@ class ProblemData:
             rtol=kernel.rtol,
             atol=kernel.atol,
             max_mismatched_ratio=kernel.max_mismatched_ratio,
-            poisoned=self._poisoned,
+            poisoned=self.poisoned,
             has_exact_integers=kernel.has_exact_integers,
         )
 
@@ -540,118 +541,6 @@ class ProblemData:
         return tuple(
             name
             for name in self._read_only
-            if self._library.read_layout(self.tensors[name]) == self._layouts[name]
-            and not self._library.are_same_tensors(self.tensors[name], self._pristine[name])
+            if self.library.read_layout(self.tensors[name]) == self._layouts[name]
+            and not self.library.are_same_tensors(self.tensors[name], self._pristine[name])
         )
-
-
-class JudgedOutputs:
-    """The outputs of a launch that was judged right, for comparing those of the timed launches.
-
-    The outputs exist in several *sets*: set 0 is the problem's own tensors, the others are copies for launches that are
-    timed together. In dtypes whose poison is an ordinary number, launches alternate between two of them: an answer that
-    equals one poison cannot be left unwritten under the other.
-
-    Attributes:
-        is_comparable: whether there are outputs that were judged right.
-        has_differed: whether another launch was right with other bits. Then bits are no longer compared.
-    """
-
-    def __init__(
-        self,
-        data: ProblemData,
-        *,
-        is_judged: bool,
-        arithmetic: Callable[[], AbstractContextManager[object]],
-    ) -> None:
-        self.is_comparable = is_judged
-        self._data = data
-        self._library = data._library
-        self._arithmetic = arithmetic
-        self._launches = 0
-        self._fills: list[list[tuple[Callable[[int], object], tuple[int, int]]]] = []
-        self._right = [
-            self._library.clone_tensor(view)
-            for name in (data._outputs if is_judged else ())
-            for view, _ in self._library.view_bits(data.tensors[name])
-        ]
-        self._has_one_answer = True
-        self.has_differed = False
-        # If the quick look could not tell for the first launch, it cannot for later ones.
-        self._look = data._quick_look if data.was_surely_right else None
-
-    @property
-    def poisons(self) -> bool:
-        """True if there are outputs to poison."""
-        return bool(self._data._poisoned)
-
-    @property
-    def copies(self) -> int:
-        """Number of sets, the problem's own included."""
-        return 1 + len(self._data._copies)
-
-    @property
-    def is_flag_certain(self) -> bool:
-        """True if a flag that is not set means wrong outputs, and not just other bits."""
-        return self._look is not None
-
-    def poison_sets(self, count: int) -> None:
-        """Poison the outputs of the first ``count`` sets, with the other poison than last time."""
-        self._launches += 1
-        turn = self._launches % 2
-        while len(self._fills) < min(count, self.copies):
-            tensors = self._find_set(len(self._fills))
-            views = [one for name in self._data._poisoned for one in self._library.view_bits(tensors[name])]
-            self._fills.append([(getattr(view, "fill_", None) or view.fill, poisons) for view, poisons in views])
-        for fills in self._fills[:count]:
-            for fill, poisons in fills:
-                fill(poisons[turn])
-
-    def judge_set(self, place: int) -> Verdict:
-        """Judge the outputs of a set: by their bits if that is enough, else as the first launch was judged."""
-        tensors = self._find_set(place)
-        if self._has_one_answer and self._has_same_bits(tensors):
-            return Verdict(ok=True)
-        verdict = Verdict(ok=True)
-        if self._look is None or not self._look.finds_right(tensors):
-            with self._arithmetic():
-                verdict = self._data.check_outputs(tensors)
-        self.has_differed |= verdict.ok
-        return verdict
-
-    def make_flag(self, place: int) -> Any:
-        """Return a flag on the device that is true if a set's outputs are right; ``None`` if only judging can tell."""
-        tensors = self._find_set(place)
-        if self._look is not None:
-            return self._look.make_flag(tensors)
-        if not self._has_one_answer or not self._right:
-            return None
-        import torch
-
-        return torch.stack([(view == right).all() for view, right in self._pair_views(tensors)]).all()
-
-    def read_flags(self, flags: Iterable[Any]) -> list[bool]:
-        """Read flags from the device, with one wait for all."""
-        import torch
-
-        found: list[bool] = torch.stack(list(flags)).tolist()
-        return found
-
-    def accept_other_bits(self) -> None:
-        """Stop comparing bits: this config's right outputs differ from launch to launch."""
-        self._has_one_answer = False
-        self.has_differed = True
-
-    def _find_set(self, place: int) -> Mapping[str, Any]:
-        return self._data.provide_output_copy(place) if place else self._data.tensors
-
-    def _pair_views(self, tensors: Mapping[str, Any]) -> Iterable[tuple[Any, Any]]:
-        views = [view for name in self._data._outputs for view, _ in self._library.view_bits(tensors[name])]
-        return zip(views, self._right, strict=True)
-
-    def _has_same_bits(self, tensors: Mapping[str, Any]) -> bool:
-        try:
-            return all(self._library.are_equal_bits(view, right) for view, right in self._pair_views(tensors))
-        except (RuntimeError, ValueError):
-            # The launch has resized an output, so that the views do not match.
-            return False

@@ -119,11 +119,16 @@ class Mapped(NamedTuple):
 
 
 class _Knob(NamedTuple):
-    """A piece of state that can be read and put back. ``name`` is what messages call it."""
+    """A piece of state that can be read and put back. ``name`` is what messages call it.
+
+    One that is ``settable`` may be changed by a kernel file's Python for all its configs, as may the environment and
+    the settings of torch.
+    """
 
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
+    settable: bool = False
 
 
 @dataclass
@@ -148,7 +153,7 @@ class ProcessState:
         """Prepare to open a problem: put everything back, and the first time, read what a fresh process has."""
         self.restore_baseline()
         if not self._first:
-            self._first = {knob.name: knob.read() for knob in _SET_BY_FILES}
+            self._first = {knob.name: knob.read() for knob in _KNOBS if knob.settable}
 
     def find_settings(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Return the settings that the kernel file's own Python has made, by name: they apply to all configs.
@@ -156,15 +161,17 @@ class ProcessState:
         Of runtimes, only what differs from their usual start counts, because others are not mapped before the first
         launch. ``environment`` is the one that the file was imported with.
         """
-        changed = {name: value for name, value in self._first.items() if self._baseline.get(name) != value}
-        settings = {name: repr(self._baseline.get(name)) for name in changed}
-        settings["settings of torch"] = repr(self._baseline.get("settings of torch"))
+        baseline = self._baseline
+        settings = {
+            name: repr(baseline.get(name)) for name, first in self._first.items() if baseline.get(name) != first
+        }
+        settings[_TORCH.name] = repr(baseline.get(_TORCH.name))
         cores = len(os.sched_getaffinity(0))
-        for name in self._baseline.keys() - {knob.name for knob in _KNOBS}:
+        for name in baseline.keys() - {knob.name for knob in _KNOBS}:
             reader = name.partition(" ")[0]
             usual = {"omp_get_dynamic": (0,), "omp_get_max_active_levels": (1, 2**31 - 1)}.get(reader, (cores,))
-            if self._baseline[name] not in usual:
-                settings[name] = repr(self._baseline[name])
+            if baseline[name] not in usual:
+                settings[name] = repr(baseline[name])
         for name in sorted({*environment, *os.environ} - _SET_BY_TORCH):
             if os.environ.get(name) != environment.get(name):
                 settings[f"${name}"] = os.environ.get(name, "(unset)")
@@ -528,7 +535,9 @@ def _list_generated_directories() -> tuple[bytes, ...]:
 
 _INSTALLED = _list_installed_directories()
 
-_ARITHMETIC = _Knob("floating-point control", _read_arithmetic, _write_arithmetic)
+_ARITHMETIC = _Knob("floating-point control", _read_arithmetic, _write_arithmetic, settable=True)
+
+_TORCH = _Knob("settings of torch", _read_torch, _write_torch)
 
 _TIMERS_KNOB = _Knob("timers", lambda: tuple(signal.getitimer(timer)[0] > 0 for timer in _TIMERS), _end_timers)
 
@@ -543,18 +552,21 @@ _KNOBS = (
         "niceness",
         lambda: os.getpriority(os.PRIO_PROCESS, 0),
         lambda wanted: os.setpriority(os.PRIO_PROCESS, 0, wanted),
+        settable=True,
     ),
     _Knob(
         "scheduling policy",
         lambda: (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority),
         lambda wanted: os.sched_setscheduler(0, wanted[0], os.sched_param(wanted[1])),
+        settable=True,
     ),
     _Knob("working directory", _read_directory, os.chdir),
-    _Knob("umask", _read_umask, os.umask),
+    _Knob("umask", _read_umask, os.umask, settable=True),
     _Knob(
         "signal mask",
         lambda: frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
         lambda wanted: signal.pthread_sigmask(signal.SIG_SETMASK, wanted),
+        settable=True,
     ),
     _TIMERS_KNOB,
     _Knob("limits", _read_limits, _write_limits),
@@ -562,13 +574,7 @@ _KNOBS = (
         "timer slack",
         lambda: _libc.prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0),
         lambda wanted: _libc.prctl(_PR_SET_TIMERSLACK, wanted, 0, 0, 0),
+        settable=True,
     ),
-    _Knob("settings of torch", _read_torch, _write_torch),
+    _TORCH,
 )
-
-_SET_BY_FILES = tuple(
-    knob
-    for knob in _KNOBS
-    if knob.name in ("floating-point control", "niceness", "scheduling policy", "signal mask", "umask", "timer slack")
-)
-"""Settings that a kernel file's Python may change for all its configs, besides the environment and those of torch."""

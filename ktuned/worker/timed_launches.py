@@ -33,7 +33,7 @@ from ktuned.backends import Launch
 from ktuned.worker.check import Verdict
 
 if TYPE_CHECKING:
-    from ktuned.worker.problem import JudgedOutputs
+    from ktuned.worker.judged_outputs import JudgedOutputs
 
 SURE_COMPARED = 90
 """Compared launches of a config that may win: ln 0.01 / ln 0.95, which finds one wrong launch in 20 with 99 %."""

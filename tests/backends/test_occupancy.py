@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.backends.occupancy import occupancy, occupancy_fact
+from ktuned.backends.launch_limits import occupancy, occupancy_fact
 
 
 @pytest.mark.parametrize(

@@ -43,13 +43,16 @@ class PlayedTimer(CudaTimer):
             launches.meanwhile()
         samples = Samples()
         samples.add(5.0)
-        return Timing(samples, Ending.KNOWN, (5.0, 5.0), is_full=False)
+        return Timing(samples, Ending.KNOWN, (5.0, 5.0), is_full=False, may_win=False)
 
 
 class PlayedData:
     """Data that every config leaves right."""
 
     tensors: dict[str, Any] = {}
+    outputs: tuple[str, ...] = ()
+    library = quick_look = None
+    was_surely_right = False
     restores = False
     is_judged = True
 
@@ -68,9 +71,6 @@ class PlayedData:
     def is_surely_right(self, *, is_last: bool) -> bool:
         """Leave it to the check."""
         return False
-
-    def remember_judged_outputs(self, **_: Any) -> None:
-        """Poison and compare nothing."""
 
     def count_affordable_copies(self, limit_bytes: int) -> int:
         """Have no copies."""

@@ -327,7 +327,7 @@ def test_one_quick_look_replaces_the_checks_of_outputs_inputs_and_guards(cached:
     """It finds a launch right only if all three do, and leaves no config's mistake to the next."""
     kernel = declare()
     data = opened(kernel, cached)
-    data._quick_look = QuickLook.from_expected(
+    data.quick_look = QuickLook.from_expected(
         "cpu", data.tensors, data._expected, rtol=kernel.rtol, atol=kernel.atol, keep=lambda name, value: value
     )
 

@@ -11,6 +11,7 @@ import torch
 
 from ktuned.model import Device, DeviceModel, DeviceName, Preset, Target
 from ktuned.spec import Kernel, kernel, space, tensor
+from ktuned.worker.judged_outputs import JudgedOutputs
 from ktuned.worker.problem import ProblemData
 from ktuned.worker.quick_look import QuickLook
 from ktuned.worker.race import RaceRules
@@ -61,7 +62,7 @@ def launches_of(data: ProblemData, launch: Callable[[Any, Any, int], None], copi
 
     return TimedLaunches(
         bound(data.tensors),
-        judged=data.remember_judged_outputs(is_judged=True, arithmetic=nullcontext),
+        judged=JudgedOutputs(data, is_judged=True, arithmetic=nullcontext),
         bind=lambda number: bound(data.provide_output_copy(number)),
         most_copies=copies,
     )
@@ -153,7 +154,7 @@ def test_flags_of_a_device_say_which_launches_are_right(tmp_path: Any) -> None:
         "cpu", data.tensors, data._expected, rtol=1e-4, atol=1e-4, keep=lambda name, value: value
     )
     assert look is not None
-    data._quick_look = look
+    data.quick_look = look
     assert data.is_surely_right(is_last=False)
     is_wrong = False
 
@@ -182,7 +183,7 @@ def test_flags_of_a_device_say_which_launches_are_right(tmp_path: Any) -> None:
 def test_a_flag_by_bounds_is_believed_even_if_later_launches_are_right(tmp_path: Any) -> None:
     """The launch that it was of left outputs that are out of tolerance beyond doubt."""
     data = opened(tmp_path, declare())
-    data._quick_look = QuickLook.from_expected(
+    data.quick_look = QuickLook.from_expected(
         "cpu", data.tensors, data._expected, rtol=1e-4, atol=1e-4, keep=lambda name, value: value
     )
     assert data.is_surely_right(is_last=False)

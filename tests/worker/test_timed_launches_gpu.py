@@ -12,6 +12,7 @@ import pytest
 from ktuned.model import PRESETS, Device, DeviceModel, DeviceName, Target
 from ktuned.spec import Kernel, kernel, space, tensor
 from ktuned.worker.cuda_timer import EVENTS, GRAPH, CudaTimer
+from ktuned.worker.judged_outputs import JudgedOutputs
 from ktuned.worker.problem import ProblemData
 from ktuned.worker.race import RaceRules
 from ktuned.worker.timed_launches import SURE_COMPARED, TimedLaunches, WrongLaunch
@@ -46,7 +47,7 @@ def launches_of(tmp_path: Path, launch: Callable[[Any, Any], object]) -> tuple[P
     def bound(tensors: Any) -> Callable[[], None]:
         return lambda: (launch(tensors["x"], tensors["y"]), None)[1]
 
-    judged = data.remember_judged_outputs(is_judged=True, arithmetic=nullcontext)
+    judged = JudgedOutputs(data, is_judged=True, arithmetic=nullcontext)
     bind = lambda number: bound(data.provide_output_copy(number))  # noqa: E731
     return data, TimedLaunches(bound(data.tensors), judged=judged, bind=bind, most_copies=20)
 
