@@ -35,8 +35,8 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
         "watch": Entry("watch", "Tune the kernels that each save changes, and show them."),
         "run": Entry("run", "Run a program; the daemon tunes its autotuned kernels."),
         "jobs": Entry("jobs", "List, cancel, pause or resume jobs."),
-        "add": Entry("roots", "Watch a kernel file or a directory without tuning it."),
-        "remove": Entry("roots", "Stop watching a directory."),
+        "add": Entry("kernels", "Watch a kernel file or a directory without tuning it."),
+        "remove": Entry("kernels", "Stop watching a directory."),
     },
     "Results": {
         "lookup": Entry("lookup", "Print the best config known for a kernel."),

@@ -7,7 +7,7 @@ from typing import Any
 
 from ktuned.cli import output, text
 from ktuned.cli.output import Exit
-from ktuned.cli.present import Presenter, cancel_jobs, follow_tuning, list_open_jobs, request_tuning
+from ktuned.cli.present import Presenter, TuningInterrupted, cancel_jobs, follow_tuning, request_tuning
 from ktuned.cli.progress import News, View
 from ktuned.model import Outcome
 from ktuned.protocol import COMPILE, CompileParams, ConfigCompiled, JobInfo
@@ -30,8 +30,8 @@ def compile_space(wanted: CompileParams, as_json: bool) -> int:
         presenter = CompilePresenter(as_json=as_json, several=len(accepted.jobs) > 1)
         try:
             view = follow_tuning(client, accepted, presenter)
-        except KeyboardInterrupt:
-            cancel_jobs(client, list_open_jobs(client, accepted))
+        except TuningInterrupted as interrupt:
+            cancel_jobs(client, interrupt.open_jobs)
             output.print_message("cancelled; compiled configs are kept")
             return Exit.INTERRUPTED
     jobs = [known.job for known in view.jobs.values()]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
 
+from ktuned.backends import ENTRY_POINT_GROUP
 from ktuned.cli import doctor as checks
 from ktuned.cli import equipment, output, spawn, text, versions
 from ktuned.cli.doctor import Finding, Level
-from ktuned.cli.host_check import check_hosts
 from ktuned.cli.options import json_option
 from ktuned.cli.output import Exit
 from ktuned.cli.versions import own_version
@@ -27,6 +28,7 @@ from ktuned.protocol import (
     StatusAnswer,
     call_method,
 )
+from ktuned.store import STORE_NAME, Artifacts
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.paths import socket_path
 
@@ -96,9 +98,6 @@ def _summarise_findings(findings: Sequence[Finding]) -> str:
 
 def _is_new(home: Path) -> bool:
     """Return whether no daemon runs, nor has ever run with this state directory."""
-    # Not at the top: `--help` needs no database.
-    from ktuned.store import STORE_NAME
-
     return not ((home / STORE_NAME).exists() or spawn.is_serving(socket_path()))
 
 
@@ -107,11 +106,6 @@ def _finding_row(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def _examine_installation() -> list[Finding]:
-    # Not at the top: `--help` imports every command, and needs no backends.
-    from importlib.metadata import entry_points
-
-    from ktuned.backends import ENTRY_POINT_GROUP
-
     status, environments, kernels, absence = _ask_daemon()
     home = spawn.state_directory()
     findings = [
@@ -129,13 +123,10 @@ def _examine_installation() -> list[Finding]:
     ]
     if status is None:
         return [*findings, *equipment.check_backends([equipment.probe_here()])]
-    findings += [*checks.check_notices(status), *checks.check_lanes(status), *check_hosts(status, own_version())]
+    findings += [*checks.check_notices(status), *checks.check_lanes(status), *checks.check_hosts(status, own_version())]
     here = [report for report in environments if not report.host]
     findings += [*equipment.check_backends(here, status.roots), *equipment.check_kernels(kernels, here, status.roots)]
     if status.artifacts is not None and status.artifacts.directory:
-        # Not at the top: `--help` needs no database.
-        from ktuned.store import Artifacts
-
         census = Artifacts(Path(status.artifacts.directory), 0).count_by_backend()
         findings += equipment.check_artifacts(census, here)
     return findings

@@ -114,7 +114,7 @@ def export(
                     document = replace(document, artifacts=os.path.relpath(artifacts.resolve(), directory.resolve()))
                 for name, content in _exported_files(document, form, by or DEFAULT_SIZE).items():
                     path = directory / name
-                    changed = _write_atomically(path, content)
+                    changed = output.write_atomically(path, content)
                     count = document.count_winners()
                     place = {"kernel": entry.kernel, "device": entry.device, "winners": count}
                     written.append({**place, "path": str(path), "changed": changed})
@@ -235,21 +235,6 @@ def _split_document(document: WinnersDocument) -> Iterator[WinnersDocument]:
     for objective, won in document.objectives.items():
         for start in range(0, len(won), _PART):
             yield replace(document, winners=(), objectives={objective: won[start : start + _PART]})
-
-
-def _write_atomically(path: Path, content: str) -> bool:
-    """Write a file atomically; return whether it changed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_file() and path.read_text(encoding="utf-8") == content:
-        return False
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        staged.write_text(content, encoding="utf-8")
-        staged.replace(path)
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
-    return True
 
 
 def _copy_artifacts(places: Mapping[str, str], directory: Path) -> None:

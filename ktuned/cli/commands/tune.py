@@ -32,11 +32,11 @@ from ktuned.cli.options import (
     problem_option,
 )
 from ktuned.cli.output import Exit
-from ktuned.cli.present import cancel_jobs, choose_presenter, follow_tuning, list_open_jobs, request_tuning
+from ktuned.cli.present import TuningInterrupted, cancel_jobs, choose_presenter, follow_tuning, request_tuning
 from ktuned.cli.progress import FAILURES, JobView, View
 from ktuned.cli.t1_file import is_t1, kernel_file_of
 from ktuned.model import PRESETS, UNTIL, Config, Job, Scalar, needs_metric
-from ktuned.protocol import LOOKUP, TUNE, CompileParams, LookupParams, TuneAnswer, TuneParams, call_method
+from ktuned.protocol import LOOKUP, TUNE, CompileParams, LookupParams, TuneParams, call_method
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 
@@ -127,8 +127,8 @@ def tune(
                     # Of a batch system, which ends its jobs by it.
                     signal.signal(signal.SIGTERM, signal.default_int_handler)
                 view = follow_tuning(client, accepted, choose_presenter(as_json=as_json))
-            except KeyboardInterrupt:
-                return _handle_interrupt(client, accepted, cancels)
+            except TuningInterrupted as interrupt:
+                return _leave_jobs(client, interrupt.open_jobs, cancels)
             finally:
                 if cancels:
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -164,8 +164,8 @@ def _refuse_measuring_options() -> None:
             raise click.UsageError(f"{param.opts[0]} does not go with --compile-only", context)
 
 
-def _handle_interrupt(client: Client, accepted: TuneAnswer, cancels: bool) -> int:
-    active = list_open_jobs(client, accepted)
+def _leave_jobs(client: Client, active: list[int], cancels: bool) -> int:
+    """Cancel the jobs that are open when the command is interrupted, or say how they go on."""
     numbers = ", ".join(map(str, active))
     if active and cancels:
         cancel_jobs(client, active)
