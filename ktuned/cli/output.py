@@ -68,6 +68,15 @@ def emit_json(value: object) -> None:
     emit_line(show_controls_in_json(json.dumps(value, ensure_ascii=False, default=_make_plain)))
 
 
+def emit_answer(answer: object, as_json: bool, *words: str) -> None:
+    """Print an answer as JSON, or else in words, a line each."""
+    if as_json:
+        emit_json(answer)
+    else:
+        for line in words:
+            emit_line(line)
+
+
 def _make_plain(value: object) -> object:
     # Not at the top: `--help` and errors print without it.
     import msgspec

@@ -14,10 +14,10 @@ from ktuned.protocol import (
     SHUTDOWN,
     STATUS,
     BackendsAnswer,
+    EmptyAnswer,
     EnvironmentInfo,
     HelloAnswer,
     NoParams,
-    ShutdownAnswer,
     StatusAnswer,
 )
 from ktuned.serve.connection import Connection
@@ -75,7 +75,7 @@ class DaemonMethods:
         """Say what every environment's backends are and can do, asking those that have not been asked yet."""
         return BackendsAnswer(tuple(await self._probe()))
 
-    def handle_shutdown(self, nothing: NoParams, connection: Connection) -> ShutdownAnswer:
+    def handle_shutdown(self, nothing: NoParams, connection: Connection) -> EmptyAnswer:
         """Stop the daemon; the next one continues unfinished jobs."""
         self._stop()
-        return ShutdownAnswer()
+        return EmptyAnswer()

@@ -23,17 +23,16 @@ _WIDTH = len("compile_timeout")
 _MESSAGE_CHARS = 160
 
 
-def compile_space(wanted: CompileParams, as_json: bool) -> int:
+def compile_space(client: Client, wanted: CompileParams, as_json: bool) -> int:
     """Compile a space's configs for later jobs, and print the result of each; Ctrl-C cancels."""
-    with Client() as client:
-        accepted = request_tuning(client, COMPILE, wanted)
-        presenter = CompilePresenter(as_json=as_json, several=len(accepted.jobs) > 1)
-        try:
-            view = follow_tuning(client, accepted, presenter)
-        except TuningInterrupted as interrupt:
-            cancel_jobs(client, interrupt.open_jobs)
-            output.print_message("cancelled; compiled configs are kept")
-            return Exit.INTERRUPTED
+    accepted = request_tuning(client, COMPILE, wanted)
+    presenter = CompilePresenter(as_json=as_json, several=len(accepted.jobs) > 1)
+    try:
+        view = follow_tuning(client, accepted, presenter)
+    except TuningInterrupted as interrupt:
+        cancel_jobs(client, interrupt.open_jobs)
+        output.print_message("cancelled; compiled configs are kept")
+        return Exit.INTERRUPTED
     jobs = [known.job for known in view.jobs.values()]
     if as_json:
         output.emit_json(jobs)

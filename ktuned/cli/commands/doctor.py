@@ -49,7 +49,7 @@ def doctor(peaks: bool, again: bool, as_json: bool) -> int:
     Works without a daemon, and reports more with one; --peaks starts one. Exits with 1 if a check fails.
     """
     if again and not peaks:
-        raise click.UsageError("--remeasure goes with --peaks", click.get_current_context())
+        raise click.UsageError("--remeasure goes with --peaks")
     if peaks:
         return _show_peaks(again=again, as_json=as_json)
     findings = _examine_installation()
@@ -66,8 +66,7 @@ def doctor(peaks: bool, again: bool, as_json: bool) -> int:
 
 
 def _show_peaks(*, again: bool, as_json: bool) -> int:
-    spawn.announce_daemon(spawn.ensure_daemon())
-    with Client() as client, output.report_waiting("measuring the devices"):
+    with spawn.open_client() as client, output.report_waiting("measuring the devices"):
         answer = call_method(client, PEAKS, PeaksParams(measure=True, again=again), deadline_s=PEAKS_DEADLINE_S)
     status = Exit.DONE if any(peaks.gbps for peaks in answer.peaks) else Exit.NOT_REACHED
     if as_json:

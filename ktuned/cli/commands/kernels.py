@@ -150,9 +150,7 @@ def add(path: str, no_spawn: bool, as_json: bool) -> int:
     Its kernels can be looked up, imported and tuned by name from then on. Exits with 1 if a kernel file has an error.
     """
     place = as_path(path, "a kernel's name is none")
-    if not no_spawn:
-        spawn.announce_daemon(spawn.ensure_daemon())
-    with Client() as client, output.report_waiting(f"inspecting {place}"):
+    with spawn.open_client(no_spawn=no_spawn) as client, output.report_waiting(f"inspecting {place}"):
         # As a tuning: it inspects every kernel file below the path.
         added = call_method(client, ADD, AddParams(place), deadline_s=TUNE_DEADLINE_S)
     if as_json:
@@ -176,8 +174,6 @@ def remove(path: str, as_json: bool) -> int:
     with Client() as client:
         # Not resolved here: the directory may be gone.
         gone = call_method(client, UNWATCH, UnwatchParams(os.path.abspath(path)))
-    if as_json:
-        output.emit_json(gone)
-    else:
-        output.emit_line(f"{gone.path} is no longer watched; {text.count_of(len(gone.kernels), 'kernel')} forgotten")
+    forgotten = text.count_of(len(gone.kernels), "kernel")
+    output.emit_answer(gone, as_json, f"{gone.path} is no longer watched; {forgotten} forgotten")
     return Exit.DONE

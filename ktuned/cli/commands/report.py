@@ -56,7 +56,7 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
     each the charts. Without KERNEL or PATH it has the whole store.
     """
     if live and place != DEFAULT_OUTPUT:
-        raise click.UsageError("--live writes no file, so --output does not go with it", click.get_current_context())
+        raise click.UsageError("--live writes no file, so --output does not go with it")
     with Client() as client:
         store = Path(call_method(client, STATUS).home) / STORE_NAME
         kernels = _kernels_meant(client, targets)

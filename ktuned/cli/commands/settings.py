@@ -72,7 +72,7 @@ def config(reloads: bool, directory: Path | None, as_json: bool) -> int:
     nothing, and exits with 2.
     """
     if reloads and directory is not None:
-        raise click.UsageError("--reload and --init exclude each other", click.get_current_context())
+        raise click.UsageError("--reload and --init exclude each other")
     if directory is not None:
         return _write_project_file(directory)
     if reloads:
@@ -145,10 +145,7 @@ def _reload_settings(as_json: bool) -> int:
     with Client() as client, output.report_waiting("reading config.toml and inspecting what it changes"):
         # Roots with another interpreter are inspected again.
         done = call_method(client, RELOAD, deadline_s=TUNE_DEADLINE_S)
-    if as_json:
-        output.emit_json(done)
-    else:
-        output.emit_line(f"{done.path}: {', '.join(done.changed) or 'nothing'} changed")
+    output.emit_answer(done, as_json, f"{done.path}: {', '.join(done.changed) or 'nothing'} changed")
     return Exit.DONE
 
 

@@ -91,9 +91,9 @@ def export(
     (JSON by one size) and c (a header that finds the nearest problem) are for programs without ktuned.
     """
     if artifacts is not None and form != FORMATS[0]:
-        raise click.UsageError(f"--with-artifacts does not go with --format {form}", click.get_current_context())
+        raise click.UsageError(f"--with-artifacts does not go with --format {form}")
     if by is not None and form != "vllm":
-        raise click.UsageError("--by goes with --format vllm", click.get_current_context())
+        raise click.UsageError("--by goes with --format vllm")
     written = []
     with Client() as client:
         listed = call_method(client, EXPORT, ExportParams(kernel, device), deadline_s=_DEADLINE_S)

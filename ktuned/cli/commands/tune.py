@@ -20,6 +20,7 @@ from ktuned.cli.options import (
     SectionedCommand,
     WholeNumber,
     anchor_option,
+    anchor_pin_option,
     as_path,
     config_option,
     device_option,
@@ -78,6 +79,7 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
 @objective_option
 @numerics_option
 @anchor_option
+@anchor_pin_option
 @priority_option
 @click.option(
     "--cancel-on-interrupt",
@@ -104,7 +106,7 @@ def tune(
     if nothing was compiled.
     """
     if arch is not None and not compile_only:
-        raise click.UsageError("--arch goes with --compile-only", click.get_current_context())
+        raise click.UsageError("--arch goes with --compile-only")
     kernel, path = (None, as_path(target)) if is_path(target) else (target, None)
     if path is not None and is_t1(Path(path)):
         file, is_new = kernel_file_of(Path(path))
@@ -113,12 +115,10 @@ def tune(
             output.print_message(f"wrote {path}, which declares the kernel of {target}")
     if compile_only:
         _refuse_measuring_options()
-    if not no_spawn:
-        spawn.announce_daemon(spawn.ensure_daemon())
-    if compile_only:
-        budget = {name: plan[name] for name in _BUDGET}
-        return compile_space(CompileParams(kernel, path, problem or None, **budget, arch=arch), as_json)
-    with Client() as client:
+    with spawn.open_client(no_spawn=no_spawn) as client:
+        if compile_only:
+            budget = {name: plan[name] for name in _BUDGET}
+            return compile_space(client, CompileParams(kernel, path, problem or None, **budget, arch=arch), as_json)
         accepted = request_tuning(client, TUNE, TuneParams(kernel, path, problem or None, **plan))
         jobs, over = accepted.jobs, {job.id for job in accepted.jobs if job.is_ended}
         if not detach:
@@ -161,7 +161,7 @@ def _refuse_measuring_options() -> None:
     for param in context.command.params:
         name = param.name or ""
         if name not in _COMPILING and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{param.opts[0]} does not go with --compile-only", context)
+            raise click.UsageError(f"{param.opts[0]} does not go with --compile-only")
 
 
 def _leave_jobs(client: Client, active: list[int], cancels: bool) -> int:

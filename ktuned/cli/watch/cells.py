@@ -33,7 +33,7 @@ STYLES: Mapping[str, str] = {
 }
 """Styles of states."""
 
-WARNING = "dark_goldenrod"
+WARNING = "#af8700"
 """Style of words that warn: readable on a dark and on a light screen, as bright yellow is not."""
 
 SAME = 0.01
