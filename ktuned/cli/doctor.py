@@ -7,21 +7,20 @@ daemon; facts that only a daemon has come from its ``status``.
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from ktuned import observer
 from ktuned.cli import text
-from ktuned.model import Record, record
+from ktuned.daemon import load_settings
+from ktuned.model import Record, SettingsError, record
+from ktuned.protocol import EnvironmentInfo, HostInfo, StatusAnswer
 from ktuned_client import paths
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
-    from ktuned.protocol import StatusAnswer
 
 SUPPORTED_PYTHON = ((3, 11), (3, 13))
 """The oldest and the newest Python that ktuned is tested with."""
@@ -55,8 +54,6 @@ class Finding(Record):
 
 def check_observer(environment: Mapping[str, str] = os.environ) -> Finding:
     """Check that workers can be observed: without that no answer is ``fresh``."""
-    from ktuned import observer
-
     if environment.get(observer.OFF_VARIABLE):
         message = f"switched off by {observer.OFF_VARIABLE}: no kernel is fully observed"
         return Finding(Level.WARN, "observer", message, f"unset {observer.OFF_VARIABLE}")
@@ -118,9 +115,6 @@ def check_home(home: Path) -> Finding:
 
 def check_settings() -> Finding:
     """Check ``config.toml`` by the daemon's own reader."""
-    from ktuned.daemon import load_settings
-    from ktuned.model import SettingsError
-
     try:
         path = load_settings().config_path
     except SettingsError as error:
@@ -200,3 +194,43 @@ def check_lanes(status: StatusAnswer) -> list[Finding]:
 def check_notices(status: StatusAnswer) -> list[Finding]:
     """Return the daemon's notices as findings."""
     return [Finding(Level.WARN, "daemon", text.first_line(notice, 400)) for notice in status.notices or ()]
+
+
+def check_hosts(status: StatusAnswer, version: str) -> Iterator[Finding]:
+    """Check the other hosts in a daemon's status, where it has some; ``version`` is ktuned's here."""
+    for name, executor in status.executors.items():
+        if not executor.version:
+            said = f"{executor.name} is not joined; the notices say why"
+            yield Finding(Level.WARN, name, said, executor.mend)
+            continue
+        count = text.count_of(len(executor.hosts), "host")
+        yield Finding(Level.OK, name, f"{executor.name}: {executor.version}, {count}")
+        for host in executor.hosts:
+            yield _check_host(host, status.environments, version)
+
+
+def _check_host(host: HostInfo, environments: Iterable[EnvironmentInfo], version: str) -> Finding:
+    name = f"host {host.name}"
+    if host.state != "ready":
+        reason = text.first_line(host.reason)
+        return Finding(Level.WARN, name, reason or "it is being started", host.mend if reason else "")
+    differs = []
+    if host.ktuned != version:
+        differs.append(f"ktuned {host.ktuned}, here {version}")
+    if host.python.split(".")[:2] != platform.python_version().split(".")[:2]:
+        differs.append(f"Python {host.python}, here {platform.python_version()}")
+    if missing := _find_missing_backends(host, environments):
+        differs.append(f"no backend {', '.join(sorted(missing))}")
+    found = f"{host.interpreter}, {text.count_of(host.cpus, 'CPU')}, {text.count_of(host.gpus, 'GPU')}"
+    if not differs:
+        return Finding(Level.OK, name, found)
+    return Finding(Level.WARN, name, f"{found}; {'; '.join(differs)}", host.mend)
+
+
+def _find_missing_backends(host: HostInfo, environments: Iterable[EnvironmentInfo]) -> set[str]:
+    """Return the usable backends of this machine that a host lacks; none while the host was not probed."""
+    usable: dict[str, set[str]] = {}
+    for report in environments:
+        names = {name for name, backend in report.backends.items() if backend.error is None}
+        usable.setdefault(report.host, set()).update(names)
+    return usable.get("", set()) - usable[host.name] if host.name in usable else set()

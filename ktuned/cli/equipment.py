@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from ktuned.backends import install_hint
 from ktuned.cli import text
 from ktuned.cli.doctor import Finding, Level
 from ktuned.ipc import replies
@@ -181,9 +182,6 @@ def check_kernels(
     kernels: Iterable[KernelInfo], environments: Iterable[EnvironmentInfo], roots: Sequence[RootInfo]
 ) -> Iterator[Finding]:
     """Find the backends that kernels need and their interpreters lack."""
-    # Not at the top: `--help` needs no backends.
-    from ktuned.backends import install_hint
-
     backends = {environment.python: environment.backends for environment in environments if not environment.error}
     missing: dict[tuple[str, str], list[str]] = {}
     for kernel in kernels:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
 
 import click
 
 from ktuned.model import MAX_PRIORITY, NUMERICS, Priority, Scalar
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _INTEGER = re.compile(r"[+-]?\d+")
 _FLOAT = re.compile(r"[+-]?(\d+\.\d*|\.?\d+)([eE][+-]?\d+)?")
@@ -94,10 +91,7 @@ def as_path(target: str, otherwise: str = "a kernel's name has no slash and no .
         click.UsageError: it does not exist.
     """
     if not os.path.exists(target):
-        raise click.UsageError(
-            f"there is no file or directory {target} ({otherwise})",
-            click.get_current_context(),
-        )
+        raise click.UsageError(f"there is no file or directory {target} ({otherwise})")
     return os.path.realpath(target)
 
 
@@ -125,15 +119,13 @@ def _read_priority(context: click.Context, parameter: click.Parameter, word: str
     raise click.BadParameter(f"{word!r} is not a priority; use {_LEVELS}, or a number from 0 to {MAX_PRIORITY}")
 
 
-def priority_option(command: _Command) -> _Command:
-    """Add ``--priority``, read into its number."""
-    return click.option(
-        "--priority",
-        cls=AdvancedOption,
-        metavar="LEVEL",
-        callback=_read_priority,
-        help=f"The jobs' priority, also while you wait: {_LEVELS}, or 0 to {MAX_PRIORITY}.",
-    )(command)
+priority_option = click.option(
+    "--priority",
+    cls=AdvancedOption,
+    metavar="LEVEL",
+    callback=_read_priority,
+    help=f"The jobs' priority, also while you wait: {_LEVELS}, or 0 to {MAX_PRIORITY}.",
+)
 
 
 def _read_pairs(words: Iterable[str], example: str) -> dict[str, Scalar]:
@@ -161,82 +153,62 @@ def _read_configs(
     return [_read_pairs([word], "--config BM=64,BN=32") for word in words] or None
 
 
-def json_option(command: _Command) -> _Command:
-    """Add ``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print only data on stdout, as JSON.")(command)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print only data on stdout, as JSON.")
 
 
-def problem_option(command: _Command) -> _Command:
-    """Add ``-p NAME=VALUE[,NAME=VALUE…]``, repeatable, read into a problem."""
-    return click.option(
-        "-p",
-        "--problem",
-        multiple=True,
-        metavar="NAME=VALUE,…",
-        callback=_read_problem,
-        help="The problem, e.g. -p M=1024,dtype=float16 or -p M=1024 -p dtype=float16.",
-    )(command)
+problem_option = click.option(
+    "-p",
+    "--problem",
+    multiple=True,
+    metavar="NAME=VALUE,…",
+    callback=_read_problem,
+    help="The problem, e.g. -p M=1024,dtype=float16 or -p M=1024 -p dtype=float16.",
+)
 
 
-def config_option(command: _Command) -> _Command:
-    """Add ``--config KNOB=VALUE[,KNOB=VALUE…]``, repeatable, read into a list of configs."""
-    return click.option(
-        "--config",
-        "configs",
-        cls=AdvancedOption,
-        multiple=True,
-        metavar="KNOB=VALUE,…",
-        callback=_read_configs,
-        help="Try this config alone; several with several --config.",
-    )(command)
+config_option = click.option(
+    "--config",
+    "configs",
+    cls=AdvancedOption,
+    multiple=True,
+    metavar="KNOB=VALUE,…",
+    callback=_read_configs,
+    help="Try this config alone; several with several --config.",
+)
 
 
-def device_option(command: _Command) -> _Command:
-    """Add ``--device``."""
-    return click.option("--device", metavar="DEVICE", help="A device (cpu:0, cuda:1) or a device model.")(command)
+device_option = click.option("--device", metavar="DEVICE", help="A device (cpu:0, cuda:1) or a device model.")
 
 
-def objective_option(command: _Command) -> _Command:
-    """Add ``--objective``."""
-    return click.option(
-        "--objective",
-        cls=AdvancedOption,
-        metavar="OBJECTIVE",
-        help="The best by latency, energy, edp, max:METRIC or min:METRIC, instead of the kernel's own objective.",
-    )(command)
+objective_option = click.option(
+    "--objective",
+    cls=AdvancedOption,
+    metavar="OBJECTIVE",
+    help="The best by latency, energy, edp, max:METRIC or min:METRIC, instead of the kernel's own objective.",
+)
 
 
-def numerics_option(command: _Command) -> _Command:
-    """Add ``--numerics``."""
-    return click.option(
-        "--numerics",
-        cls=AdvancedOption,
-        type=click.Choice(NUMERICS),
-        help="Let only configs win that have the anchor's bits, or any within the tolerance.",
-    )(command)
+numerics_option = click.option(
+    "--numerics",
+    cls=AdvancedOption,
+    type=click.Choice(NUMERICS),
+    help="Let only configs win that have the anchor's bits, or any within the tolerance.",
+)
 
 
-def anchor_option(command: _Command) -> _Command:
-    """Add ``--anchor KNOB=VALUE[,KNOB=VALUE…]``, read into a config or a part of one, and ``--anchor-pin PIN``."""
-    by_pin = click.option(
-        "--anchor-pin", cls=AdvancedOption, metavar="PIN", help="Keep to the bits of the config that this pin holds."
-    )
-    return click.option(
-        "--anchor",
-        cls=AdvancedOption,
-        metavar="KNOB=VALUE,…",
-        callback=lambda context, parameter, word: None if word is None else _read_pairs([word], "--anchor BM=64"),
-        help="Keep to the bits of this config from now on; what it leaves out is the default's.",
-    )(by_pin(command))
+anchor_option = click.option(
+    "--anchor",
+    cls=AdvancedOption,
+    metavar="KNOB=VALUE,…",
+    callback=lambda context, parameter, word: None if word is None else _read_pairs([word], "--anchor BM=64"),
+    help="Keep to the bits of this config from now on; what it leaves out is the default's.",
+)
+
+anchor_pin_option = click.option(
+    "--anchor-pin", cls=AdvancedOption, metavar="PIN", help="Keep to the bits of the config that this pin holds."
+)
 
 
-def no_spawn_option(command: _Command) -> _Command:
-    """Add ``--no-spawn``."""
-    return click.option(
-        "--no-spawn", cls=AdvancedOption, is_flag=True, help="Fail if no daemon runs, instead of starting one."
-    )(command)
-
-
-def drop_missing(**params: Any) -> dict[str, Any]:
-    """Return the parameters that were given; the daemon decides the others."""
-    return {key: value for key, value in params.items() if value is not None and value != {}}
+no_spawn_option = click.option(
+    "--no-spawn", cls=AdvancedOption, is_flag=True, help="Fail if no daemon runs, instead of starting one."
+)

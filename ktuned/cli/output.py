@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -66,6 +68,15 @@ def emit_json(value: object) -> None:
     emit_line(show_controls_in_json(json.dumps(value, ensure_ascii=False, default=_make_plain)))
 
 
+def emit_answer(answer: object, as_json: bool, *words: str) -> None:
+    """Print an answer as JSON, or else in words, a line each."""
+    if as_json:
+        emit_json(answer)
+    else:
+        for line in words:
+            emit_line(line)
+
+
 def _make_plain(value: object) -> object:
     # Not at the top: `--help` and errors print without it.
     import msgspec
@@ -95,6 +106,25 @@ def complain_of(errors: Iterable[FileError]) -> None:
         print_error(lines.error_line(error), error.hint)
         for line in lines.source_excerpt(error):
             print_message(line)
+
+
+def write_atomically(path: Path, content: str) -> bool:
+    """Write a file in one step, so that nobody reads a part of it; return whether it changed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_file() and path.read_bytes() == content.encode():
+        return False
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        staged.write_text(content, encoding="utf-8")
+        staged.replace(path)
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
+    return True
 
 
 @contextmanager

@@ -22,11 +22,9 @@ from ktuned.cli.progress import JobBegan, JobView, NewBest, News, View, begin_vi
 from ktuned.model import JobState, show_controls
 from ktuned.protocol import (
     CANCEL,
-    JOBS,
     PEAKS,
     CancelParams,
     JobParams,
-    JobsParams,
     Method,
     SharePullAnswer,
     TuneAnswer,
@@ -262,23 +260,32 @@ def request_tuning(client: Client, method: Method[P, TuneAnswer], wanted: P) -> 
     return accepted
 
 
+class TuningInterrupted(KeyboardInterrupt):
+    """Ctrl-C, while a tuning was followed whose ``open_jobs`` continue."""
+
+    def __init__(self, open_jobs: list[int]) -> None:
+        super().__init__()
+        self.open_jobs = open_jobs
+
+
 def follow_tuning(client: Client, accepted: TuneAnswer | SharePullAnswer, presenter: Presenter) -> View:
-    """Show the jobs of a request until they have ended; return their final view."""
+    """Show the jobs of a request until they have ended; return their final view.
+
+    Raises:
+        TuningInterrupted: on Ctrl-C.
+    """
     view = begin_view(accepted.jobs, call_method(client, PEAKS).by_device)
-    with Tuning(client, msgspec.to_builtins(accepted)) as tuning, presenter:
-        presenter.show(None, view, ())
-        for received in tuning:
-            view, news = fold_event(view, read_event(received))
-            presenter.show(received, view, news)
+    try:
+        with Tuning(client, msgspec.to_builtins(accepted)) as tuning, presenter:
+            presenter.show(None, view, ())
+            for received in tuning:
+                view, news = fold_event(view, read_event(received))
+                presenter.show(received, view, news)
+    except KeyboardInterrupt:
+        raise TuningInterrupted([known.job.id for known in view.active]) from None
     # A job's final state includes events from before the subscription.
     view, _ = resync_view(view, read_jobs(tuning.jobs))
     return view
-
-
-def list_open_jobs(client: Client, accepted: TuneAnswer) -> list[int]:
-    """Return the jobs of a request that have not ended by now."""
-    jobs = call_method(client, JOBS, JobsParams(ids=[job.id for job in accepted.jobs])).jobs
-    return [job.id for job in jobs if not job.is_ended]
 
 
 def cancel_jobs(client: Client, jobs: Iterable[int]) -> None:

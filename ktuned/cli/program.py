@@ -6,11 +6,12 @@ Each command's module is imported when it is named.
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +36,8 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
         "watch": Entry("watch", "Tune the kernels that each save changes, and show them."),
         "run": Entry("run", "Run a program; the daemon tunes its autotuned kernels."),
         "jobs": Entry("jobs", "List, cancel, pause or resume jobs."),
-        "add": Entry("roots", "Watch a kernel file or a directory without tuning it."),
-        "remove": Entry("roots", "Stop watching a directory."),
+        "add": Entry("kernels", "Watch a kernel file or a directory without tuning it."),
+        "remove": Entry("kernels", "Stop watching a directory."),
     },
     "Results": {
         "lookup": Entry("lookup", "Print the best config known for a kernel."),
@@ -80,11 +81,9 @@ class _Commands(click.Group):
             return None
         module = importlib.import_module(f"ktuned.cli.commands.{COMMANDS[cmd_name].module}")
         command: click.Command = getattr(module, f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name)
-        callback = command.callback
-        if callback is None or cmd_name in versions.ACROSS_VERSIONS:
-            return command
-        command = copy.copy(command)
-        command.callback = versions.check_before(callback)
+        if command.callback is not None:
+            command = copy.copy(command)
+            command.callback = _prepare_callback(cmd_name, command.callback)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -105,6 +104,22 @@ class _Commands(click.Group):
             meant = f", did you mean {near[0]!r}?" if near else ""
             raise click.UsageError(f"there is no command {args[0]!r}{meant}", ctx)
         return super().resolve_command(ctx, args)
+
+
+def _prepare_callback(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a command check the daemon's protocol first, and its usage errors name its help."""
+
+    @functools.wraps(callback)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if name not in versions.ACROSS_VERSIONS:
+            versions.check_protocol()
+        try:
+            return callback(*args, **kwargs)
+        except click.UsageError as error:
+            error.ctx = error.ctx or click.get_current_context()
+            raise
+
+    return run
 
 
 def _print_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:

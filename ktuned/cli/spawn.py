@@ -8,11 +8,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ktuned.cli import output, text
 from ktuned.cli.output import COMPLAINT
 from ktuned.model import KtunedError
 from ktuned_client import paths
+
+if TYPE_CHECKING:
+    from ktuned_client import Client
 
 START_DEADLINE_S = 15.0
 """Deadline of a daemon's first answer: half a second is usual, a cold disk takes longer."""
@@ -49,6 +53,20 @@ def ensure_daemon() -> int | None:
     """
     socket_path = paths.socket_path()
     return None if is_serving(socket_path) else start_daemon(socket_path, state_directory()) or None
+
+
+def open_client(*, no_spawn: bool = False) -> Client:
+    """Return a client of the daemon, which is started, and announced, if none runs; unless ``no_spawn``.
+
+    Raises:
+        DaemonNotStarted: it could not be started.
+    """
+    # Not at the top: a daemon that starts needs no client.
+    from ktuned_client import Client
+
+    if not no_spawn:
+        announce_daemon(ensure_daemon())
+    return Client()
 
 
 def announce_daemon(pid: int | None) -> None:

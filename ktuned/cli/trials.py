@@ -32,10 +32,13 @@ def load_all_trials(client: Client, wanted: ResultsParams) -> list[ListedTrial]:
     """Return all trials that ``results`` chooses, in the order of its table, from as many requests as they take."""
     found: list[ListedTrial] = []
     page = msgspec.structs.replace(wanted, limit=PAGE, order="newest")
-    while more := call_method(client, RESULTS, page, deadline_s=_DEADLINE_S).trials:
+    while True:
+        more = call_method(client, RESULTS, page, deadline_s=_DEADLINE_S).trials
+        # A page that brings nothing older is the end, or a daemon that does not know `before`.
+        if not more or (found and more[0].id >= found[-1].id):
+            return sorted(found, key=_table_key)
         found += more
-        page = msgspec.structs.replace(page, before=min(trial.id for trial in more))
-    return sorted(found, key=_table_key)
+        page = msgspec.structs.replace(page, before=found[-1].id)
 
 
 def _table_key(trial: ListedTrial) -> tuple[bool, str, str, float, int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from ktuned_client import DaemonError, DaemonUnavailable
 from ktuned_client.answers import DaemonSilent
@@ -19,17 +17,6 @@ def own_version() -> str:
     from importlib.metadata import version as installed
 
     return installed("ktuned")
-
-
-def check_before(callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a command's callback that first checks that no daemon of another protocol runs."""
-
-    @functools.wraps(callback)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        check_protocol()
-        return callback(*args, **kwargs)
-
-    return run
 
 
 def check_protocol() -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from ktuned.model import BackendReport, DeviceModel, DeviceName, Fault, Peaks
 from ktuned.protocol.kernels import RootInfo
-from ktuned.protocol.method import Method, NoParams
+from ktuned.protocol.method import EmptyAnswer, Method, NoParams
 from ktuned_client.wire import PROTOCOL_VERSION
 
 P = TypeVar("P", bound=msgspec.Struct)
@@ -305,14 +305,10 @@ class ReloadAnswer(msgspec.Struct, frozen=True):
     changed: tuple[str, ...]
 
 
-class ShutdownAnswer(msgspec.Struct, frozen=True):
-    """The daemon ends."""
-
-
 HELLO: Final = LastingMethod("hello", NoParams, HelloAnswer)
 STATUS: Final = LastingMethod("status", NoParams, StatusAnswer)
 BACKENDS: Final = Method("backends", NoParams, BackendsAnswer)
 PEAKS: Final = Method("peaks", PeaksParams, PeaksAnswer)
 COLLECT: Final = Method("gc", CollectParams, CollectAnswer)
 RELOAD: Final = Method("reload", NoParams, ReloadAnswer)
-SHUTDOWN: Final = Method("shutdown", NoParams, ShutdownAnswer)
+SHUTDOWN: Final = Method("shutdown", NoParams, EmptyAnswer)

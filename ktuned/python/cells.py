@@ -52,9 +52,9 @@ class CellStatement:
         return frozenset(filter(None, map(_find_base_name, targets)))
 
     @cached_property
-    def uses(self) -> frozenset[str]:
+    def uses(self) -> set[str]:
         """The names that it takes from elsewhere, including those that it changes."""
-        return frozenset(dotted[0] for dotted in find_free_names(self.node)) | self.changes
+        return find_free_names(self.node) | self.changes
 
     @property
     def is_import(self) -> bool:

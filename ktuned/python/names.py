@@ -31,21 +31,13 @@ def find_bound_names(node: ast.AST) -> Iterator[str]:
         yield from find_bound_names(child)
 
 
-def find_free_names(node: ast.AST) -> Iterator[tuple[str, ...]]:
-    """Yield the names that a node loads from outside, each with the attributes taken from it (``a.b.c``).
-
-    A class body counts as if it bound nothing.
-    """
+def find_free_names(node: ast.AST) -> set[str]:
+    """Return the names that a node loads from outside. A class body counts as if it bound nothing."""
     try:
-        outer = _find_outer_names(symtable(ast.unparse(node), "<node>", "exec"))
+        return _find_outer_names(symtable(ast.unparse(node), "<node>", "exec"))
     except (SyntaxError, ValueError):
         # Some f-strings cannot be unparsed. Then every name counts.
-        outer = None
-    for dotted in _find_loaded_names(node):
-        # Inside classes, names with two underscores are mangled: the table has them under other names.
-        is_outer = outer is None or dotted[0] in outer or dotted[0].startswith("__")
-        if is_outer:
-            yield dotted
+        return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
 
 
 def _find_outer_names(table: SymbolTable) -> set[str]:
@@ -55,28 +47,3 @@ def _find_outer_names(table: SymbolTable) -> set[str]:
     else:
         names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_referenced() and not symbol.is_free()}
     return names.union(*map(_find_outer_names, table.get_children()))
-
-
-def _find_loaded_names(node: ast.AST) -> Iterator[tuple[str, ...]]:
-    """Yield each dotted name that a node's syntax loads."""
-    if isinstance(node, ast.Attribute | ast.Name):
-        dotted, base = _split_dotted_name(node)
-        if base is not None:
-            yield from _find_loaded_names(base)
-        elif isinstance(node.ctx, ast.Load):
-            yield dotted
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _find_loaded_names(child)
-
-
-def _split_dotted_name(node: ast.Attribute | ast.Name) -> tuple[tuple[str, ...], ast.expr | None]:
-    """Return ``a.b.c`` as a tuple; if the attributes are not taken from a name, the expression instead."""
-    attributes: list[str] = []
-    base: ast.expr = node
-    while isinstance(base, ast.Attribute):
-        attributes.append(base.attr)
-        base = base.value
-    if isinstance(base, ast.Name):
-        return (base.id, *reversed(attributes)), None
-    return (), base

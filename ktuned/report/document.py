@@ -47,7 +47,6 @@ class DevicePeaks(Struct, frozen=True):
 class WinnerSummary(Struct, frozen=True):
     """The winner of a section; ``row`` is its place among the section's trials, or -1."""
 
-    trial: int
     row: int
     config: Mapping[str, Scalar]
     latency_us: float
@@ -73,27 +72,20 @@ class SourceState(Struct, frozen=True):
     """One state of the sources and the tools that trials were made in, and what changed since the one before."""
 
     first: float
-    last: float
     trials: int
     measured: int
     latency_us: float | None
-    spread_us: float | None
     config: Mapping[str, Scalar] | None
     changes: Sequence[str]
     is_shown: bool
 
 
 class JobFigures(Struct, frozen=True):
-    """A job of a section: its times (Unix s) and its costs in s."""
+    """A job of a section: its start (Unix s) and its costs in s."""
 
     id: int
     reason: str
-    state: str
-    created: float
     started: float | None
-    finished: float | None
-    done: int
-    best_us: float | None
     cost: Mapping[str, float]
     message: str
 
@@ -111,7 +103,6 @@ class OtherWinner(Struct, frozen=True):
     gain: float | None
     latency_us: float
     config: Mapping[str, Scalar]
-    trial: int
 
 
 class Section(Struct, frozen=True):

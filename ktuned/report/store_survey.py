@@ -17,11 +17,15 @@ from ktuned.model import (
     NOT_TRIED,
     Config,
     Context,
+    DeviceModel,
     Job,
     KernelInfo,
+    KernelName,
+    KeyProblem,
     Objective,
     Outcome,
     Peaks,
+    Problem,
     Winner,
     WinnerKey,
     canonical,
@@ -189,7 +193,7 @@ def _build_section(
         left_out=len(rows) - len(kept),
         failures=_count_failures(kept, configs, knobs),
         history=_describe_history(overview, group, shown, kernel),
-        jobs=[_job_figures(job) for job in jobs],
+        jobs=[JobFigures(job.id, job.reason, job.started, job.cost, _first_line(job.message)) for job in jobs],
         roof=None if peaks is None else _to_device_peaks(peaks),
         others=[other for won in others if (other := _describe_difference(won, winner, knobs)) is not None],
         numerics=overview.load_bit_classes(shown.id).describe_classes(),
@@ -220,7 +224,7 @@ def _list_knobs(kernel: KernelInfo | None, configs: Sequence[Config]) -> list[st
     return list(kernel.order_config(dict.fromkeys(found, 0)))
 
 
-def _in_order(config: Config, knobs: Sequence[str]) -> dict[str, Any]:
+def _in_order(config: Config, knobs: Sequence[str]) -> Config:
     return {knob: config[knob] for knob in knobs if knob in config}
 
 
@@ -288,7 +292,6 @@ def _describe_winner(
 ) -> WinnerSummary:
     place = next((place for place, row in enumerate(rows) if row.id == winner.trial), -1)
     return WinnerSummary(
-        winner.trial,
         place,
         _in_order(winner.config, knobs) or winner.config,
         winner.latency_us,
@@ -314,7 +317,6 @@ def _describe_difference(won: Winner, fastest: Winner | None, knobs: Sequence[st
         compute_gain(won.objective, beside, figure),
         won.latency_us,
         _in_order(won.config, knobs) or won.config,
-        won.trial,
     )
 
 
@@ -368,11 +370,9 @@ def _describe_history(
     return [
         SourceState(
             sums.first,
-            sums.last,
             sums.trials,
             sums.measured,
             None if sums.best is None else sums.best.latency_us,
-            None if sums.best is None else sums.best.spread_us,
             None if sums.best is None else json.loads(sums.best.config),
             said,
             sums is shown,
@@ -397,23 +397,6 @@ def _describe_changes(overview: Overview, then: Context, now: Context, kernel: K
     return [describe_change(change) for change in found]
 
 
-def _job_figures(job: Job) -> JobFigures:
-    return JobFigures(
-        job.id,
-        job.reason,
-        job.state,
-        job.created,
-        job.started,
-        job.finished,
-        job.done,
-        job.best_us,
-        job.cost,
-        _first_line(job.message),
-    )
-
-
-def surveyed_key(kernel: str, problem: Mapping[str, Any], device: str, objective: str = LATENCY) -> WinnerKey:
+def surveyed_key(kernel: str, problem: Problem, device: str, objective: str = LATENCY) -> WinnerKey:
     """Return the key by which a store's survey knows a winner."""
-    from ktuned.model import DeviceModel, KernelName, KeyProblem
-
     return WinnerKey(KernelName(kernel), KeyProblem(canonical(problem)), DeviceModel(device), Objective(objective))

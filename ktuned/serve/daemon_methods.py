@@ -16,10 +16,10 @@ from ktuned.protocol import (
     SHUTDOWN,
     STATUS,
     BackendsAnswer,
+    EmptyAnswer,
     EnvironmentInfo,
     HelloAnswer,
     NoParams,
-    ShutdownAnswer,
     StatusAnswer,
 )
 from ktuned.serve.events import Events
@@ -67,7 +67,7 @@ class DaemonMethods(msgspec.Struct, frozen=True, kw_only=True):
         """Say what every environment's backends are and can do, asking those that have not been asked yet."""
         return BackendsAnswer(tuple(await self.probe()))
 
-    def handle_shutdown(self, nothing: NoParams, peer: Peer) -> ShutdownAnswer:
+    def handle_shutdown(self, nothing: NoParams, peer: Peer) -> EmptyAnswer:
         """Stop the daemon; the next one continues unfinished jobs."""
         self.stop()
-        return ShutdownAnswer()
+        return EmptyAnswer()

@@ -218,7 +218,7 @@ def test_a_path_without_kernels_is_one_line(run: Run, serve: Serve) -> None:
 
 def test_commands_that_take_no_kernel_say_so(run: Run, serve: Serve) -> None:
     """A kernel's name in place of a path is named as what it may be; a kernel without winners is named, too."""
-    serve(export={"shared": []})
+    serve(export={"shared": []}, kernels={"kernels": []})
     assert "there is no file or directory gemm (a kernel's name is none" in run("watch", "gemm").err
     assert "there is no file or directory gemm (a kernel's name is none" in run("add", "gemm").err
     assert "there are no winners of a kernel 'gemm'" in run("export", "--kernel", "gemm").err

@@ -10,6 +10,7 @@ import pytest
 
 from ktuned.cli.completion import complete_kernel_names
 from tests.cli.conftest import Serve
+from tests.cli.samples import kernel_map
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_a_shell_is_offered_kernels_and_paths(serve: Serve) -> None:
     """Names come from the daemon; without one, or for a path, the shell completes files; a wrong word is no error."""
     assert completed("ktuned lookup ge") == []
     assert completed("ktuned tune ge") == ["file,ge"]
-    serve(kernels={"kernels": [{"name": "project:gemm"}, {"name": "project:add"}], "errors": [], "roots": []})
+    serve(kernels={"kernels": [kernel_map("project:gemm"), kernel_map("project:add")], "errors": [], "roots": []})
     assert completed("ktuned lookup ge") == ["plain,gemm"]
     assert completed("ktuned tune ge") == ["plain,gemm"]
     assert completed("ktuned tune ./ge") == ["file,./ge"]

@@ -3,8 +3,7 @@
 import platform
 from typing import Any
 
-from ktuned.cli.doctor import Level
-from ktuned.cli.host_check import check_hosts
+from ktuned.cli.doctor import Level, check_hosts
 from ktuned.protocol import STATUS, StatusAnswer
 
 PYTHON = platform.python_version()

@@ -12,25 +12,24 @@ from ktuned.python.names import find_free_names
 @pytest.mark.parametrize(
     ("source", "names"),
     [
-        ("def f(a, b=d):\n    c = a\n    return b + c + e.f.g", {"d", "e.f.g"}),
+        ("def f(a, b=d):\n    c = a\n    return b + c + e.f.g", {"d", "e"}),
         ("def f(xs):\n    return [y for x in xs if (y := g(x))], y", {"g"}),
         ("def f():\n    global x\n    x = 1\n    return x", {"x"}),
         ("def f(a):\n    def g():\n        return a + h\n    return g", {"h"}),
         ("class A(B):\n    c = 1\n    d = c\n    def e(self):\n        return c", {"B", "c"}),
-        ("class A:\n    def e(self):\n        return __hidden", {"__hidden"}),
         ("def f(a):\n    match a:\n        case {'k': v, **rest} if p:\n            return v, rest", {"p"}),
         ("def f(n):\n    return [i * j for i in n]", {"j"}),
         ("f = lambda a: a + b", {"b"}),
     ],
-    ids=["defaults", "walrus", "global", "closure", "class", "mangled", "match", "comprehension", "lambda"],
+    ids=["defaults", "walrus", "global", "closure", "class", "match", "comprehension", "lambda"],
 )
 def test_only_names_from_outside_are_found(source: str, names: set[str]) -> None:
-    """Names that a statement binds are its own; others come from the module, with their attributes."""
+    """Names that a statement binds are its own; others come from the module."""
     (statement,) = ast.parse(source).body
-    assert {".".join(name) for name in find_free_names(statement)} == names
+    assert find_free_names(statement) == names
 
 
 def test_every_name_counts_if_scopes_are_unknown() -> None:
     """A statement that Python 3.11 cannot write as source again hides no name that it loads."""
     (statement,) = ast.parse("def f(d):\n    return g(f\"{d['\x07']}\")").body
-    assert ("g",) in set(find_free_names(statement))
+    assert "g" in find_free_names(statement)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ktuned.model.noise import IMPLAUSIBLE_RATIO, NOISY_SPREAD
 from ktuned.report import Standing, render_fragment, render_page, survey_store, surveyed_key
 from ktuned.store import Overview
 from tests.report.browser import Opened, chromium, file
@@ -378,6 +379,23 @@ def test_a_winner_at_the_end_of_a_knob_is_named(browser: Browser, tmp_path: Path
             said.append(opened.page.locator(".insights").inner_text())
     assert "TILE=60 is the largest value of its knob" in said[0]
     assert "of its knob" not in said[1]
+
+
+def test_a_reference_that_took_too_long_has_a_badge(browser: Browser, tmp_path: Path) -> None:
+    """By the same rule as results and lookups, and with a sentence; a plausible one has neither."""
+    store = SampleStore(tmp_path / "ktuned.sqlite")
+    store.add("kernels:likely", {"N": 1}, 5, reference_times=20.0)
+    store.add("kernels:unlikely", {"N": 1}, 5, reference_times=1488.0)
+    with Opened(browser, file(_page_of(tmp_path))) as opened:
+        assert opened.page.evaluate("[NOISY_SPREAD, IMPLAUSIBLE_RATIO]") == [NOISY_SPREAD, IMPLAUSIBLE_RATIO]
+        rows = opened.page.locator("tbody tr")
+        assert [rows.nth(place).locator(".badge.noisy").count() for place in range(2)] == [0, 1]
+        for section, badges in enumerate((0, 1)):
+            opened.visit(section)
+            assert opened.page.locator(".tiles .badge.noisy").count() == badges
+            sentence = "the reference took 1,488 times the winner's time"
+            assert (sentence in opened.page.locator(".insights").inner_text()) is bool(badges)
+        assert opened.complaints == []
 
 
 def _page_of(directory: Path) -> Path:

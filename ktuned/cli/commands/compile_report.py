@@ -7,7 +7,7 @@ from typing import Any
 
 from ktuned.cli import output, text
 from ktuned.cli.output import Exit
-from ktuned.cli.present import Presenter, cancel_jobs, follow_tuning, list_open_jobs, request_tuning
+from ktuned.cli.present import Presenter, TuningInterrupted, cancel_jobs, follow_tuning, request_tuning
 from ktuned.cli.progress import News, View
 from ktuned.model import Outcome
 from ktuned.protocol import COMPILE, CompileParams, ConfigCompiled, JobInfo
@@ -23,17 +23,16 @@ _WIDTH = len("compile_timeout")
 _MESSAGE_CHARS = 160
 
 
-def compile_space(wanted: CompileParams, as_json: bool) -> int:
+def compile_space(client: Client, wanted: CompileParams, as_json: bool) -> int:
     """Compile a space's configs for later jobs, and print the result of each; Ctrl-C cancels."""
-    with Client() as client:
-        accepted = request_tuning(client, COMPILE, wanted)
-        presenter = CompilePresenter(as_json=as_json, several=len(accepted.jobs) > 1)
-        try:
-            view = follow_tuning(client, accepted, presenter)
-        except KeyboardInterrupt:
-            cancel_jobs(client, list_open_jobs(client, accepted))
-            output.print_message("cancelled; compiled configs are kept")
-            return Exit.INTERRUPTED
+    accepted = request_tuning(client, COMPILE, wanted)
+    presenter = CompilePresenter(as_json=as_json, several=len(accepted.jobs) > 1)
+    try:
+        view = follow_tuning(client, accepted, presenter)
+    except TuningInterrupted as interrupt:
+        cancel_jobs(client, interrupt.open_jobs)
+        output.print_message("cancelled; compiled configs are kept")
+        return Exit.INTERRUPTED
     jobs = [known.job for known in view.jobs.values()]
     if as_json:
         output.emit_json(jobs)

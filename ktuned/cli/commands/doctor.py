@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
 
+from ktuned.backends import ENTRY_POINT_GROUP
 from ktuned.cli import doctor as checks
 from ktuned.cli import equipment, output, spawn, text, versions
 from ktuned.cli.doctor import Finding, Level
-from ktuned.cli.host_check import check_hosts
 from ktuned.cli.options import json_option
 from ktuned.cli.output import Exit
 from ktuned.cli.versions import own_version
@@ -27,6 +28,7 @@ from ktuned.protocol import (
     StatusAnswer,
     call_method,
 )
+from ktuned.store import STORE_NAME, Artifacts
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.paths import socket_path
 
@@ -47,7 +49,7 @@ def doctor(peaks: bool, again: bool, as_json: bool) -> int:
     Works without a daemon, and reports more with one; --peaks starts one. Exits with 1 if a check fails.
     """
     if again and not peaks:
-        raise click.UsageError("--remeasure goes with --peaks", click.get_current_context())
+        raise click.UsageError("--remeasure goes with --peaks")
     if peaks:
         return _show_peaks(again=again, as_json=as_json)
     findings = _examine_installation()
@@ -64,8 +66,7 @@ def doctor(peaks: bool, again: bool, as_json: bool) -> int:
 
 
 def _show_peaks(*, again: bool, as_json: bool) -> int:
-    spawn.announce_daemon(spawn.ensure_daemon())
-    with Client() as client, output.report_waiting("measuring the devices"):
+    with spawn.open_client() as client, output.report_waiting("measuring the devices"):
         answer = call_method(client, PEAKS, PeaksParams(measure=True, again=again), deadline_s=PEAKS_DEADLINE_S)
     status = Exit.DONE if any(peaks.gbps for peaks in answer.peaks) else Exit.NOT_REACHED
     if as_json:
@@ -96,9 +97,6 @@ def _summarise_findings(findings: Sequence[Finding]) -> str:
 
 def _is_new(home: Path) -> bool:
     """Return whether no daemon runs, nor has ever run with this state directory."""
-    # Not at the top: `--help` needs no database.
-    from ktuned.store import STORE_NAME
-
     return not ((home / STORE_NAME).exists() or spawn.is_serving(socket_path()))
 
 
@@ -107,11 +105,6 @@ def _finding_row(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def _examine_installation() -> list[Finding]:
-    # Not at the top: `--help` imports every command, and needs no backends.
-    from importlib.metadata import entry_points
-
-    from ktuned.backends import ENTRY_POINT_GROUP
-
     status, environments, kernels, absence = _ask_daemon()
     home = spawn.state_directory()
     findings = [
@@ -129,13 +122,10 @@ def _examine_installation() -> list[Finding]:
     ]
     if status is None:
         return [*findings, *equipment.check_backends([equipment.probe_here()])]
-    findings += [*checks.check_notices(status), *checks.check_lanes(status), *check_hosts(status, own_version())]
+    findings += [*checks.check_notices(status), *checks.check_lanes(status), *checks.check_hosts(status, own_version())]
     here = [report for report in environments if not report.host]
     findings += [*equipment.check_backends(here, status.roots), *equipment.check_kernels(kernels, here, status.roots)]
     if status.artifacts is not None and status.artifacts.directory:
-        # Not at the top: `--help` needs no database.
-        from ktuned.store import Artifacts
-
         census = Artifacts(Path(status.artifacts.directory), 0).count_by_backend()
         findings += equipment.check_artifacts(census, here)
     return findings

@@ -60,18 +60,16 @@ def jobs(
     """
     if action is None:
         if device is not None:
-            raise click.UsageError("--device goes with --pause or --resume", click.get_current_context())
+            raise click.UsageError("--device goes with --pause or --resume")
         return _list_jobs(target, state, limit, as_json)
     if state is not None or limit is not None:
-        raise click.UsageError(f"--state and --limit do not go with --{action}", click.get_current_context())
+        raise click.UsageError(f"--state and --limit do not go with --{action}")
     if action == "cancel" and target is None:
-        raise click.UsageError("--cancel needs a job or a kernel", click.get_current_context())
+        raise click.UsageError("--cancel needs a job or a kernel")
     if action == "cancel" and device is not None:
-        raise click.UsageError("--device goes with --pause or --resume", click.get_current_context())
+        raise click.UsageError("--device goes with --pause or --resume")
     if target is not None and device is not None:
-        raise click.UsageError(
-            "a target and --device exclude each other; give one of them", click.get_current_context()
-        )
+        raise click.UsageError("a target and --device exclude each other; give one of them")
     return _act_on_jobs(action, target, device, as_json)
 
 

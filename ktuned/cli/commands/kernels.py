@@ -1,28 +1,34 @@
-"""``ktuned kernels``: the declared kernels of the watched roots."""
+"""``ktuned kernels``, ``add`` and ``remove``: the watched directories, and the kernels that they declare."""
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 
 import click
 import msgspec
 
-from ktuned.cli import lines, output, text
+from ktuned.cli import lines, output, spawn, text
 from ktuned.cli.completion import complete_target
-from ktuned.cli.options import as_path, is_path, json_option
+from ktuned.cli.options import SectionedCommand, as_path, is_path, json_option, no_spawn_option
 from ktuned.cli.output import Exit
 from ktuned.model import SpaceInfo, Status, describe_change
 from ktuned.protocol import (
+    ADD,
     KERNELS,
+    UNWATCH,
     AddAnswer,
+    AddParams,
     KernelEntry,
     KernelsAnswer,
     KernelsParams,
     RootInfo,
+    UnwatchParams,
     call_method,
     find_root,
 )
 from ktuned_client import Client
+from ktuned_client.answers import TUNE_DEADLINE_S
 
 
 @click.command()
@@ -132,3 +138,42 @@ def _describe_space(space: SpaceInfo) -> str:
     size = "configs from a callable" if space.size is None else f"{space.size} configs"
     axes = f" of {' '.join(space.axes)}" if space.axes else ""
     return size + axes + (", constrained" if space.constrained else "")
+
+
+@click.command(cls=SectionedCommand)
+@click.argument("path")
+@no_spawn_option
+@json_option
+def add(path: str, no_spawn: bool, as_json: bool) -> int:
+    """Watch a kernel file or a directory without tuning it.
+
+    Its kernels can be looked up, imported and tuned by name from then on. Exits with 1 if a kernel file has an error.
+    """
+    place = as_path(path, "a kernel's name is none")
+    with spawn.open_client(no_spawn=no_spawn) as client, output.report_waiting(f"inspecting {place}"):
+        # As a tuning: it inspects every kernel file below the path.
+        added = call_method(client, ADD, AddParams(place), deadline_s=TUNE_DEADLINE_S)
+    if as_json:
+        output.emit_json(added)
+    else:
+        for notice in added.notices:
+            output.print_message(notice)
+        show_kernels(added)
+        output.print_message(f"watching {added.root.path}; `ktuned remove {added.root.path}` ends it")
+    return Exit.NOT_REACHED if added.errors else Exit.DONE
+
+
+@click.command()
+@click.argument("path")
+@json_option
+def remove(path: str, as_json: bool) -> int:
+    """Stop watching a directory.
+
+    Its jobs are cancelled and its kernels are forgotten; results stay for the time when it is watched again.
+    """
+    with Client() as client:
+        # Not resolved here: the directory may be gone.
+        gone = call_method(client, UNWATCH, UnwatchParams(os.path.abspath(path)))
+    forgotten = text.count_of(len(gone.kernels), "kernel")
+    output.emit_answer(gone, as_json, f"{gone.path} is no longer watched; {forgotten} forgotten")
+    return Exit.DONE

@@ -73,7 +73,7 @@ def lookup(
 ) -> int:
     """Print the best config known for a kernel."""
     if [kernel is not None, lists_pins, release is not None].count(True) != 1:
-        raise click.UsageError("lookup needs a kernel, or --pins, or --release PIN", click.get_current_context())
+        raise click.UsageError("lookup needs a kernel, or --pins, or --release PIN")
     if lists_pins:
         return _list_pins(as_json)
     if release is not None:
@@ -176,8 +176,5 @@ def _release_pin(pin: str, as_json: bool) -> int:
     """Give a pin up: its questions get the best answers again."""
     with Client() as client:
         found = call_method(client, UNPIN, UnpinParams(pin))
-    if as_json:
-        output.emit_json(found)
-    else:
-        output.emit_line(f"{pin}: {text.count_of(found.questions, 'question')} forgotten")
+    output.emit_answer(found, as_json, f"{pin}: {text.count_of(found.questions, 'question')} forgotten")
     return Exit.DONE

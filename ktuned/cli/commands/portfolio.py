@@ -81,9 +81,7 @@ def portfolio(
     """
     for file in files:
         if file.suffix not in FORMATS:
-            raise click.UsageError(
-                f"{file}: the name ends in none of {', '.join(FORMATS)}", click.get_current_context()
-            )
+            raise click.UsageError(f"{file}: the name ends in none of {', '.join(FORMATS)}")
     with Client() as client:
         if not show:
             params = PortfolioParams(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from ktuned.cli import lines, output, text
 from ktuned.cli.completion import complete_target
@@ -19,10 +19,17 @@ from ktuned.cli.progress import begin_view
 from ktuned.cli.versions import own_version
 from ktuned.model import JobState, KtunedError, UsageError, WinnerKey, describe_change
 from ktuned.protocol import JOBS, KERNELS, STATUS, JobsParams, KernelsParams, call_method
+from ktuned.report import (
+    Document,
+    DocumentCache,
+    LiveServer,
+    Standing,
+    render_page,
+    survey_store,
+    surveyed_key,
+)
+from ktuned.store import STORE_NAME, Overview
 from ktuned_client import Client, DaemonError, DaemonUnavailable
-
-if TYPE_CHECKING:
-    from ktuned.report import Document, Standing
 
 DEFAULT_OUTPUT = Path("report.html")
 
@@ -48,12 +55,8 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
     It is one file that needs no network: kernels, problems and devices with their gains and what is stale, and for
     each the charts. Without KERNEL or PATH it has the whole store.
     """
-    # Not at the top: `--help` imports every command, and needs no database.
-    from ktuned.report import render_page, survey_store
-    from ktuned.store import STORE_NAME, Overview
-
     if live and place != DEFAULT_OUTPUT:
-        raise click.UsageError("--live writes no file, so --output does not go with it", click.get_current_context())
+        raise click.UsageError("--live writes no file, so --output does not go with it")
     with Client() as client:
         store = Path(call_method(client, STATUS).home) / STORE_NAME
         kernels = _kernels_meant(client, targets)
@@ -65,14 +68,15 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
     if not document.sections:
         output.print_error("there are no trials to report", "`ktuned tune PATH` makes some")
         return Exit.NOT_REACHED
-    content = render_page(document).encode()
+    page = render_page(document)
     try:
-        _write_atomically(place, content)
+        # A report that is open in a browser stays whole.
+        output.write_atomically(place, page)
     except OSError as error:
         raise UsageError(f"{place} cannot be written: {error.strerror}") from error
     trials = sum(section.trials.count for section in document.sections)
     problems = text.count_of(len(document.sections), "problem")
-    output.emit_line(f"{place}  {problems}, {text.count_of(trials, 'trial')}, {text.format_size(len(content))}")
+    output.emit_line(f"{place}  {problems}, {text.count_of(trials, 'trial')}, {text.format_size(len(page.encode()))}")
     if opens:
         _open_browser(place.resolve().as_uri(), str(place.resolve()))
     return Exit.DONE
@@ -80,10 +84,6 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
 
 def _serve_report(client: Client, store: Path, kernels: set[str] | None, *, opens: bool) -> int:
     """Serve the report until Ctrl-C."""
-    from msgspec.structs import replace
-
-    from ktuned.report import DocumentCache, LiveServer, survey_store
-    from ktuned.store import Overview
 
     def read() -> Document:
         try:
@@ -119,9 +119,6 @@ def _running_jobs(client: Client, kernels: set[str] | None) -> list[str]:
 
 def _open_browser(address: str, shown: str) -> None:
     """Open a browser; where there is none, name what is to be opened."""
-    # Not at the top: `--help` imports every command, and opens nothing.
-    import webbrowser
-
     if not webbrowser.open(address):
         output.print_error("no browser could be started", f"open {shown} in one")
 
@@ -157,8 +154,6 @@ class NoKernels(KtunedError):
 
 def _load_standings(client: Client) -> dict[WinnerKey, Standing]:
     """Return the daemon's word on each winner."""
-    from ktuned.report import Standing, surveyed_key
-
     kernels = call_method(client, KERNELS, KernelsParams(why=True), deadline_s=_DEADLINE_S).kernels
     return {
         surveyed_key(kernel.name, entry.problem, entry.device, entry.objective): Standing(
@@ -167,14 +162,3 @@ def _load_standings(client: Client) -> dict[WinnerKey, Standing]:
         for kernel in kernels
         for entry in kernel.why or ()
     }
-
-
-def _write_atomically(place: Path, content: bytes) -> None:
-    """Write a file atomically: a report that is open in a browser stays whole."""
-    staged = place.with_name(f".{place.name}.{os.getpid()}")
-    try:
-        staged.write_bytes(content)
-        staged.replace(place)
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise

@@ -75,12 +75,12 @@ def results(
     --json is --format json.
     """
     if as_json and form not in (None, "json"):
-        raise click.UsageError(f"--json and --format {form} contradict each other", click.get_current_context())
+        raise click.UsageError(f"--json and --format {form} contradict each other")
     if plot and (form is not None or as_json or trial is not None):
-        raise click.UsageError("--plot is a form of its own", click.get_current_context())
+        raise click.UsageError("--plot is a form of its own")
     form = "json" if as_json else PLOT if plot else form or TABLE
     if kernel is None and trial is None:
-        raise click.UsageError("name a kernel, or a trial with --trial", click.get_current_context())
+        raise click.UsageError("name a kernel, or a trial with --trial")
     wanted = ResultsParams(
         kernel,
         problem or None,
@@ -137,10 +137,7 @@ def _pareto_fronts(trials: Sequence[ListedTrial], names: Sequence[str]) -> list[
     unknown = [name for name in names if not any(compute_cost(trial, name) is not None for trial in trials)]
     if trials and unknown:
         known = sorted({name for trial in trials for name in trial.metrics})
-        raise click.UsageError(
-            f"no trial has the metric {unknown[0]!r}; there are {', '.join(['latency', *known])}",
-            click.get_current_context(),
-        )
+        raise click.UsageError(f"no trial has the metric {unknown[0]!r}; there are {', '.join(['latency', *known])}")
     return pareto_front(trials, names)
 
 

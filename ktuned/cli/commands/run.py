@@ -9,17 +9,14 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from ktuned.cli import output, run_hook, spawn, text
+from ktuned.dropin import RECORDED, TUNED, Account
 from ktuned.model import NUMERICS, TOLERANCE, UsageError
 from ktuned.protocol import BACKENDS, call_method
 from ktuned_client import Client, DaemonError, DaemonUnavailable
-
-if TYPE_CHECKING:
-    from ktuned.dropin import Account
 
 HOOK = Path(run_hook.__file__).parent
 
@@ -43,14 +40,9 @@ def run(waits: bool, numerics: str, command: tuple[str, ...]) -> int:
     COMMAND is run as it is: `python app.py`, `python -m package`, `torchrun …`, a script. The interpreters that it
     starts need ktuned-triton or ktuned-tilelang. Starts a daemon if none runs. Exits with the program's status.
     """
-    # Not at the top: `--help` imports every command, and tunes nothing.
-    from ktuned.dropin import Account
-
     if shutil.which(command[0]) is None:
         raise UsageError(f"there is no program {command[0]!r}", hint="give a command, as in `ktuned run python app.py`")
-    started = spawn.ensure_daemon()
-    if started is not None:
-        output.print_message(f"started a daemon (pid {started}); `ktuned stop` ends it")
+    spawn.announce_daemon(spawn.ensure_daemon())
     with tempfile.TemporaryDirectory(prefix="ktuned-run-") as summary:
         hook = hook_environment("wait" if waits else "background", numerics, summary, os.environ)
         status = run_program(command, {**os.environ, **hook})
@@ -66,8 +58,6 @@ def summarise_account(account: Account, *, has_device: bool = True) -> list[str]
         account: what the program's processes have noted.
         has_device: whether the daemon has found a GPU that it can measure on.
     """
-    from ktuned.dropin import RECORDED, TUNED
-
     lines = [f"{note}" for note in account.notes]
     if account.adopted:
         lines.append(

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,12 @@ def install(no_start: bool, force: bool, as_json: bool) -> int:
             f"a daemon that systemd did not start serves {socket_path()}", hint="stop it first with `ktuned stop`"
         )
     for name, text in wanted.items():
-        _write_atomically(place / name, text)
+        try:
+            output.write_atomically(place / name, text)
+        except OSError as error:
+            raise ServiceError(
+                f"{place / name} cannot be written: {error.strerror}", hint="mend its directory's mode"
+            ) from error
     if starts:
         _order_systemd("daemon-reload")
         _order_systemd("enable", "--now", service_units.SOCKET)
@@ -157,18 +161,6 @@ def _read_unit(path: Path) -> str | None:
         return None
     except OSError as error:
         raise ServiceError(f"{path} cannot be read: {error.strerror}", hint="mend its mode or its owner") from error
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    """Replace a file atomically, so that systemd never reads a part of it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as stream:
-            stream.write(text)
-        os.chmod(stream.name, 0o644)
-        os.replace(stream.name, path)
-    except OSError as error:
-        raise ServiceError(f"{path} cannot be written: {error.strerror}", hint="mend its directory's mode") from error
 
 
 def _manager_answers() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +13,12 @@ from typing import Any, NamedTuple
 
 import click
 
+from ktuned.catalog import project_top, read_project
 from ktuned.cli import output, versions
 from ktuned.cli.options import json_option
 from ktuned.cli.output import Exit
+from ktuned.daemon import load_settings
+from ktuned.ipc import Trust
 from ktuned.model import UsageError
 from ktuned.protocol import RELOAD, call_method
 from ktuned_client import Client
@@ -68,7 +72,7 @@ def config(reloads: bool, directory: Path | None, as_json: bool) -> int:
     nothing, and exits with 2.
     """
     if reloads and directory is not None:
-        raise click.UsageError("--reload and --init exclude each other", click.get_current_context())
+        raise click.UsageError("--reload and --init exclude each other")
     if directory is not None:
         return _write_project_file(directory)
     if reloads:
@@ -83,9 +87,6 @@ def config(reloads: bool, directory: Path | None, as_json: bool) -> int:
 
 
 def _of_daemon(environ: Mapping[str, str]) -> Iterator[Setting]:
-    # Not at the top: `--help` needs none of the daemon's modules.
-    from ktuned.daemon import load_settings
-
     settings = load_settings(environment=environ)
     file = str(settings.config_path)
     home = "KTUNED_HOME" if environ.get("KTUNED_HOME") else "default"
@@ -94,9 +95,6 @@ def _of_daemon(environ: Mapping[str, str]) -> Iterator[Setting]:
     yield Setting("state", str(settings.state), home)
     yield Setting("cache", str(settings.cache), home)
     yield Setting("config", file, home if settings.config_path.exists() else f"{home}; there is no such file")
-    # Not at the top: `--help` imports every command.
-    import tomllib
-
     # Valid: it was read just now. The struct made of it has its defaults filled in.
     written = tomllib.loads(settings.config_path.read_text()) if settings.config_path.exists() else {}
     effective = {
@@ -125,9 +123,6 @@ def _of_daemon(environ: Mapping[str, str]) -> Iterator[Setting]:
 
 
 def _of_project(directory: str) -> Iterator[Setting]:
-    from ktuned.catalog import project_top, read_project
-    from ktuned.ipc import Trust
-
     top = project_top(directory, Trust())
     project = read_project(top)
     if not project.digest:
@@ -150,10 +145,7 @@ def _reload_settings(as_json: bool) -> int:
     with Client() as client, output.report_waiting("reading config.toml and inspecting what it changes"):
         # Roots with another interpreter are inspected again.
         done = call_method(client, RELOAD, deadline_s=TUNE_DEADLINE_S)
-    if as_json:
-        output.emit_json(done)
-    else:
-        output.emit_line(f"{done.path}: {', '.join(done.changed) or 'nothing'} changed")
+    output.emit_answer(done, as_json, f"{done.path}: {', '.join(done.changed) or 'nothing'} changed")
     return Exit.DONE
 
 

@@ -91,9 +91,9 @@ def export(
     (JSON by one size) and c (a header that finds the nearest problem) are for programs without ktuned.
     """
     if artifacts is not None and form != FORMATS[0]:
-        raise click.UsageError(f"--with-artifacts does not go with --format {form}", click.get_current_context())
+        raise click.UsageError(f"--with-artifacts does not go with --format {form}")
     if by is not None and form != "vllm":
-        raise click.UsageError("--by goes with --format vllm", click.get_current_context())
+        raise click.UsageError("--by goes with --format vllm")
     written = []
     with Client() as client:
         listed = call_method(client, EXPORT, ExportParams(kernel, device), deadline_s=_DEADLINE_S)
@@ -114,7 +114,7 @@ def export(
                     document = replace(document, artifacts=os.path.relpath(artifacts.resolve(), directory.resolve()))
                 for name, content in _exported_files(document, form, by or DEFAULT_SIZE).items():
                     path = directory / name
-                    changed = _write_atomically(path, content)
+                    changed = output.write_atomically(path, content)
                     count = document.count_winners()
                     place = {"kernel": entry.kernel, "device": entry.device, "winners": count}
                     written.append({**place, "path": str(path), "changed": changed})
@@ -235,21 +235,6 @@ def _split_document(document: WinnersDocument) -> Iterator[WinnersDocument]:
     for objective, won in document.objectives.items():
         for start in range(0, len(won), _PART):
             yield replace(document, winners=(), objectives={objective: won[start : start + _PART]})
-
-
-def _write_atomically(path: Path, content: str) -> bool:
-    """Write a file atomically; return whether it changed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_file() and path.read_text(encoding="utf-8") == content:
-        return False
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        staged.write_text(content, encoding="utf-8")
-        staged.replace(path)
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
-    return True
 
 
 def _copy_artifacts(places: Mapping[str, str], directory: Path) -> None:

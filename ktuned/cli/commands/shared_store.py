@@ -12,7 +12,6 @@ from ktuned.cli.options import SectionedCommand, json_option, no_spawn_option
 from ktuned.cli.output import Exit
 from ktuned.cli.present import choose_presenter, follow_tuning
 from ktuned.protocol import SHARE, SHARE_PULL, SHARE_PUSH, ShareAnswer, SharePullParams, call_method
-from ktuned_client import Client
 
 _EXCHANGE_S = 600.0
 """Deadline of an exchange: thousands of winners over a slow link, each with a deadline of its own."""
@@ -31,21 +30,16 @@ def share() -> None:
 @json_option
 def status(no_spawn: bool, as_json: bool) -> int:
     """Show the store, what is shared, and what keeps it from being shared."""
-    if not no_spawn:
-        spawn.announce_daemon(spawn.ensure_daemon())
-    with Client() as client:
+    with spawn.open_client(no_spawn=no_spawn) as client:
         state = call_method(client, SHARE)
-    if as_json:
-        output.emit_json(state)
-    elif state.url is None:
-        output.emit_line("there is no shared store; set `url` of [share] in config.toml")
-    else:
-        for line in _state_lines(state):
-            output.emit_line(line)
+    output.emit_answer(state, as_json, *_state_lines(state))
     return Exit.NOT_REACHED if state.fault else Exit.DONE
 
 
 def _state_lines(state: ShareAnswer) -> Iterator[str]:
+    if state.url is None:
+        yield "there is no shared store; set `url` of [share] in config.toml"
+        return
     yield f"{state.url}{', only read' if state.read_only else ''}"
     if state.looked is None:
         yield "not looked at yet"
@@ -67,14 +61,9 @@ def push(no_spawn: bool, as_json: bool) -> int:
 
     For the end of a CI job, whose machine goes. Exits with 1 if the store cannot be reached or refuses.
     """
-    if not no_spawn:
-        spawn.announce_daemon(spawn.ensure_daemon())
-    with Client() as client, output.report_waiting("publishing winners"):
+    with spawn.open_client(no_spawn=no_spawn) as client, output.report_waiting("publishing winners"):
         done = call_method(client, SHARE_PUSH, deadline_s=_EXCHANGE_S)
-    if as_json:
-        output.emit_json(done)
-    else:
-        output.emit_line(f"{done.url} has all winners of ours, {done.sent} sent now")
+    output.emit_answer(done, as_json, f"{done.url} has all winners of ours, {done.sent} sent now")
     return Exit.DONE
 
 
@@ -88,9 +77,7 @@ def pull(kernel: str | None, no_spawn: bool, as_json: bool) -> int:
     Each is compiled, checked and timed here. It is served without a search if it is as fast here as it was there; else
     the search begins with it.
     """
-    if not no_spawn:
-        spawn.announce_daemon(spawn.ensure_daemon())
-    with Client() as client:
+    with spawn.open_client(no_spawn=no_spawn) as client:
         with output.report_waiting("reading what others have found"):
             accepted = call_method(client, SHARE_PULL, SharePullParams(kernel), deadline_s=_EXCHANGE_S)
         for notice in accepted.notices:

@@ -6,7 +6,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,10 +16,15 @@ from ktuned.cli.output import Exit
 from ktuned.cli.trials import load_all_trials
 from ktuned.model import UsageError
 from ktuned.protocol import ResultsParams
+from ktuned.search import (
+    RecordedSpace,
+    SearchRun,
+    mean_relative_best,
+    read_recorded_space,
+    record_space,
+    replay_search,
+)
 from ktuned_client import Client
-
-if TYPE_CHECKING:
-    from ktuned.search import RecordedSpace, SearchRun
 
 COUNTS = (10, 25, 50, 100, 200, 400, 800)
 """Trials after which the table shows what was found."""
@@ -62,13 +67,9 @@ def simulate(
     SPACE is a Kernel Tuner cache file, a T4 file (both may be compressed), or a kernel whose trials are in the store.
     Failed configs count as trials.
     """
-    # Not for `ktuned --help`, which imports every command's module.
-    from ktuned.search import read_recorded_space
-    from ktuned.search import replay_search as run_once
-
     found = read_recorded_space(Path(space)) if _is_file(space) else _from_store(space, problem, device)
     runs = {
-        name: [run_once(found, name, seed, trials) for seed in range(seeds)]
+        name: [replay_search(found, name, seed, trials) for seed in range(seeds)]
         for name in dict.fromkeys(strategies or ("auto", "random"))
     }
     if as_json:
@@ -92,8 +93,6 @@ def _is_file(space: str) -> bool:
 
 def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> RecordedSpace:
     """Read a kernel's trials as it is now, of the one problem and device that were tried, or that are named."""
-    from ktuned.search import record_space
-
     with Client() as client:
         trials = load_all_trials(client, ResultsParams(kernel, problem or None, device, current=True))
     keys = {(str(trial.problem), trial.device) for trial in trials}
@@ -106,8 +105,6 @@ def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> Rec
 
 
 def _comparison_table(runs: dict[str, list[SearchRun]], found: RecordedSpace, trials: int) -> None:
-    from ktuned.search import mean_relative_best
-
     counts = sorted({*(count for count in COUNTS if count < trials), trials})
     rows = []
     for name, several in runs.items():
@@ -125,8 +122,6 @@ def plot_excess(runs: dict[str, list[SearchRun]], optimum: float, trials: int, w
 
     It is as wide as :data:`PLOT_WIDTH`, or as a terminal of ``width`` columns has room for.
     """
-    from ktuned.search import mean_relative_best
-
     room = max(8, min(PLOT_WIDTH, width - PLOT_MARGIN))
     columns = [max(1, round((column + 1) * trials / room)) for column in range(room)]
     curves = {

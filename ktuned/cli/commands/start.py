@@ -163,10 +163,7 @@ def stop(as_json: bool) -> int:
     if not ended:
         output.print_error(f"the daemon (pid {pid}) has not ended after {STOP_DEADLINE_S:g} s", f"kill -9 {pid}")
         return Exit.NOT_REACHED
-    if as_json:
-        output.emit_json({"pid": pid})
-    else:
-        output.emit_line(f"stopped (pid {pid})")
+    output.emit_answer({"pid": pid}, as_json, f"stopped (pid {pid})")
     return Exit.DONE
 
 

@@ -30,7 +30,7 @@ def status(openmetrics: bool, as_json: bool) -> int:
     intervals.
     """
     if openmetrics and as_json:
-        raise click.UsageError("--openmetrics and --json exclude each other", click.get_current_context())
+        raise click.UsageError("--openmetrics and --json exclude each other")
     with Client() as client:
         told = client.call(STATUS.name)
     if as_json:

@@ -19,6 +19,7 @@ from ktuned.cli.options import (
     SectionedCommand,
     WholeNumber,
     anchor_option,
+    anchor_pin_option,
     as_path,
     config_option,
     device_option,
@@ -31,10 +32,10 @@ from ktuned.cli.options import (
     problem_option,
 )
 from ktuned.cli.output import Exit
-from ktuned.cli.present import cancel_jobs, choose_presenter, follow_tuning, list_open_jobs, request_tuning
+from ktuned.cli.present import TuningInterrupted, cancel_jobs, choose_presenter, follow_tuning, request_tuning
 from ktuned.cli.progress import FAILURES, JobView, View
 from ktuned.model import PRESETS, UNTIL, Config, Job, Scalar, needs_metric
-from ktuned.protocol import LOOKUP, TUNE, CompileParams, LookupParams, TuneAnswer, TuneParams, call_method
+from ktuned.protocol import LOOKUP, TUNE, CompileParams, LookupParams, TuneParams, call_method
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 
@@ -76,6 +77,7 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
 @objective_option
 @numerics_option
 @anchor_option
+@anchor_pin_option
 @priority_option
 @click.option(
     "--cancel-on-interrupt",
@@ -102,16 +104,14 @@ def tune(
     if nothing was compiled.
     """
     if arch is not None and not compile_only:
-        raise click.UsageError("--arch goes with --compile-only", click.get_current_context())
+        raise click.UsageError("--arch goes with --compile-only")
     kernel, path = (None, as_path(target)) if is_path(target) else (target, None)
     if compile_only:
         _refuse_measuring_options()
-    if not no_spawn:
-        spawn.announce_daemon(spawn.ensure_daemon())
-    if compile_only:
-        budget = {name: plan[name] for name in _BUDGET}
-        return compile_space(CompileParams(kernel, path, problem or None, **budget, arch=arch), as_json)
-    with Client() as client:
+    with spawn.open_client(no_spawn=no_spawn) as client:
+        if compile_only:
+            budget = {name: plan[name] for name in _BUDGET}
+            return compile_space(client, CompileParams(kernel, path, problem or None, **budget, arch=arch), as_json)
         accepted = request_tuning(client, TUNE, TuneParams(kernel, path, problem or None, **plan))
         jobs, over = accepted.jobs, {job.id for job in accepted.jobs if job.is_ended}
         if not detach:
@@ -120,8 +120,8 @@ def tune(
                     # Of a batch system, which ends its jobs by it.
                     signal.signal(signal.SIGTERM, signal.default_int_handler)
                 view = follow_tuning(client, accepted, choose_presenter(as_json=as_json))
-            except KeyboardInterrupt:
-                return _handle_interrupt(client, accepted, cancels)
+            except TuningInterrupted as interrupt:
+                return _leave_jobs(client, interrupt.open_jobs, cancels)
             finally:
                 if cancels:
                     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -154,11 +154,11 @@ def _refuse_measuring_options() -> None:
     for param in context.command.params:
         name = param.name or ""
         if name not in _COMPILING and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{param.opts[0]} does not go with --compile-only", context)
+            raise click.UsageError(f"{param.opts[0]} does not go with --compile-only")
 
 
-def _handle_interrupt(client: Client, accepted: TuneAnswer, cancels: bool) -> int:
-    active = list_open_jobs(client, accepted)
+def _leave_jobs(client: Client, active: list[int], cancels: bool) -> int:
+    """Cancel the jobs that are open when the command is interrupted, or say how they go on."""
     numbers = ", ".join(map(str, active))
     if active and cancels:
         cancel_jobs(client, active)

@@ -62,13 +62,11 @@ def watch(
     is shown: on a terminal as a screen with keys, elsewhere as lines, with --json as one event per line.
     """
     if tolerance is not None and not once:
-        raise click.UsageError("--tolerance goes with --once", click.get_current_context())
+        raise click.UsageError("--tolerance goes with --once")
     if against is not None and not once:
-        raise click.UsageError("--against goes with --once", click.get_current_context())
+        raise click.UsageError("--against goes with --once")
     root = None if path is None else as_path(path, "a kernel's name is none; `ktuned tune KERNEL` tunes one")
-    if not no_spawn:
-        spawn.announce_daemon(spawn.ensure_daemon())
-    with Client() as client:
+    with spawn.open_client(no_spawn=no_spawn) as client:
         if once:
             allowed = DEFAULT_TOLERANCE if tolerance is None else tolerance
             return check_regressions(client, root, allowed, against, as_json)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -34,8 +34,7 @@ from ktuned.cli.watch import cells
 from ktuned.cli.watch.board import BoardRow
 from ktuned.cli.watch.choice import Choice
 from ktuned.cli.watch.session import Session
-from ktuned.cli.watch.shown_text import ShownText
-from ktuned.model import ListedTrial, Trial, metric_of
+from ktuned.model import ListedTrial, Trial, metric_of, show_controls
 from ktuned_client import AsyncClient, DaemonError, DaemonUnavailable
 
 DRAWING_S = 0.1
@@ -76,6 +75,18 @@ KEYS = (
     ("q, Ctrl-C", "quit; the daemon goes on. Ctrl-Z suspends"),
 )
 """The keys and their meanings, for the page of keys."""
+
+
+class ShownText(Text):
+    """A text whose control characters are shown as escapes, as in all output: names and messages come from anywhere."""
+
+    def __init__(self, text: str = "", *arguments: Any, **options: Any) -> None:
+        super().__init__(show_controls(text), *arguments, **options)
+
+    def append(self, text: Text | str, style: Any = None) -> Self:
+        """Add a text at the end."""
+        super().append(show_controls(text) if isinstance(text, str) else text, style)
+        return self
 
 
 class Rows(DataTable[Text]):
@@ -128,6 +139,10 @@ class WatchApp(App[None]):
     .broad #detail { layout: grid; grid-size: 2; grid-rows: auto 1fr; }
     .broad #configs { row-span: 2; height: 100%; }
     .broad #message { max-height: 100%; }
+    .broad.quiet #detail { grid-size: 2 1; grid-rows: 1fr; }
+    .broad.quiet #configs { row-span: 1; }
+    .broad.quiet #about { height: 100%; }
+    .broad.quiet #spark { height: 1fr; max-height: 12; }
     .wide #body { layout: horizontal; }
     .wide #kernels { height: 1fr; max-height: 100%; width: 58%; }
     .wide #detail { border-top: none; border-left: solid $panel; height: 1fr; }
@@ -276,7 +291,8 @@ class WatchApp(App[None]):
         shown = [Text(line, style=style) for line, style in warnings[:MAX_WARNINGS]]
         if len(warnings) > MAX_WARNINGS:
             shown.append(ShownText(f"and {len(warnings) - MAX_WARNINGS} more: e shows them", style="dim"))
-        self.query_one("#warnings", Static).update(ShownText("\n").join(shown))
+        self.query_one("#warnings").display = bool(shown)
+        self.query_one("#warnings", Static).update(Text("\n").join(shown))
         self._arrange()
         self._show_kernels(now)
         self._show_detail()
@@ -367,9 +383,9 @@ class WatchApp(App[None]):
         spark.data = steps
         self._show_configs()
         words, style = cells.message_of(row, self.selected_trial)
-        message = self.query_one("#message")
-        # Beside the configs its cell of the grid gives them their height.
-        message.display = bool(words) or self.has_class("broad")
+        # Without a message the best so far has its room.
+        self.query_one("#message").display = bool(words)
+        self.set_class(not words, "quiet")
         self.query_one("#said", Static).update(ShownText(words, style=style))
 
     def _show_configs(self) -> None:

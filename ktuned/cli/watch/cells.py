@@ -33,6 +33,9 @@ STYLES: Mapping[str, str] = {
 }
 """Styles of states."""
 
+WARNING = "#af8700"
+"""Style of words that warn: readable on a dark and on a light screen, as bright yellow is not."""
+
 SAME = 0.01
 """Changes below this are noise: the precision of a winner (docs/kernel-files.md, presets)."""
 
@@ -216,7 +219,7 @@ def warnings_of(board: Board, load: Load, notices: Sequence[str]) -> list[tuple[
         found.append((f"paused: {', '.join(sorted(board.paused))}", "magenta"))
     found += [(f"{device} is sick: {text.first_line(reason)}", "red") for device, reason in load.sick.items()]
     found += [(shorten_path(lines.error_line(error), board.roots), "red") for error in board.errors]
-    found += [(text.first_line(notice, 300), "yellow") for notice in notices]
+    found += [(text.first_line(notice, 300), WARNING) for notice in notices]
     return found
 
 
@@ -278,7 +281,7 @@ def message_of(row: BoardRow, trial: Trial | None) -> tuple[str, str]:
         return text.clean_message(trial.message), "" if trial.outcome is Outcome.MEASURED else "red"
     if row.view is not None and row.view.failures:
         outcome, failed = next(iter(row.view.failures.items()))
-        return text.clean_message(f"{outcome}: {failed.message}"), "red" if row.is_problem else "yellow"
+        return text.clean_message(f"{outcome}: {failed.message}"), "red" if row.is_problem else WARNING
     if row.failure:
         return text.clean_message(row.failure), "red"
     if row.job is not None and row.job.message:
@@ -360,7 +363,6 @@ def _urgency_of_row(row: BoardRow) -> tuple[int, str]:
 
 
 ROWS: Listed[BoardRow] = Listed(
-    identity=lambda row: row.case,
     words=lambda row: f"{row.kernel} {row_label(row)} {row.device} {row.state} {row.failure}",
     orders={
         "kernel": lambda row: row.kernel,

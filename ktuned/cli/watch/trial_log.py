@@ -66,7 +66,6 @@ class TrialLog:
     def listed(self) -> Listed[Trial]:
         """The list of trials on a page: the best first, the newest first, failures first."""
         return Listed(
-            identity=lambda trial: trial.id,
             words=lambda trial: (
                 f"{trial.id} {text.format_values(trial.config)} {trial.outcome or ''} {text.first_line(trial.message)}"
             ),

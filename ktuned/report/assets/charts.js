@@ -18,11 +18,24 @@ function tip(title, pairs, note) {
   return make("div", { class: "tip" }, title ? make("b", {}, title) : null, rows, note ? make("div", {}, note) : null);
 }
 
-const NOISY_SPREAD = 0.5; // as in ktuned/model/noise.py
+// Both as in ktuned/model/noise.py.
+const NOISY_SPREAD = 0.5;
+const IMPLAUSIBLE_RATIO = 100;
 
 /** Return whether a figure's spread is so wide that it says little. */
 function isNoisy(bar) {
   return bar.spread_us !== null && bar.spread_us > NOISY_SPREAD * bar.latency_us;
+}
+
+/** Return whether a section's reference took longer than is likely to be true, beside its winner. */
+function isImplausible(plain) {
+  const [winner, reference] = [barOf(plain, "winner"), barOf(plain, "reference")];
+  return Boolean(winner && reference) && reference.latency_us > IMPLAUSIBLE_RATIO * winner.latency_us;
+}
+
+/** Return whether a bar of a section is too doubtful to claim a gain over it. */
+function isDoubtful(plain, bar) {
+  return isNoisy(bar) || (bar.name === "reference" && isImplausible(plain));
 }
 
 function trialTip(section, row) {
@@ -98,8 +111,8 @@ function extent(values, rows) {
   return [low, high];
 }
 
-function barOf(section, name) {
-  return section.plain.bars.find((bar) => bar.name === name);
+function barOf(plain, name) {
+  return plain.bars.find((bar) => bar.name === name);
 }
 
 const LABEL_HEIGHT = 14;
@@ -109,7 +122,7 @@ const LABEL_HEIGHT = 14;
  * in pixels: of lines that are closer than their names are high, the upper one has both names, one below the other.
  */
 function levels(section, c, place) {
-  const found = ["default", "reference"].map((name) => [name, barOf(section, name)]).filter(([, bar]) => bar).sort((a, b) => b[1].latency_us - a[1].latency_us);
+  const found = ["default", "reference"].map((name) => [name, barOf(section.plain, name)]).filter(([, bar]) => bar).sort((a, b) => b[1].latency_us - a[1].latency_us);
   const style = { fontSize: 11, lineHeight: LABEL_HEIGHT };
   const rich = { default: { color: c.second, ...style }, reference: { color: c.soft, ...style } };
   const isShared = found.length > 1 && Math.abs(place(found[0][1].latency_us) - place(found[1][1].latency_us)) < LABEL_HEIGHT;
@@ -136,7 +149,7 @@ function bestSoFar(section, filters, c, by) {
     }
   });
   let [low, high] = extent(section.latency, rows);
-  const bars = ["default", "reference"].map((name) => barOf(section, name)).filter(Boolean);
+  const bars = ["default", "reference"].map((name) => barOf(section.plain, name)).filter(Boolean);
   for (const bar of bars) [low, high] = [Math.min(low, bar.latency_us), Math.max(high, bar.latency_us)];
   const isLog = high / low > 3;
   const marks = levels(section, c, (us) => (isLog ? Math.log(us / low) / Math.log(high / low) : (us - low) / (high - low || 1)) * PLOT_HEIGHT);
@@ -174,7 +187,7 @@ function beside(section, c) {
   const bars = [...section.plain.bars].reverse();
   const colour = { winner: c.accent, default: c.second, reference: c.faint };
   const high = Math.max(...bars.map((bar) => bar.latency_us + (bar.spread_us || 0) / 2));
-  const winner = barOf(section, "winner");
+  const winner = barOf(section.plain, "winner");
   return {
     ...frame(c, {
       grid: { left: 78, right: 130, bottom: 34, top: 8 },

@@ -95,8 +95,12 @@ function badge(standing) {
   return make("span", { class: `badge ${["fresh", "stale", "untuned"].includes(standing.status) ? standing.status : "unknown"}`, title: (standing.reasons || []).join("\n") }, standing.status);
 }
 
+function noisyBadge() {
+  return make("span", { class: "badge noisy", title: "It varies, or is further from the others, than is likely: measured on a busy machine?" }, "noisy");
+}
+
 function gain(plain, name) {
-  const [winner, other] = ["winner", name].map((one) => plain.bars.find((bar) => bar.name === one));
+  const [winner, other] = ["winner", name].map((one) => barOf(plain, one));
   return winner && other ? other.latency_us / winner.latency_us : null;
 }
 
@@ -140,7 +144,7 @@ function storePage() {
       cells: [
         make("a", { href: `#${encodeURIComponent(section.id)}` }, plain.kernel), flat(plain.problem), plain.device, plain.winner ? latency(plain.winner.latency_us) : "–",
         faster === null ? "–" : make("span", {}, make("i", { class: "gain", style: `width: ${Math.max(2, (Math.min(faster, widest) / widest) * 70)}px` }), `${faster.toFixed(2)}×`),
-        reference === null ? "–" : `${reference.toFixed(2)}×`, share ? `${percent(share.share)} of ${share.what}` : "–", badge(plain.standing), (plain.trials.count + plain.left_out).toLocaleString("en"), failed.toLocaleString("en"), plain.winner ? day(plain.winner.decided) : "–",
+        reference === null ? "–" : make("span", {}, `${reference.toFixed(2)}×`, isDoubtful(plain, barOf(plain, "reference")) ? noisyBadge() : null), share ? `${percent(share.share)} of ${share.what}` : "–", badge(plain.standing), (plain.trials.count + plain.left_out).toLocaleString("en"), failed.toLocaleString("en"), plain.winner ? day(plain.winner.decided) : "–",
       ],
     };
   });
@@ -299,9 +303,10 @@ function insights(section) {
   } else if (spilling.length && spilling.length === rows.length) found.push("Every config spills registers.");
   found.push(...edges(section));
   if (isCharted(section) && !plain.roof && /(^| )tflops/.test(section.metrics.map((one) => one.name).join(" "))) found.push("`ktuned doctor --peaks` measures the device's limits, for a roofline.");
-  const [winner, reference] = ["winner", "reference"].map((name) => plain.bars.find((bar) => bar.name === name));
+  const [winner, reference] = ["winner", "reference"].map((name) => barOf(plain, name));
   if (plain.winner && section.winnerRow >= 0 && section.winnerRow === section.defaultRow && section.count > 1) found.push("The default is the winner: no other config is faster.");
   if (winner && reference && reference.latency_us < winner.latency_us) found.push(`The reference is ${(winner.latency_us / reference.latency_us).toFixed(2)}× as fast as the winner.`);
+  if (isImplausible(plain)) found.push(`Noisy: the reference took ${Math.round(reference.latency_us / winner.latency_us).toLocaleString("en")} times the winner's time. Was the machine busy, and does it compute the same?`);
   if (winner && isNoisy(winner)) found.push(`Noisy: the winner's figure is known to ±${figure((winner.spread_us / winner.latency_us) * 50, 2)} % alone.`);
   return found;
 }
@@ -334,11 +339,11 @@ function tiles(section) {
   const found = [];
   const measured = section.isMeasured.reduce((sum, bit) => sum + bit, 0);
   const spread = (bar) => (bar && bar.spread_us !== null ? `±${figure((bar.spread_us / bar.latency_us) * 50, 2)} %` : "");
-  const winner = plain.bars.find((bar) => bar.name === "winner");
-  if (winner) found.push(tile("winner", latency(winner.latency_us), `${spread(winner)} ${isNoisy(winner) ? "noisy, " : ""}${plain.winner.is_final ? "after a final round" : "no final round yet"}`.trim(), "lead"));
+  const winner = barOf(plain, "winner");
+  if (winner) found.push(tile("winner", latency(winner.latency_us), [`${spread(winner)} ${plain.winner.is_final ? "after a final round" : "no final round yet"}`.trim(), isNoisy(winner) ? noisyBadge() : null], "lead"));
   for (const name of ["default", "reference"]) {
-    const bar = plain.bars.find((one) => one.name === name);
-    if (bar && winner) found.push(tile(`vs. ${name}`, `${(bar.latency_us / winner.latency_us).toFixed(2)}×`, `${latency(bar.latency_us)} ${spread(bar)}`));
+    const bar = barOf(plain, name);
+    if (bar && winner) found.push(tile(`vs. ${name}`, `${(bar.latency_us / winner.latency_us).toFixed(2)}×`, [`${latency(bar.latency_us)} ${spread(bar)}`, isDoubtful(plain, bar) ? noisyBadge() : null]));
   }
   const share = shareOf(plain);
   if (share) found.push(tile(`of ${share.what}`, percent(share.share), share.figure));
