@@ -25,7 +25,7 @@ from ktuned.model.errors import (
     suggest_name,
 )
 from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, find_notices, format_notice
-from ktuned.model.kernel import KernelInfo, Root, RootSettings, SpaceInfo
+from ktuned.model.kernel import KernelFacts, KernelInfo, PortfolioRequest, Root, RootSettings, SpaceInfo
 from ktuned.model.keys import (
     CallKey,
     DeviceModel,
@@ -172,6 +172,7 @@ __all__ = [
     "IllegalMove",
     "Job",
     "JobState",
+    "KernelFacts",
     "KernelFileError",
     "KernelInfo",
     "KernelName",
@@ -188,6 +189,7 @@ __all__ = [
     "Phase",
     "Plan",
     "PlanDefaults",
+    "PortfolioRequest",
     "Preset",
     "Priority",
     "Problem",

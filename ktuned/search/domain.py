@@ -32,7 +32,7 @@ MAX_WALKED = 20_000
 WALKED_WHOLE = 200_000
 """A space of at most this many candidates is simply walked: a second, in all."""
 
-SAMPLE_S = 0.1
+SAMPLE_S = 0.05
 """Limit of drawing one point: whoever waits for it has little longer for a choice."""
 
 ESTIMATE_S = 0.1

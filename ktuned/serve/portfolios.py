@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ktuned.catalog import Catalog
-from ktuned.model import Priority
+from ktuned.model import PortfolioRequest, Priority
 from ktuned.protocol import PORTFOLIO, PortfolioAnswer, PortfolioParams
-from ktuned.scheduling import PortfolioRequest, Portfolios, PortfolioSpec
+from ktuned.scheduling import Portfolios, PortfolioSpec
 from ktuned.serve.connection import Connection
 from ktuned.serve.method import Handler
 

@@ -19,6 +19,7 @@ from ktuned.ipc import normalize_path
 from ktuned.model import (
     Config,
     Plan,
+    PortfolioRequest,
     Problem,
     Scalar,
     Unsupported,
@@ -176,21 +177,25 @@ class Kernel:
         groups = find_groups(problems, self.batch_invariant)
         return next((group for group in groups if text in map(canonical, group)), [])
 
-    def evaluate_portfolio(self) -> dict[str, Any]:
-        """Return the declared portfolio with its problems and their weights, calling ``over`` if it is a callable.
+    def evaluate_portfolio(self) -> PortfolioRequest | None:
+        """Return the declared portfolio, if there is one, calling ``over`` if it is a callable.
 
         Raises:
             KernelFileError: the callable raised; or a problem is malformed or repeated.
         """
-        wanted = dict(self.portfolio or {})
-        over = wanted.get("over", ())
+        if self.portfolio is None:
+            return None
+        limits = dict(self.portfolio)
+        over = limits.pop("over", ())
         try:
             found = tuple(islice(over() if callable(over) else over, MAX_PROBLEMS + 1))
         except Exception as error:
             raise self.site.make_failure("the portfolio's over()", error) from error
         if fault := find_problems_fault(found, self.specialize, self.bucketed_keys):
             raise self.site.make_error(f"portfolio: {fault}")
-        return {**wanted, "over": [[dict(problem), float(weight)] for problem, weight in map(split_weight, found)]}
+        return PortfolioRequest(
+            tuple((dict(problem), float(weight)) for problem, weight in map(split_weight, found)), **limits
+        )
 
     @property
     def bucket_rules(self) -> Mapping[str, Any]:
