@@ -520,7 +520,7 @@ class Portfolios:
         over = list(document.over)
         if problem is not None and len(over) < MAX_PROBLEMS:
             over.append((problem, sum(weight for _, weight in over) / len(over)))
-        asked = PortfolioRequest(over, **structs.asdict(document.wanted))
+        asked = PortfolioRequest(tuple(over), **structs.asdict(document.wanted))
         wanted = PortfolioSpec.from_request(kernel, asked)
         self.request_portfolio(kernel, model, objective, wanted, Priority.BACKGROUND)
 
