@@ -42,9 +42,9 @@ from ktuned.model.keys import (
     parse_key_problem,
     project_of,
 )
-from ktuned.model.near import find_nearest_winners, find_stand_ins, sort_by_similarity
-from ktuned.model.noise import NOISY_SPREAD, describe_noise, is_noisy, is_ratio_implausible, is_reference_noisy
-from ktuned.model.numerics import BitClass, BitClasses, Bits, describe_price, have_same_bits
+from ktuned.model.near import find_stand_ins, sort_by_similarity
+from ktuned.model.noise import describe_noise, is_noisy, is_ratio_implausible, is_reference_noisy
+from ktuned.model.numerics import BitClasses, Bits, describe_price, have_same_bits
 from ktuned.model.objective import (
     BUILT_IN,
     EDP,
@@ -121,7 +121,7 @@ from ktuned.model.values import (
     is_among,
     median,
 )
-from ktuned.model.visible_text import show_controls, show_controls_in_json, show_controls_in_place
+from ktuned.model.visible_text import show_controls, show_controls_in_json
 
 __all__ = [
     "BANDWIDTH_METRIC",
@@ -139,7 +139,6 @@ __all__ = [
     "LATENCY",
     "MAX_PRIORITY",
     "MEMORY",
-    "NOISY_SPREAD",
     "NOT_TRIED",
     "NO_COUNTER",
     "NO_DETAIL",
@@ -156,7 +155,6 @@ __all__ = [
     "AmbiguousName",
     "BackendError",
     "BackendReport",
-    "BitClass",
     "BitClasses",
     "Bits",
     "CallKey",
@@ -235,7 +233,6 @@ __all__ = [
     "figure_of",
     "find_batch_fault",
     "find_groups",
-    "find_nearest_winners",
     "find_notices",
     "find_rule_fault",
     "find_stand_ins",
@@ -265,7 +262,6 @@ __all__ = [
     "reduce_digest",
     "show_controls",
     "show_controls_in_json",
-    "show_controls_in_place",
     "sort_by_similarity",
     "strip_numerics",
     "suggest_name",

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -317,6 +317,15 @@ class KernelInfo(Record):
         name = entry.name if is_elsewhere else os.path.relpath(entry.places[0], os.path.dirname(self.file))
         label = f"source:{name}"
         return f"{label} (its text)" if label in self._inspected_parts else label
+
+    def convert_paths(self, convert: Callable[[str], str]) -> KernelInfo:
+        """Return the kernel with other paths: relative to another directory, or absolute. Learned names keep theirs."""
+        return dataclasses.replace(
+            self,
+            file=convert(self.file),
+            sources=tuple(map(convert, self.sources)),
+            stamps={convert(path): digest for path, digest in self.stamps.items()},
+        )
 
     def with_observed(self, found: Iterable[Observation]) -> KernelInfo:
         """Return the kernel with those observed names that it does not have yet; itself if it has all of them."""

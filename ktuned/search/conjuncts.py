@@ -19,11 +19,8 @@ from typing import Any
 from ktuned.model import Record, Scalar, record
 from ktuned.spec import Conditional, Expression, Term
 
-MAX_CONJUNCTS = 200
-"""Conjuncts of one constraint: assignments are inlined, so that a long function could grow without end."""
-
 MAX_NODES = 5_000
-"""Syntax nodes of one constraint after inlining, for the same reason."""
+"""Syntax nodes of one condition: assignments are inlined, so that a long function could grow without end."""
 
 _PREFIX = "_knob_"
 
