@@ -95,7 +95,7 @@ def complete_config(kernel: KernelInfo, config: Config) -> Config:
 
 def space_digest(kernel: KernelInfo) -> str:
     """Return what identifies a kernel's space: verdicts hold as long as it stays the same."""
-    parts = kernel.extra.get("plan")
+    parts = kernel.extra.plan
     if not parts:
         return kernel.plan_digest
     return canonical({label: digest for label, digest in parts.items() if label not in _ELSEWHERE})

@@ -86,6 +86,12 @@ class Changes(msgspec.Struct, frozen=True):
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.replanned or self.removed or self.errors or self.mended)
 
+    def combine_with(self, later: Changes) -> Changes:
+        """Return these changes and later ones as one."""
+        lists = [name for name in self.__struct_fields__ if name != "is_environment"]
+        both = {name: tuple(dict.fromkeys((*getattr(self, name), *getattr(later, name)))) for name in lists}
+        return Changes(**both, is_environment=self.is_environment or later.is_environment)
+
 
 class Catalog:
     """The kernels of all roots, by full name and by file; ``aliases`` has the present names of renamed projects.

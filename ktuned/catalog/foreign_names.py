@@ -65,6 +65,6 @@ class ForeignNames:
         if not learns or not found:
             return named, exported
         directory = environment_of(root).cwd
-        below = [replace(one, places=tuple(make_relative(path, directory) for path in one.places)) for one in found]
+        below = [one.convert_places(lambda path: make_relative(path, directory)) for one in found]
         await self._traces.learn_names(kernel, below)
         return self._catalog.resolve_kernel(kernel.name), exported

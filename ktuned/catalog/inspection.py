@@ -144,16 +144,14 @@ class FileInspector:
             _log.warning("project_file_wrong", path=file, reason=error.message)
             self._catalog.note_project(root.path, digest, wrong)
             found = await self.inspect_files(root, files, gone)
-            return Inspected(msgspec.structs.replace(found.changes, errors=(*found.changes.errors, wrong)), found.files)
+            return Inspected(found.changes.combine_with(Changes(errors=(wrong,))), found.files)
         (again,) = name_roots([again], {root.path: root.name}, others.values())
-        mended = (file,) if any(error.path == file for error in self._catalog.errors) else ()
+        mended = Changes(mended=(file,) if any(error.path == file for error in self._catalog.errors) else ())
         if again == root:
             self._catalog.add_root(again)
             self._catalog.note_project(root.path, again.project_digest)
             found = await self.inspect_files(again, files, gone)
-            return Inspected(
-                msgspec.structs.replace(found.changes, mended=(*found.changes.mended, *mended)), found.files
-            )
+            return Inspected(found.changes.combine_with(mended), found.files)
         moved = await self.adopt_root(again)
         self._catalog.note_project(root.path, again.project_digest)
         _log.info("project_file_followed", path=file, name=again.name, python=again.python)
@@ -163,17 +161,8 @@ class FileInspector:
             # The kernels are still those of the root as it was: its file is to be followed once more.
             self._catalog.add_root(root)
             raise
-        changes = found.changes
-        return Inspected(
-            msgspec.structs.replace(
-                changes,
-                added=tuple(dict.fromkeys((*moved.added, *changes.added))),
-                removed=(*moved.removed, *changes.removed),
-                mended=(*changes.mended, *mended),
-                is_environment=environment_of(again) != environment_of(root),
-            ),
-            found.files,
-        )
+        moved = moved.combine_with(Changes(is_environment=environment_of(again) != environment_of(root)))
+        return Inspected(moved.combine_with(found.changes).combine_with(mended), found.files)
 
     def _find_refusals(self, files: list[str]) -> dict[str, Inspection]:
         return {file: wrong for file in files if (wrong := self._refuse_file(file))}
@@ -217,14 +206,18 @@ class FileInspector:
         done: list[Inspection] = []
         environment = environment_of(root)
         kills = 0
+
+        def shorten(path: str) -> str:
+            return make_relative(path, environment.cwd)
+
         while len(done) < len(files):
             rest = files[len(done) :]
             received: list[replies.InspectedFile] = []
             learned = self._catalog.learned_names(root, set(rest)) if names is None else names
             request = requests.Inspect(
                 environment.project,
-                tuple(make_relative(file, environment.cwd) for file in rest),
-                {name: _relative_names(entries, environment.cwd) for name, entries in learned.items()},
+                tuple(map(shorten, rest)),
+                {name: tuple(one.convert_places(shorten) for one in entries) for name, entries in learned.items()},
                 root.name,
             )
             try:
@@ -264,32 +257,23 @@ def printable_path(path: str) -> str:
 
 def _with_absolute_paths(item: replies.InspectedFile, root: Root) -> Inspection:
     """Return an inspected file with the absolute paths that the catalog knows."""
-    directory = environment_of(root).cwd
+
+    def locate(path: str) -> str:
+        return make_absolute(path, environment_of(root).cwd)
+
     return Inspection(
-        file=make_absolute(item.file, directory),
-        kernels=tuple(_locate_kernel(kernel, root, directory) for kernel in item.kernels),
+        file=locate(item.file),
+        kernels=tuple(_locate_kernel(kernel, root, locate) for kernel in item.kernels),
         errors=tuple(
             FileError(error.path, error.line, error.message, error.hint, error.excerpt) for error in item.errors
         ),
-        stamps={make_absolute(path, directory): digest for path, digest in item.digests.items()},
+        stamps={locate(path): digest for path, digest in item.digests.items()},
     )
 
 
-def _locate_kernel(kernel: KernelInfo, root: Root, directory: str) -> KernelInfo:
+def _locate_kernel(kernel: KernelInfo, root: Root, locate: Callable[[str], str]) -> KernelInfo:
     """Return a kernel with its absolute paths, and its project's defaults where its file sets no budgets."""
     return replace(
-        kernel.with_plan_defaults(root.defaults),
-        file=make_absolute(kernel.file, directory),
-        sources=tuple(make_absolute(source, directory) for source in kernel.sources),
-        stamps={make_absolute(path, directory): digest for path, digest in kernel.stamps.items()},
-        learned={
-            name: replace(entry, places=tuple(make_absolute(path, directory) for path in entry.places))
-            for name, entry in kernel.learned.items()
-        },
-    )
-
-
-def _relative_names(entries: Iterable[Observation], directory: str) -> tuple[Observation, ...]:
-    return tuple(
-        replace(entry, places=tuple(make_relative(path, directory) for path in entry.places)) for entry in entries
+        kernel.with_plan_defaults(root.defaults).convert_paths(locate),
+        learned={name: entry.convert_places(locate) for name, entry in kernel.learned.items()},
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 from weakref import WeakSet
 
@@ -79,7 +78,7 @@ class Traces:
             StoreError: it cannot be recorded.
         """
         directory = self._catalog.kernel_environment(kernel).cwd
-        placed = [replace(one, places=tuple(make_absolute(path, directory) for path in one.places)) for one in found]
+        placed = [one.convert_places(lambda path: make_absolute(path, directory)) for one in found]
         # A job that goes on before the names are on the disk would enter trials for contexts that nothing renames.
         async with self._lock:
             now = self._catalog.resolve_kernel(kernel.name)

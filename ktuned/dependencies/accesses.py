@@ -359,29 +359,24 @@ class Accesses:
             return "/.git" in path or _CALL_RECORD.search(path) is not None
         return _is_of_system(path) or path in _INTERPRETER or f"{path}/".startswith(STDLIB) or is_our_file(f"{path}/")
 
-    @contextmanager
-    def pause_recording(self) -> Iterator[None]:
+    def pause_recording(self) -> AbstractContextManager[None]:
         """Record nothing meanwhile, in any process: ktuned itself reads files, or a config is timed."""
-        if self.log is None or self.log.is_silent:
-            yield
-            return
-        self.log.set_silent(True)
-        try:
-            yield
-        finally:
-            self.log.set_silent(False)
+        return self._switch_recording(is_silent=True)
+
+    def resume_recording(self) -> AbstractContextManager[None]:
+        """Record again meanwhile, within :meth:`pause_recording`."""
+        return self._switch_recording(is_silent=False)
 
     @contextmanager
-    def resume_recording(self) -> Iterator[None]:
-        """Record again meanwhile, within :meth:`pause_recording`."""
-        if self.log is None or not self.log.is_silent:
+    def _switch_recording(self, *, is_silent: bool) -> Iterator[None]:
+        if self.log is None or self.log.is_silent is is_silent:
             yield
             return
-        self.log.set_silent(False)
+        self.log.set_silent(is_silent)
         try:
             yield
         finally:
-            self.log.set_silent(True)
+            self.log.set_silent(not is_silent)
 
 
 ACCESSES = Accesses()

@@ -122,6 +122,8 @@ def _make_writer(hint: Any, write_dataclass: _Converter = _make_dataclass_writer
     if origin in (typing.Union, types.UnionType):
         inner = next(filter(None, (_make_writer(one, write_dataclass) for one in arguments)), None)
         return None if inner is None else lambda value: None if value is None else inner(value)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return _make_fixed_writer([_make_writer(one, write_dataclass) for one in arguments])
     if origin is tuple:
         item = _make_writer(arguments[0], write_dataclass)
         return None if item is None else lambda values: [item(value) for value in values]
@@ -129,6 +131,15 @@ def _make_writer(hint: Any, write_dataclass: _Converter = _make_dataclass_writer
         entry = _make_writer(arguments[1], write_dataclass)
         return dict if entry is None else lambda values: {key: entry(value) for key, value in values.items()}
     return str if isinstance(hint, type) and issubclass(hint, StrEnum) else None
+
+
+def _make_fixed_writer(writers: list[_Converter | None]) -> _Converter | None:
+    """Return the writer of a tuple whose items have types of their own."""
+    if not any(writers):
+        return None
+    return lambda values: [
+        value if write is None else write(value) for write, value in zip(writers, values, strict=True)
+    ]
 
 
 @cache

@@ -13,7 +13,8 @@ A file that is reached through links is stamped under each path on the way: that
 and that of the file itself, which may be edited where it lies. A link to a directory says where it leads
 (``dir>TARGET``).
 
-A *sight* is weaker and cheaper: how ``stat`` shows a file. Equal sights mean equal contents.
+A *sight* (:class:`Sight`) is weaker and cheaper: how ``stat`` shows a file. Once a sight has settled, equal ones mean
+equal contents.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import time_ns
 from types import MappingProxyType
+from typing import NamedTuple
 
 MAX_LINKS = 40
 """Most links that are followed for one file, as by Linux; more are a circle."""
@@ -52,9 +54,33 @@ LARGE_BYTES = 4 << 20
 
 MAX_KEPT = 256
 SETTLED_NS = 2_000_000_000
-"""A file that changed more recently may change again within a tick of a coarse clock, and look the same."""
+"""The coarsest clock of a common file system (FAT): a file that changed more recently may change again within the same
+tick, and look the same."""
 
-_kept: dict[tuple[int, ...], str] = {}
+
+class Sight(NamedTuple):
+    """How ``stat`` shows a file or directory; its text is what messages have of it."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+    @classmethod
+    def from_stat(cls, found: os.stat_result) -> Sight:
+        """Return what a result of ``stat`` shows."""
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+    def is_settled(self, now_ns: int) -> bool:
+        """Return whether any later change gives another sight, for one that was taken after ``now_ns``."""
+        return self.changed_ns < now_ns - SETTLED_NS
+
+    def __str__(self) -> str:
+        return ":".join(map(str, self))
+
+
+_kept: dict[Sight, str] = {}
 
 
 def stamp(path: Path) -> str:
@@ -75,16 +101,16 @@ def _digest_file(path: Path) -> str:
                 return ABSENT
             if found.st_size < LARGE_BYTES:
                 return hashlib.file_digest(stream, "sha256").hexdigest()
-            looks = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-            if looks not in _kept:
-                is_settled = found.st_ctime_ns < time_ns() - SETTLED_NS
+            sight = Sight.from_stat(found)
+            if sight not in _kept:
+                is_settled = sight.is_settled(time_ns())
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
                 if not is_settled:
                     return digest
                 if len(_kept) >= MAX_KEPT:
                     _kept.clear()
-                _kept[looks] = digest
-            return _kept[looks]
+                _kept[sight] = digest
+            return _kept[sight]
     except IsADirectoryError:
         listing = _digest_listing(path)
         return listing and f"{listing}{_describe_target(path)}"
@@ -135,14 +161,18 @@ def stamps_agree(held: str, now: str) -> bool:
     return are_directories and DIRECTORY in (one, other) and leads == leads_now
 
 
-def take_sight(path: str) -> str:
-    """Return how ``stat`` shows a file, as text, or :data:`ABSENT`."""
+def look_at_file(path: str) -> Sight | None:
+    """Return the sight of what a path leads to, or ``None`` if there is nothing."""
     try:
         with pause_recording():
-            found = os.stat(path)
+            return Sight.from_stat(os.stat(path))
     except (OSError, ValueError):
-        return ABSENT
-    return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
+        return None
+
+
+def take_sight(path: str) -> str:
+    """Return the sight of what a path leads to as text, or :data:`ABSENT`."""
+    return str(look_at_file(path) or ABSENT)
 
 
 def find_changed_file(sights: Mapping[str, str]) -> str:

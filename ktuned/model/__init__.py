@@ -27,7 +27,7 @@ from ktuned.model.errors import (
 )
 from ktuned.model.expressions import Expression, Term
 from ktuned.model.job import MAX_PRIORITY, Job, JobState, Priority, find_notices, format_notice
-from ktuned.model.kernel import KernelInfo, Root, RootSettings, SpaceInfo
+from ktuned.model.kernel import KernelFacts, KernelInfo, PortfolioRequest, Root, RootSettings, SpaceInfo
 from ktuned.model.keys import (
     CallKey,
     DeviceModel,
@@ -44,9 +44,9 @@ from ktuned.model.keys import (
     parse_key_problem,
     project_of,
 )
-from ktuned.model.near import find_nearest_winners, find_stand_ins, sort_by_similarity
-from ktuned.model.noise import NOISY_SPREAD, describe_noise, is_noisy, is_ratio_implausible, is_reference_noisy
-from ktuned.model.numerics import BitClass, BitClasses, Bits, describe_price, have_same_bits
+from ktuned.model.near import find_stand_ins, sort_by_similarity
+from ktuned.model.noise import describe_noise, is_noisy, is_ratio_implausible, is_reference_noisy
+from ktuned.model.numerics import BitClasses, Bits, describe_price, have_same_bits
 from ktuned.model.objective import (
     BUILT_IN,
     EDP,
@@ -123,7 +123,7 @@ from ktuned.model.values import (
     is_among,
     median,
 )
-from ktuned.model.visible_text import show_controls, show_controls_in_json, show_controls_in_place
+from ktuned.model.visible_text import show_controls, show_controls_in_json
 
 __all__ = [
     "BANDWIDTH_METRIC",
@@ -141,7 +141,6 @@ __all__ = [
     "LATENCY",
     "MAX_PRIORITY",
     "MEMORY",
-    "NOISY_SPREAD",
     "NOT_TRIED",
     "NO_COUNTER",
     "NO_DETAIL",
@@ -158,7 +157,6 @@ __all__ = [
     "AmbiguousName",
     "BackendError",
     "BackendReport",
-    "BitClass",
     "BitClasses",
     "Bits",
     "CallKey",
@@ -175,6 +173,7 @@ __all__ = [
     "IllegalMove",
     "Job",
     "JobState",
+    "KernelFacts",
     "KernelFileError",
     "KernelInfo",
     "KernelName",
@@ -191,6 +190,7 @@ __all__ = [
     "Phase",
     "Plan",
     "PlanDefaults",
+    "PortfolioRequest",
     "Preset",
     "Priority",
     "Problem",
@@ -238,7 +238,6 @@ __all__ = [
     "find_batch_fault",
     "find_first_error",
     "find_groups",
-    "find_nearest_winners",
     "find_notices",
     "find_rule_fault",
     "find_stand_ins",
@@ -268,7 +267,6 @@ __all__ = [
     "reduce_digest",
     "show_controls",
     "show_controls_in_json",
-    "show_controls_in_place",
     "sort_by_similarity",
     "strip_numerics",
     "suggest_name",

@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ktuned.model.batch_invariance import find_groups
 from ktuned.model.buckets import FUNCTION, apply_bucket_rules
@@ -52,7 +52,7 @@ from ktuned.model.objective import (
     strip_numerics,
 )
 from ktuned.model.plan import Plan, PlanDefaults
-from ktuned.model.record import Record, record
+from ktuned.model.record import EVERY_FIELD, Record, record
 from ktuned.model.trace import (
     DISTRIBUTION,
     ENVIRONMENT,
@@ -126,6 +126,61 @@ class SpaceInfo(Record):
 
 
 @record
+class PortfolioRequest(Record):
+    """The problems of a portfolio with their weights, and its limits; None leaves one to others who ask."""
+
+    over: tuple[tuple[Problem, float], ...] | None = None
+    configs: int | None = None
+    loss: float | None = None
+    tunings: int | None = None
+
+
+@record
+class KernelFacts(Record):
+    """What an inspection has found of a kernel for a few readers each.
+
+    Attributes:
+        knobs: their names; empty for a callable's space.
+        files, python, arguments, plan: short digests of each source file, Python file and distribution, declared value
+            and part of the plan, by labels. They say what changed between two descriptions.
+        data_digest: digest of what decides a figure besides machine code, arguments and the data that a lane makes.
+        judges: code of the kernel file takes part in measuring; all Python is then a part of ``data_digest``.
+        judged: something decides whether outputs are right.
+        expects_default_outputs: configs are compared with the outputs of the default config.
+        metrics: the file's own metrics by name: whether each is computed from the energy.
+        given: names of the budgets that the file sets itself.
+        version: identifies the code that was inspected, independent of what was learned since.
+        weights: the weights of the problems, if one config is served for all of them.
+        batch_invariant: the problem keys on which the bits of rows must not depend, and the problems' weights.
+        is_data: the file runs no code of the user's.
+        portfolio: the declared portfolio.
+        unobserved: why the inspection could not observe all that it read; empty if it could.
+        declares: the file names what cannot be observed itself, by ``depends=``.
+    """
+
+    _omitted: ClassVar = EVERY_FIELD
+
+    knobs: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    python: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    plan: Mapping[str, str] = field(default_factory=dict)
+    data_digest: str = ""
+    judges: bool = False
+    judged: bool = True
+    expects_default_outputs: bool = False
+    metrics: Mapping[str, bool] = field(default_factory=dict)
+    given: tuple[str, ...] = ()
+    version: str = ""
+    weights: tuple[float, ...] = ()
+    batch_invariant: tuple[tuple[str, ...], tuple[float, ...]] = ((), ())
+    is_data: bool = False
+    portfolio: PortfolioRequest | None = None
+    unobserved: str = ""
+    declares: bool = False
+
+
+@record
 class KernelInfo(Record):
     """A kernel's declaration without its code.
 
@@ -136,7 +191,7 @@ class KernelInfo(Record):
         stamps: the SHA-256 of each file that it depends on, by absolute path; empty for an absent one.
         problems: the declared problems, as representatives of their buckets.
         bucket: the rules of buckets by problem key.
-        extra: further facts; see :func:`ktuned.spec.digest.describe_kernel`.
+        extra: further facts.
         learned: names that only compiling or measuring has shown, as they are now; the digests include them.
     """
 
@@ -155,7 +210,7 @@ class KernelInfo(Record):
     specialize: tuple[str, ...] | None
     space: SpaceInfo
     plan: Plan
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: KernelFacts = field(default_factory=KernelFacts)
     learned: Mapping[str, Observation] = field(default_factory=dict)
     bucket: Mapping[str, Any] = field(default_factory=dict)
 
@@ -171,7 +226,7 @@ class KernelInfo(Record):
         Machine code, arguments and the bits of inputs and expected outputs are compared elsewhere. The user's Python
         counts only where it judges outputs (a ``check``).
         """
-        return str(self.extra.get("data_digest", self.digest))
+        return self.extra.data_digest or self.digest
 
     @property
     def data_read(self) -> dict[str, str]:
@@ -179,24 +234,23 @@ class KernelInfo(Record):
 
         Python that does not judge is left out, because lanes digest the bits of what it makes.
         """
-        judges = self.extra.get("judges")
-        entries = [one for one in self.learned.values() if one.is_data and (judges or not one.meaning)]
+        entries = [one for one in self.learned.values() if one.is_data and (self.extra.judges or not one.meaning)]
         return {one.name: one.decisive[:16] for one in entries}
 
     @property
     def is_judged(self) -> bool:
         """False if nothing decides whether its outputs are right."""
-        return bool(self.extra.get("judged", True))
+        return self.extra.judged
 
     @property
     def is_data(self) -> bool:
         """True if its kernel file runs no code of the user's, so that one worker serves many such files."""
-        return bool(self.extra.get("is_data", False))
+        return self.extra.is_data
 
     @property
     def expects_default_outputs(self) -> bool:
         """True if its configs are compared with the outputs of the default config."""
-        return bool(self.extra.get("expects_default_outputs", False))
+        return self.extra.expects_default_outputs
 
     @property
     def parts(self) -> dict[str, str]:
@@ -206,23 +260,22 @@ class KernelInfo(Record):
 
     @property
     def _inspected_parts(self) -> dict[str, str]:
-        groups = (("source", "files"), ("source", "python"), ("argument", "arguments"))
-        found = [(group, self.extra.get(key, {})) for group, key in groups]
-        return {f"{group}:{label}": digest for group, digests in found for label, digest in digests.items()}
+        groups = (("source", self.extra.files), ("source", self.extra.python), ("argument", self.extra.arguments))
+        return {f"{group}:{label}": digest for group, digests in groups for label, digest in digests.items()}
 
     @property
     def version(self) -> str:
         """Identifies the code that was inspected, independent of what was learned since."""
-        return str(self.extra.get("version", ""))
+        return self.extra.version
 
     @property
     def unobserved(self) -> str:
         """The reason why the kernel is not fully observed; empty if it is."""
-        if self.extra.get("declares"):
+        if self.extra.declares:
             return ""
         prefix = f"{UNOBSERVED}{self.version}:"
         learned = (name.removeprefix(prefix) for name in self.learned if name.startswith(prefix))
-        return str(self.extra.get("unobserved", "")) or next(learned, "")
+        return self.extra.unobserved or next(learned, "")
 
     @property
     def compiled_files(self) -> list[str]:
@@ -251,7 +304,7 @@ class KernelInfo(Record):
 
     def _read_by_compilers(self) -> set[str]:
         home = os.path.dirname(self.file)
-        read = {os.path.normpath(os.path.join(home, label)) for label in self.extra.get("files", ())}
+        read = {os.path.normpath(os.path.join(home, label)) for label in self.extra.files}
         return read | {place for entry in self.learned.values() if entry.is_source for place in entry.places}
 
     def label_part(self, entry: Observation) -> str:
@@ -266,6 +319,15 @@ class KernelInfo(Record):
         name = entry.name if is_elsewhere else os.path.relpath(entry.places[0], os.path.dirname(self.file))
         label = f"source:{name}"
         return f"{label} (its text)" if label in self._inspected_parts else label
+
+    def convert_paths(self, convert: Callable[[str], str]) -> KernelInfo:
+        """Return the kernel with other paths: relative to another directory, or absolute. Learned names keep theirs."""
+        return dataclasses.replace(
+            self,
+            file=convert(self.file),
+            sources=tuple(map(convert, self.sources)),
+            stamps={convert(path): digest for path, digest in self.stamps.items()},
+        )
 
     def with_observed(self, found: Iterable[Observation]) -> KernelInfo:
         """Return the kernel with those observed names that it does not have yet; itself if it has all of them."""
@@ -313,17 +375,16 @@ class KernelInfo(Record):
     @property
     def weights(self) -> tuple[float, ...]:
         """The weights of the problems if one config is served for all of them; else empty."""
-        return tuple(self.extra.get("weights", ()))
+        return self.extra.weights
 
     @property
     def batch_invariant(self) -> tuple[str, ...]:
         """The problem keys on which the bits of rows must not depend; see :mod:`.batch_invariance`."""
-        fields, _ = self.extra.get("batch_invariant", ((), ()))
-        return tuple(fields)
+        return self.extra.batch_invariant[0]
 
     def find_batch_groups(self) -> list[list[tuple[Problem, float]]]:
         """Return the groups of declared problems whose rows must have equal bits, with weights; the largest is last."""
-        fields, weights = self.extra.get("batch_invariant", ((), ()))
+        fields, weights = self.extra.batch_invariant
         weight_of = dict(zip(map(canonical, self.problems), weights, strict=False))
         groups = find_groups(self.problems, fields) if fields else []
         return [[(problem, weight_of[canonical(problem)]) for problem in group] for group in groups]
@@ -353,8 +414,7 @@ class KernelInfo(Record):
     @property
     def metrics(self) -> Mapping[str, bool]:
         """The file's own metrics by name: whether each is computed from the energy."""
-        found: Mapping[str, bool] = self.extra.get("metrics", {})
-        return found
+        return self.extra.metrics
 
     def objective(self, asked: str | None) -> Objective:
         """Return the objective of a request: the one that it names, or the declared one.
@@ -394,7 +454,7 @@ class KernelInfo(Record):
 
     def with_plan_defaults(self, defaults: PlanDefaults) -> KernelInfo:
         """Return the kernel with its project's defaults for budgets that its file does not set."""
-        plan = defaults.apply_to(self.plan, self.extra.get("given", ()))
+        plan = defaults.apply_to(self.plan, self.extra.given)
         if plan == self.plan:
             return self
         digest = sha256(f"{self.plan_digest} {canonical(plan.to_wire())}")

@@ -47,13 +47,13 @@ def find_stand_ins(key: WinnerKey, problem: Mapping[str, Scalar], winners: Itera
     return fastest + find_nearest_winners(problem, others)
 
 
-def measure_distance(left: Problem, right: Problem) -> float | None:
+def measure_distance(problem: Problem, near: Problem) -> float | None:
     """Return the distance of two problems, or ``None`` when they cannot be compared."""
-    if set(left) != set(right):
+    if set(problem) != set(near):
         return None
     total = 0.0
-    for key, value in left.items():
-        other = right[key]
+    for key, value in problem.items():
+        other = near[key]
         if value == other and isinstance(value, bool) == isinstance(other, bool):
             continue
         if isinstance(value, str | bool) or isinstance(other, str | bool) or value <= 0 or other <= 0:
@@ -84,14 +84,14 @@ def sort_by_similarity(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner
     return [winner for _, winner in found]
 
 
-def _measure_difference(one: Problem, other: Problem) -> float:
+def _measure_difference(wanted: Problem, problem: Problem) -> float:
     total = 0.0
-    for name in one.keys() | other.keys():
-        value, another = one.get(name), other.get(name)
-        if value == another:
+    for name in wanted.keys() | problem.keys():
+        value, other = wanted.get(name), problem.get(name)
+        if value == other:
             continue
-        if _is_size(value) and _is_size(another):
-            total += abs(math.log2(float(value) / float(another)))  # type: ignore[arg-type]
+        if _is_size(value) and _is_size(other):
+            total += abs(math.log2(float(value) / float(other)))  # type: ignore[arg-type]
         else:
             total += 4.0
     return total

@@ -17,8 +17,6 @@ SPACE = "space"
 CAPTURED = "inputs:captured"
 """Part that stands for a problem's captured inputs."""
 
-_MISSING = " includes "
-
 
 @record
 class Change(Record):
@@ -89,9 +87,6 @@ def _describe_part(label: str, before: str, after: str, kernel_file: str) -> Cha
     if label == CAPTURED:
         return Change("inputs", kernel_file, "captured", before, after)
     group, _, rest = label.partition(":")
-    if group == SOURCE and _MISSING in rest:
-        file, _, name = rest.partition(_MISSING)
-        return Change(SOURCE, file, f'#include "{name}"', "missing" if before else "", "missing" if after else "")
     if label.startswith(ENVIRONMENT):
         return Change("environment", kernel_file, rest, before, after)
     if group == SOURCE:
@@ -123,8 +118,6 @@ def describe_change(change: Change) -> str:
         return f"{where}: {name}"
     if kind == "inputs":
         return "inputs were captured"
-    if name.startswith("#include"):
-        return f"{where}: {name} {'was missing, and is found' if before else 'is missing'}"
     if kind == "environment":
         where, name = f"${name}", ""
     verb = "changed" if before and after else "is new" if after else "is gone"

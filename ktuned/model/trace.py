@@ -11,7 +11,7 @@ the hash of its entry (:func:`extend_digest`); what was added can be subtracted 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from ktuned.model.record import Record, record
@@ -56,6 +56,10 @@ class Observation(Record):
     def decisive(self) -> str:
         """The digest that decides results."""
         return self.meaning or self.digest
+
+    def convert_places(self, convert: Callable[[str], str]) -> Observation:
+        """Return the entry with other paths: relative to another directory, or absolute."""
+        return replace(self, places=tuple(map(convert, self.places)))
 
 
 def digest_variable(value: str | None) -> str:

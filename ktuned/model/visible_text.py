@@ -18,13 +18,6 @@ def show_controls(text: str) -> str:
     return text if text.isprintable() else "".join(map(_escape_letter, text))
 
 
-def show_controls_in_place(text: str) -> str:
-    """Return a text of the same length, with a picture for each such character: for texts with known positions."""
-    if text.isprintable():
-        return text
-    return "".join(letter if _is_shown(letter) else _choose_picture(letter) for letter in text)
-
-
 def show_controls_in_json(text: str) -> str:
     """Return JSON of the same value, with JSON's own escapes for such characters."""
     if text.isprintable():
@@ -41,11 +34,6 @@ def _escape_letter(letter: str) -> str:
         return letter
     code = ord(letter)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def _choose_picture(letter: str) -> str:
-    # Unicode's pictures of the C0 controls.
-    return chr(0x2400 + ord(letter)) if ord(letter) < 0x20 else "\ufffd"
 
 
 def _escape_for_json(letter: str) -> str:

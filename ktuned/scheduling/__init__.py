@@ -8,7 +8,7 @@ from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.scheduling.portfolios import PortfolioBuild, PortfolioRequest, Portfolios, PortfolioSpec
+from ktuned.scheduling.portfolios import PortfolioBuild, Portfolios, PortfolioSpec
 from ktuned.scheduling.preparation import JobSettings, Preparation, default_compile_slots
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
@@ -33,7 +33,6 @@ __all__ = [
     "Jobs",
     "KeptPortfolios",
     "PortfolioBuild",
-    "PortfolioRequest",
     "PortfolioSpec",
     "Portfolios",
     "Preparation",

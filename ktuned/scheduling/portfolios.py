@@ -40,6 +40,7 @@ from ktuned.model import (
     KtunedError,
     Objective,
     Outcome,
+    PortfolioRequest,
     Priority,
     Problem,
     Role,
@@ -97,15 +98,6 @@ IDLE_S: Final = 2.0
 _log = structlog.get_logger()
 
 
-class PortfolioRequest(msgspec.Struct, frozen=True):
-    """The problems of a portfolio with their weights, and its limits; what is None is left to the kernel file."""
-
-    over: Sequence[tuple[Problem, float]] | None = None
-    configs: int | None = None
-    loss: float | None = None
-    tunings: int | None = None
-
-
 class PortfolioSpec(msgspec.Struct, frozen=True):
     """The problems that a portfolio is for, and its limits.
 
@@ -125,7 +117,7 @@ class PortfolioSpec(msgspec.Struct, frozen=True):
         Raises:
             UsageError: there are no problems, or a number is out of its range.
         """
-        declared = msgspec.convert(kernel.extra.get("portfolio", {}), PortfolioRequest)
+        declared = kernel.extra.portfolio or PortfolioRequest()
         over = asked.over or declared.over or [(problem, 1.0) for problem in kernel.problems]
         limits = PortfolioLimits()
         for source in (declared, asked):
@@ -229,7 +221,7 @@ class Portfolios:
         if kept is not None:
             kept.count_problem(problem)
             return True
-        if "portfolio" not in kernel.extra:
+        if kernel.extra.portfolio is None:
             return False
         if (kernel.name, device, objective) not in self._builds:
             try:
@@ -528,7 +520,7 @@ class Portfolios:
         over = list(document.over)
         if problem is not None and len(over) < MAX_PROBLEMS:
             over.append((problem, sum(weight for _, weight in over) / len(over)))
-        asked = PortfolioRequest(over, **structs.asdict(document.wanted))
+        asked = PortfolioRequest(tuple(over), **structs.asdict(document.wanted))
         wanted = PortfolioSpec.from_request(kernel, asked)
         self.request_portfolio(kernel, model, objective, wanted, Priority.BACKGROUND)
 

@@ -5,7 +5,7 @@ that need NumPy are imported by that name alone.
 """
 
 from ktuned.search.annealing import Annealing
-from ktuned.search.choice import AUTO, Budget, ChosenStrategy, StrategyFault, choose_strategy
+from ktuned.search.choice import AUTO, Budget, StrategyFault, choose_strategy
 from ktuned.search.domain import Domain, build_domain
 from ktuned.search.exhaustive import Exhaustive
 from ktuned.search.genetic import Genetic
@@ -13,7 +13,7 @@ from ktuned.search.local import Local
 from ktuned.search.points import PointStrategy
 from ktuned.search.random import Random
 from ktuned.search.recorded import RecordedSpace, read_recorded_space, record_space
-from ktuned.search.simulation import ReplayedTrial, SearchRun, mean_relative_best, replay_search
+from ktuned.search.simulation import SearchRun, mean_relative_best, replay_search
 from ktuned.search.strategy import (
     ENTRY_POINT_GROUP,
     Count,
@@ -27,7 +27,6 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "Annealing",
     "Budget",
-    "ChosenStrategy",
     "Count",
     "Domain",
     "Exhaustive",
@@ -36,7 +35,6 @@ __all__ = [
     "PointStrategy",
     "Random",
     "RecordedSpace",
-    "ReplayedTrial",
     "SearchRun",
     "Strategy",
     "StrategyFault",

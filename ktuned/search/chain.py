@@ -30,19 +30,11 @@ class CountTooLarge(Exception):
 
 
 @record
-class _Check(Record):
-    """A conjunct, by the axes that it reads."""
-
-    axes: tuple[int, ...]
-    conjunct: Conjunct
-
-
-@record
 class _Level(Record):
     """One axis to bind: the checks that become decidable, and the bound axes that later checks still read."""
 
     axis: int
-    checks: tuple[_Check, ...]
+    checks: tuple[Conjunct, ...]
     live: tuple[int, ...]
 
 
@@ -65,11 +57,9 @@ class Chain:
         CountTooLarge: counting would take too long; try with fewer conjuncts.
     """
 
-    def __init__(self, axes: Sequence[Sequence[Scalar]], knobs: Sequence[str], conjuncts: Sequence[Conjunct]) -> None:
+    def __init__(self, axes: Sequence[Sequence[Scalar]], conjuncts: Sequence[Conjunct]) -> None:
         self._axes = axes
-        place = {knob: number for number, knob in enumerate(knobs)}
-        checks = [_Check(tuple(place[knob] for knob in found.knobs), found) for found in conjuncts]
-        self._levels = _build_levels(_order_axes(axes, checks), checks)
+        self._levels = _build_levels(_order_axes(axes, conjuncts), conjuncts)
         self._memo: list[dict[tuple[int, ...], _Branches]] = [{} for _ in self._levels]
         self._cells = 0
         self.count = self._count_completions(0, [0] * len(axes))
@@ -120,7 +110,7 @@ class Chain:
         counts: list[int] = []
         for value in range(len(self._axes[level.axis])):
             bound[level.axis] = value
-            if _level_admits(level.checks, self._axes, bound):
+            if satisfies_all(level.checks, self._axes, bound):
                 count = self._count_completions(number + 1, bound)
                 if count:
                     values.append(value)
@@ -128,13 +118,9 @@ class Chain:
         return _Branches(values, list(accumulate(counts)))
 
 
-def walk_valid_codes(
-    axes: Sequence[Sequence[Scalar]], knobs: Sequence[str], conjuncts: Sequence[Conjunct]
-) -> Iterator[Code | None]:
+def walk_valid_codes(axes: Sequence[Sequence[Scalar]], conjuncts: Sequence[Conjunct]) -> Iterator[Code | None]:
     """Yield the configs that satisfy ``conjuncts`` in the order of the axes, with ``None`` between as pauses."""
-    place = {knob: number for number, knob in enumerate(knobs)}
-    checks = [_Check(tuple(place[knob] for knob in found.knobs), found) for found in conjuncts]
-    levels = _build_levels(list(range(len(axes))), checks)
+    levels = _build_levels(range(len(axes)), conjuncts)
     bound = [-1] * len(axes)
     number = 0
     nodes = 0
@@ -146,18 +132,19 @@ def walk_valid_codes(
         if bound[number] >= len(axes[number]):
             bound[number] = -1
             number -= 1
-        elif _level_admits(levels[number].checks, axes, bound):
+        elif satisfies_all(levels[number].checks, axes, bound):
             if number + 1 == len(axes):
                 yield tuple(bound)
             else:
                 number += 1
 
 
-def _level_admits(checks: Sequence[_Check], axes: Sequence[Sequence[Scalar]], bound: Sequence[int]) -> bool:
-    return all(check.conjunct.admits(*[axes[axis][bound[axis]] for axis in check.axes]) for check in checks)
+def satisfies_all(conjuncts: Sequence[Conjunct], axes: Sequence[Sequence[Scalar]], code: Sequence[int]) -> bool:
+    """Return whether no conjunct rules out the config at some positions of the axes."""
+    return all(conjunct.admits(axes, code) for conjunct in conjuncts)
 
 
-def _order_axes(axes: Sequence[Sequence[Scalar]], checks: Sequence[_Check]) -> list[int]:
+def _order_axes(axes: Sequence[Sequence[Scalar]], checks: Sequence[Conjunct]) -> list[int]:
     """Return in which order to bind axes: such that checks are soon decided and few values stay of interest."""
     order: list[int] = []
     rest = set(range(len(axes)))
@@ -165,10 +152,13 @@ def _order_axes(axes: Sequence[Sequence[Scalar]], checks: Sequence[_Check]) -> l
     def cost(axis: int) -> tuple[int, int, int]:
         bound = {*order, axis}
         opened = {
-            other for check in checks if axis in check.axes and not bound.issuperset(check.axes) for other in check.axes
+            other
+            for check in checks
+            if axis in check.places and not bound.issuperset(check.places)
+            for other in check.places
         }
-        decided = sum(axis in check.axes and bound.issuperset(check.axes) for check in checks)
-        joined = any(axis in check.axes and not bound.isdisjoint(set(check.axes) - {axis}) for check in checks)
+        decided = sum(axis in check.places and bound.issuperset(check.places) for check in checks)
+        joined = any(axis in check.places and not bound.isdisjoint(set(check.places) - {axis}) for check in checks)
         return (-decided if joined or not order else 1, len(opened - bound), len(axes[axis]))
 
     while rest:
@@ -178,16 +168,16 @@ def _order_axes(axes: Sequence[Sequence[Scalar]], checks: Sequence[_Check]) -> l
     return order
 
 
-def _build_levels(order: Sequence[int], checks: Sequence[_Check]) -> list[_Level]:
+def _build_levels(order: Sequence[int], checks: Sequence[Conjunct]) -> list[_Level]:
     levels = []
     for number, axis in enumerate(order):
         bound = set(order[: number + 1])
         ready = tuple(
             check
             for check in checks
-            if bound.issuperset(check.axes) and (axis in check.axes or (number == 0 and not check.axes))
+            if bound.issuperset(check.places) and (axis in check.places or (number == 0 and not check.places))
         )
-        open_checks = [check for check in checks if not bound.issuperset(check.axes)]
-        live = tuple(sorted({axis for check in open_checks for axis in check.axes} & bound))
+        open_checks = [check for check in checks if not bound.issuperset(check.places)]
+        live = tuple(sorted({place for check in open_checks for place in check.places} & bound))
         levels.append(_Level(axis, ready, live))
     return levels

@@ -10,36 +10,33 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any
 
 from ktuned.model import Expression, Record, Scalar, Term, record
 from ktuned.spec import Conditional, Unsplittable, parse_function, split_function
 
-MAX_CONJUNCTS = 200
-"""Conjuncts of one constraint: assignments are inlined, so that a long function could grow without end."""
-
 _PREFIX = "_knob_"
 
 
 @record
 class Conjunct(Record):
-    """A necessary condition on a few knobs; ``test`` takes their values in the order of ``knobs``."""
+    """A necessary condition on a few knobs; ``test`` takes their values in the order of ``places`` among all knobs."""
 
-    knobs: tuple[str, ...]
+    places: tuple[int, ...]
     test: Callable[..., object]
 
-    def admits(self, *values: Scalar) -> bool:
-        """Return False only where the condition is certainly violated."""
+    def admits(self, axes: Sequence[Sequence[Scalar]], code: Sequence[int]) -> bool:
+        """Return False only where the config at some positions of the axes certainly violates the condition."""
         try:
-            return bool(self.test(*values))
+            return bool(self.test(*[axes[place][code[place]] for place in self.places]))
         except Exception:
             # Evaluated out of its order: what stood before it may have been its guard.
             return True
 
 
-def split_constraint(where: Callable[[Any, Any], object], knobs: Collection[str], p: object) -> list[Conjunct] | None:
+def split_constraint(where: Callable[[Any, Any], object], knobs: Sequence[str], p: object) -> list[Conjunct] | None:
     """Return the conjuncts of one constraint for a problem, or ``None`` where its code cannot be split.
 
     Their conjunction follows from the constraint. It is equivalent to it as long as no conjunct raises.
@@ -58,33 +55,34 @@ def split_constraint(where: Callable[[Any, Any], object], knobs: Collection[str]
         return None
 
 
-def _split_conditional(where: Conditional, knobs: Collection[str], p: object) -> list[Conjunct] | None:
+def _split_conditional(where: Conditional, knobs: Sequence[str], p: object) -> list[Conjunct] | None:
     """Return the one conjunct that a knob with a condition is subject to."""
     conditions = split_constraint(where.when, knobs, p)
     if conditions is None:
         return None
-    read = list(dict.fromkeys([where.knob, *(knob for condition in conditions for knob in condition.knobs)]))
-    places = [[read.index(knob) for knob in condition.knobs] for condition in conditions]
+    places = dict.fromkeys([knobs.index(where.knob), *(place for found in conditions for place in found.places)])
 
-    def test(*values: Scalar) -> bool:
-        exists = all(
-            condition.test(*[values[place] for place in found])
-            for condition, found in zip(conditions, places, strict=True)
-        )
+    def test_existence(*values: Scalar) -> bool:
+        value_at = dict(zip(places, values, strict=True))
+        exists = all(found.test(*[value_at[place] for place in found.places]) for found in conditions)
         return exists or values[0] == where.first
 
-    return [Conjunct(tuple(read), test)]
+    return [Conjunct(tuple(places), test_existence)]
 
 
-def _conjunct_from_term(condition: Term, knobs: Collection[str], p: Any) -> Conjunct:
-    read = tuple(name for name in condition.names if name in knobs)
-    return Conjunct(read, lambda *values: condition.value({**p, **dict(zip(read, values, strict=True))}))
+def _conjunct_from_term(condition: Term, knobs: Sequence[str], p: Any) -> Conjunct:
+    read = [name for name in condition.names if name in knobs]
+    return _place_conjunct(read, knobs, lambda *values: condition.value({**p, **dict(zip(read, values, strict=True))}))
+
+
+def _place_conjunct(read: Iterable[str], knobs: Sequence[str], test: Callable[..., object]) -> Conjunct:
+    return Conjunct(tuple(map(knobs.index, read)), test)
 
 
 class _Knobs(ast.NodeTransformer):
     """Makes ``c.BM`` and ``c["BM"]`` plain names, and collects the knobs."""
 
-    def __init__(self, parameter: str, knobs: Collection[str]) -> None:
+    def __init__(self, parameter: str, knobs: Sequence[str]) -> None:
         self.parameter = parameter
         self.knobs = knobs
         self.read: dict[str, None] = {}
@@ -120,7 +118,7 @@ class _Knobs(ast.NodeTransformer):
 
 
 def _compile_conjunct(
-    where: FunctionType, condition: ast.expr, parameters: list[str], knobs: Collection[str], p: object
+    where: FunctionType, condition: ast.expr, parameters: list[str], knobs: Sequence[str], p: object
 ) -> Conjunct:
     """Compile one condition into a function of its knobs, with the constraint's own globals and closure."""
     problem, config = parameters
@@ -132,7 +130,7 @@ def _compile_conjunct(
     outer = ast.Expression(ast.Lambda(_build_arguments([problem, *captured]), inner))
     code = compile(ast.fix_missing_locations(outer), where.__code__.co_filename, "eval")
     make = eval(code, where.__globals__)
-    return Conjunct(tuple(transformer.read), make(p, *(cell.cell_contents for cell in captured.values())))
+    return _place_conjunct(transformer.read, knobs, make(p, *(cell.cell_contents for cell in captured.values())))
 
 
 def _build_arguments(names: list[str]) -> ast.arguments:

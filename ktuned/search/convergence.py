@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from ktuned.search.chain import Code
 from ktuned.search.features import Floats
-from ktuned.search.gaussian_process import Prediction
+from ktuned.search.transfer import TransferModel
 
 FASTER = 0.01
 """Relative gain that is worth a longer search."""
@@ -38,20 +38,6 @@ MOST_SURPRISED = 6.0
 SCALES = np.array([[0.75], [0.85], [0.93], [1.00], [1.07], [1.16], [1.29], [1.54]])
 """Factors of the model's doubt, each as likely as the others: Student's distribution with 10 degrees of freedom. A
 model errs more about what is unlike all that it has seen, and its own choices are like it."""
-
-
-class Model(Protocol):
-    """A model of the landscape: log latencies, in units of its own."""
-
-    @property
-    def unexplained(self) -> float:
-        """The variance of a single value around what is predicted: noise, and what no feature explains."""
-
-    def predict(self, points: Floats) -> Prediction:
-        """Return what to expect at some points, without noise."""
-
-    def covariance(self, points: Floats) -> Floats:
-        """Return how the values at some points are expected to vary together, without noise."""
 
 
 class Surprises:
@@ -86,7 +72,7 @@ class UntriedConfigs(NamedTuple):
 
 
 def chance_of_improvement(
-    model: Model,
+    model: TransferModel,
     untried: UntriedConfigs,
     goal: float,
     *,
@@ -113,7 +99,7 @@ def chance_of_improvement(
 
 
 def _chance_of_any(
-    model: Model, likeliest: UntriedConfigs, goal: float, scale: float, works: Floats, seed: int
+    model: TransferModel, likeliest: UntriedConfigs, goal: float, scale: float, works: Floats, seed: int
 ) -> Floats:
     """Return the chance that one of some configs is faster than ``goal``, for each of :data:`SCALES`.
 

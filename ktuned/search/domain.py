@@ -17,12 +17,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from math import prod
 from operator import getitem
 from random import Random
 from time import monotonic
 
-from ktuned.model import Config, Record, Scalar, record
-from ktuned.search.chain import MAX_CELLS, Chain, Code, CountTooLarge, walk_valid_codes
+from ktuned.model import Config, Scalar
+from ktuned.search.chain import MAX_CELLS, Chain, Code, CountTooLarge, satisfies_all, walk_valid_codes
 from ktuned.search.conjuncts import Conjunct, split_constraint
 from ktuned.spec import BoundSpace
 
@@ -32,10 +33,10 @@ MAX_WALKED = 20_000
 WALKED_WHOLE = 200_000
 """A space of at most this many candidates is simply walked: a second, in all."""
 
-SAMPLE_S = 0.1
+SAMPLE_S = 0.05
 """Limit of drawing one point: whoever waits for it has little longer for a choice."""
 
-ESTIMATE_S = 0.1
+ESTIMATE_S = 0.2
 """Limit of estimating the share of valid points, unless :data:`ESTIMATE_HITS` were found before."""
 
 ESTIMATE_HITS = 100
@@ -173,7 +174,7 @@ class ProductDomain(Domain):
 
     def is_valid(self, code: Code) -> bool:
         """Ask the split constraints, which are fast, then the declared ones, which have the last word."""
-        return self._satisfies_conjuncts(code, self._conjuncts) and self._space.accepts(self.config_at(code))
+        return satisfies_all(self._conjuncts, self.axes, code) and self._space.accepts(self.config_at(code))
 
     def draw_point(self, random: Random) -> Code | None:
         """Draw points of the chain until the constraints that are not in it admit one."""
@@ -191,14 +192,13 @@ class ProductDomain(Domain):
 
     def walk_points(self) -> Iterator[Code | None]:
         """Walk depth first, cutting what a conjunct rules out."""
-        for code in walk_valid_codes(self.axes, self.knobs, [found.conjunct for found in self._conjuncts]):
+        for code in walk_valid_codes(self.axes, self._conjuncts):
             yield code if code is not None and self._space.accepts(self.config_at(code)) else None
 
     def _chain_conjuncts(self, conjuncts: Sequence[Conjunct], *, is_split: bool) -> None:
-        place = {knob: number for number, knob in enumerate(self.knobs)}
-        self._conjuncts = [_PlacedConjunct(found, tuple(place[knob] for knob in found.knobs)) for found in conjuncts]
-        self._chain, chained = _longest_chain(self.axes, self.knobs, conjuncts)
-        self._late = [found for found in self._conjuncts if found.conjunct not in chained]
+        self._conjuncts = conjuncts
+        self._chain, chained = _longest_chain(self.axes, conjuncts)
+        self._late = [found for found in conjuncts if found not in chained]
         self._is_unchained = not chained
         self.is_exact = is_split and not self._late
 
@@ -213,12 +213,7 @@ class ProductDomain(Domain):
 
     def _passes_rest(self, code: Code) -> bool:
         """Return whether the constraints that are not in the chain admit one of its points."""
-        return self._satisfies_conjuncts(code, self._late) and self._space.accepts(self.config_at(code))
-
-    def _satisfies_conjuncts(self, code: Code, conjuncts: Sequence[_PlacedConjunct]) -> bool:
-        return all(
-            found.conjunct.admits(*[self.axes[place][code[place]] for place in found.places]) for found in conjuncts
-        )
+        return satisfies_all(self._late, self.axes, code) and self._space.accepts(self.config_at(code))
 
     def _check_split(self) -> bool:
         """Return whether the split constraints rule out no point that the declared ones admit.
@@ -231,7 +226,7 @@ class ProductDomain(Domain):
             self.is_exact = all(self._space.accepts(self.config_at(code)) for code in drawn)
         for _ in range(CHECKED_POINTS):
             code = self._draw_anywhere(random)
-            if not self._satisfies_conjuncts(code, self._conjuncts) and self._space.accepts(self.config_at(code)):
+            if not satisfies_all(self._conjuncts, self.axes, code) and self._space.accepts(self.config_at(code)):
                 return False
         return True
 
@@ -244,14 +239,6 @@ class ProductDomain(Domain):
             drawn += 1
             hits += self._passes_rest(self._draw_candidate(random))
         return max(1, self._chain.count * max(hits, 1) // max(drawn, 1))
-
-
-@record
-class _PlacedConjunct(Record):
-    """A conjunct, and the places of its knobs among the axes."""
-
-    conjunct: Conjunct
-    places: tuple[int, ...]
 
 
 class ListedDomain(Domain):
@@ -304,32 +291,26 @@ def split_constraints(space: BoundSpace, knobs: Sequence[str]) -> tuple[list[Con
     return found, is_split
 
 
-def _longest_chain(
-    axes: Sequence[Sequence[Scalar]], knobs: Sequence[str], conjuncts: Sequence[Conjunct]
-) -> tuple[Chain, list[Conjunct]]:
+def _longest_chain(axes: Sequence[Sequence[Scalar]], conjuncts: Sequence[Conjunct]) -> tuple[Chain, Sequence[Conjunct]]:
     """Chain as many conjuncts as can be counted in time, the ones with few combinations first."""
-    sizes = {knob: len(axis) for knob, axis in zip(knobs, axes, strict=True)}
 
-    def combinations(conjunct: Conjunct) -> int:
-        product = 1
-        for knob in conjunct.knobs:
-            product *= sizes[knob]
-        return product
+    def count_combinations(conjunct: Conjunct) -> int:
+        return prod(len(axes[place]) for place in conjunct.places)
 
     def is_countable(conjunct: Conjunct) -> bool:
         # Nothing else would rule out any of its combinations before it is asked.
-        is_alone = all(other is conjunct or set(other.knobs).isdisjoint(conjunct.knobs) for other in conjuncts)
-        return combinations(conjunct) <= MAX_CELLS or not is_alone
+        is_alone = all(other is conjunct or set(other.places).isdisjoint(conjunct.places) for other in conjuncts)
+        return count_combinations(conjunct) <= MAX_CELLS or not is_alone
 
-    chained = sorted(filter(is_countable, conjuncts), key=combinations)
+    chained = sorted(filter(is_countable, conjuncts), key=count_combinations)
     deadline = monotonic() + COUNTING_S
     while chained:
         try:
-            return Chain(axes, knobs, chained), chained
+            return Chain(axes, chained), chained
         except CountTooLarge:
             keep = len(chained) - 1 if monotonic() < deadline else 0
             chained = chained[:keep]
-    return Chain(axes, knobs, []), []
+    return Chain(axes, []), []
 
 
 def _find_position(axis: Sequence[Scalar], value: Scalar) -> int | None:

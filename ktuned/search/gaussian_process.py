@@ -179,9 +179,9 @@ class GaussianProcess:
     def _trend_share(self) -> float:
         return math.exp(float(self._state[-1]))
 
-    def _trend_covariance(self, some: Floats, others: Floats) -> Floats:
+    def _trend_covariance(self, points: Floats, others: Floats) -> Floats:
         """Return the covariance of a polynomial of the second degree."""
-        centred = 2 * some[:, self._trending] - 1, 2 * others[:, self._trending] - 1
+        centred = 2 * points[:, self._trending] - 1, 2 * others[:, self._trending] - 1
         return np.asarray((1 + centred[0] @ centred[1].T) ** 2 / (1 + len(self._trending)))
 
     def _posterior_gradient(self, points: Floats, values: Floats, trend: Floats, doubts: Floats | float) -> Floats:
@@ -206,9 +206,9 @@ class GaussianProcess:
         return np.asarray(likelihood - (self._state - self._prior) / self._spread**2)
 
 
-def _squared_distances(some: Floats, others: Floats) -> Floats:
-    norms = np.einsum("ij,ij->i", some, some)[:, None] + np.einsum("ij,ij->i", others, others)[None]
-    return np.asarray(np.maximum(norms - 2 * some @ others.T, 0))
+def _squared_distances(points: Floats, others: Floats) -> Floats:
+    norms = np.einsum("ij,ij->i", points, points)[:, None] + np.einsum("ij,ij->i", others, others)[None]
+    return np.asarray(np.maximum(norms - 2 * points @ others.T, 0))
 
 
 def _matern_covariance(squared: Floats) -> Floats:

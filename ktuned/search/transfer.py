@@ -108,11 +108,6 @@ class TransferModel:
         return bool(self._sources)
 
     @property
-    def slopes(self) -> Floats:
-        """The share of each earlier search that explains what is measured here."""
-        return self._slopes if self.is_informed else np.zeros_like(self._slopes)
-
-    @property
     def steps(self) -> int:
         """Steps that the process has climbed."""
         return self._process.steps

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from ktuned.catalog import Catalog
-from ktuned.model import Priority
+from ktuned.model import PortfolioRequest, Priority
 from ktuned.protocol import PORTFOLIO, PortfolioAnswer, PortfolioParams
-from ktuned.scheduling import PortfolioRequest, Portfolios, PortfolioSpec
+from ktuned.scheduling import Portfolios, PortfolioSpec
 from ktuned.serve.method import Handler, Peer
 
 

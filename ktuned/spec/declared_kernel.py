@@ -19,6 +19,7 @@ from ktuned.ipc import normalize_path
 from ktuned.model import (
     Config,
     Plan,
+    PortfolioRequest,
     Problem,
     Scalar,
     Unsupported,
@@ -142,10 +143,8 @@ class Kernel:
     def _weighted_problems(self) -> tuple[tuple[Problem, float], ...]:
         if not callable(self.problems):
             return tuple(map(split_weight, self.problems))
-        try:
+        with self.site.wrap_failures("problems()"):
             found = tuple(islice(self.problems(), MAX_PROBLEMS + 1))
-        except Exception as error:
-            raise self.site.make_failure("problems()", error) from error
         if fault := find_problems_fault(found, self.specialize, self.bucketed_keys):
             raise self.site.make_error(fault)
         return tuple(map(split_weight, found))
@@ -176,21 +175,23 @@ class Kernel:
         groups = find_groups(problems, self.batch_invariant)
         return next((group for group in groups if text in map(canonical, group)), [])
 
-    def evaluate_portfolio(self) -> dict[str, Any]:
-        """Return the declared portfolio with its problems and their weights, calling ``over`` if it is a callable.
+    def evaluate_portfolio(self) -> PortfolioRequest | None:
+        """Return the declared portfolio, if there is one, calling ``over`` if it is a callable.
 
         Raises:
             KernelFileError: the callable raised; or a problem is malformed or repeated.
         """
-        wanted = dict(self.portfolio or {})
-        over = wanted.get("over", ())
-        try:
+        if self.portfolio is None:
+            return None
+        limits = dict(self.portfolio)
+        over = limits.pop("over", ())
+        with self.site.wrap_failures("the portfolio's over()"):
             found = tuple(islice(over() if callable(over) else over, MAX_PROBLEMS + 1))
-        except Exception as error:
-            raise self.site.make_failure("the portfolio's over()", error) from error
         if fault := find_problems_fault(found, self.specialize, self.bucketed_keys):
             raise self.site.make_error(f"portfolio: {fault}")
-        return {**wanted, "over": [[dict(problem), float(weight)] for problem, weight in map(split_weight, found)]}
+        return PortfolioRequest(
+            tuple((dict(problem), float(weight)) for problem, weight in map(split_weight, found)), **limits
+        )
 
     @property
     def bucket_rules(self) -> Mapping[str, Any]:
@@ -227,11 +228,8 @@ class Kernel:
         for name, rule in rules.items():
             if not callable(rule):
                 continue
-            try:
-                changed = dict(rule(Values(problem, "problem key"))) if name == "*" else {name: rule(problem[name])}
-            except Exception as error:
-                raise self.site.make_failure("bucket", error) from error
-            found |= changed
+            with self.site.wrap_failures("bucket"):
+                found |= dict(rule(Values(problem, "problem key"))) if name == "*" else {name: rule(problem[name])}
         strange = [key for key in found if key not in problem]
         if strange or find_mapping_fault(found, "bucket"):
             raise self.site.make_error(
@@ -272,10 +270,8 @@ class Kernel:
         Raises:
             KernelFileError: the function raised, returned no tensors, or lacks one that ``setup`` names.
         """
-        try:
+        with self.site.wrap_failures("inputs(p)"):
             tensors: Any = self.inputs(Values(problem, "problem key"))
-        except Exception as error:
-            raise self.site.make_failure("inputs(p)", error) from error
         if isinstance(tensors, Mapping) and not tensors and self.has_tensors:
             raise self.site.make_error("inputs(p) returned an empty dict; it must name at least one tensor")
         if not isinstance(tensors, Mapping):
@@ -351,10 +347,8 @@ class Kernel:
         """
         cores = self.cores
         if callable(cores):
-            try:
+            with self.site.wrap_failures("cores(p, c)"):
                 cores = cores(Values(problem, "problem key"), Values(config, "knob"))
-            except Exception as error:
-                raise self.site.make_failure("cores(p, c)", error) from error
             if type(cores) is not int or cores < 1:
                 raise self.site.make_error(f"cores(p, c) returned {cores!r}, not a positive int")
         return cores
@@ -378,18 +372,15 @@ class Kernel:
             KernelFileError: a metric raised, or returned something else than a number.
         """
         latency_s = latency_us / 1e6
-        found = self._evaluate_throughput(problem, latency_us)
+        with self.site.wrap_failures("flops(p) or bytes(p)"):
+            found = compute_throughput(*self.evaluate_work(problem), latency_us)
         for name, metric in self.metrics.items():
             is_of_energy = name in self.energy_metrics
             if is_of_energy and energy_j is None:
                 continue
             given = (latency_s, energy_j) if is_of_energy else (latency_s,)
-            try:
+            with self.site.wrap_failures(f"the metric {name}(p, t{', e' if is_of_energy else ''})"):
                 value = float(metric(Values(problem, "problem key"), *given))
-            except Exception as error:
-                raise self.site.make_failure(
-                    f"the metric {name}(p, t{', e' if is_of_energy else ''})", error
-                ) from error
             if math.isfinite(value):
                 found[name] = value
         return found
@@ -398,13 +389,6 @@ class Kernel:
         """Return the declared ``flops`` and ``bytes`` of a launch, each a number, a dict by precision, or None."""
         values = Values(problem, "problem key")
         return tuple(work(values) if callable(work) else work for work in (self.flops, self.bytes))
-
-    def _evaluate_throughput(self, problem: Problem, latency_us: float) -> dict[str, float]:
-        try:
-            flops, moved = self.evaluate_work(problem)
-            return compute_throughput(flops, moved, latency_us)
-        except Exception as error:
-            raise self.site.make_failure("flops(p) or bytes(p)", error) from error
 
     def _describe_tensors(self, problem: Problem) -> dict[str, Layout]:
         text = canonical(problem)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ktuned.dependencies import ACCESSES, OBSERVER, digest_meaning, find_owners, mentions_source_text
 from ktuned.ipc import Untrusted, stamp_files
-from ktuned.model import BUCKET_FUNCTION, KernelInfo, ProjectName
+from ktuned.model import BUCKET_FUNCTION, KernelFacts, KernelInfo, ProjectName
 from ktuned.spec.declared_files import find_declared_files
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.value_text import describe_value
@@ -43,11 +43,6 @@ _PLANNED = ("space", "default", "specialize")
 
 def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     """Return the description of a kernel; to be called right after its file was loaded.
-
-    Of the entries in its ``extra``, ``data_digest`` is over what decides a figure besides machine code, arguments and
-    the data that a lane makes; all Python is a part of it if that ``judges``. ``files``, ``python``, ``arguments`` and
-    ``plan`` say what changed between two descriptions: they hold short digests of each source file, Python file and
-    distribution, declared value and part of the plan, by labels.
 
     Raises:
         KernelFileError: a source cannot be read or trusted, or ``problems`` is at fault.
@@ -89,7 +84,6 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             kernel.find_batch_group(problem)
         # All problems count: each one's inputs are cut from the largest one's, whose outputs are digested by row.
         judging["batch_invariant"] = describe_value([list(kernel.batch_invariant), *problems])
-    portfolio = None if kernel.portfolio is None else kernel.evaluate_portfolio()
     # The digests.
     source_digest = _digest_together(texts or python)
     digest = _digest_together({"source": source_digest, **python, **packages, **declared.parts, **arguments, **judging})
@@ -115,26 +109,26 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         bucket={name: BUCKET_FUNCTION if callable(rule) else rule for name, rule in kernel.bucket_rules.items()},
         space=kernel.space.describe_space(),
         plan=kernel.plan,
-        extra={
-            "knobs": list(kernel.space.knobs or ()),
-            "files": _digest_each(texts),
-            "python": _digest_each({**python, **packages}),
-            "arguments": _digest_each({**arguments, **declared.parts}),
-            "plan": _digest_each(plan),
-            "data_digest": _digest_together(besides),
-            "given": list(kernel.given),
-            **({"judges": True} if kernel.judges else {}),
-            "metrics": {name: name in kernel.energy_metrics for name in kernel.metrics},
-            "judged": kernel.is_judged,
-            "expects_default_outputs": kernel.expects_default_outputs,
-            "version": digest[:16],
-            **({"weights": list(weights)} if kernel.best_for == "all" else {}),
-            **({"batch_invariant": [list(kernel.batch_invariant), list(weights)]} if kernel.batch_invariant else {}),
-            **({"is_data": True} if kernel.is_data else {}),
-            **({} if portfolio is None else {"portfolio": portfolio}),
-            "unobserved": next(iter(ACCESSES.unobserved), ""),
-            "declares": bool(kernel.depends),
-        },
+        extra=KernelFacts(
+            knobs=tuple(kernel.space.knobs or ()),
+            files=_digest_each(texts),
+            python=_digest_each({**python, **packages}),
+            arguments=_digest_each({**arguments, **declared.parts}),
+            plan=_digest_each(plan),
+            data_digest=_digest_together(besides),
+            judges=kernel.judges,
+            judged=kernel.is_judged,
+            expects_default_outputs=kernel.expects_default_outputs,
+            metrics={name: name in kernel.energy_metrics for name in kernel.metrics},
+            given=kernel.given,
+            version=digest[:16],
+            weights=weights if kernel.best_for == "all" else (),
+            batch_invariant=(kernel.batch_invariant, weights) if kernel.batch_invariant else ((), ()),
+            is_data=kernel.is_data,
+            portfolio=kernel.evaluate_portfolio(),
+            unobserved=next(iter(ACCESSES.unobserved), ""),
+            declares=bool(kernel.depends),
+        ),
     )
 
 

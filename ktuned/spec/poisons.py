@@ -9,7 +9,7 @@ written differs from one launch to the next.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import torch
@@ -30,53 +30,65 @@ _DISTINCT: dict[str, int] = {
 }
 """Bits that no kernel writes by accident, by dtype; these quiet NaNs differ from those that conversions give."""
 
-_ORDINARY: dict[str, int] = {
-    "float8_e4m3fnuz": 0x80,
-    "float8_e5m2fnuz": 0x80,
-    "int8": 0x7F,
-    "uint8": 0xFF,
-    "bool": 0x01,
+_ORDINARY: dict[str, tuple[int, int]] = {
+    "float8_e4m3fnuz": (0x80, 0x7F),
+    "float8_e5m2fnuz": (0x80, 0x7F),
+    "int8": (0x7F, 0x80),
+    "uint8": (0xFF, 0x00),
+    "bool": (0x01, 0x00),
 }
-"""The only NaN, the largest value, or ``True``."""
-
-_OTHER: dict[str, int] = {"float8_e4m3fnuz": 0x7F, "float8_e5m2fnuz": 0x7F, "int8": 0x80, "uint8": 0x00, "bool": 0x00}
-"""Every other launch's poison: the largest value, the smallest, or ``False``."""
+"""Bits of the only NaN, the largest value, or ``True``; and the poison of every other launch: the largest value, the
+smallest, or ``False``.
+"""
 
 _PART_DTYPES = {"complex128": "float64", "complex64": "float32"}
 
 
-def look_up_poison(dtype: str) -> tuple[int, int]:
-    """Return the width of a real dtype in bits, and its poison as an unsigned number."""
+class Poison(NamedTuple):
+    """The poison of a dtype, as unsigned numbers.
+
+    Attributes:
+        width: bits of an element, or of one part of a complex one.
+        pattern: what an output is filled with.
+        other: what it is filled with before every other timed launch.
+        is_distinct: no kernel writes it by accident; then both patterns are the same.
+    """
+
+    width: int
+    pattern: int
+    other: int
+    is_distinct: bool
+
+    @property
+    def signed_patterns(self) -> tuple[int, int]:
+        """Both patterns, as numbers of a signed type of the same width."""
+        return _to_signed(self.pattern, self.width), _to_signed(self.other, self.width)
+
+
+def look_up_poison(dtype: str) -> Poison:
+    """Return the poison of a dtype; a complex one has that of its parts."""
+    dtype = _PART_DTYPES.get(dtype, dtype)
     digits = re.search(r"\d+", dtype)
-    return int(digits[0]) if digits else 8, _DISTINCT.get(dtype, _ORDINARY.get(dtype, 0))
-
-
-def look_up_other_poison(dtype: str) -> int:
-    """Return the poison of every other launch: another value, for a dtype without a distinct poison."""
-    pattern = look_up_poison(_PART_DTYPES.get(dtype, dtype))[1]
-    return _OTHER.get(dtype, pattern)
-
-
-def has_distinct_poison(dtype: str) -> bool:
-    """Return whether no kernel writes a real dtype's poison by accident."""
-    return dtype in _DISTINCT
+    distinct = _DISTINCT.get(dtype)
+    pattern, other = _ORDINARY.get(dtype, (0, 0)) if distinct is None else (distinct, distinct)
+    return Poison(int(digits[0]) if digits else 8, pattern, other, distinct is not None)
 
 
 def fill_with_poison(target: torch.Tensor) -> torch.Tensor:
     """Fill a tensor in place with its dtype's poison; return it."""
-    bits, pattern, _ = _view_with_poison(target)
+    bits, poison = view_as_bits(target), find_poison(target)
     # On the tensor's device: a copy from the host would cost more than everything else that a trial does there.
-    bits.fill_(pattern)
+    bits.fill_(poison.signed_patterns[0])
     return target
 
 
 def find_unwritten(target: torch.Tensor) -> torch.Tensor:
     """Return where a poisoned tensor was not written, as bools of its shape."""
-    bits, pattern, is_distinct = _view_with_poison(target)
-    still: torch.Tensor = bits == pattern
+    poison = find_poison(target)
+    still: torch.Tensor = view_as_bits(target) == poison.signed_patterns[0]
     if target.dtype.is_complex:
         still = still.all(-1)
-    if not is_distinct and not bool(still.all()):
+    if not poison.is_distinct and not bool(still.all()):
         still.zero_()
     return still
 
@@ -98,18 +110,10 @@ def view_as_bits(tensor: torch.Tensor) -> torch.Tensor:
     return plain.view(signed)
 
 
-def look_up_signed_poisons(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return a tensor's poison and that of every other launch, as numbers of the type of :func:`view_as_bits`."""
-    name = str(tensor.dtype).removeprefix("torch.")
-    width, pattern = look_up_poison(_PART_DTYPES.get(name, name))
-    return _to_signed(pattern, width), _to_signed(look_up_other_poison(name), width)
+def find_poison(tensor: torch.Tensor) -> Poison:
+    """Return the poison of a tensor's dtype."""
+    return look_up_poison(str(tensor.dtype).removeprefix("torch."))
 
 
 def _to_signed(pattern: int, width: int) -> int:
     return pattern - (1 << width if pattern >> (width - 1) else 0)
-
-
-def _view_with_poison(tensor: Any) -> tuple[torch.Tensor, int, bool]:
-    name = str(tensor.dtype).removeprefix("torch.")
-    width, pattern = look_up_poison(_PART_DTYPES.get(name, name))
-    return view_as_bits(tensor), _to_signed(pattern, width), has_distinct_poison(_PART_DTYPES.get(name, name))

@@ -238,8 +238,8 @@ def materialise_numpy(spec: TensorSpec, name: str, seed_text: str) -> numpy.ndar
     part = _PART_DTYPES.get(spec.dtype, spec.dtype)
     count = math.prod(spec.shape) * (1 + (part != spec.dtype))
     if fill == "empty":
-        width, pattern = look_up_poison(part)
-        made = numpy.full(count, pattern, f"uint{width}").view(arrays.find_holding_dtype(part))
+        poison = look_up_poison(part)
+        made = numpy.full(count, poison.pattern, f"uint{poison.width}").view(arrays.find_holding_dtype(part))
     else:
         made = arrays.make_empty(count, part)
         if fill in HARD_FILLS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ktuned.model import KernelFileError, KtunedError, Record, Scalar, listed, record
@@ -81,6 +82,14 @@ class Site(Record):
         named = f"{fold_to_line(self.kernel)}: {message}" if self.kernel else message
         text = f"{self.path}:{line}: {named}" if self.path else named
         return KernelFileError(text, path=self.path, line=line, hint=hint)
+
+    @contextmanager
+    def wrap_failures(self, what: str) -> Iterator[None]:
+        """Turn an error of user code (``what``, such as ``inputs(p)``) into one that names the kernel and its line."""
+        try:
+            yield
+        except Exception as error:
+            raise self.make_failure(what, error) from error
 
     def make_failure(self, what: str, error: BaseException) -> KernelFileError:
         """Return the error that user code (``what``, such as ``inputs(p)``) raised, at its line in the kernel file."""

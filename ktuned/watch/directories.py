@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ktuned.catalog import Listing, is_below, is_kernel_file, is_looked_into, walk_directories
-from ktuned.watch.snapshot import Stamp, stamp_of_path
+from ktuned.ipc import Sight, look_at_file
 
 NEVER_WATCHED = frozenset(
     {".git", ".hg", ".svn", ".venv", ".tox", ".nox", "__pycache__", "node_modules", "site-packages", "dist-packages"}
@@ -39,9 +39,9 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """The entries of a directory that matter, as of ``stamp`` (``None``: it had not settled, and is read again)."""
+    """The entries of a directory that matter, as of ``sight`` (``None``: it had not settled, and is read again)."""
 
-    stamp: Stamp | None
+    sight: Sight | None
     kernel_files: frozenset[str]
     directories: frozenset[str]
 
@@ -101,7 +101,7 @@ class DirectorySet(msgspec.Struct, frozen=True):
             if nearest != directory:
                 missing.add(directory)
             holder = groups[plan.find_owner(nearest)]
-            found = stamp_of_path(nearest)
+            found = look_at_file(nearest)
             # What may not be read has no watch; it is surveyed, as all known files are.
             if found is not None and nearest not in holder.trees and os.access(nearest, os.R_OK):
                 holder.singles[nearest] = (found.device, found.inode)
@@ -174,8 +174,8 @@ class DirectorySet(msgspec.Struct, frozen=True):
                 continue
             is_outdated |= any(_directory_identity(path) != identity for path, identity in group.singles.items())
             for directory, before in group.trees.items():
-                stamp = stamp_of_path(directory)
-                if stamp is not None and stamp == before.stamp:
+                sight = look_at_file(directory)
+                if sight is not None and sight == before.sight:
                     continue
                 listing = next(walk_directories(directory), None)
                 if listing is None:
@@ -227,14 +227,14 @@ def _order_watches(groups: Iterable[Group]) -> Iterator[str]:
 
 def _directory_contents(listing: Listing) -> Contents:
     now_ns = time_ns()
-    stamp = stamp_of_path(listing.directory)
-    # What came between the listing and the look has made the stamp a young one.
-    settled = stamp if stamp is not None and stamp.is_settled(now_ns) else None
+    sight = look_at_file(listing.directory)
+    # What came between the listing and the look has made the sight a young one.
+    settled = sight if sight is not None and sight.is_settled(now_ns) else None
     return Contents(settled, frozenset(filter(is_kernel_file, listing.files)), frozenset(listing.directories))
 
 
 def _directory_identity(path: str) -> tuple[int, int] | None:
-    found = stamp_of_path(path)
+    found = look_at_file(path)
     return None if found is None else (found.device, found.inode)
 
 

@@ -30,7 +30,7 @@ from ktuned.catalog import (
 )
 from ktuned.ipc import follow_links
 from ktuned.model import KtunedError, Root
-from ktuned.watch.snapshot import FileSight, Snapshot
+from ktuned.watch.snapshot import SeenFile, Snapshot
 
 _log = structlog.get_logger()
 
@@ -94,8 +94,8 @@ class Reinspection:
 
     async def differing_paths(self, entries: set[tuple[str, str]]) -> set[str]:
         """Return the paths of entries that are not what was inspected."""
-        sights = await anyio.to_thread.run_sync(self._snapshot.look_at_files, {path for path, _ in entries})
-        return self._snapshot.differing_paths(entries, sights)
+        seen = await anyio.to_thread.run_sync(self._snapshot.look_at_files, {path for path, _ in entries})
+        return self._snapshot.differing_paths(entries, seen)
 
     def is_news(self, path: str) -> bool:
         """Return whether a kernel file came that was not inspected, or went that was."""
@@ -131,11 +131,11 @@ class Reinspection:
             for root, files in by_root:
                 # What is noted of a project file before its kernels are inspected clears no doubt.
                 self._under_way = frozenset(files)
-                sights = await self._look_at_files(files)
+                seen = await self._look_at_files(files)
                 present = [file for file in files if os.path.isfile(file)]
                 try:
                     found = await self._inspector.inspect_files(root, present, set(files) - set(present))
-                    self._snapshot.accept_differences(self._catalog.inspected_stamps(set(files)), sights)
+                    self._snapshot.accept_differences(self._catalog.inspected_stamps(set(files)), seen)
                     self._catalog.clear_files(files)
                     await self._on_changes(found.changes, True)
                     # For those that an edit changed nothing about.
@@ -173,7 +173,7 @@ class Reinspection:
             self._seen = found
             self._doubts_changed()
 
-    async def _look_at_files(self, files: Iterable[str]) -> dict[str, FileSight]:
+    async def _look_at_files(self, files: Iterable[str]) -> dict[str, SeenFile]:
         """Return how kernel files are now, and all that they depend on."""
         entries = self._catalog.inspected_stamps(set(files))
         return await anyio.to_thread.run_sync(self._snapshot.look_at_files, {*files, *(path for path, _ in entries)})

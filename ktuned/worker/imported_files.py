@@ -6,15 +6,14 @@ starts again as a fresh process.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from time import monotonic
 
+from ktuned.ipc import Sight, look_at_file
+
 LOOK_EVERY_S = 0.2
 """Interval between two looks: looking at 3,000 modules takes 5 ms, a tenth of what a config takes here."""
-
-_Sight = tuple[int, int, int, int]
 
 
 class ImportedFiles:
@@ -22,7 +21,7 @@ class ImportedFiles:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._seen: dict[str, _Sight] = {}
+        self._seen: dict[str, Sight] = {}
         self._looked_at = -LOOK_EVERY_S
 
     def record_imports(self) -> None:
@@ -31,7 +30,7 @@ class ImportedFiles:
             # Not by getattr: a lazy module may import things when it is asked for an attribute.
             file = getattr(module, "__dict__", {}).get("__file__")
             if isinstance(file, str) and file not in self._seen:
-                sight = _read_sight(file)
+                sight = look_at_file(file)
                 if sight is not None:
                     self._seen[file] = sight
 
@@ -41,12 +40,4 @@ class ImportedFiles:
         if now < self._looked_at + LOOK_EVERY_S:
             return ""
         self._looked_at = now
-        return next((file for file, seen in self._seen.items() if _read_sight(file) not in (None, seen)), "")
-
-
-def _read_sight(file: str) -> _Sight | None:
-    try:
-        state = os.stat(file)
-    except OSError:
-        return None
-    return state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
+        return next((file for file, seen in self._seen.items() if look_at_file(file) not in (None, seen)), "")

@@ -21,7 +21,6 @@ from ktuned.ipc import DIRECTORY, Places, make_relative, replies, requests, stam
 from ktuned.model import (
     BackendError,
     KernelFileError,
-    KernelInfo,
     NotFound,
     Phase,
     canonical,
@@ -113,7 +112,7 @@ class Inspector:
                 info = replace(
                     describe_kernel(kernel, request.name or request.project, root), backend=self._choose_backend(kernel)
                 )
-                kernels.append(_make_paths_relative(info, str(root)))
+                kernels.append(info.convert_paths(lambda path: make_relative(path, str(root))))
             except KernelFileError as error:
                 errors.append(error)
                 # One of these may be missing; once it appears, the kernel may be fine.
@@ -158,16 +157,6 @@ class Inspector:
         """Return for each of the request's configs whether the kernel's space admits it."""
         space = load_kernel(request.kernel, self._places).bind_space(request.problem)
         return replies.Admitted(tuple(config in space for config in request.configs))
-
-
-def _make_paths_relative(kernel: KernelInfo, root: str) -> KernelInfo:
-    """Return an inspected kernel with its paths relative to the project's directory ``root``."""
-    return replace(
-        kernel,
-        file=make_relative(kernel.file, root),
-        sources=tuple(make_relative(source, root) for source in kernel.sources),
-        stamps={make_relative(path, root): digest for path, digest in kernel.stamps.items()},
-    )
 
 
 COUNTED_SPACE = 20_000

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ktuned.model import UsageError
 
 if TYPE_CHECKING:
-    from ktuned.spec import TensorSpec
+    from ktuned.spec import Poison, TensorSpec
 
 ALIGNMENT = 64
 """Alignment of torch's own allocations in bytes: a cache line."""
@@ -120,16 +120,12 @@ class NumPyTensors:
 
     def poison_tensor(self, tensor: Any) -> None:
         """Fill real and imaginary parts."""
-        for bits, pattern, _ in self._view_parts(tensor):
-            bits[...] = pattern
+        for bits, poison in self._view_parts(tensor):
+            bits[...] = poison.pattern
 
     def view_bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
         """View the real and the imaginary parts as unsigned integers."""
-        from ktuned.spec import look_up_other_poison
-
-        parts = self._view_parts(tensor)
-        dtypes = [str(part.dtype) for part in ([tensor.real] if len(parts) > 1 else [tensor])]
-        return [(bits, (pattern, look_up_other_poison(dtypes[0]))) for bits, pattern, _ in parts]
+        return [(bits, (poison.pattern, poison.other)) for bits, poison in self._view_parts(tensor)]
 
     def are_equal_bits(self, one: Any, other: Any) -> bool:
         """Compare the elements."""
@@ -142,16 +138,16 @@ class NumPyTensors:
         """
         numpy = self.arithmetic
         still = numpy.ones(tensor.shape, "bool")
-        for bits, pattern, is_distinct in self._view_parts(tensor):
-            still &= bits == pattern
-            if not is_distinct and not still.all():
+        for bits, poison in self._view_parts(tensor):
+            still &= bits == poison.pattern
+            if not poison.is_distinct and not still.all():
                 still[...] = False
         return still
 
     def are_same_tensors(self, one: Any, other: Any) -> bool:
         """Compare the parts."""
         parts = zip(self._view_parts(one), self._view_parts(other), strict=True)
-        return all(bool((bits == others).all()) for (bits, _, _), (others, _, _) in parts)
+        return all(bool((bits == others).all()) for (bits, _), (others, _) in parts)
 
     def digest_tensors(self, tensors: Sequence[Any]) -> str:
         """Hash the elements in their order."""
@@ -181,17 +177,13 @@ class NumPyTensors:
         quiet: AbstractContextManager[object] = self.arithmetic.errstate(all="ignore")
         return quiet
 
-    def _view_parts(self, tensor: Any) -> list[tuple[Any, int, bool]]:
-        """Return real and imaginary parts as unsigned integers, with their poison and whether no number equals it."""
-        from ktuned.spec import has_distinct_poison, look_up_poison
+    def _view_parts(self, tensor: Any) -> list[tuple[Any, Poison]]:
+        """Return real and imaginary parts as unsigned integers, with their poison."""
+        from ktuned.spec import look_up_poison
 
+        poison = look_up_poison(str(tensor.dtype))
         parts = [tensor.real, tensor.imag] if tensor.dtype.kind == "c" else [tensor]
-        views = []
-        for part in parts:
-            name = str(part.dtype)
-            width, pattern = look_up_poison(name)
-            views.append((part.view(f"u{width // 8}"), pattern, has_distinct_poison(name)))
-        return views
+        return [(part.view(f"u{poison.width // 8}"), poison) for part in parts]
 
 
 def find_extent(array: Any) -> tuple[int, int]:

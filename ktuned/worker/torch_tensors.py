@@ -155,9 +155,9 @@ class TorchTensors:
 
     def view_bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
         """View the memory as signed integers."""
-        from ktuned.spec import look_up_signed_poisons, view_as_bits
+        from ktuned.spec import find_poison, view_as_bits
 
-        return [(view_as_bits(tensor), look_up_signed_poisons(tensor))]
+        return [(view_as_bits(tensor), find_poison(tensor).signed_patterns)]
 
     def are_equal_bits(self, one: Any, other: Any) -> bool:
         """Compare on the tensors' device."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ktuned.catalog.admission import Admission, complete_config, declared_admission, space_digest
-from ktuned.model.kernel import KernelInfo, SpaceInfo
+from ktuned.model.kernel import KernelFacts, KernelInfo, SpaceInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.trace import Observation
@@ -92,9 +92,9 @@ def test_completed(default: Config | None, config: Config, expected: Config) -> 
 def test_space_digest_goes_by_what_decides_the_space() -> None:
     """A new budget, problem or default leaves verdicts standing; another space or constraint does not."""
     parts = {"space": "a", "tune_k.py:fits": "b", "plan": "c", "problems": "d", "default": "e", "specialize": "f"}
-    kernel = info(extra={"plan": parts})
+    kernel = info(extra=KernelFacts(plan=parts))
     for label in parts:
-        other = replace(kernel, extra={"plan": {**parts, label: "other"}})
+        other = replace(kernel, extra=KernelFacts(plan={**parts, label: "other"}))
         is_same = label in ("plan", "problems", "default", "specialize")
         assert (space_digest(other) == space_digest(kernel)) is is_same
     assert space_digest(info()) != space_digest(info(plan_digest="other"))

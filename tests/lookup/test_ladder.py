@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ktuned.lookup.ladder import decide_answer
-from ktuned.model.kernel import KernelInfo, SpaceInfo
+from ktuned.model.kernel import KernelFacts, KernelInfo, SpaceInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.near import NEAR_CANDIDATES
 from ktuned.model.objective import ENERGY, LATENCY
@@ -75,7 +75,7 @@ def test_what_is_in_doubt_is_not_fresh_and_wants_nothing() -> None:
 
 def test_what_is_not_fully_observed_is_stale_and_tuned_only_after_a_change() -> None:
     """A winner of this context is served as stale and not tuned again; one of another context is."""
-    hidden = {"unobserved": "gen.py:3 starts a child process"}
+    hidden = KernelFacts(unobserved="gen.py:3 starts a child process")
     found = ask(winner(), extra=hidden)
     assert (found.status, found.is_unobserved, found.wants_tuning) == (Status.STALE, True, False)
     found = ask(winner(digest="other"), extra=hidden)

@@ -11,10 +11,10 @@ import anyio
 import msgspec
 import pytest
 
-from ktuned.model import KernelInfo, Objective, Priority, UsageError
+from ktuned.model import KernelInfo, Objective, PortfolioRequest, Priority, UsageError
 from ktuned.portfolio import Branch, Condition, Leaf, Matrix, Portfolio, list_leaves
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.scheduling.portfolios import PortfolioBuild, PortfolioRequest, PortfolioSpec, find_border_problems
+from ktuned.scheduling.portfolios import PortfolioBuild, PortfolioSpec, find_border_problems
 from tests.assembled import PATIENCE_S, Parts, assembled
 
 pytestmark = pytest.mark.anyio
@@ -125,7 +125,8 @@ async def test_a_declared_portfolio_is_made_when_it_is_needed(parts: Parts) -> N
     """A lookup of a new problem makes it, and no tuning of that problem; a hundred lengths make no hundred jobs."""
     over = f"portfolio=dict(over=[dict(n=n) for n in {SIZES[::2]}], configs=2, tunings=3),"
     kernel = await parts.inspect(kernel_file((64,), over))
-    assert kernel.extra["portfolio"]["configs"] == 2
+    assert kernel.extra.portfolio is not None
+    assert kernel.extra.portfolio.configs == 2
     async with at_work(parts):
         for size in range(1, 41):
             parts.lookups.look_up("it", {"n": size}, None, tune=True)

@@ -1,12 +1,12 @@
-"""A snapshot finds every change of bytes, and reads no file whose stamp proves that there was none."""
+"""A snapshot finds every change of bytes, and reads no file whose sight proves that there was none."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from ktuned.ipc.stamps import ABSENT, stamp
-from ktuned.watch.snapshot import SETTLED_NS, Snapshot, Stamp, stamp_of_path
+from ktuned.ipc.stamps import ABSENT, SETTLED_NS, Sight, look_at_file, stamp
+from ktuned.watch.snapshot import Snapshot
 
 
 def differing(snapshot: Snapshot, entries: set[tuple[str, str]]) -> set[str]:
@@ -30,31 +30,31 @@ def test_paths_that_came_went_and_changed_differ(tmp_path: Path) -> None:
 
 
 def test_same_size_and_time_hide_no_change(tmp_path: Path) -> None:
-    """A file that is replaced, or rewritten with its old time, has another stamp."""
+    """A file that is replaced, or rewritten with its old time, has another sight."""
     path = tmp_path / "it"
     path.write_text("x")
-    old = stamp_of_path(str(path))
+    old = look_at_file(str(path))
     assert old is not None
     path.write_text("y")
     os.utime(path, ns=(old.modified_ns, old.modified_ns))
-    rewritten = stamp_of_path(str(path))
+    rewritten = look_at_file(str(path))
     beside = tmp_path / "beside"
     beside.write_text("z")
     os.utime(beside, ns=(old.modified_ns, old.modified_ns))
     beside.replace(path)
-    assert len({old, rewritten, stamp_of_path(str(path))}) == 3
+    assert len({old, rewritten, look_at_file(str(path))}) == 3
 
 
-def test_only_settled_stamps_stand_for_bytes() -> None:
-    """A file that changed just now may change again within a tick of the clock, and keep its stamp."""
+def test_only_settled_sights_stand_for_bytes() -> None:
+    """A file that changed just now may change again within a tick of the clock, and keep its sight."""
     now_ns = 10 * SETTLED_NS
-    assert Stamp(1, 1, 1, 0, now_ns - SETTLED_NS - 1).is_settled(now_ns)
-    assert not Stamp(1, 1, 1, 0, now_ns - SETTLED_NS).is_settled(now_ns)
-    assert not Stamp(1, 1, 1, 0, now_ns + 1).is_settled(now_ns)
+    assert Sight(1, 1, 1, 0, now_ns - SETTLED_NS - 1).is_settled(now_ns)
+    assert not Sight(1, 1, 1, 0, now_ns - SETTLED_NS).is_settled(now_ns)
+    assert not Sight(1, 1, 1, 0, now_ns + 1).is_settled(now_ns)
 
 
 def test_settled_files_are_read_once(tmp_path: Path) -> None:
-    """A file whose stamp is known is not opened; one that is pruned is."""
+    """A file whose sight is known is not opened; one that is pruned is."""
     path = tmp_path / "it"
     path.write_text("x")
     snapshot = Snapshot()

@@ -106,9 +106,6 @@ def show_kernels(answer: KernelsAnswer | AddAnswer) -> None:
 
 
 def _show_faults(answer: KernelsAnswer | AddAnswer) -> None:
-    for kernel in answer.kernels:
-        for missing in kernel.extra.get("missing", ()):
-            output.emit_line(f"{kernel.name}: {missing}, which is missing")
     for error in answer.errors:
         what = lines.error_line(error)
         output.emit_line(f"{what}; {error.hint}" if error.hint else what)
