@@ -13,7 +13,6 @@ import triton
 from triton.runtime.jit import JITFunction
 
 from ktuned.dropin import Policy
-from ktuned_triton.autotuner import Options
 from tests.plugins.triton_app import kernels
 
 launched: list[int] = []
@@ -29,12 +28,10 @@ def main() -> None:
     """Call the function with each size, and end as it is said."""
     JITFunction.run = run
     # Nothing can be measured here.
-    kernels.scale.__dict__["_ktuned_options"] = Options(
-        Policy(
-            os.environ.get("KTUNED_RUN_MODE", "background"),
-            takes_over=True,
-            numerics=os.environ.get("KTUNED_RUN_NUMERICS", "tolerance"),
-        )
+    kernels.scale.__dict__["_ktuned_policy"] = Policy(
+        os.environ.get("KTUNED_RUN_MODE", "background"),
+        takes_over=True,
+        numerics=os.environ.get("KTUNED_RUN_NUMERICS", "tolerance"),
     )
     sizes = [int(size) for size in sys.argv[1].split(",")]
     for size in sizes:
