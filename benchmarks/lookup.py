@@ -37,6 +37,7 @@ from benchmarks.private_daemon import PATIENT_S, PrivateDaemon, forgetful, priva
 from benchmarks.report import show
 from benchmarks.rest import fill, write_files
 from ktuned_client import Client, memo, wire
+from ktuned_client.answers import Question
 
 MEMO_BUDGET = 3.0
 TABLE_BUDGET_US = 5.0
@@ -179,7 +180,7 @@ def memo_beside_cache(client: Client, count: int) -> list[dict[str, Any]]:
     """Measure known answers, in blocks, because one is shorter than a reading of the clock."""
     bound = client.bind(NAME)
     hit = client.lookup(NAME, PROBLEM)
-    client._memo.remember_for_good("gemm", memo.pack_problem(SIZES), hit)
+    client._memo.remember_for_good(Question("gemm", "gemm", SIZES, None, None, None), memo.pack_problem(SIZES), hit)
     # Each answer that was forgotten counts as a new one, and with too many of them all are forgotten.
     client._memo.max_answers = 10**9
     # Of this question no daemon knows: its answer is by the table's first word, which never changes.

@@ -204,37 +204,40 @@ def make_hit(answer: Mapping[str, Any]) -> Hit:
         raise ValueError("the daemon's answer is not a lookup's") from None
 
 
-def complete_hit(hit: Hit, default: Mapping[str, Any] | None) -> Hit:
-    """Return the hit, with the caller's default if it has no config."""
-    return hit if hit.config is not None else hit._replace(config=freeze_config(default))
+class Question(NamedTuple):
+    """One lookup, as :meth:`ktuned_client.Client.lookup` describes it.
 
-
-def make_unavailable_hit(
-    kernel: str, problem: Mapping[str, Any], device: str | None, default: Mapping[str, Any] | None, message: str
-) -> Hit:
-    """Return the hit of a lookup that no daemon answered."""
-    return Hit(kernel, problem, device, "unavailable", freeze_config(default), message=message)
-
-
-def make_refused_hit(
-    kernel: str,
-    problem: Mapping[str, Any],
-    device: str | None,
-    default: Mapping[str, Any] | None,
-    error: DaemonError,
-    *,
-    strict: bool,
-) -> Hit:
-    """Return the hit of a lookup that was refused: ``invalid`` if the question is at fault, else ``unavailable``.
-
-    Raises:
-        DaemonError: the question is at fault, and ``strict`` is set.
+    ``name`` is the name under which answers are kept: the kernel's alone unless a device or an objective is given.
     """
-    if error.code not in CALLERS_CODES:
-        return make_unavailable_hit(kernel, problem, device, default, str(error))
-    if strict:
-        raise error
-    return Hit(kernel, problem, device, "invalid", freeze_config(default), message=str(error))
+
+    name: Any
+    kernel: str
+    problem: Mapping[str, Any]
+    default: Mapping[str, Any] | None
+    device: str | None
+    objective: str | None
+
+    def complete_hit(self, hit: Hit) -> Hit:
+        """Return a hit, with the caller's default if it has no config."""
+        return hit if hit.config is not None else hit._replace(config=freeze_config(self.default))
+
+    def answer_unavailable(self, message: str) -> Hit:
+        """Return the hit of a lookup that no daemon answered."""
+        return self._answer_default("unavailable", message)
+
+    def answer_refused(self, error: DaemonError, *, strict: bool) -> Hit:
+        """Return the hit of a lookup that was refused: ``invalid`` if the question is at fault, else ``unavailable``.
+
+        Raises:
+            DaemonError: the question is at fault, and ``strict`` is set.
+        """
+        is_at_fault = error.code in CALLERS_CODES
+        if is_at_fault and strict:
+            raise error
+        return self._answer_default("invalid" if is_at_fault else "unavailable", str(error))
+
+    def _answer_default(self, status: str, message: str) -> Hit:
+        return Hit(self.kernel, self.problem, self.device, status, freeze_config(self.default), message=message)
 
 
 def read_result(response: Response) -> Any:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ktuned_client.answers import DaemonError, DaemonUnavailable, Hit, complete_hit, make_hit, make_unavailable_hit
-from ktuned_client.memo import make_question_name
+from ktuned_client.answers import DaemonUnavailable, Hit, Question
+from ktuned_client.table_answers import pack
 from ktuned_client.wire import MAX_LOOKUPS, MAX_REQUEST_BYTES, encode_lookups
 
 if TYPE_CHECKING:
     from ktuned_client.knowledge import Knowledge
 
-Question = tuple[str, Mapping[str, Any]] | tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
+Asked = tuple[str, Mapping[str, Any]] | tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
 """A kernel, a problem, and the caller's default if it has one."""
 
 _ROOM: Final = MAX_REQUEST_BYTES - 64
@@ -26,15 +26,23 @@ class Batch:
     """Lookups in order. Send each of :meth:`encode_requests`, and give its outcome to one of the ``take_`` methods."""
 
     def __init__(
-        self, knowledge: Knowledge, questions: Iterable[Question], device: str | None, objective: str | None
+        self, knowledge: Knowledge, questions: Iterable[Asked], device: str | None, objective: str | None
     ) -> None:
         self._knowledge = knowledge
-        self._device = device
-        self._objective = objective
-        self._asked = [(question[0], question[1], question[2] if len(question) > 2 else None) for question in questions]
+        self._questions = [
+            Question(
+                asked[0] if device is None and objective is None else (asked[0], device, objective),
+                asked[0],
+                asked[1],
+                asked[2] if len(asked) > 2 else None,
+                device,
+                objective,
+            )
+            for asked in questions
+        ]
         # An open question has its problem's bytes in place of a hit.
         self._found: list[Hit | bytes] = [
-            knowledge.find_hit(kernel, problem, default, device, objective) for kernel, problem, default in self._asked
+            knowledge.find_hit(question, _pack_or_none(question.problem)) for question in self._questions
         ]
 
     @property
@@ -50,7 +58,7 @@ class Batch:
         for place, found in enumerate(self._found):
             if type(found) is not bytes:
                 continue
-            question = self._knowledge.encode_opening(self._asked[place][0], self._device, self._objective) + found
+            question = self._knowledge.encode_opening(self._questions[place]) + found
             if len(question) > room or len(places) == MAX_LOOKUPS:
                 yield places, encode_lookups(questions)
                 places, questions, room = [], [], _ROOM
@@ -69,33 +77,25 @@ class Batch:
         except (TypeError, KeyError, ValueError) as error:
             self.take_refusal(places, f"the daemon's answer is not one to several lookups: {error!r}")
             return
-        knowledge, device, objective = self._knowledge, self._device, self._objective
-        knowledge.backoff.record_success()
-        remember = knowledge.memo.remember
         for place, answer in zip(places, answers, strict=True):
-            kernel, problem, default = self._asked[place]
             key: Any = self._found[place]
-            try:
-                hit = make_hit(answer)
-                remember(make_question_name(kernel, device, objective), key, hit)
-                self._found[place] = complete_hit(hit, default)
-            except DaemonError as error:
-                self._found[place] = knowledge.answer_refused(kernel, problem, device, default, error)
-            except ValueError as error:
-                self._found[place] = make_unavailable_hit(kernel, problem, device, default, str(error))
+            self._found[place] = self._knowledge.learn_answer(self._questions[place], key, answer)
 
     def take_absence(self, places: Sequence[int], error: DaemonUnavailable) -> None:
         """Take that no daemon answered a request: its questions get their last known answers."""
         self._knowledge.backoff.record_failure(str(error))
         for place in places:
-            kernel, problem, default = self._asked[place]
             key: Any = self._found[place]
-            self._found[place] = self._knowledge.answer_unavailable(
-                kernel, problem, default, self._device, key, str(error), self._objective
-            )
+            self._found[place] = self._knowledge.answer_unavailable(self._questions[place], key, str(error))
 
     def take_refusal(self, places: Sequence[int], reason: str) -> None:
         """Take that a request was refused as a whole: its questions get the callers' defaults."""
         for place in places:
-            kernel, problem, default = self._asked[place]
-            self._found[place] = make_unavailable_hit(kernel, problem, self._device, default, reason)
+            self._found[place] = self._questions[place].answer_unavailable(reason)
+
+
+def _pack_or_none(problem: Mapping[str, Any]) -> bytes | None:
+    try:
+        return pack(problem)  # type: ignore[no-any-return]
+    except (TypeError, ValueError, OverflowError):
+        return None

@@ -17,13 +17,12 @@ from ktuned_client.answers import (
     DaemonError,
     DaemonUnavailable,
     Hit,
+    Question,
     drop_missing,
     explain_failure,
-    make_unavailable_hit,
 )
-from ktuned_client.batch import Batch, Question
+from ktuned_client.batch import Asked, Batch
 from ktuned_client.knowledge import Knowledge
-from ktuned_client.memo import make_question_name
 from ktuned_client.progress import Event, Progress
 from ktuned_client.table_answers import pack
 from ktuned_client.transport import Subscription, Transport
@@ -92,15 +91,19 @@ class Client:
                 kernel's own objective.
         """
         memo = self._memo
+        name = kernel if device is None and objective is None else (kernel, device, objective)
         try:
-            slot, generation, until, hit = memo.answers[
-                kernel if device is None and objective is None else (kernel, device, objective)
-            ][pack(problem)]
+            key = pack(problem)
+            slot, generation, until, hit = memo.answers[name][key]
             if memo.words[slot] == generation and monotonic() < until:
                 return hit
-        except (KeyError, TypeError, ValueError, OverflowError):
+        except KeyError:
             pass
-        return self._look_up(kernel, problem, default, device, objective)
+        except (TypeError, ValueError, OverflowError):
+            key = None
+        # Does what Question(…) does, without the cost of its Python function.
+        question = tuple.__new__(Question, (name, kernel, problem, default, device, objective))
+        return self._look_up(question, key)
 
     def bind(
         self,
@@ -111,22 +114,25 @@ class Client:
     ) -> Callable[[Mapping[str, Any]], Hit]:
         """Return :meth:`lookup` of one kernel as a function of the problem alone, for hot loops."""
         memo = self._memo
-        name = make_question_name(kernel, device, objective)
+        name = kernel if device is None and objective is None else (kernel, device, objective)
 
         def look_up_problem(problem: Mapping[str, Any]) -> Hit:
             try:
-                slot, generation, until, hit = memo.answers[name][pack(problem)]
+                key = pack(problem)
+                slot, generation, until, hit = memo.answers[name][key]
                 if memo.words[slot] == generation and monotonic() < until:
                     return hit
-            except (KeyError, TypeError, ValueError, OverflowError):
+            except KeyError:
                 pass
-            return self._look_up(kernel, problem, default, device, objective)
+            except (TypeError, ValueError, OverflowError):
+                key = None
+            return self._look_up(Question(name, kernel, problem, default, device, objective), key)
 
         return look_up_problem
 
     def lookup_many(
         self,
-        questions: Iterable[Question],
+        questions: Iterable[Asked],
         device: str | None = None,
         objective: str | None = None,
     ) -> list[Hit]:
@@ -247,28 +253,21 @@ class Client:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def _look_up(
-        self,
-        kernel: str,
-        problem: Mapping[str, Any],
-        default: Mapping[str, Any] | None,
-        device: str | None,
-        objective: str | None,
-    ) -> Hit:
-        key = self._knowledge.find_hit(kernel, problem, default, device, objective)
-        if not isinstance(key, bytes):
+    def _look_up(self, question: Question, packed: bytes | None) -> Hit:
+        key = self._knowledge.find_hit(question, packed)
+        if type(key) is not bytes:
             return key
         try:
-            question = LOOKUP + self._knowledge.encode_opening(kernel, device, objective) + key
-            answer = self._transport.look_up(question, self.deadline_s)
-            return self._knowledge.learn_answer(kernel, default, device, key, answer, objective)
+            request = LOOKUP + self._knowledge.encode_opening(question) + key
+            answer = self._transport.look_up(request, self.deadline_s)
         except DaemonUnavailable as error:
             self._knowledge.backoff.record_failure(str(error))
-            return self._knowledge.answer_unavailable(kernel, problem, default, device, key, str(error), objective)
+            return self._knowledge.answer_unavailable(question, key, str(error))
         except DaemonError as error:
-            return self._knowledge.answer_refused(kernel, problem, device, default, error)
+            return self._knowledge.answer_refused(question, error)
         except ValueError as error:
-            return make_unavailable_hit(kernel, problem, device, default, str(error))
+            return question.answer_unavailable(str(error))
+        return self._knowledge.learn_answer(question, key, answer)
 
 
 class EventStream(Iterator[Event]):

@@ -20,14 +20,11 @@ from ktuned_client.answers import (
     Backoff,
     DaemonError,
     Hit,
-    complete_hit,
+    Question,
     make_hit,
-    make_refused_hit,
-    make_unavailable_hit,
 )
-from ktuned_client.memo import Memo, make_question_name, pack_problem
+from ktuned_client.memo import Memo, pack_problem
 from ktuned_client.table import MAX_NAMES
-from ktuned_client.table_answers import pack
 from ktuned_client.wire import encode_lookup
 
 if TYPE_CHECKING:
@@ -57,96 +54,77 @@ class Knowledge:
         strict: bool = False,
         deadline_s: float = LOOKUP_DEADLINE_S,
     ) -> None:
-        self.memo = Memo(os.path.dirname(socket) or ".", pin=pin)
+        self._directory = _find_working_directory()
+        self.memo = Memo(os.path.dirname(socket) or ".", place=self._directory, pin=pin)
         self.backoff = Backoff()
         self._pin = pin
         self._strict = strict
         self._settle_s = SETTLE_SHARE * deadline_s if deadline_s >= SETTLE_DEADLINE_S else 0.0
         self._winners = None if winners is None else _read_winners(winners)
-        self._directory = _find_working_directory()
-        self._openings: dict[tuple[str, str | None, str | None], bytes] = {}
+        self._openings: dict[Any, bytes] = {}
 
-    def find_hit(
-        self,
-        kernel: str,
-        problem: Mapping[str, Any],
-        default: Mapping[str, Any] | None,
-        device: str | None,
-        objective: str | None = None,
-    ) -> Hit | bytes:
-        """Return the hit that needs no daemon, or else the problem's bytes for the request."""
-        name = make_question_name(kernel, device, objective)
-        key: bytes
-        try:
-            # Without a check: a problem that no daemon accepts is neither kept nor in the table.
-            key = pack(problem)
-        except (TypeError, ValueError, OverflowError):
+    def find_hit(self, question: Question, key: bytes | None) -> Hit | bytes:
+        """Return the hit that needs no daemon, or else the problem's bytes for the request.
+
+        ``key`` are the bytes that the problem has without a check: one that no daemon accepts is neither kept nor in
+        the table. ``None`` if it has none, because its values are of other types than MessagePack's.
+        """
+        if key is None:
             try:
-                key = pack_problem(problem)
+                key = pack_problem(question.problem)
             except (TypeError, ValueError) as error:
-                return self.answer_refused(kernel, problem, device, default, DaemonError("usage", str(error)))
-            problem = msgpack.unpackb(key)
+                return self._refuse_usage(question, str(error))
+            question = question._replace(problem=msgpack.unpackb(key))
         try:
-            hit, is_old = self.memo.recall(name, key, default)
             # Exported winners take the place of the table.
-            if hit is None and self._winners is None:
-                hit = self.memo.read_table(kernel, self._directory, device, objective, problem, key, is_old=is_old)
+            hit, is_old = self.memo.find_hit(question, key, reads_table=self._winners is None)
         except TypeError as error:
-            return self.answer_refused(
-                kernel, problem, device, default, DaemonError("usage", f"not a valid name: {error}")
-            )
+            return self._refuse_usage(question, f"not a valid name: {error}")
         if hit is not None:
             return hit
         try:
             # What was answered before can be sent. Checked here, so that of several questions only the faulty fails.
             if not is_old:
-                pack_problem(problem)
-                self.encode_opening(kernel, device, objective)
+                pack_problem(question.problem)
+                self.encode_opening(question)
         except (TypeError, ValueError) as error:
-            return self.answer_refused(kernel, problem, device, default, DaemonError("usage", str(error)))
+            return self._refuse_usage(question, str(error))
         if self._winners is not None:
             try:
-                hit = self._winners.lookup(kernel, msgpack.unpackb(key), device, objective)
+                hit = self._winners.lookup(question.kernel, msgpack.unpackb(key), question.device, question.objective)
             except (TypeError, ValueError) as error:
                 # MessagePack carries types that JSON, and thus a file of winners, does not have.
-                fault = DaemonError("usage", f"not a valid problem: {error}")
-                return self.answer_refused(kernel, problem, device, default, fault)
-            self.memo.remember_for_good(name, key, hit)
-            return complete_hit(hit, default)
+                return self._refuse_usage(question, f"not a valid problem: {error}")
+            self.memo.remember_for_good(question, key, hit)
+            return question.complete_hit(hit)
         if self.backoff.is_waiting:
-            return self.answer_unavailable(kernel, problem, default, device, key, self.backoff.message, objective)
+            return self.answer_unavailable(question, key, self.backoff.message)
         return key
 
-    def answer_refused(
-        self,
-        kernel: str,
-        problem: Mapping[str, Any],
-        device: str | None,
-        default: Mapping[str, Any] | None,
-        error: DaemonError,
-    ) -> Hit:
-        """Return the hit of a refused question; raises as :func:`ktuned_client.answers.make_refused_hit`."""
-        return make_refused_hit(kernel, problem, device, default, error, strict=self._strict)
-
-    def encode_opening(self, kernel: str, device: str | None, objective: str | None) -> bytes:
+    def encode_opening(self, question: Question) -> bytes:
         """Return a lookup's encoded params up to the problem's bytes.
 
         Raises:
             TypeError: the name of the kernel, the device or the objective is not a string that can be sent.
         """
-        known = self._openings.get((kernel, device, objective))
+        known = self._openings.get(question.name)
         if known is None:
             if len(self._openings) >= MAX_NAMES:
                 self._openings.clear()
             try:
                 known = encode_lookup(
-                    kernel, device, self._pin, self._find_directory(kernel), objective, self._settle_s
+                    question.kernel,
+                    question.device,
+                    self._pin,
+                    self._find_directory(question.kernel),
+                    question.objective,
+                    self._settle_s,
                 )
             except UnicodeEncodeError as error:
                 raise TypeError(f"a name cannot be sent: {error}") from error
             if len(known) > MAX_NAMES_BYTES:
                 raise TypeError(f"the names of a kernel, device and objective have more than {MAX_NAMES_BYTES} bytes")
-            self._openings[kernel, device, objective] = known
+            self._openings[question.name] = known
         return known
 
     def add_directory(self, params: dict[str, Any]) -> dict[str, Any]:
@@ -154,52 +132,35 @@ class Knowledge:
         place = self._find_directory(params["kernel"]) if "kernel" in params else None
         return params if place is None else {"directory": place, **params}
 
-    def _find_directory(self, kernel: str) -> str | None:
-        """Return the directory that decides which project a short name means; ``None`` for a full name."""
-        return None if type(kernel) is not str or ":" in kernel else self._directory
-
-    def learn_answer(
-        self,
-        kernel: str,
-        default: Mapping[str, Any] | None,
-        device: str | None,
-        key: bytes,
-        answer: Mapping[str, Any],
-        objective: str | None = None,
-    ) -> Hit:
-        """Keep the daemon's answer, and return it as a hit.
-
-        Raises:
-            DaemonError: the daemon refused this question, as one of several.
-            ValueError: it is not an answer.
-        """
+    def learn_answer(self, question: Question, key: bytes, answer: Mapping[str, Any]) -> Hit:
+        """Keep the daemon's answer to a question, and return it as a hit; of a refusal the hit says so."""
         self.backoff.record_success()
-        hit = make_hit(answer)
-        self.memo.remember(make_question_name(kernel, device, objective), key, hit)
-        return complete_hit(hit, default)
+        try:
+            hit = make_hit(answer)
+        except DaemonError as error:
+            return self.answer_refused(question, error)
+        except ValueError as error:
+            return question.answer_unavailable(str(error))
+        self.memo.remember(question, key, hit)
+        return question.complete_hit(hit)
 
-    def answer_unavailable(
-        self,
-        kernel: str,
-        problem: Mapping[str, Any],
-        default: Mapping[str, Any] | None,
-        device: str | None,
-        key: bytes,
-        reason: str,
-        objective: str | None = None,
-    ) -> Hit:
+    def answer_refused(self, question: Question, error: DaemonError) -> Hit:
+        """Return the hit of a refused question; raises as :meth:`Question.answer_refused`."""
+        return question.answer_refused(error, strict=self._strict)
+
+    def answer_unavailable(self, question: Question, key: bytes, reason: str) -> Hit:
         """Return the hit of a question that no daemon answers: the last known answer, or the default.
 
         ``reason`` says why no daemon answers.
         """
-        known = self.memo.find_last_answer(make_question_name(kernel, device, objective), key, default, reason)
-        if known is None or known.status == "unavailable":
-            problem = msgpack.unpackb(key)
-            known = (
-                self.memo.read_table(kernel, self._directory, device, objective, problem, key, unwatched=reason)
-                or known
-            )
-        return make_unavailable_hit(kernel, problem, device, default, reason) if known is None else known
+        return self.memo.find_last_answer(question, key, reason) or question.answer_unavailable(reason)
+
+    def _refuse_usage(self, question: Question, message: str) -> Hit:
+        return self.answer_refused(question, DaemonError("usage", message))
+
+    def _find_directory(self, kernel: str) -> str | None:
+        """Return the directory that decides which project a short name means; ``None`` for a full name."""
+        return None if type(kernel) is not str or ":" in kernel else self._directory
 
 
 def _find_working_directory() -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgpack
 
-from ktuned_client.answers import Hit, complete_hit
+from ktuned_client.answers import Hit, Question
 from ktuned_client.table import WATCHED_WORD, slot_of
 from ktuned_client.table_answers import HOLDS_S, LAST_WORD_S, NO_WORDS, UNWATCHED, Entry, TableAnswers, pack
 
@@ -24,88 +24,98 @@ MAX_PROBLEM_BYTES: Final = 64 * 1024
 """The longest problem. A daemon closes the connection of a client that sends more than 1 MiB, as if it had gone."""
 
 
+NEVER: Final = -1
+"""The generation of an entry without a config: no word equals it, so that hot loops pass it over."""
+
+
 class Memo:
-    """Answers by the name of a question (see :func:`name_of`) and by the problem's bytes.
+    """Answers by the name of a question (:attr:`Question.name`) and by the problem's bytes.
 
     A hot loop reads ``answers`` and ``words`` directly: an entry holds while its slot's word equals its generation and
-    its time has not passed. Only :meth:`recall` finds an answer without a config, which each caller completes with its
-    own default. ``directory`` has the daemon's files; with ``None`` they are not used, and no answer of a daemon is
-    kept. With a ``pin`` answers are those that the pin holds.
+    its time has not passed. An answer without a config never holds there, because each caller completes it with its own
+    default. ``directory`` has the daemon's files; with ``None`` they are not used, and no answer of a daemon is kept.
+    ``place`` and ``pin`` are those of :class:`TableAnswers`.
     """
 
-    __slots__ = ("_clock", "_count", "answers", "incomplete", "max_answers", "table", "words")
+    __slots__ = ("_clock", "_count", "answers", "max_answers", "table", "words")
 
     def __init__(
         self,
         directory: str | None,
         clock: Callable[[], float] = monotonic,
         *,
+        place: str | None = None,
         pin: str | None = None,
         max_answers: int = MAX_ANSWERS,
     ) -> None:
         self.max_answers = max_answers
         self.answers: dict[Any, dict[bytes, Entry]] = {}
-        self.incomplete: dict[tuple[Any, bytes], Entry] = {}
-        self.table = TableAnswers(directory, clock, pin)
+        self.table = TableAnswers(directory, clock, place=place, pin=pin)
         self.words = NO_WORDS
         self._count = 0
         self._clock = clock
 
-    def read_table(
-        self,
-        kernel: str,
-        directory: str | None,
-        device: str | None,
-        objective: str | None,
-        problem: Mapping[str, Any],
-        key: bytes,
-        *,
-        is_old: bool = False,
-        unwatched: str = "",
-    ) -> Hit | None:
-        """Return the answer of the daemon's table, and keep it; ``None`` if the daemon must be asked.
+    def find_hit(self, question: Question, key: bytes, *, reads_table: bool = True) -> tuple[Hit | None, bool]:
+        """Return the answer that holds now, kept or from the daemon's table, and whether any answer was kept.
 
-        The arguments are those of :meth:`TableAnswers.find_entry`.
+        Args:
+            question: the question.
+            key: its problem's bytes.
+            reads_table: whether to look into the daemon's table.
+
+        Returns:
+            the hit, ``None`` if the daemon must be asked.
         """
-        entry = self.table.find_entry(
-            kernel, directory, device, objective, problem, key, is_old=is_old, unwatched=unwatched
-        )
+        entry = self._find_entry(question, key)
+        if entry is not None:
+            slot, generation, until, hit = entry
+            if generation == NEVER:
+                generation = hit.generation or 0
+            if self._clock() < until and self.words[slot] == generation:
+                return question.complete_hit(hit), True
+        if not reads_table:
+            return None, entry is not None
+        found = self.table.find_entry(question, key, is_old=entry is not None)
         self.words = self.table.words
-        if entry is None:
-            return None
-        self._keep_entry(make_question_name(kernel, device, objective), key, entry)
-        return entry[3]
+        if found is None:
+            return None, entry is not None
+        self._keep_entry(question, key, found)
+        return found[3], True
 
-    def remember(self, name: Any, problem: bytes, hit: Hit) -> None:
+    def remember(self, question: Question, key: bytes, hit: Hit) -> None:
         """Keep an answer of the daemon whose table is mapped."""
         generation = hit.generation
         table = self.table.find_table()
         self.words = self.table.words
         if type(generation) is int and table is not None:
-            self._keep_entry(name, problem, (slot_of(hit.kernel), generation, self._clock() + HOLDS_S, hit))
+            self._keep_entry(question, key, (slot_of(hit.kernel), generation, self._clock() + HOLDS_S, hit))
 
-    def remember_for_good(self, name: Any, problem: bytes, hit: Hit) -> None:
+    def remember_for_good(self, question: Question, key: bytes, hit: Hit) -> None:
         """Keep an answer that no daemon can change."""
-        self._keep_entry(name, problem, (0, 0, float("inf"), hit))
+        self._keep_entry(question, key, (0, 0, float("inf"), hit))
 
-    def recall(self, name: Any, problem: bytes, default: Mapping[str, Any] | None) -> tuple[Hit | None, bool]:
-        """Return the kept answer if it holds now, else ``None``, and whether any answer is kept."""
-        entry = self._find_entry(name, problem)
-        if entry is None or self._clock() >= entry[2] or self.words[entry[0]] != entry[1]:
-            return None, entry is not None
-        return complete_hit(entry[3], default), True
+    def find_last_answer(self, question: Question, key: bytes, reason: str) -> Hit | None:
+        """Return the last known answer while no daemon answers: one that was kept, or else the table's.
 
-    def find_last_answer(self, name: Any, problem: bytes, default: Mapping[str, Any] | None, reason: str) -> Hit | None:
-        """Return the last known answer while no daemon answers; ``unavailable`` unless the table still confirms it.
-
-        A fresh answer becomes stale when no daemon watches its files.
+        What the table does not confirm any more is ``unavailable``, and a fresh answer becomes stale when no daemon
+        watches its files.
         """
-        entry = self._find_entry(name, problem)
-        if entry is None:
-            return None
-        slot, generation, _, hit = entry
+        entry = self._find_entry(question, key)
+        kept = None if entry is None else self._confirm_entry(question, key, entry, reason)
+        if kept is not None and kept.status != "unavailable":
+            return kept
+        found = self.table.find_entry(question._replace(problem=msgpack.unpackb(key)), key, unwatched=reason)
+        self.words = self.table.words
+        if found is None:
+            return kept
+        self._keep_entry(question, key, found)
+        return found[3]
+
+    def _confirm_entry(self, question: Question, key: bytes, entry: Entry, reason: str) -> Hit:
+        slot, _, _, hit = entry
+        generation = hit.generation or 0
         if self.words is NO_WORDS or self.words[slot] != generation:
-            return complete_hit(hit, default)._replace(
+            return question.complete_hit(hit)._replace(
                 status="unavailable", message=f"{reason}; this is the last known answer"
             )
         now = self._clock()
@@ -115,42 +125,33 @@ class Memo:
             hit = hit._replace(status="stale", message=f"{UNWATCHED}: {reason}")
         elif hit.status == "fresh":
             until = min(until, watched_until)
-        self._keep_entry(name, problem, (slot, generation, until, hit))
-        return complete_hit(hit, default)
+        self._keep_entry(question, key, (slot, generation, until, hit))
+        return question.complete_hit(hit)
 
     def close(self) -> None:
         """Unmap the table, and forget all answers."""
         self.answers.clear()
-        self.incomplete.clear()
         self.words = NO_WORDS
         self.table.close()
 
-    def _find_entry(self, name: Any, problem: bytes) -> Entry | None:
-        return self.answers.get(name, _NO_ANSWERS).get(problem) or self.incomplete.get((name, problem))
+    def _find_entry(self, question: Question, key: bytes) -> Entry | None:
+        return self.answers.get(question.name, _NO_ANSWERS).get(key)
 
-    def _keep_entry(self, name: Any, problem: bytes, entry: Entry) -> None:
-        entries = self.answers.get(name, _NO_ANSWERS)
-        if problem not in entries and (name, problem) not in self.incomplete:
+    def _keep_entry(self, question: Question, key: bytes, entry: Entry) -> None:
+        name = question.name
+        entries = self.answers.get(name)
+        if entries is None or key not in entries:
             self._count += 1
             if self._count > self.max_answers:
                 self._count = 1
                 self.answers.clear()
-                self.incomplete.clear()
+                entries = None
         if entry[3].config is None:
-            self.incomplete[name, problem] = entry
-            self.answers.get(name, {}).pop(problem, None)
-            return
-        if self.incomplete:
-            self.incomplete.pop((name, problem), None)
-        try:
-            self.answers[name][problem] = entry
-        except KeyError:
-            self.answers[name] = {problem: entry}
-
-
-def make_question_name(kernel: str, device: str | None, objective: str | None) -> Any:
-    """Return the name under which answers are kept: the kernel's alone unless a device or an objective is given."""
-    return kernel if device is None and objective is None else (kernel, device, objective)
+            entry = entry[0], NEVER, entry[2], entry[3]
+        if entries is None:
+            self.answers[name] = {key: entry}
+        else:
+            entries[key] = entry
 
 
 _COMPOUND: Final = (list, tuple, dict, bytes, bytearray, type(None))

@@ -73,7 +73,11 @@ MAX_NAMES: Final = 1024
 """Most cached slots; computing a slot takes longer than any other step of a lookup."""
 
 
-_GENERATION: Final = struct.Struct("=Q")
+_HEAD: Final = struct.Struct("=3Q")
+"""The first words of an entry: sequence; tag and checksum; slot and lengths."""
+
+_SLOT: Final = struct.Struct("=2Q")
+"""The first words of an entry's copy, which begins after the checksum: slot and lengths; generation."""
 
 
 def slot_of(kernel: str) -> int:
@@ -142,23 +146,23 @@ class Table:
         """Return the slot, generation and payload of the entry with this key; ``None`` if there is none that holds."""
         if self._last < 0:
             return None
-        words, last, tag = self.words, self._last, crc32(key)
+        words, mapped, last, tag = self.words, self._map, self._last, crc32(key)
         for number in range(tag, tag + PROBES):
             at = WORDS + (number & last) * ENTRY_WORDS
-            sequence = words[at]
+            start = 8 * at
+            sequence, tag_and_checksum, lengths = _HEAD.unpack_from(mapped, start)
             if not sequence:
                 return None
-            if words[at + 1] >> 32 != tag:
+            if tag_and_checksum >> 32 != tag:
                 continue
-            lengths = words[at + 2]
             key_end = 16 + (lengths >> 16 & 0xFFFF)
             # Lengths of a half-written entry may be wrong, but are below 64 KiB, and a slice ends with the file.
-            copy = bytes(self._bytes[8 * at + 16 : 8 * at + 16 + key_end + (lengths & 0xFFFF)])
-            checksum = words[at + 1] & 0xFFFFFFFF
-            if sequence & 1 or words[at] != sequence or crc32(copy) != checksum or copy[16:key_end] != key:
+            copy = mapped[start + 16 : start + 16 + key_end + (lengths & 0xFFFF)]
+            if sequence & 1 or words[at] != sequence or crc32(copy) != tag_and_checksum & 0xFFFFFFFF:
                 continue
-            slot, generation = lengths >> 32, _GENERATION.unpack_from(copy, 8)[0]
-            if FIRST_SLOT <= slot < WORDS and words[slot] == generation:
+            slot_and_lengths, generation = _SLOT.unpack_from(copy)
+            slot = slot_and_lengths >> 32
+            if copy[16:key_end] == key and FIRST_SLOT <= slot < WORDS and words[slot] == generation:
                 return slot, generation, copy[key_end:]
         return None
 

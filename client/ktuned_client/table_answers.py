@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from ktuned_client.answers import NO_METRICS, AnswerMap, Hit
+from ktuned_client.answers import NO_METRICS, AnswerMap, Hit, Question
 from ktuned_client.table import (
     MAX_NAMES,
     REPLACED_WORD,
@@ -73,40 +73,34 @@ class _Rules(NamedTuple):
 class TableAnswers:
     """Answers from the table of the daemon whose files are in ``directory``; without a directory, none.
 
-    With a ``pin`` the answers are those that the pin holds. ``words`` are those of the mapped table, or zeros.
+    ``place`` is the directory that decides which project a short name means. With a ``pin`` the answers are those that
+    the pin holds. ``words`` are those of the mapped table, or zeros.
     """
 
-    __slots__ = ("_clock", "_pin", "_rules", "_table", "_uses", "directory", "words")
+    __slots__ = ("_clock", "_pin", "_place", "_rules", "_table", "_uses", "directory", "words")
 
-    def __init__(self, directory: str | None, clock: Callable[[], float] = monotonic, pin: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: str | None,
+        clock: Callable[[], float] = monotonic,
+        *,
+        place: str | None = None,
+        pin: str | None = None,
+    ) -> None:
         self.directory = directory
+        self._place = place
         self._pin = pin
         self.words = NO_WORDS
         self._clock = clock
         self._table: Table | None = None
         self._uses: memoryview | None = None
-        self._rules: dict[tuple[str, str | None, str | None], _Rules] = {}
+        self._rules: dict[Any, _Rules] = {}
 
-    def find_entry(
-        self,
-        kernel: str,
-        directory: str | None,
-        device: str | None,
-        objective: str | None,
-        problem: Mapping[str, Any],
-        key: bytes,
-        *,
-        is_old: bool = False,
-        unwatched: str = "",
-    ) -> Entry | None:
-        """Return the table's answer to a problem; ``None`` if it has none that holds now.
+    def find_entry(self, question: Question, key: bytes, *, is_old: bool = False, unwatched: str = "") -> Entry | None:
+        """Return the table's answer to a question; ``None`` if it has none that holds now.
 
         Args:
-            kernel: the kernel's full or short name.
-            directory: decides which project a short name means.
-            device: the device's name or model.
-            objective: the objective, ``None`` for the kernel's own.
-            problem: the problem.
+            question: the question.
             key: the problem's bytes.
             is_old: whether the question was answered before. Then only a fresh answer counts, because the daemon counts
                 who waits for the others.
@@ -119,14 +113,20 @@ class TableAnswers:
             if now >= watched_until or words[REPLACED_WORD]:
                 table, words = self.find_table(), self.words
                 watched_until = words[WATCHED_WORD] * 1e-9
-            rules = self._rules.get((kernel, device, objective))
+            rules = self._rules.get(question[0])
             if table is None or rules is None or words[rules.slot] != rules.generation:
-                rules = None if table is None else self._read_rules(table, kernel, directory, device, objective)
+                rules = None if table is None else self._read_rules(table, question)
                 if table is None or rules is None:
                     return None
-            asked = AnswerMap(problem)
-            winner_key = _make_winner_key(rules, asked, key) if self._pin is None else _sort_problem(asked, key)
-            found = None if winner_key is None else table.find(rules.prefix + winner_key)
+            _, _, name, file, objective, model, prefix, keys, specialize, bucket = rules
+            asked = AnswerMap(question.problem)
+            winner_key: bytes | None
+            if self._pin is not None or (specialize is None and not bucket):
+                # Entries are of problems that the kernel takes; a pin's are of whole problems.
+                winner_key = key if len(asked) < 2 else _sort_problem(asked, key)
+            else:
+                winner_key = _make_winner_key(keys, specialize, bucket, asked)
+            found = None if winner_key is None else table.find(prefix + winner_key)
             if found is None:
                 return None
             slot, generation, payload = found
@@ -145,9 +145,9 @@ class TableAnswers:
                 measured = None
             # Does what Hit(…) does, without the cost of its Python function: this is part of every first lookup.
             fields = (
-                rules.name,
+                name,
                 asked,
-                rules.model,
+                model,
                 status,
                 AnswerMap(config),
                 latency_us,
@@ -157,9 +157,9 @@ class TableAnswers:
                 message,
                 is_final,
                 AnswerMap(metrics) if metrics else NO_METRICS,
-                rules.file,
+                file,
                 measured,
-                rules.objective,
+                objective,
                 None,
             )
             if self._uses is not None:
@@ -169,18 +169,17 @@ class TableAnswers:
         except (ValueError, TypeError, KeyError, AttributeError, msgpack.exceptions.UnpackException):
             return None
 
-    def _read_rules(
-        self, table: Table, kernel: str, directory: str | None, device: str | None, objective: str | None
-    ) -> _Rules | None:
-        entry = table.find(kernel_key(kernel, directory))
+    def _read_rules(self, table: Table, question: Question) -> _Rules | None:
+        entry = table.find(kernel_key(question.kernel, self._place))
         if entry is None:
             return None
         slot, generation, payload = entry
         name, file, own_objective, models, keys, specialize, bucket = unpack(payload)
+        device = question.device
         model = models.get(device or "", device if device in models.values() else None)
         if model is None:
             return None
-        wanted = objective or own_objective
+        wanted = question.objective or own_objective
         rules = _Rules(
             slot,
             generation,
@@ -195,7 +194,7 @@ class TableAnswers:
         )
         if len(self._rules) >= MAX_NAMES:
             self._rules.clear()
-        self._rules[kernel, device, objective] = rules
+        self._rules[question.name] = rules
         return rules
 
     def find_table(self) -> Table | None:
@@ -231,18 +230,20 @@ class TableAnswers:
                 before.close()
 
 
-def _make_winner_key(rules: _Rules, asked: Mapping[str, Any], problem: bytes) -> bytes | None:
-    """Return the key problem's bytes; ``None`` for a problem that the daemon may refuse."""
-    if rules.specialize is None and not rules.bucket:
-        # Entries are of problems that the kernel takes.
-        return _sort_problem(asked, problem)
+def _make_winner_key(
+    keys: frozenset[tuple[str, ...]] | None,
+    specialize: list[str] | None,
+    bucket: Mapping[str, Any],
+    asked: Mapping[str, Any],
+) -> bytes | None:
+    """Return the key problem's bytes by a kernel's rules; ``None`` for a problem that the daemon may refuse."""
     names = _sort_names(tuple(asked))
-    if rules.keys is not None and names not in rules.keys:
+    if keys is not None and names not in keys:
         return None
     if any(type(value) is float and not math.isfinite(value) for value in asked.values()):
         return None
-    bucketed_problem = {name: bucketed(rules.bucket.get(name), asked[name]) for name in names}
-    key_names = names if rules.specialize is None else _sort_names(tuple(rules.specialize))
+    bucketed_problem = {name: bucketed(bucket.get(name), asked[name]) for name in names}
+    key_names = names if specialize is None else _sort_names(tuple(specialize))
     return bytes(pack({name: bucketed_problem[name] for name in key_names}))
 
 

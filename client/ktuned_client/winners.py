@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from zlib import crc32
 
-from ktuned_client.answers import NO_METRICS, Hit, make_unavailable_hit
+from ktuned_client.answers import NO_METRICS, Hit
 from ktuned_client.table_answers import bucketed
 
 FORMAT: Final = 1
@@ -175,16 +175,15 @@ class Winners:
         names = {kernel} if kernel in self._kernels else self._short.get(kernel, set())
         if len(names) > 1:
             listed = ", ".join(sorted(names))
-            return make_unavailable_hit(kernel, problem, device, None, f"{kernel!r} is ambiguous: {listed}")
+            return Hit(kernel, problem, device, "unavailable", None, message=f"{kernel!r} is ambiguous: {listed}")
         if not names:
             return Hit(kernel, problem, device, "unknown", None)
         (name,) = names
         models = self._kernels[name]
         if device is None and len(models) > 1:
             listed = ", ".join(sorted(models))
-            return make_unavailable_hit(
-                name, problem, None, None, f"there are winners for {listed}: name one of them as device"
-            )
+            message = f"there are winners for {listed}: name one of them as device"
+            return Hit(name, problem, None, "unavailable", None, message=message)
         shared = models.get(device) if device is not None else next(iter(models.values()))
         if shared is None:
             default = next(iter(models.values())).default
@@ -226,7 +225,8 @@ class _WinnersFile:
             whole = {**problem, **bucket}
             kept = whole if self._specialize is None else {key: whole[key] for key in self._specialize}
         except KeyError as error:
-            return make_unavailable_hit(self._kernel, problem, self._device, None, f"the problem lacks {error}")
+            message = f"the problem lacks {error}"
+            return Hit(self._kernel, problem, self._device, "unavailable", None, message=message)
         wanted, key = objective or self._objective, _to_canonical_json(dict(kept))
         winner = self._winners.get(wanted, {}).get(key)
         status, message = "stale", f"from {self.path}: not checked against this machine's sources, toolchain and driver"

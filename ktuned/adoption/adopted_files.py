@@ -94,7 +94,7 @@ def _kernel_text(record: CallRecord, name: str) -> str:
         f'# backend="{record.tool}"\n'
         f'"""{record.package}.{record.function}, as an application calls it."""\n\n'
         f"from ktuned_{record.tool}.adoption import adopt\n\n"
-        f"adopted = adopt(__file__, {name!r}, {record.identity!r})\n"
+        f"adopt(__file__, {name!r}, {record.identity!r})\n"
     )
 
 

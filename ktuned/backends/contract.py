@@ -229,8 +229,8 @@ class Backend(ABC):
         needs_kernel_file: whether :meth:`load` reads ``unit.kernel_file`` or files beside it.
         times_on_host: whether a launch ends with its work even on a GPU, so that the host's clock can time it.
         decisive_files: those required files that, with the Build, decide everything that runs: a measurement of one
-            artifact then holds for every other with the same bytes. Empty if other code runs as well (a Python
-            function); :meth:`runs_other_code` says so for a single Build.
+            artifact then holds for every other with the same bytes. Empty if other code runs as well, such as a Python
+            function.
     """
 
     name: ClassVar[str]
@@ -305,10 +305,6 @@ class Backend(ABC):
             unit.
         """
         return b""
-
-    def runs_other_code(self, build: Build) -> bool:
-        """Return whether launches of a Build run more than its ``decisive_files``, such as hooks in Python."""
-        return False
 
     @abstractmethod
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:

@@ -1,85 +1,73 @@
 """The application's side of drop-ins for other autotuners, for the plugins that put them there.
 
 A drop-in decides what each call launches (:mod:`~ktuned.dropin.launch_machine`), leaves calls in the spool, and asks
-the daemon for winners. ``ktuned run`` puts it into a program that does not import it.
+the daemon for winners (:mod:`~ktuned.dropin.keyed_call`). ``ktuned run`` puts it into a program that does not import it
+(:mod:`~ktuned.dropin.takeover`). A worker reads what it left (:mod:`~ktuned.dropin.adopted_files`).
 """
 
 from ktuned.dropin.account import RECORDED, TUNED, Account, account
-from ktuned.dropin.adopted_files import (
-    Calls,
-    called_file,
-    declaration_of,
-    device_model,
-    name_in_library,
-    own_paths,
-    package_of,
-    short_dtype,
-)
-from ktuned.dropin.captures import allow_captures, is_capturing
+from ktuned.dropin.adopted_files import AdoptedFiles
+from ktuned.dropin.application import FunctionName, device_model, name_function, own_paths, short_dtype
+from ktuned.dropin.captures import is_capturing
 from ktuned.dropin.daemon_link import LOOK_DEADLINE_S, DaemonLink, daemon_link
+from ktuned.dropin.keyed_call import NOT_ACCEPTED, KeyedCall, find_log, leave_to_framework
 from ktuned.dropin.launch_counts import LaunchCounter, count_launches, leave_launch_counts
-from ktuned.dropin.launch_machine import (
-    Answer,
-    Called,
-    Followed,
-    Forked,
-    Host,
-    LaunchMachine,
-    Policy,
-    Standing,
-    carry_out,
+from ktuned.dropin.launch_machine import Answer, Host, LaunchMachine, Policy, Standing
+from ktuned.dropin.recorded_call import (
+    CAPTURED,
+    MAX_CAPTURED_BYTES,
+    Declaration,
+    NotTunable,
+    RecordedCall,
+    check_captured_size,
+    to_scalar,
 )
-from ktuned.dropin.takeover import when_imported
+from ktuned.dropin.takeover import adopt_subclasses, explain_bypass, take_over
 from ktuned.model import CallKey
-from ktuned.spool import (
-    CALL_KEY,
-    CALLS,
-    TYPES_KEY,
-    CallRecord,
-    digest_of,
-    home_directory,
-    leave_record,
-    spool_directory,
-)
+from ktuned.spool import CALL_KEY, CALLS, TYPES_KEY, CallRecord, digest_of, spool_directory
 
 __all__ = [
     "CALLS",
     "CALL_KEY",
+    "CAPTURED",
     "LOOK_DEADLINE_S",
+    "MAX_CAPTURED_BYTES",
+    "NOT_ACCEPTED",
     "RECORDED",
     "TUNED",
     "TYPES_KEY",
     "Account",
+    "AdoptedFiles",
     "Answer",
     "CallKey",
     "CallRecord",
-    "Called",
-    "Calls",
     "DaemonLink",
-    "Followed",
-    "Forked",
+    "Declaration",
+    "FunctionName",
     "Host",
+    "KeyedCall",
     "LaunchCounter",
     "LaunchMachine",
+    "NotTunable",
     "Policy",
+    "RecordedCall",
     "Standing",
     "account",
-    "allow_captures",
-    "called_file",
-    "carry_out",
+    "adopt_subclasses",
+    "check_captured_size",
     "count_launches",
     "daemon_link",
-    "declaration_of",
     "device_model",
     "digest_of",
-    "home_directory",
+    "explain_bypass",
+    "find_log",
     "is_capturing",
     "leave_launch_counts",
-    "leave_record",
-    "name_in_library",
+    "leave_to_framework",
+    "name_function",
     "own_paths",
-    "package_of",
     "short_dtype",
     "spool_directory",
-    "when_imported",
+    "take_over",
+    "to_scalar",
 ]

@@ -1,11 +1,11 @@
-"""CUDA graphs of an application: a drop-in decides nothing while one is captured, and must not end a capture."""
+"""An application's use of CUDA: a drop-in decides nothing while a graph is captured, and loads on the caller's GPU."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import sys
-from typing import Final
+from typing import Any, Final
 
 _RELAXED: Final = 2
 """``CU_STREAM_CAPTURE_MODE_RELAXED``"""
@@ -23,3 +23,12 @@ def allow_captures() -> None:
     with contextlib.suppress(OSError, AttributeError):
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
+
+
+def use_device(index: int | None) -> contextlib.AbstractContextManager[Any]:
+    """Make a GPU torch's current device; a new thread begins with GPU 0, whatever the application's thread uses."""
+    torch: Any = sys.modules.get("torch")
+    if index is None or torch is None or not torch.cuda.is_available():
+        return contextlib.nullcontext()
+    device: contextlib.AbstractContextManager[Any] = torch.cuda.device(index)
+    return device

@@ -55,13 +55,16 @@ class DaemonLink:
     def __init__(self, client: Client, pin: str | None = None) -> None:
         self._client = client
         self._pin = pin
-        self.forget_keys()
-
-    def forget_keys(self) -> None:
-        """Follow no key any more: a forked child has no reporting thread, and another thread may have held the lock."""
         self._lock = threading.Lock()
         self._followed: dict[str, tuple[CallKey, OnAnswer]] = {}
         self._thread: threading.Thread | None = None
+
+    def restart_after_fork(self) -> None:
+        """Follow the parent's keys in a forked child, too, which lacks the parent's threads: one may hold the lock."""
+        self._lock = threading.Lock()
+        self._thread = None
+        if self._followed:
+            self._start_thread()
 
     def ask_about(self, key: CallKey, deadline_s: float = FIRST_LOOK_DEADLINE_S) -> Answer | None:
         """Return what the daemon knows about a key; ``None`` if none runs.
@@ -100,8 +103,7 @@ class DaemonLink:
                 return
             self._followed[key.text] = key, on_answer
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._report_answers, name="ktuned-dropin", daemon=True)
-                self._thread.start()
+                self._start_thread()
 
     def prepare_library(self, tool: str, library: Mapping[str, Any], variables: Mapping[str, str]) -> None:
         """Tell the daemon which library is being imported here, so that its front end imports it at the same time."""
@@ -116,6 +118,10 @@ class DaemonLink:
             )
         except (DaemonUnavailable, DaemonError):
             return
+
+    def _start_thread(self) -> None:
+        self._thread = threading.Thread(target=self._report_answers, name="ktuned-dropin", daemon=True)
+        self._thread.start()
 
     def _ask_daemon(self, keys: Iterable[CallKey], deadline_s: float, *, waits: bool = False) -> list[Answer] | None:
         try:
@@ -178,12 +184,12 @@ def _read_answer(entry: Mapping[str, Any]) -> Answer:
 _links: dict[str | None, DaemonLink] = {}
 
 
-def _forget_parents_keys() -> None:
+def _restart_links_after_fork() -> None:
     for link in _links.values():
-        link.forget_keys()
+        link.restart_after_fork()
 
 
-os.register_at_fork(after_in_child=_forget_parents_keys)
+os.register_at_fork(after_in_child=_restart_links_after_fork)
 
 
 def daemon_link(pin: str | None = None) -> DaemonLink:

@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 from ktuned.model import EXACT, NUMERICS, TOLERANCE
 
@@ -55,12 +55,14 @@ class Policy:
         takes_over: whether the first config is launched if no daemon runs; otherwise the framework tunes.
         numerics: ``tolerance``, or ``exact``: everything that is launched has the output bits of a key's first config.
             The framework's own tuner might choose another, so without a daemon the first config is launched.
+        pin: processes with the same pin see the same winners for good.
     """
 
     mode: str = "background"
     upgrade: str = "once"
     takes_over: bool = False
     numerics: str = TOLERANCE
+    pin: str | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("mode", MODES), ("upgrade", UPGRADES), ("numerics", NUMERICS)):
@@ -68,6 +70,19 @@ class Policy:
                 raise ValueError(f"{name}={getattr(self, name)!r}: give one of {', '.join(map(repr, known))}")
         if self.is_exact:
             object.__setattr__(self, "takes_over", True)
+
+    @classmethod
+    def from_choices(
+        cls, framework: str, *, mode: str, upgrade: str, without_daemon: str, pin: str | None, numerics: str
+    ) -> Self:
+        """Return the policy for a decorator's arguments; ``without_daemon`` is the framework's name, or ``first``.
+
+        Raises:
+            ValueError: an argument has no such value.
+        """
+        if without_daemon not in (framework, "first"):
+            raise ValueError(f"without_daemon={without_daemon!r}: give one of {framework!r}, 'first'")
+        return cls(mode, upgrade, without_daemon == "first", numerics, pin)
 
     @property
     def is_exact(self) -> bool:
@@ -151,12 +166,7 @@ class Unfit:
     config: str
 
 
-@dataclass(frozen=True, slots=True)
-class Forked:
-    """The process is a forked child, which lacks the parent's thread that follows keys."""
-
-
-Event = Called | Answered | Recorded | Followed | Loaded | Unfit | Forked
+Event = Called | Answered | Recorded | Followed | Loaded | Unfit
 
 
 # Instructions
@@ -184,10 +194,10 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load a config, from its artifact if there is one; answer with :class:`Loaded` or :class:`Unfit`."""
+    """Load a config, which the daemon named in ``answer``, if it did; answer with :class:`Loaded` or :class:`Unfit`."""
 
     config: str
-    artifact: str | None = None
+    answer: Answer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +236,7 @@ class LaunchMachine:
     config: str = ""
     is_followed: bool = False
     _candidates: deque[str] = field(default_factory=deque)
-    _artifacts: dict[str, str] = field(default_factory=dict)
+    _known: Answer | None = None
     _target: Standing = Standing.FIRST
     _has_waited: bool = False
     _is_recorded: bool = False
@@ -247,8 +257,6 @@ class LaunchMachine:
                 return self._take_in_loaded(event.config)
             case Unfit():
                 return self._take_in_unfit(event.config)
-            case Forked():
-                return [Follow()] if self.is_followed else []
 
     @property
     def is_settled(self) -> bool:
@@ -298,19 +306,18 @@ class LaunchMachine:
 
     def _try_configs(self, answer: Answer | None, target: Standing) -> list[Instruction]:
         """Load the answer's config, and if that is unfit the others in their order."""
-        known = answer.config if answer is not None and answer.config in self.configs else None
-        self._target = target if known is not None else Standing.FIRST
-        self._candidates = deque(dict.fromkeys(([] if known is None else [known]) + list(self.configs)))
-        if known is not None and answer is not None and answer.artifact is not None:
-            self._artifacts[known] = answer.artifact
+        self._candidates = deque(self.configs)
+        self._target, self._known = Standing.FIRST, None
+        if answer is not None and answer.config in self.configs:
+            self._candidates = deque(dict.fromkeys([answer.config, *self.configs]))
+            self._target, self._known = target, answer
         return self._load_next()
 
     def _load_next(self) -> list[Instruction]:
         if not self._candidates:
             # The framework's own tuner will raise what is wrong, in its own words.
             return self._leave_to_framework("no config can be launched here")
-        config = self._candidates[0]
-        return [Load(config, self._artifacts.get(config))]
+        return [Load(self._candidates[0], self._known)]
 
     def _take_in_loaded(self, config: str) -> list[Instruction]:
         if self.standing is Standing.FRAMEWORK:
@@ -330,7 +337,7 @@ class LaunchMachine:
     def _take_in_unfit(self, config: str) -> list[Instruction]:
         if self.standing is Standing.NEW and self._candidates and self._candidates[0] == config:
             self._candidates.popleft()
-            self._target = Standing.FIRST
+            self._target, self._known = Standing.FIRST, None
             return self._load_next()
         if self.is_followed and self.standing in (Standing.FIRST, Standing.KNOWN):
             # The later answer cannot be loaded here: calls keep their config.
@@ -350,7 +357,7 @@ class LaunchMachine:
             self.standing = self._target
             self.is_followed = self.policy.upgrade == "always"
             return []
-        return [Load(answer.config, answer.artifact)]
+        return [Load(answer.config, answer)]
 
     def _leave_to_framework(self, reason: str) -> list[Instruction]:
         self.standing, self.is_followed = Standing.FRAMEWORK, False
@@ -372,8 +379,8 @@ class Host(Protocol):
     def follow_key(self) -> None:
         """Arrange for later answers to be reported as :class:`Followed`."""
 
-    def load_config(self, config: str, artifact: str | None) -> bool:
-        """Load a config; return whether it can be launched on this device."""
+    def load_config(self, config: str, answer: Answer | None) -> bool:
+        """Load a config, from its answer's artifact if it has one; return whether this device can launch it."""
 
     def launch_config(self, config: str, *, once: bool) -> None:
         """Make calls launch a config; with ``once`` only this one."""
@@ -397,7 +404,7 @@ def carry_out(machine: LaunchMachine, event: Event, host: Host) -> None:
                 case Follow():
                     host.follow_key()
                 case Load():
-                    is_fit = host.load_config(instruction.config, instruction.artifact)
+                    is_fit = host.load_config(instruction.config, instruction.answer)
                     events.append(Loaded(instruction.config) if is_fit else Unfit(instruction.config))
                 case Launch():
                     host.launch_config(instruction.config, once=instruction.once)

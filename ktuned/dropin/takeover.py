@@ -1,19 +1,71 @@
-"""``ktuned run`` in a program's interpreter: a plugin changes a framework's modules when the program imports them.
+"""``ktuned run`` in a program's interpreter: a plugin changes a framework's classes when the program imports them.
 
-The interpreter loads the plugin before the program starts, but the framework is not imported before the program does.
+The interpreter loads the plugin's ``takeover`` module before the program starts. That must import next to nothing: the
+framework is imported when the program does so, and with it the drop-in itself.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from ktuned.dropin.account import account
+
 Change = Callable[[Any], None]
 """Called with a module, once it has been executed."""
+
+
+def take_over(framework: str, module: str, adopt: Change) -> None:
+    """Have a plugin adopt a framework's tuners, now or when the program imports their module.
+
+    A framework that the plugin does not know is left alone: the program runs as it would without ktuned.
+    """
+    tool = framework.lower()
+
+    def adopt_or_report(imported: Any) -> None:
+        try:
+            adopt(imported)
+        except (ImportError, AttributeError) as error:
+            version = getattr(sys.modules.get(tool), "__version__", "")
+            reason = f"ktuned-{tool} does not know {framework} {version}: {error}"
+            account.record_left_alone(f"{tool}.autotune", reason)
+
+    when_imported(module, adopt_or_report)
+
+
+def adopt_subclasses(base: type[Any], adopt: Callable[[type[Any]], None]) -> None:
+    """Call ``adopt`` with all subclasses of a framework's class, the existing ones and those to come."""
+    own_init_subclass = base.__dict__.get("__init_subclass__")
+
+    def init_subclass(cls: type[Any], /, **more: Any) -> None:
+        if own_init_subclass is not None:
+            own_init_subclass.__func__(cls, **more)
+        else:
+            super(base, cls).__init_subclass__(**more)
+        adopt(cls)
+
+    base.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
+    pending = base.__subclasses__()
+    while pending:
+        subclass = pending.pop()
+        adopt(subclass)
+        pending += subclass.__subclasses__()
+
+
+def explain_bypass(cls: type[Any], framework: str, method: str, calls: Collection[str]) -> str:
+    """Return why a subclass's own method keeps its calls from a drop-in: it calls none of ``calls``; else empty."""
+    for base in cls.__mro__:
+        if base.__module__.startswith(f"{framework.lower()}."):
+            break
+        own_method = vars(base).get(method)
+        code = getattr(own_method, "__code__", None)
+        if own_method is not None and (code is None or not {*calls} & {*code.co_names}):
+            return f"{base.__module__}.{base.__qualname__} has a {method} of its own, which never calls {framework}'s"
+    return ""
 
 
 def when_imported(module: str, change: Change) -> None:

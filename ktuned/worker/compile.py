@@ -64,7 +64,6 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     into = places.locate_staging(request.staging)
     units = [make_unit(registry, places, kernel, request.target, unit) for unit in request.units]
     plugin = registry.plugin(kernel.backend)
-    builds = {unit.key: unit.build for unit in units}
     recipes = {unit.key: Recipe(unit.build.to_plain(), unit.target, unit.kernel, plugin) for unit in units}
     for unit in units:
         _empty_directory(into / unit.key)
@@ -94,7 +93,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
                     backend=backend.name,
                     facts=compiled.facts,
                     required=backend.required_files,
-                    decisive=() if backend.runs_other_code(builds[compiled.key]) else backend.decisive_files,
+                    decisive=backend.decisive_files,
                     recipe=recipes[compiled.key],
                 )
                 content = sealed.content

@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 
 from ktuned.lookup.winner_table import WinnerTable
+from ktuned_client.answers import Question
 from ktuned_client.memo import Memo, pack_problem
 from ktuned_client.table import TABLE_NAME, USES_NAME, kernel_key, winner_prefix
 from tests.chaos.conftest import Row, Scale
@@ -143,9 +144,9 @@ def read_many(directory: str, truth: Truth, reads: int, seed: int) -> str:
         name, problem = f"p:kernel{kernel}", {"size": size}
         key = pack_problem(problem)
         least = truth.versions[kernel]
-        hit, is_old = memo.recall(name, key, None) if number % 3 else (None, False)
-        if hit is None:
-            hit = memo.read_table(name, None, None, None, problem, key, is_old=is_old)
+        if number % 3 == 0:
+            memo.answers.pop(name, None)
+        hit, _ = memo.find_hit(Question(name, name, problem, None, None, None), key)
         if hit is None:
             continue
         found += 1

@@ -36,7 +36,7 @@ class TestHook:
             from tests.plugins.triton_app import kernels
             function = triton.autotune(configs, key=["size"])(kernels.plain)
             from ktuned_triton import autotuner
-            mode = autotuner._process_options.policy.mode
+            mode = autotuner._process_policy.mode
             print(type(function).__name__, mode, [path for path in sys.path if "run_hook" in path])
         """
         done = run_hooked(code, tmp_path)

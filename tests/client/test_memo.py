@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from ktuned_client import AsyncClient, Client, memo
+from ktuned_client.answers import Question
 from ktuned_client.table import FIRST_SLOT, TABLE_NAME, WATCHED_WORD, WORDS, Table, slot_of
 from tests.client import daemon
 
 DEFAULT = {"BM": 64}
 PATIENT_S = 60.0
 LOOP = 1000
+GEMM = Question("gemm", "gemm", {}, None, None, None)
 
 
 def asked(client: Client) -> int:
@@ -172,18 +174,18 @@ def test_without_a_daemon_a_fresh_answer_becomes_stale_when_the_watch_has_ended(
         hits = [client.lookup("gemm", {"M": size}) for size in range(2)]
         hits[1] = hits[1]._replace(status="near")
         for number, hit in enumerate(hits):
-            kept.remember("gemm", bytes([number]), hit)
+            kept.remember(GEMM, bytes([number]), hit)
     write_word(path, WATCHED_WORD, int((now + 10.0) * 1e9))
     now += 9.9
-    assert [kept.find_last_answer("gemm", bytes([number]), None, "gone") for number in range(2)] == hits
+    assert [kept.find_last_answer(GEMM, bytes([number]), "gone") for number in range(2)] == hits
     now += 0.1
-    assert kept.recall("gemm", b"\0", None) == (None, True)
-    stale, near = (kept.find_last_answer("gemm", bytes([number]), None, "gone") for number in range(2))
+    assert kept.find_hit(GEMM, b"\0", reads_table=False) == (None, True)
+    stale, near = (kept.find_last_answer(GEMM, bytes([number]), "gone") for number in range(2))
     assert stale is not None
     assert (stale.status, stale.config) == ("stale", hits[0].config)
     assert stale.message == "no daemon watches its files now: gone"
     assert near == hits[1]
-    assert kept.recall("gemm", b"\0", None) == (stale, True)
+    assert kept.find_hit(GEMM, b"\0", reads_table=False) == (stale, True)
     kept.close()
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktuned_client import wire
+from ktuned_client.answers import Question
 from ktuned_client.knowledge import Knowledge
 from ktuned_client.wire import Decoder, Notification, ProtocolError, Request, Response
 
@@ -212,7 +213,9 @@ def test_a_short_name_travels_with_the_directory_of_its_application(
     """It is where the process worked when its client was made; a full name, and a directory that is gone, need none."""
 
     def sent(knowledge: Knowledge, kernel: str) -> dict[str, Any]:
-        params: dict[str, Any] = msgpack.unpackb(knowledge.encode_opening(kernel, None, None) + msgpack.packb({"M": 1}))
+        params: dict[str, Any] = msgpack.unpackb(
+            knowledge.encode_opening(Question(kernel, kernel, {}, None, None, None)) + msgpack.packb({"M": 1})
+        )
         return params
 
     monkeypatch.chdir(tmp_path)

@@ -136,25 +136,28 @@ def test_a_key_whose_winner_cannot_be_loaded_does_not_disturb_others() -> None:
     _end(link)
 
 
-def test_a_forked_child_has_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It follows what it wants itself, though its parent's thread held the lock when it was forked."""
-    link, _ = link_to(OPEN)
+def test_a_forked_child_follows_its_parents_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a thread of its own, though its parent's thread held the lock when it was forked."""
+    link, client = link_to(OPEN)
     monkeypatch.setattr(LINKS, "_links", {None: link})
     assert daemon_link() is link
+    over = threading.Event()
+
+    def hear(answer: Answer) -> bool:
+        over.set()
+        return False
+
+    link.follow_key(KEY, hear)
     with link._lock:
         child = os.fork()
         if child == 0:
             signal.alarm(20)
-            over = threading.Event()
-
-            def hear(answer: Answer) -> bool:
-                over.set()
-                return False
-
-            link._client.answers[:] = [FRESH]  # type: ignore[attr-defined]
-            link.follow_key(KEY, hear)
+            client.answers[:] = [FRESH]
             os._exit(0 if over.wait(10) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    client.answers[:] = [FRESH]
+    assert over.wait(10)
+    _end(link)
 
 
 def _end(link: DaemonLink) -> None:

@@ -22,7 +22,6 @@ from ktuned.dropin.launch_machine import (
     Event,
     Follow,
     Followed,
-    Forked,
     Instruction,
     Launch,
     LaunchMachine,
@@ -78,7 +77,6 @@ EVENTS: tuple[Event, ...] = (
     *(Followed(answer) for answer in LATER),
     *(Loaded(config) for config in (*CONFIGS, STRANGER)),
     *(Unfit(config) for config in CONFIGS),
-    Forked(),
 )
 """All that can happen, sensible or not: a host may be late, or answer twice."""
 
@@ -104,7 +102,6 @@ class Observed:
         made = copy(self)
         made.machine = copy(self.machine)
         made.machine._candidates = self.machine._candidates.copy()
-        made.machine._artifacts = self.machine._artifacts.copy()
         return made
 
     def handle_event(self, event: Event) -> list[Instruction]:
@@ -235,7 +232,7 @@ class World:
         """Follow."""
         self._note("follow", None)
 
-    def load_config(self, config: str, artifact: str | None) -> bool:
+    def load_config(self, config: str, answer: Answer | None) -> bool:
         """Load a config, or not."""
         return self._note("load", next(self._fits, True))
 
@@ -261,7 +258,7 @@ class World:
     st.lists(st.sampled_from(ANSWERS), min_size=2, max_size=2),
     st.lists(st.booleans(), max_size=6),
     st.sampled_from(["", "it has hooks"]),
-    st.lists(st.sampled_from([*LATER, "call", "capture", "fork"]), max_size=12),
+    st.lists(st.sampled_from([*LATER, "call", "capture"]), max_size=12),
 )
 def test_a_call_always_has_something_to_launch(
     policy: Policy, answers: list[Answer | None], fits: list[bool], fault: str, later: list[Answer | str]
@@ -272,27 +269,12 @@ def test_a_call_always_has_something_to_launch(
         if isinstance(happening, Answer):
             world.is_capturing = False
             world.hear(happening)
-        elif happening == "fork":
-            world.is_capturing = False
-            carry_out(world.machine, Forked(), world)
         else:
             launched = world.call(is_capturing=happening == "capture")
             assert (launched is None) == world.is_left
             assert launched in (None, *CONFIGS)
     for what in ("ask", "record", "wait"):
         assert world.said.count(what) <= 1
-
-
-@pytest.mark.parametrize("upgrade", ["once", "always"])
-def test_a_forked_child_follows_again(upgrade: str) -> None:
-    """As long as its parent did."""
-    world = World(Policy(upgrade=upgrade), [Answer()], [], "")
-    world.call()
-    carry_out(world.machine, Forked(), world)
-    assert world.said.count("follow") == 2
-    world.hear(Answer("second", is_final=True))
-    carry_out(world.machine, Forked(), world)
-    assert world.said.count("follow") == (2 if upgrade == "once" else 3)
 
 
 @pytest.mark.parametrize(
@@ -329,11 +311,12 @@ def test_a_winner_that_cannot_be_loaded_changes_nothing() -> None:
     assert (world.call(), world.machine.is_settled) == ("first", True)
 
 
-def test_an_artifact_is_handed_over() -> None:
+def test_an_answer_is_handed_over() -> None:
     """With the config that it is of, and with no other."""
     machine = LaunchMachine(Policy(), CONFIGS)
     machine.handle_event(CALL)
-    assert machine.handle_event(Answered(Answer("second", True, artifact="/a"))) == [Load("second", "/a")]
+    answer = Answer("second", True, artifact="/a")
+    assert machine.handle_event(Answered(answer)) == [Load("second", answer)]
     assert machine.handle_event(Unfit("second")) == [Load("first")]
 
 

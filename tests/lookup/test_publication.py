@@ -11,7 +11,7 @@ import pytest
 
 from ktuned.lookup.publication import SHORTEST_PAUSE_S
 from ktuned.model.kernel import KernelInfo
-from ktuned_client.answers import Hit, make_hit
+from ktuned_client.answers import Hit, Question, make_hit
 from ktuned_client.memo import pack_problem
 from ktuned_client.table_answers import TableAnswers
 from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text
@@ -23,13 +23,11 @@ MANY = "us=[10.0, 20.0]"
 
 def read(parts: Parts, problem: dict[str, Any] | None = None, name: str = "project:it", **options: Any) -> Hit | None:
     """Return what a new client finds in the table."""
-    client = TableAnswers(str(parts.project.parent), pin=options.pop("pin", None))
+    client = TableAnswers(str(parts.project.parent), place=options.pop("directory", None), pin=options.pop("pin", None))
     try:
         problem = {"n": 64} if problem is None else problem
-        place = options.pop("directory", None)
-        entry = client.find_entry(
-            name, place, options.pop("device", None), None, problem, pack_problem(problem), **options
-        )
+        question = Question(name, name, problem, None, options.pop("device", None), None)
+        entry = client.find_entry(question, pack_problem(problem), **options)
         return None if entry is None else entry[3]
     finally:
         client.close()
@@ -202,5 +200,6 @@ async def test_a_machine_of_many_devices_is_described(tmp_path: Path) -> None:
 def test_the_table_lies_beside_the_socket(tmp_path: Path) -> None:
     """A reader without a table there has nothing, and says so without an error."""
     client = TableAnswers(str(tmp_path))
-    assert client.find_entry("it", None, None, None, {"n": 1}, pack_problem({"n": 1})) is None
+    question = Question("it", "it", {"n": 1}, None, None, None)
+    assert client.find_entry(question, pack_problem({"n": 1})) is None
     client.close()

@@ -230,8 +230,7 @@ SCRIPTS_END = """
 import torch
 from triton.runtime.jit import JITFunction
 from ktuned.dropin import Policy
-from ktuned_triton.autotuner import Options
-scaled.__dict__["_ktuned_options"] = Options(Policy("background", takes_over=True))
+scaled.__dict__["_ktuned_policy"] = Policy("background", takes_over=True)
 JITFunction.run = lambda self, *args, **kwargs: None  # nothing can be launched here
 x = torch.ones(256)
 scaled[(4,)](x, torch.empty_like(x), 256)

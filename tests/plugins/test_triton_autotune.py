@@ -16,7 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ktuned.dropin import RECORDED, TUNED, Answer, account
 from ktuned.model.values import canonical
-from ktuned_triton import autotune, autotuner
+from ktuned_triton import autotune, autotuner, keyed_call
 from ktuned_triton.call import evaluate_call, find_jit_function, read_knobs
 from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
@@ -124,8 +124,8 @@ class TestACall:
     ) -> None:
         """It is loaded from its artifact before a call launches it; by default that is the last change."""
         installed: list[str] = []
-        monkeypatch.setattr(autotuner, "install", installed.append)
-        monkeypatch.setattr(autotuner, "_compile_recorded_call", lambda *args: None)
+        monkeypatch.setattr(keyed_call, "install", installed.append)
+        monkeypatch.setattr(keyed_call, "compile_recorded_call", lambda *args: None)
         function = scale()
         call(function)
         ((_, on_answer),) = link.followed
@@ -139,7 +139,7 @@ class TestACall:
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """``never`` follows nothing, ``always`` looks for the next one."""
-        monkeypatch.setattr(autotuner, "_compile_recorded_call", lambda *args: None)
+        monkeypatch.setattr(keyed_call, "compile_recorded_call", lambda *args: None)
         call(scale(upgrade="never"))
         assert link.followed == []
         call(scale(upgrade="always"))
@@ -150,7 +150,7 @@ class TestACall:
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And launches the winner in the first call."""
-        monkeypatch.setattr(autotuner, "_compile_recorded_call", lambda *args: None)
+        monkeypatch.setattr(keyed_call, "compile_recorded_call", lambda *args: None)
         link.ending = Answer(text(256, 4), is_final=True)
         call(scale(mode="wait"))
         assert len(link.waited) == 1
@@ -198,7 +198,7 @@ class TestACall:
         """The first config is launched, and the key's next call asks."""
         function = scale()
         with monkeypatch.context() as capturing:
-            capturing.setattr(autotuner, "is_capturing", lambda: True)
+            capturing.setattr("ktuned.dropin.keyed_call.is_capturing", lambda: True)
             call(function)
             call(function)
         assert (len(launched), link.asked, records(spool)) == (2, [], [])
@@ -220,8 +220,8 @@ class TestACall:
         assert len(records(spool)) == 1
         assert len(launched) == 2
 
-    def test_a_forked_child_follows_for_itself(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
-        """Its parent's thread is not there, and whoever held a lock is gone."""
+    def test_a_forked_child_decides_keys_of_its_own(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
+        """Whoever held a lock is not there."""
         function = scale()
         call(function)
         adopted = function.__dict__["_ktuned"]
@@ -231,7 +231,7 @@ class TestACall:
             call(function, SIZE // 2)
             os._exit(len(link.followed))
         adopted._lock.release()
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
 
     def test_without_a_daemon_the_call_is_recorded_all_the_same(
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], left_to_triton: list[Any], spool: Path
@@ -278,7 +278,7 @@ class TestAdoptionByInstance:
     @pytest.fixture
     def process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Run as under ``ktuned run``."""
-        monkeypatch.setattr(autotuner, "_process_options", None)
+        monkeypatch.setattr(autotuner, "_process_policy", None)
         autotuner.adopt_process(Autotuner, "background")
 
     def test_an_autotuner_made_before_the_hook_is_adopted(
@@ -286,7 +286,7 @@ class TestAdoptionByInstance:
     ) -> None:
         """The hook may come late: a library has been imported by then."""
         made = triton.autotune(kernels.CONFIGS, key=["size"])(kernels.scale.fn)
-        monkeypatch.setattr(autotuner, "_process_options", None)
+        monkeypatch.setattr(autotuner, "_process_policy", None)
         autotuner.adopt_process(Autotuner, "background")
         link.known = Answer(text(256, 4), is_final=True)
         call(made)
@@ -337,9 +337,7 @@ class TestAdoptionByInstance:
                 return self.fn.launch(*args, **kwargs)
 
         function = Own(kernels.scale.fn, kernels.scale.arg_names, kernels.CONFIGS, ["size"], None, None)
-        assert autotuner.explain_non_adoption(function).endswith(
-            "Own has a run of its own, which never asks Triton's for configs"
-        )
+        assert autotuner.explain_non_adoption(function).endswith("Own has a run of its own, which never calls Triton's")
         assert autotuner.explain_non_adoption(kernels.scale) == ""
 
     def test_a_copy_is_a_function_of_its_own(
@@ -381,7 +379,7 @@ class TestAdoptionByInstance:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Where only some functions are decorated with the drop-in."""
-        monkeypatch.setattr(autotuner, "_process_options", None)
+        monkeypatch.setattr(autotuner, "_process_policy", None)
         call(triton.autotune(kernels.CONFIGS, key=["size"])(kernels.scale.fn))
         assert len(left_to_triton) == len(kernels.CONFIGS)
         assert link.asked == []
@@ -515,13 +513,25 @@ class TestLeftAlone:
         call(function, SIZE // 2)
         assert len(records(spool)) == 1
 
-    def test_a_function_whose_hooks_no_other_process_finds_is_left_to_triton(
-        self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
+    @pytest.mark.parametrize(
+        ("hooks", "reason"),
+        [
+            ({"pre_hook": kernels.clear}, "its pre_hook writes other values than zeros"),
+            ({"post_hook": kernels.note}, "its post_hook writes other values than zeros"),
+            ({}, "a config's pre_hook writes other values than zeros"),
+        ],
+        ids=["pre", "post", "config"],
+    )
+    def test_a_key_whose_hook_is_more_than_data_is_left_to_triton(
+        self, hooks: dict[str, Any], reason: str, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
     ) -> None:
-        """The module has another autotuner of that name."""
-        autotune(kernels.HOOKED, key=[])(kernels.hooked.fn)[(1,)](torch.ones(128))
-        (reason,) = account.left_alone.values()
-        assert reason == "it has hooks that do more than zero or reshape, and no other process can import them"
+        """No other process imports it."""
+        configs = [
+            triton.Config({"BLOCK": 64}, pre_hook=None if hooks else kernels.clear),
+            triton.Config({"BLOCK": 128}),
+        ]
+        autotune(configs, key=[], **hooks)(kernels.plain_x)[(1,)](torch.zeros(128))
+        assert list(account.left_alone.values()) == [reason]
 
     def test_a_function_with_an_ir_override_is_left_to_triton(
         self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
@@ -539,8 +549,7 @@ class TestRecords:
         """For each config that the pruning leaves."""
         x = torch.ones(SIZE)
         args, kwargs = (x, torch.empty_like(x), SIZE, 2.0), {"grid": grid, "warmup": False}
-        found, _, needs_hooks = evaluate_call(kernels.scale, kernels.CONFIGS, args, kwargs)
-        assert not needs_hooks
+        found, _ = evaluate_call(kernels.scale, kernels.CONFIGS, args, kwargs)
         recipe = found.recipes[text(256, 4)]
         assert (found.args, recipe.args, recipe.grid) == (("x", "y", SIZE, 2.0), None, (SIZE // 256,))
         assert recipe.constants == {"BLOCK": 256, "THROUGH": None, "EVEN": True}
@@ -550,7 +559,7 @@ class TestRecords:
         """From their first element on; the same memory is one tensor."""
         whole = torch.ones(SIZE)
         args = (whole[16:32], whole[16:32], SIZE, 2.0)
-        found, _, _ = evaluate_call(kernels.scale, kernels.CONFIGS, args, {"grid": grid})
+        found, _ = evaluate_call(kernels.scale, kernels.CONFIGS, args, {"grid": grid})
         assert {name: entry.elements for name, entry in found.tensors.items()} == {"x": SIZE - 16}
         assert found.args == ("x", "x", SIZE, 2.0)
 
@@ -588,18 +597,8 @@ class TestRecords:
         x, y = torch.ones(SIZE), torch.ones(SIZE)
         kernels.zeroed[grid](x, y, SIZE)
         (record,) = records(spool)
-        assert record.declaration["hooks"] == []
         assert json.loads(record.call)["tensors"]["y"]["fill"] == "zeros"
         assert not y.any()
-
-    def test_a_hook_that_does_more_is_named_and_runs_where_the_library_is(
-        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
-    ) -> None:
-        """The key pays for it, others do not."""
-        kernels.hooked.cache.clear()
-        kernels.hooked[(1,)](torch.ones(2, 64))
-        (record,) = records(spool)
-        assert list(record.declaration["hooks"]) == ["pre_hook", "post_hook", "configs[0].pre_hook"]
 
     def test_a_descriptor_has_each_configs_block(
         self, link: FakeDaemonLink, spool: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,9 +18,10 @@ from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from ktuned.dropin import Answer, account
-from ktuned_triton import autotune, autotuner
+from ktuned_triton import autotune, keyed_call
 from ktuned_triton.call import find_jit_function
 from ktuned_triton.evaluation import digest_evaluation
+from ktuned_triton.keyed_call import CallArguments
 from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
 from tests.plugins.triton_calls import (
@@ -229,11 +230,11 @@ class TestDevice:
 
     def test_the_first_tensors_gpu_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of a machine with GPUs of two models."""
-        monkeypatch.setattr(autotuner, "device_model", lambda index: f"model {index}")
+        monkeypatch.setattr(keyed_call, "device_model", lambda index: f"model {index}")
         on = [SimpleNamespace(device=torch.device(name)) for name in ("cuda:1", "cuda:0", "cpu")]
-        assert autotuner._find_device_model((1, on[0], on[1]), {}) == "model 1"
-        assert autotuner._find_device_model((), {"x": on[1]}) == "model 0"
-        assert autotuner._find_device_model((on[2],), {}) == ""
+        assert CallArguments([], (1, on[0], on[1]), {}).model == "model 1"
+        assert CallArguments([], (), {"x": on[1]}).model == "model 0"
+        assert CallArguments([], (on[2],), {}).model is None
 
 
 def test_a_winner_has_the_values_of_the_original_config(link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:

@@ -116,7 +116,7 @@ def test_a_closure_over_an_object_is_left_alone(
     ("name", "reason"),
     [
         ("reads_a_file", "it reads OPEN, a BytesIO of its own module"),
-        ("hooked", "it has hooks that do more than zero or reshape, and no other process can import them"),
+        ("hooked", "a config's pre_hook writes other values than zeros"),
     ],
 )
 def test_a_function_that_needs_its_own_process_is_left_to_triton(

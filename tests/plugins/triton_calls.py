@@ -25,6 +25,7 @@ def link(monkeypatch: pytest.MonkeyPatch, spool: Path) -> FakeDaemonLink:
     """Return the daemon's stand-in."""
     fake = FakeDaemonLink()
     monkeypatch.setattr(autotuner, "daemon_link", lambda pin: fake)
+    monkeypatch.setattr("ktuned.dropin.keyed_call.daemon_link", lambda pin: fake)
     return fake
 
 
@@ -44,7 +45,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         if not kwargs["warmup"]:
             found.append(kwargs)
 
-    for function in (kernels.scale, kernels.hooked, kernels.gather, kernels.benched, kernels.plain, kernels.zeroed):
+    for function in (kernels.scale, kernels.plain_x, kernels.gather, kernels.benched, kernels.plain, kernels.zeroed):
         monkeypatch.setattr(find_jit_function(function), "run", run)
     return found
 

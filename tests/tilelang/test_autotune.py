@@ -24,7 +24,7 @@ from ktuned.dropin import CALL_KEY, Account, Answer, CallKey, CallRecord, Daemon
 from ktuned.spec.loader import load_file
 from ktuned.spool import RECORD_SUFFIX, read_file, spool_directory
 from ktuned_client import Client
-from ktuned_tilelang import AutoTuner, autotune, autotuner, tuning
+from ktuned_tilelang import AutoTuner, autotune, autotuner, keyed_call
 from ktuned_tilelang.call import PROGRAMS_KEY
 from ktuned_tilelang.elaboration import elaborate_build
 from tests.e2e.harness import Daemon
@@ -94,7 +94,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def link(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLink:
     """Return the daemon's stand-in; nothing is compiled in this process."""
     fake = FakeLink(spool_directory(home))
-    monkeypatch.setattr(tuning, "daemon_link", lambda pin: fake)
+    monkeypatch.setattr("ktuned.dropin.keyed_call.daemon_link", lambda pin: fake)
 
     def compile_nothing(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = dict(kwargs)
@@ -177,11 +177,9 @@ class TestACall:
         assert not on_answer(WINNER)
         assert (kernel.config, kernel.latency) == ({"block": 512}, 0.012)
         assert kernel() == {"block": 512}
-        assert not tuning._followed
         assert app.tuned(mode="background", upgrade="always")(app.SIZE) is not kernel
         ((_, follows_on),) = link.followed[1:]
         assert follows_on(WINNER)
-        tuning._followed.clear()
 
     def test_what_is_known_of_another_state_is_launched_meanwhile(self, link: FakeLink) -> None:
         """In the background."""
@@ -263,11 +261,11 @@ class TestACall:
 
     def test_a_capture_gets_the_first_config_once(self, link: FakeLink, monkeypatch: pytest.MonkeyPatch) -> None:
         """Nothing is asked or recorded meanwhile; the next call outside decides."""
-        monkeypatch.setattr(tuning, "is_capturing", lambda: True)
+        monkeypatch.setattr("ktuned.dropin.keyed_call.is_capturing", lambda: True)
         function = app.tuned()
         assert function(app.SIZE).compiled == {"block": 128}
         assert (link.waited, link.records) == ([], [])
-        monkeypatch.setattr(tuning, "is_capturing", lambda: False)
+        monkeypatch.setattr("ktuned.dropin.keyed_call.is_capturing", lambda: False)
         kernel = function(app.SIZE)
         assert kernel.compiled == {"block": 512}
         assert function(app.SIZE) is kernel
@@ -276,22 +274,13 @@ class TestACall:
         self, link: FakeLink, tilelang_tunes: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The function is left to TileLang; in the background the first config's kernel stays."""
-        monkeypatch.setattr(tuning, "_confirm_results", lambda task, found: False)
+        monkeypatch.setattr(keyed_call, "_confirm_results", lambda task, found: False)
         assert app.tuned(ref_prog=torch.clone)(app.SIZE) == "tilelang's"
         assert "are not those of ref_prog" in next(iter(account.left_alone.values()))
         kernel = app.tuned(ref_prog=torch.clone, mode="background")(app.SIZE)
         ((_, on_answer),) = link.followed
         assert not on_answer(WINNER)
         assert kernel() == {"block": 128}
-
-    def test_a_forked_child_follows_again(self, link: FakeLink) -> None:
-        """Its parent's thread is not there."""
-        app.tuned(mode="background")(app.SIZE)
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if len(link.followed) == 2 else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        tuning._followed.clear()
 
 
 class TestClasses:
@@ -300,7 +289,7 @@ class TestClasses:
     @pytest.fixture
     def in_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Adopt all tuners, as ``ktuned run`` does."""
-        monkeypatch.setattr(autotuner, "_process_options", None)
+        monkeypatch.setattr(autotuner, "_process_policy", None)
         autotuner.adopt_process(theirs, "wait")
 
     def test_tuners_that_are_not_adopted_behave_as_before(self, link: FakeLink, tilelang_tunes: list[Any]) -> None:
@@ -427,13 +416,12 @@ class TestKernelFiles:
         """Byte for byte, so that it is one file."""
         code = """if True:
             import sys
-            from ktuned_tilelang import tuning
-            from ktuned.dropin import Answer
+            from ktuned.dropin import Answer, keyed_call
             from tests.tilelang import app
             class Link:
                 def ask_about(self, key): return Answer()
                 def await_tuning(self, key): return Answer()
-            tuning.daemon_link = lambda pin: Link()
+            keyed_call.daemon_link = lambda pin: Link()
             from ktuned_tilelang import autotuner
             from tilelang.autotuner import tuner
             try:
@@ -465,7 +453,7 @@ class TestApplication:
         monkeypatch.setattr(type(app.scale), "__call__", lambda *args, **kwargs: pytest.fail("compiled here"))
         with Client(daemon.client.socket) as client:
             made = DaemonLink(client)
-            monkeypatch.setattr(tuning, "daemon_link", lambda pin: made)
+            monkeypatch.setattr("ktuned.dropin.keyed_call.daemon_link", lambda pin: made)
             kernel = app.tuned()(app.SIZE)
             assert kernel.config == {"block": 512}
             assert kernel.execution_backend == "tvm_ffi"
@@ -526,7 +514,7 @@ def test_ktuned_run_adopts_all_tuners(tmp_path: Path) -> None:
         from tilelang.autotuner import AutoTuner, autotune
         assert tilelang.autotune is autotune is tilelang.autotuner.tuner.autotune
         from ktuned_tilelang import autotuner
-        print(AutoTuner.__module__, autotuner._process_options.policy.mode, AutoTuner.run.__wrapped__.__name__)
+        print(AutoTuner.__module__, autotuner._process_policy.mode, AutoTuner.run.__wrapped__.__name__)
     """
     paths = os.pathsep.join([str(HOOK), *filter(None, sys.path)])
     environment = {"PYTHONPATH": paths, "KTUNED_RUN_MODE": "background", "KTUNED_RUN_SUMMARY": str(tmp_path)}

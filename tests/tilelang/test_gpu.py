@@ -12,7 +12,7 @@ from ktuned.backends import Absent, cuda_devices
 from ktuned.dropin import DaemonLink
 from ktuned.model import Device
 from ktuned_client import Client
-from ktuned_tilelang import AutoTuner, TileLang, load, tuning
+from ktuned_tilelang import AutoTuner, TileLang, load
 from tests.e2e.harness import Daemon
 from tests.tilelang import app
 from tests.tilelang.kernels import EXAMPLE, SIZE, build, inputs, verify
@@ -122,7 +122,7 @@ def test_an_autotuned_function_gets_its_winner(tmp_path: Path, monkeypatch: pyte
     with Daemon(tmp_path, spares=True, tensors="torch") as daemon, Client(daemon.client.socket) as client:
         monkeypatch.setenv("KTUNED_HOME", str(daemon.home))
         link = DaemonLink(client)
-        monkeypatch.setattr(tuning, "daemon_link", lambda pin: link)
+        monkeypatch.setattr("ktuned.dropin.keyed_call.daemon_link", lambda pin: link)
 
         def tuner(factor: float) -> Any:
             return AutoTuner.from_kernel(app.closure(factor), app.CONFIGS).set_compile_args(out_idx=[-1])
@@ -136,9 +136,9 @@ def test_an_autotuned_function_gets_its_winner(tmp_path: Path, monkeypatch: pyte
         kernel = tuner(4.0).set_tuning_args(mode="background").run().kernel
         assert kernel.config == app.CONFIGS[0]
         until = monotonic() + 120
-        while tuning._followed and monotonic() < until:
+        while link._followed and monotonic() < until:
             assert torch.equal(kernel(x), 4.0 * x)
-        assert not tuning._followed
+        assert not link._followed
         assert torch.equal(kernel(x), 4.0 * x)
         jobs = daemon.client.call("jobs")["jobs"]
         assert [job["outcomes"] for job in jobs] == [{"measured": 2}] * 2, jobs

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from ktuned.dropin import Calls, called_file, declaration_of
+from ktuned.dropin import AdoptedFiles
 from ktuned.model import Config, canonical
 from ktuned_tilelang.build import Build
-from ktuned_tilelang.call import CAPTURED, Call
+from ktuned_tilelang.call import Call
 from ktuned_tilelang.declaration import Declaration
 
 _PHASES = ("first_launch", "check", "timing")
@@ -25,8 +23,9 @@ def adopt(file: str, name: str, identity: str) -> None:
     """Declare the kernel of an application's function; called by the kernel files that the daemon writes."""
     from ktuned.spec import kernel, space
 
-    declared = Declaration.from_plain(declaration_of(Path(file), identity))
-    adopted = _AdoptedKernel(Path(file))
+    files = AdoptedFiles(file, Call)
+    declared = files.read_declaration(Declaration, identity)
+    adopted = _AdoptedKernel(files)
     # There is no reference but the first config's results.
     judged: dict[str, Any] = {"check": None} if declared.skips_check else {"reference": "default"}
     kernel(
@@ -53,28 +52,23 @@ def adopt(file: str, name: str, identity: str) -> None:
 class _AdoptedKernel:
     """The space, inputs and Builds of an adopted kernel, all read from the recorded call that a problem names."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._calls = Calls(file, Call.from_json)
+    def __init__(self, files: AdoptedFiles[Call]) -> None:
+        self._files = files
 
     def yield_configs(self, p: Any) -> Iterator[Config]:
         """Yield the configs that make a program, in the application's order."""
-        yield from (json.loads(text) for text in self._calls.find_call(p).programs)
+        yield from (json.loads(text) for text in self._files.find_call(p).programs)
 
     def declare_inputs(self, p: Any) -> Mapping[str, Any]:
         """Declare the tensors of a call."""
-        from ktuned.spec import tensor
-
-        call = self._calls.find_call(p)
-        specs = {}
-        for name, entry in call.tensors.items():
-            is_captured = entry.fill == CAPTURED
-            fill = "zeros" if is_captured else entry.fill
-            limits = {} if entry.low is None else {"low": entry.low, "high": entry.high}
-            spec = tensor(entry.shape, entry.dtype, fill, output=name in call.outputs, **limits)
-            specs[name] = replace(spec, file=str(called_file(self._file, call.content))) if is_captured else spec
-        return specs
+        call = self._files.find_call(p)
+        return {
+            name: self._files.declare_tensor(
+                call, entry.shape, entry.dtype, entry.fill, output=name in call.outputs, low=entry.low, high=entry.high
+            )
+            for name, entry in call.tensors.items()
+        }
 
     def make_build(self, p: Any, c: Any) -> Build:
         """Return a config's Build."""
-        return self._calls.find_call(p).make_build(canonical(dict(c)))
+        return self._files.find_call(p).make_build(canonical(dict(c)))

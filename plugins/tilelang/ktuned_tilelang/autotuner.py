@@ -15,26 +15,28 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from ktuned.dropin import account
+from ktuned.dropin import Policy, account, adopt_subclasses, explain_bypass
 from ktuned.model import TOLERANCE
 from ktuned_tilelang.artifact import check_version
 from ktuned_tilelang.call import PASS_CONFIGS, list_configs
-from ktuned_tilelang.tuning import KeyedCall, Mode, Options, Task, Upgrade, WithoutDaemon, decide_kernel
+from ktuned_tilelang.keyed_call import Task, TileLangCall, decide_kernel
+from ktuned_tilelang.takeover import MODULE
 
-MODULE: Final = "tilelang.autotuner.tuner"
-"""The module that defines TileLang's tuners; all others import them from there."""
+Mode = Literal["wait", "background"]
+Upgrade = Literal["once", "never", "always"]
+WithoutDaemon = Literal["tilelang", "first"]
 
-_OPTIONS_ATTRIBUTE = "_ktuned_options"
+_POLICY_ATTRIBUTE = "_ktuned_policy"
 _FUNCTION_ATTRIBUTE = "_ktuned_function"
 """Attribute of a tuner: the autotuned function that made it for one call."""
 
 _ONCE_ATTRIBUTE = "_ktuned_once"
 """Attribute of an autotuned function: the kernel that it must not keep for later calls."""
 
-_process_options: Options | None = None
-"""Options of ``ktuned run``, for all tuners of this process that have none of their own."""
+_process_policy: Policy | None = None
+"""The policy of ``ktuned run``, for all tuners of this process that have none of their own."""
 
 
 def autotune(
@@ -83,7 +85,9 @@ def autotune(
         ... @tilelang.jit(out_idx=[-1])
         ... def scale(size, block=128): ...
     """
-    options = Options.from_choices(mode, upgrade, without_daemon, pin, numerics)
+    policy = Policy.from_choices(
+        "tilelang", mode=mode, upgrade=upgrade, without_daemon=without_daemon, pin=pin, numerics=numerics
+    )
     tuner = import_tuner_module()
     adopt_classes(tuner)
     supplied = {} if supply_type is None else {"supply_type": supply_type}
@@ -109,7 +113,7 @@ def autotune(
 
     def adopt_function(function: Any) -> Any:
         autotuned = decorate(function)
-        autotuned.__dict__[_OPTIONS_ATTRIBUTE] = options
+        autotuned.__dict__[_POLICY_ATTRIBUTE] = policy
         return autotuned
 
     return adopt_function
@@ -117,22 +121,19 @@ def autotune(
 
 def adopt_process(tuner: Any, mode: Mode, numerics: str = "tolerance") -> None:
     """Adopt all tuners of this process, for ``ktuned run``; ``tuner`` is TileLang's module."""
-    global _process_options
+    global _process_policy
     check_version(importlib.import_module("tilelang").__version__)
-    _process_options = Options.from_choices(mode, "once", "tilelang", None, numerics)
+    _process_policy = Policy(mode, numerics=numerics)
     adopt_classes(tuner)
 
 
 def explain_non_adoption(kind: type[Any]) -> str:
     """Return why our ``run`` does not see a subclass's calls; empty if it does."""
-    for method in ("run", "__call__", "get_tunner"):
-        for base in kind.__mro__:
-            if base.__module__ == MODULE:
-                break
-            code = getattr(vars(base).get(method), "__code__", None)
-            if code is not None and not {"run", "get_tunner", method} & {*code.co_names}:
-                return f"{base.__module__}.{base.__qualname__} has a {method} of its own, which never calls TileLang's"
-    return ""
+    reasons = (
+        explain_bypass(kind, "TileLang", method, ("run", "get_tunner", method))
+        for method in ("run", "__call__", "get_tunner")
+    )
+    return next(filter(None, reasons), "")
 
 
 def import_tuner_module() -> Any:
@@ -155,7 +156,7 @@ def make_tuner_class() -> type[Any]:
     class AutoTuner(base):  # type: ignore[misc]
         """TileLang's tuner of a function; ktuned's daemon does the tuning."""
 
-        _ktuned_options = Options()
+        _ktuned_policy = Policy("wait")
 
         def set_tuning_args(
             self,
@@ -166,7 +167,9 @@ def make_tuner_class() -> type[Any]:
             numerics: str = TOLERANCE,
         ) -> Any:
             """Set ktuned's options, which :func:`autotune` describes."""
-            self._ktuned_options = Options.from_choices(mode, upgrade, without_daemon, pin, numerics)
+            self._ktuned_policy = Policy.from_choices(
+                "tilelang", mode=mode, upgrade=upgrade, without_daemon=without_daemon, pin=pin, numerics=numerics
+            )
             return self
 
     return AutoTuner
@@ -181,34 +184,16 @@ def adopt_classes(tuner: Any) -> None:
     tuner.AutoTuner.run = _wrap_run(tuner.AutoTuner.run, importlib.import_module("tilelang.autotuner.param"))
     tuner.AutoTuneImpl.__call__ = _wrap_call(tuner.AutoTuneImpl.__call__)
     for base in (tuner.AutoTuner, tuner.AutoTuneImpl):
-        _adopt_subclasses(base)
+        adopt_subclasses(base, _adopt_methods)
     _adopt_methods(tuner.AutoTuneImpl)
-
-
-def _adopt_subclasses(base: type[Any]) -> None:
-    """Patch all subclasses of a class, the existing ones and those to come."""
-    own_init_subclass = base.__dict__.get("__init_subclass__")
-
-    def init_subclass(cls: type[Any], /, **more: Any) -> None:
-        if own_init_subclass is not None:
-            own_init_subclass.__func__(cls, **more)
-        else:
-            super(base, cls).__init_subclass__(**more)
-        _adopt_methods(cls)
-
-    base.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
-    pending = base.__subclasses__()
-    while pending:
-        subclass = pending.pop()
-        _adopt_methods(subclass)
-        pending += subclass.__subclasses__()
 
 
 def _adopt_methods(cls: type[Any]) -> None:
     """Wrap a class's own ``get_tunner``, and own methods that bypass ours, to report why they are not served."""
+    reason = explain_non_adoption(cls)
     if "get_tunner" in vars(cls):
         cls.get_tunner = _wrap_get_tunner(vars(cls)["get_tunner"])
-    if reason := explain_non_adoption(cls):
+    if reason:
         for name in {"run", "__call__"} & vars(cls).keys():
             setattr(cls, name, _wrap_to_report(vars(cls)[name], f"{cls.__module__}.{cls.__qualname__}", reason))
 
@@ -219,11 +204,11 @@ def _wrap_run(run: Callable[..., Any], param: Any) -> Callable[..., Any]:
 
     @wraps(run)
     def run_or_serve(self: Any, *args: Any, **kwargs: Any) -> Any:
-        options = getattr(self, _OPTIONS_ATTRIBUTE, _process_options)
-        if options is not None:
+        policy = getattr(self, _POLICY_ATTRIBUTE, _process_policy)
+        if policy is not None:
             bound = signature.bind(self, *args, **kwargs)
             bound.apply_defaults()
-            call = _decide_call(self, options, bound.arguments)
+            call = _decide_call(self, policy, bound.arguments)
             if call is not None:
                 return _make_result(param.AutotuneResult, call)
         return run(self, *args, **kwargs)
@@ -238,8 +223,8 @@ def _wrap_get_tunner(get_tunner: Callable[..., Any]) -> Callable[..., Any]:
     def make_marked_tuner(self: Any) -> Any:
         tuner = get_tunner(self)
         tuner.__dict__[_FUNCTION_ATTRIBUTE] = self
-        if _OPTIONS_ATTRIBUTE in self.__dict__:
-            tuner.__dict__[_OPTIONS_ATTRIBUTE] = self.__dict__[_OPTIONS_ATTRIBUTE]
+        if _POLICY_ATTRIBUTE in self.__dict__:
+            tuner.__dict__[_POLICY_ATTRIBUTE] = self.__dict__[_POLICY_ATTRIBUTE]
         return tuner
 
     return make_marked_tuner
@@ -266,7 +251,7 @@ def _wrap_to_report(method: Callable[..., Any], name: str, reason: str) -> Calla
 
     @wraps(method)
     def report_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self, _OPTIONS_ATTRIBUTE, _process_options) is not None:
+        if getattr(self, _POLICY_ATTRIBUTE, _process_policy) is not None:
             account.record_left_alone(name, reason)
         return method(self, *args, **kwargs)
 
@@ -276,7 +261,7 @@ def _wrap_to_report(method: Callable[..., Any], name: str, reason: str) -> Calla
 # One call
 
 
-def _decide_call(tuner: Any, options: Options, arguments: Mapping[str, Any]) -> KeyedCall | None:
+def _decide_call(tuner: Any, policy: Policy, arguments: Mapping[str, Any]) -> TileLangCall | None:
     """Return a call with its kernel, or ``None`` if TileLang tunes it.
 
     A call that is wrong goes to TileLang, which then raises the error that it raises without ktuned.
@@ -307,7 +292,7 @@ def _decide_call(tuner: Any, options: Options, arguments: Mapping[str, Any]) -> 
         timeout_s=arguments["timeout"],
         early_stop=early_stop,
     )
-    call = decide_kernel(task, options)
+    call = decide_kernel(task, policy)
     if call is not None and call.is_once and function is not None and call.found is not None:
         function.__dict__[_ONCE_ATTRIBUTE] = call.found.kernel
     return call
@@ -332,7 +317,7 @@ def _read_compile_flags(function: Any) -> tuple[str, ...]:
     return () if not flags else (flags,) if isinstance(flags, str) else tuple(flags)
 
 
-def _make_result(kind: Any, call: KeyedCall) -> Any:
+def _make_result(kind: Any, call: TileLangCall) -> Any:
     tuned = call.found
     assert tuned is not None
     return kind(

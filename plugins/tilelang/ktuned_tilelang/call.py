@@ -5,7 +5,7 @@ key. A program is TVM's JSON, which the daemon compiles without importing anythi
 for the program, not for the source, so no edit can be missed.
 
 Inputs are drawn as TileLang's supply of the call's name would draw them. Tensors that the application gives
-(``set_autotune_inputs``) and that are not floating-point may hold indices: their content travels with the call.
+(``set_autotune_inputs``) and that are not floating-point are captured (:mod:`ktuned.dropin.recorded_call`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,21 @@ from __future__ import annotations
 import gzip
 import importlib
 import itertools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
-from ktuned.dropin import CALLS, digest_of, short_dtype
-from ktuned.model import canonical
+from ktuned.dropin import (
+    CALLS,
+    CAPTURED,
+    NotTunable,
+    RecordedCall,
+    check_captured_size,
+    digest_of,
+    short_dtype,
+    to_scalar,
+)
+from ktuned.model import Config, Problem, canonical
 from ktuned_tilelang.build import Build
 
 PASS_CONFIGS = "pass_configs"
@@ -28,18 +36,8 @@ PASS_CONFIGS = "pass_configs"
 PROGRAMS_KEY: Final = "@programs"
 """The problem key with the digest of a call's programs and of everything that they are compiled and called with."""
 
-MAX_CAPTURED_BYTES: Final = 64 << 20
-"""Limit for the captured tensors of a call, which are copied from the device and written to the disk."""
-
-CAPTURED = "captured"
-"""Fill of a tensor whose content travels with the call, because it may hold indices."""
-
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 _DRAWN_BY_AUTO = frozenset({"float32", "float16", "bfloat16"})
-
-
-class NotTunable(Exception):
-    """A call cannot be tuned by another process; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CompileOptions:
     """TileLang's compile options, in the form that a Build takes."""
 
     out_idx: tuple[int, ...]
@@ -63,8 +61,8 @@ class Options:
     compile_flags: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+@dataclass(frozen=True, kw_only=True)
+class Call(RecordedCall):
     """A call; configs are keyed by the text of their knobs.
 
     Attributes:
@@ -73,15 +71,13 @@ class Call:
         programs: the file name of each config's program.
         pass_configs: the pass configs of each config that has any.
         options: the compile options of all configs.
-        content: the file name of the captured tensors; empty if there are none.
     """
 
     tensors: Mapping[str, Tensor]
     args: tuple[Any, ...]
     programs: Mapping[str, str]
     pass_configs: Mapping[str, Mapping[str, Any]]
-    options: Options
-    content: str = ""
+    options: CompileOptions
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -99,25 +95,6 @@ class Call:
             execution_backend=self.options.execution_backend,
             pass_configs=self.pass_configs.get(config, {}),
             compile_flags=self.options.compile_flags,
-        )
-
-    def to_json(self) -> str:
-        """Return the text of a record."""
-        return json.dumps(asdict(self), sort_keys=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read :meth:`to_json`'s text."""
-        fields = json.loads(text)
-        options = fields["options"]
-        sequences = {name: tuple(options[name]) for name in ("out_idx", "compile_flags")}
-        return cls(
-            {name: Tensor(**{**tensor, "shape": tuple(tensor["shape"])}) for name, tensor in fields["tensors"].items()},
-            tuple(fields["args"]),
-            fields["programs"],
-            fields["pass_configs"],
-            Options(**{**options, **sequences}),
-            fields["content"],
         )
 
 
@@ -140,7 +117,7 @@ class EvaluatedCall:
     numbers: Mapping[str, bool | int | float] = field(default_factory=dict)
 
     @property
-    def problem(self) -> dict[str, bool | int | float | str]:
+    def problem(self) -> Problem:
         """The tuning key: ``{"A": "f16[4096,4096]", …}`` for people, and a digest of all that decides results."""
         shown = {
             name: f"{short_dtype(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
@@ -157,13 +134,9 @@ class EvaluatedCall:
         save: Any = importlib.import_module("tilelang").tvm.ir.save_json
         # Without a time stamp, so that equal programs are equal files.
         files = {name: gzip.compress(save(one).encode(), 1, mtime=0) for name, one in self.programs.items()}
-        if not self.captured:
-            return self.call, files
-        from safetensors.torch import save as save_tensors
-
-        data = save_tensors({name: value.detach().to("cpu", copy=True) for name, value in self.captured.items()})
-        content = f"{digest_of(data)}.safetensors"
-        return replace(self.call, content=content), {**files, content: data}
+        captured = {name: value.detach().to("cpu", copy=True) for name, value in self.captured.items()}
+        call, content = self.call.pack_captured(captured)
+        return call, {**files, **content}
 
 
 def list_configs(configs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -183,15 +156,15 @@ def list_configs(configs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return listed_configs
 
 
-def to_knobs(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, bool | int | float | str]:
+def to_knobs(config: Mapping[str, Any], names: Iterable[str]) -> Config:
     """Return a config as a config of ktuned, with all ``names``; values that are not scalars become text."""
-    return {name: _to_scalar(config[name]) if name in config else "~" for name in names}
+    return {name: to_scalar(config[name]) if name in config else "~" for name in names}
 
 
 def evaluate_call(
     configs: Sequence[Mapping[str, Any]],
     elaborate: Callable[..., Any],
-    options: Options,
+    options: CompileOptions,
     base: Mapping[str, Any],
     supplied: Callable[[Any], Sequence[Any] | None],
     supply: str,
@@ -231,7 +204,13 @@ def evaluate_call(
     first = programs[next(iter(files.values()))]
     outputs = _resolve_outputs(first, options.out_idx)
     tensors, args, captured, numbers = _describe_parameters(first, outputs, supplied(first), supply)
-    call = Call(tensors, args, files, pass_configs, replace(options, out_idx=outputs))
+    call = Call(
+        tensors=tensors,
+        args=args,
+        programs=files,
+        pass_configs=pass_configs,
+        options=replace(options, out_idx=outputs),
+    )
     try:
         call.to_json()
     except TypeError as error:
@@ -278,12 +257,7 @@ def _describe_parameters(
         else:
             tensors[name] = _describe_supplied(dtype, shape, "Randn" if value is not None else supply)
         args.append(name)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in captured.values())
-    if size > MAX_CAPTURED_BYTES:
-        raise NotTunable(
-            f"its tensors of integers ({', '.join(captured)}) have {size >> 20} MiB, more than is captured of a call "
-            f"({MAX_CAPTURED_BYTES >> 20} MiB)"
-        )
+    check_captured_size({name: tensor.numel() * tensor.element_size() for name, tensor in captured.items()})
     return tensors, tuple(args), captured, numbers
 
 
@@ -348,9 +322,3 @@ def _describe_supplied(dtype: str, shape: tuple[int, ...], supply: str) -> Tenso
     if dtype.startswith("float8"):
         return Tensor(dtype, shape, "integer", -128, 128)
     return Tensor(dtype, shape, "integer", -2, 3)
-
-
-def _to_scalar(value: Any) -> bool | int | float | str:
-    if type(value) in (bool, int, float) or (type(value) is str and not value.startswith("~")):
-        return value  # type: ignore[no-any-return]
-    return f"~{value!r}"

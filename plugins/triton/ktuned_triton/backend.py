@@ -16,7 +16,6 @@ from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_F
 from ktuned_triton.build import Build
 from ktuned_triton.compiler import CompileError, compile_unit, lower_unit, prepare_process
 from ktuned_triton.environment import ASSEMBLERS, find_possible_variables
-from ktuned_triton.hooks import has_hooks, wrap_with_hooks
 from ktuned_triton.library import Library
 
 REINSTALL_HINT = "pip install triton"
@@ -91,19 +90,14 @@ class Triton(backends.Backend):
         except (CompileError, Unsupported) as error:
             return _report_refusal(unit, error, time.perf_counter() - started)
 
-    def runs_other_code(self, build: backends.Build) -> bool:
-        """Return whether the Build has hooks, which are Python."""
-        return has_hooks(build)
-
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
-        """Load ``kernel.cubin`` into the device's primary context, which becomes current; only hooks need Triton.
+        """Load ``kernel.cubin`` into the device's primary context, which becomes current; Triton is not imported.
 
         Raises:
             Unsupported: it is for another architecture, or needs more than the device has.
             BackendError: the device cannot be reached.
-            LookupError: a hook cannot be found.
         """
-        return wrap_with_hooks(load(artifact, device), unit)
+        return load(artifact, device)
 
 
 def _compile_one_unit(unit: Unit, artifact: Path) -> Compiled:

@@ -21,8 +21,6 @@ FUNCTION = "function"
 MEMBER = "member"
 """Keys of the maps by which constants travel that are not plain values: ``{"dtype": "fp16"}``."""
 
-HOOKS = ("pre_hook", "post_hook")
-
 _OF_LIBRARIES = ("library", "source", "cache_key", "globals_read")
 
 _DESCRIPTOR_FIELDS = {entry.name for entry in fields(Descriptor)}
@@ -50,9 +48,6 @@ class Build(backends.Build):
         num_ctas: blocks of a cluster.
         maxnreg: most registers of a thread; ``None`` leaves it to the compiler.
         options: more options of Triton's compiler: ``{"enable_fp_fusion": False}``.
-        pre_hook: a function that is called before each launch with a map of all arguments by parameter; it is found as
-            ``function`` is, and its time counts.
-        post_hook: the same after each launch, called with ``exception=None`` as well.
         dtypes: the dtypes of the tensors that ``args`` names; ktuned fills this in.
         library: for drop-ins: where functions are imported from instead of the kernel file
             (:meth:`ktuned_triton.library.Library.to_plain`).
@@ -77,8 +72,6 @@ class Build(backends.Build):
     num_ctas: int = 1
     maxnreg: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    pre_hook: Callable[..., Any] | str | None = None
-    post_hook: Callable[..., Any] | str | None = None
     dtypes: Mapping[str, str] = field(default_factory=dict)
     library: Mapping[str, Any] | None = None
     source: str = ""
@@ -87,9 +80,6 @@ class Build(backends.Build):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", _find_function_name(self.function))
-        for name in HOOKS:
-            if (hook := getattr(self, name)) is not None:
-                object.__setattr__(self, name, functions.name_function(hook))
         object.__setattr__(self, "args", tuple(_check_argument(value) for value in self.args))
         for name in ("constants", "options"):
             values = {key: pack_constant(key, value) for key, value in getattr(self, name).items()}
@@ -110,9 +100,8 @@ class Build(backends.Build):
         return replace(self, dtypes={name: known[name][0] for name in walk_tensor_names(self.args) if name in known})
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the fields as plain data, a part of an artifact's key; unset hooks and libraries are left out."""
-        plain = super().to_plain()
-        return {name: value for name, value in plain.items() if value or name not in (*HOOKS, *_OF_LIBRARIES)}
+        """Return the fields as plain data, a part of an artifact's key; unset fields of libraries are left out."""
+        return {name: value for name, value in super().to_plain().items() if value or name not in _OF_LIBRARIES}
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -4,37 +4,27 @@ Pruning, heuristics and grids are functions of the application and need the call
 can evaluate them. It does so once for each key, in the call; tuning then needs nothing but the results. What all
 configs share (tensors, numbers) is stored once in the call, and a recipe has what its config changes.
 
-A tensor travels as dtype, size and strides. The content of floating-point tensors is drawn at random by the worker.
-Integers may be indices, for which random content is not safe: their content is copied and travels with the call
-(:func:`copy_contents`), unless a hook zeroes them. A table of pointers means nothing in another process; such a call
-is left to Triton, as is every other that a worker cannot repeat (:class:`NotTunable`).
+A tensor travels as dtype and size. Tensors of integers are captured (:mod:`ktuned.dropin.recorded_call`), unless a hook
+zeroes them. A table of pointers means nothing in another process; such a call is left to Triton, as is every other that
+a worker cannot repeat (:class:`~ktuned.dropin.NotTunable`).
 """
 
 from __future__ import annotations
 
 import inspect
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ktuned.dropin import TYPES_KEY, short_dtype
-from ktuned.model import canonical
+from ktuned.dropin import CAPTURED, TYPES_KEY, NotTunable, RecordedCall, check_captured_size, short_dtype, to_scalar
+from ktuned.model import Problem, canonical
 from ktuned_triton.build import Argument, Build, is_named_tuple, pack_constant
 from ktuned_triton.descriptors import Descriptor
-from ktuned_triton.hook_effects import HookEffects, UnknownEffects, observe_config_hook, observe_tuner_hooks
+from ktuned_triton.hook_effects import observe_config_hook, observe_tuner_hooks
 from ktuned_triton.signature import ALIGNMENT_BYTES
 
 FLOATING = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """Dtypes whose content is drawn at random; tensors of others are captured."""
-
-CAPTURED = "captured"
-"""Fill of a tensor whose content travels with the call."""
-
-MAX_CAPTURED_BYTES = 64 << 20
-"""Limit for the captured tensors of a call (indices, masks, lengths). Copying them from the device takes at most 10 ms,
-once for a key, in a call that compiles for longer."""
 
 ADDRESS_BYTES = 8
 SMALLEST_ADDRESS, LARGEST_ADDRESS = 1 << 40, 1 << 57
@@ -44,26 +34,20 @@ _LAUNCH_ONLY = ("grid", "warmup")
 _SIZES = ("num_warps", "num_ctas", "num_stages", "maxnreg")
 
 
-class NotTunable(Exception):
-    """A call or a whole function cannot be tuned by another process; the message is the reason."""
-
-
 class EmptyGrid(Exception):
     """A call launches no program (a batch without elements, for example), so it says nothing about its key."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tensor:
     """A tensor argument; ``elements`` counts from its first element to the end of its storage."""
 
     dtype: str
     elements: int
     fill: str
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recipe:
     """One config of a call: its constexprs, its grid and its compiler options.
 
@@ -73,32 +57,28 @@ class Recipe:
         sizes: the options that Triton has for every kernel: ``num_warps`` and the like.
         options: all other compiler options.
         args: this config's arguments, if a heuristic or a hook makes them differ from the call's.
-        position: the config's index in the autotuner's list, by which its hooks are found; ``None`` without hooks.
     """
 
     constants: Mapping[str, Any]
     grid: tuple[int, ...]
     sizes: Mapping[str, int]
     options: Mapping[str, Any]
-    args: tuple[Argument, ...] | None = None
-    position: int | None = None
+    args: tuple[Any, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+@dataclass(frozen=True, kw_only=True)
+class Call(RecordedCall):
     """A call of an autotuned function.
 
     Attributes:
         tensors: its tensors by their parameters' names.
         args: the arguments that all configs share.
         recipes: a recipe for each config, by the text of its knobs.
-        content: name of the file with the captured tensors' content; empty if there are none.
     """
 
     tensors: Mapping[str, Tensor]
-    args: tuple[Argument, ...]
+    args: tuple[Any, ...]
     recipes: Mapping[str, Recipe]
-    content: str = ""
 
     def make_build(self, config: str, function: str, **more: Any) -> Build:
         """Return a config's Build; ``function`` is the function's name, ``more`` are further fields of the Build."""
@@ -115,33 +95,6 @@ class Call:
             **more,
         )
 
-    def to_json(self) -> str:
-        """Return the text of a record."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read :meth:`to_json`'s text."""
-        fields = json.loads(text)
-        return cls(
-            {
-                name: Tensor(**{**tensor, "shape": tuple(tensor["shape"]), "strides": tuple(tensor["strides"])})
-                for name, tensor in fields["tensors"].items()
-            },
-            tuple(fields["args"]),
-            {
-                config: Recipe(
-                    **{
-                        **recipe,
-                        "grid": tuple(recipe["grid"]),
-                        "args": None if recipe["args"] is None else tuple(recipe["args"]),
-                    }
-                )
-                for config, recipe in fields["recipes"].items()
-            },
-            fields["content"],
-        )
-
 
 def read_knobs(config: Any) -> dict[str, bool | int | float | str]:
     """Return a ``triton.Config`` as a config of ktuned; values that are not scalars become text."""
@@ -149,23 +102,12 @@ def read_knobs(config: Any) -> dict[str, bool | int | float | str]:
     return {name: to_scalar(value) for name, value in values.items() if value is not None or name in config.kwargs}
 
 
-def to_scalar(value: Any) -> bool | int | float | str:
-    """Return a value as problems and configs store it: finite numbers and strings unchanged, others as ``~`` + repr."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"~{value}"
-    if type(value) in (bool, int, float):
-        return value  # type: ignore[no-any-return]
-    if type(value) is str and not value.startswith("~"):
-        return value
-    return f"~{value!r}"
-
-
-def make_problem(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+def make_problem(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Problem:
     """Return a call's tuning key as a problem: the values of ``key``, and the dtypes of all tensors.
 
     A key argument that the call leaves out gets ``~``; Triton's own key leaves it out.
     """
-    arguments = _map_arguments(tuner, args, kwargs)
+    arguments = map_arguments(tuner, args, kwargs)
     problem = {name: to_scalar(arguments[name]) if name in arguments else "~" for name in tuner.keys}
     dtypes = (getattr(value, "dtype", None) or _read_descriptor_dtype(value) for value in arguments.values())
     return {**problem, TYPES_KEY: ",".join(short_dtype(dtype) for dtype in dtypes if dtype is not None)}
@@ -183,7 +125,7 @@ def is_descriptor(value: Any) -> bool:
 def list_tensor_names(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of a call's tensors; tensors that share memory and dtype go by their first parameter's name."""
     places: dict[tuple[int, str], str] = {}
-    for name, value in _walk_tensors(_map_arguments(tuner, args, kwargs)):
+    for name, value in _walk_tensors(map_arguments(tuner, args, kwargs)):
         places.setdefault((value.data_ptr(), str(value.dtype)), name)
     return tuple(places.values())
 
@@ -198,7 +140,8 @@ def _walk_tensors(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _map_arguments(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def map_arguments(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments of the function's own parameters, by name."""
     arguments = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
     return {name: value for name, value in arguments.items() if name in tuner.arg_names}
 
@@ -209,7 +152,7 @@ def _is_tensor(value: Any) -> bool:
 
 def evaluate_call(
     tuner: Any, configs: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Call, dict[str, Any], bool]:
+) -> tuple[Call, dict[str, Any]]:
     """Describe a call as plain data.
 
     Hooks are called here, as Triton would call them, to see what they do.
@@ -221,8 +164,7 @@ def evaluate_call(
         kwargs: its keyword arguments, ``grid`` included.
 
     Returns:
-        the call, the tensors whose content must travel (by name), and whether hooks must run as user code around a
-        launch.
+        the call, and the tensors whose content must travel, by name.
 
     Raises:
         NotTunable: another process cannot make the call; the message says why.
@@ -230,14 +172,9 @@ def evaluate_call(
     """
     reader = _ArgumentReader(tuner)
     positional = dict(zip(tuner.arg_names, args, strict=False))
-    needs_hooks = False
     # What the author's hooks do to the tensors, once for all configs.
-    try:
-        effects = observe_tuner_hooks(tuner, {**positional, **kwargs, **configs[0].all_kwargs()})
-    except UnknownEffects:
-        effects, needs_hooks = HookEffects(), True
-    reader.zeroed |= effects.zeroed
-    heuristics, function = _split_heuristics(tuner.fn)
+    reader.zeroed |= observe_tuner_hooks(tuner, {**positional, **kwargs, **configs[0].all_kwargs()})
+    heuristics, function = list_heuristics(tuner.fn), find_jit_function(tuner.fn)
     names = {parameter.name for parameter in function.params}
     plain_names = [parameter.name for parameter in function.params if not parameter.is_constexpr]
     constexpr_names = [parameter.name for parameter in function.params if parameter.is_constexpr]
@@ -249,15 +186,9 @@ def evaluate_call(
         if conflicts := sorted(kwargs.keys() & config.kwargs.keys()):
             raise ValueError(f"Conflicting meta-parameters: {', '.join(conflicts)}. Do not pass what is tuned.")
         chosen = config.all_kwargs()
-        position = None
         # The config's own hook, which may also reshape descriptors: before the arguments are read.
         if config.pre_hook is not None:
-            try:
-                reader.zeroed |= observe_config_hook(config.pre_hook, {**positional, **kwargs, **chosen}).zeroed
-            except UnknownEffects:
-                needs_hooks = True
-        if needs_hooks:
-            position = find_hook_position(tuner, config)
+            reader.zeroed |= observe_config_hook(config.pre_hook, {**positional, **kwargs, **chosen})
         # All arguments by name, as Triton resolves them: the call's, the config's, then heuristics in their order.
         named = {**kwargs, **chosen}
         for name, heuristic in heuristics:
@@ -277,32 +208,9 @@ def evaluate_call(
         sizes = {name: options.pop(name) for name in _SIZES if name in options}
         plain_options = {name: _pack_constant(name, value) for name, value in options.items()}
         grid = _evaluate_grid(kwargs, {name: values[name] for name in names} | chosen)
-        recipes[canonical(read_knobs(config))] = Recipe(constants, grid, sizes, plain_options, own, position)
+        recipes[canonical(read_knobs(config))] = Recipe(constants, grid, sizes, plain_options, own)
     assert shared is not None
-    return Call(reader.describe_tensors(), shared, recipes), reader.captured, needs_hooks
-
-
-def find_hook_position(tuner: Any, config: Any) -> int | None:
-    """Return the index of a config in the autotuner's list, by which its hooks are found; ``None`` without hooks.
-
-    Raises:
-        NotTunable: pruning made the config, so no other process can find its hook.
-    """
-    if not (config.pre_hook or tuner.user_defined_pre_hook or tuner.user_defined_post_hook):
-        return None
-    wanted = canonical(read_knobs(config))
-    for position, known in enumerate(tuner.configs):
-        if known.pre_hook is config.pre_hook and canonical(read_knobs(known)) == wanted:
-            return position
-    raise NotTunable(
-        "its pruning makes a config whose pre_hook does more than zero or reshape, and no other process can find it"
-    )
-
-
-def list_hook_names(tuner: Any) -> tuple[str, ...]:
-    """Return the names of an autotuner's hooks, by which another process finds them: ``configs[2].pre_hook``."""
-    own = [name for name in ("pre_hook", "post_hook") if getattr(tuner, f"user_defined_{name}")]
-    return (*own, *(f"configs[{place}].pre_hook" for place, config in enumerate(tuner.configs) if config.pre_hook))
+    return Call(tensors=reader.describe_tensors(), args=shared, recipes=recipes), reader.captured
 
 
 def copy_contents(captured: Mapping[str, Any], elements: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -313,12 +221,7 @@ def copy_contents(captured: Mapping[str, Any], elements: Mapping[str, Tensor]) -
     """
     import torch
 
-    size = sum(elements[name].elements * value.element_size() for name, value in captured.items())
-    if size > MAX_CAPTURED_BYTES:
-        raise NotTunable(
-            f"its tensors of integers ({', '.join(captured)}) have {size >> 20} MiB, more than is captured of a call "
-            f"({MAX_CAPTURED_BYTES >> 20} MiB)"
-        )
+    check_captured_size({name: elements[name].elements * value.element_size() for name, value in captured.items()})
     copies = {}
     for name, value in captured.items():
         row = torch.as_strided(value, (elements[name].elements,), (1,), value.storage_offset()).cpu()
@@ -350,11 +253,19 @@ def find_jit_function(function: Any) -> Any:
     return inner
 
 
-def find_autotuner(function: Any) -> Any:
-    """Return the outermost autotuner among a function's wrappers; ``None`` if it has none."""
-    while is_wrapper(function) and not is_wrapper(function, "Autotuner"):
+def list_heuristics(function: Any) -> list[tuple[str, Any]]:
+    """Return the heuristics that wrap a function, in the order of their evaluation.
+
+    Raises:
+        NotTunable: a second autotuner wraps it.
+    """
+    heuristics: list[tuple[str, Any]] = []
+    while is_wrapper(function):
+        if is_wrapper(function, "Autotuner"):
+            raise NotTunable("its function is itself autotuned")
+        heuristics += function.values.items()
         function = function.fn
-    return function if is_wrapper(function, "Autotuner") else None
+    return heuristics
 
 
 def is_wrapper(function: Any, kind: str = "") -> bool:
@@ -364,17 +275,6 @@ def is_wrapper(function: Any, kind: str = "") -> bool:
     """
     kinds = (kind,) if kind else ("Autotuner", "Heuristics")
     return any(base.__name__ in kinds for base in type(function).__mro__)
-
-
-def _split_heuristics(function: Any) -> tuple[list[tuple[str, Any]], Any]:
-    """Return the heuristics of a function in the order of their evaluation, and the ``@triton.jit`` function itself."""
-    heuristics: list[tuple[str, Any]] = []
-    while not hasattr(function, "params"):
-        if not is_wrapper(function, "Heuristics"):
-            raise NotTunable(f"its function is a {type(function).__name__}, not a @triton.jit function")
-        heuristics += function.values.items()
-        function = function.fn
-    return heuristics, function
 
 
 class _ArgumentReader:
@@ -393,7 +293,7 @@ class _ArgumentReader:
         for name, (value, tensor) in self._tensors.items():
             if id(value) in self.zeroed:
                 self.captured.pop(name, None)
-                tensor = Tensor(tensor.dtype, tensor.elements, "zeros", tensor.shape, tensor.strides)
+                tensor = replace(tensor, fill="zeros")
             described[name] = tensor
         return described
 
@@ -428,7 +328,7 @@ class _ArgumentReader:
         if fill == CAPTURED:
             self.captured[name] = value
         elements = value.untyped_storage().nbytes() // value.element_size() - value.storage_offset()
-        self._tensors[name] = value, Tensor(dtype, elements, fill, tuple(value.shape), tuple(value.stride()))
+        self._tensors[name] = value, Tensor(dtype, elements, fill)
         self._places[address, dtype] = name
         return name
 

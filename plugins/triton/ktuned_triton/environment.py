@@ -24,9 +24,9 @@ def find_possible_variables() -> list[tuple[str, str]]:
     return [(name, os.environ[name]) for name in sorted(names)]
 
 
-def find_deciding_variables() -> tuple[tuple[str, str], ...]:
+def find_deciding_variables() -> dict[str, str]:
     """Return the variables of this process that Triton counts in a kernel's key, and its assemblers, with values."""
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
     names = {*get_cache_invalidating_env_vars(), *ASSEMBLERS}
-    return tuple((name, os.environ[name]) for name in sorted(names) if name in os.environ)
+    return {name: os.environ[name] for name in sorted(names) if name in os.environ}

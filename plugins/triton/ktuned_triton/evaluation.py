@@ -15,6 +15,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from ktuned.dropin import digest_of
+from ktuned_triton.call import list_heuristics
 
 MAX_FUNCTIONS = 200
 """Most functions that are followed from one."""
@@ -28,10 +29,7 @@ _SCALARS = (type(None), bool, int, float, str, bytes)
 def digest_evaluation(tuner: Any) -> str:
     """Return the digest of the code that prunes configs and computes constants; empty if there is none."""
     evaluated = [tuner.early_config_prune, tuner.perf_model]
-    inner = tuner.fn
-    while not hasattr(inner, "params"):
-        evaluated += [item for name, heuristic in getattr(inner, "values", {}).items() for item in (name, heuristic)]
-        inner = inner.fn
+    evaluated += [item for heuristic in list_heuristics(tuner.fn) for item in heuristic]
     texts = [_describe_code(item) for item in evaluated if item is not None]
     return digest_of(repr(texts)) if texts else ""
 

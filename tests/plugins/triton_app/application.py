@@ -13,7 +13,6 @@ import triton
 from triton.runtime.jit import JITFunction
 
 from ktuned.dropin import Policy
-from ktuned_triton.autotuner import Options
 from tests.plugins.triton_app import kernels
 
 launched: list[int] = []
@@ -31,12 +30,10 @@ def main() -> None:
     how, name = (sys.argv[2:] + ["end", "scale"][len(sys.argv) - 2 :])[:2]
     function = getattr(kernels, name)
     # Nothing can be measured here.
-    function.__dict__["_ktuned_options"] = Options(
-        Policy(
-            os.environ.get("KTUNED_RUN_MODE", "background"),
-            takes_over=True,
-            numerics=os.environ.get("KTUNED_RUN_NUMERICS", "tolerance"),
-        )
+    function.__dict__["_ktuned_policy"] = Policy(
+        os.environ.get("KTUNED_RUN_MODE", "background"),
+        takes_over=True,
+        numerics=os.environ.get("KTUNED_RUN_NUMERICS", "tolerance"),
     )
     sizes = [int(size) for size in sys.argv[1].split(",")]
     for size in sizes:

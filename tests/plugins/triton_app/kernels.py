@@ -56,17 +56,13 @@ def note(named: dict[str, Any], exception: Exception | None = None) -> None:
     named["x"].add_(1)
 
 
-HOOKED = [triton.Config({"BLOCK": 64}, pre_hook=clear), triton.Config({"BLOCK": 128})]
-
-
-@autotune(HOOKED, key=[], pre_hook=clear, post_hook=note)
 @triton.jit
-def hooked(x, BLOCK: tl.constexpr):
-    """Have hooks of the application's."""
+def plain_x(x, BLOCK: tl.constexpr):
+    """Be decorated with hooks by tests."""
     tl.store(x + tl.arange(0, BLOCK), 0.0)
 
 
-@autotune(HOOKED[1:] * 2, key=[], do_bench=lambda call, quantiles: [1.0, 1.0, 1.0])
+@autotune([triton.Config({"BLOCK": 128})] * 2, key=[], do_bench=lambda call, quantiles: [1.0, 1.0, 1.0])
 @triton.jit
 def benched(x, BLOCK: tl.constexpr):
     """Have a benchmark of the application's."""

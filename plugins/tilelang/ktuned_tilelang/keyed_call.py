@@ -11,95 +11,41 @@ asked for.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import importlib
-import json
-import logging
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from ktuned.dropin import (
-    RECORDED,
-    TUNED,
+    NOT_ACCEPTED,
     Answer,
-    Called,
-    CallKey,
-    CallRecord,
-    Followed,
-    Forked,
+    KeyedCall,
     LaunchCounter,
-    LaunchMachine,
+    NotTunable,
     Policy,
-    Standing,
     account,
-    allow_captures,
-    carry_out,
-    count_launches,
-    daemon_link,
     device_model,
-    home_directory,
-    is_capturing,
-    leave_launch_counts,
-    leave_record,
-    name_in_library,
-    spool_directory,
+    find_log,
+    leave_to_framework,
 )
-from ktuned.model import TOLERANCE, Unsupported, canonical
+from ktuned.model import Unsupported
 from ktuned_tilelang.artifact import load
-from ktuned_tilelang.call import EvaluatedCall, NotTunable, evaluate_call
-from ktuned_tilelang.call import Options as CompileOptions
+from ktuned_tilelang.call import CompileOptions, EvaluatedCall, RecordedCall, evaluate_call
 from ktuned_tilelang.declaration import Declaration
 from ktuned_tilelang.environment import find_deciding_variables
 from ktuned_tilelang.execution import AUTO, CUTEDSL
 
-Mode = Literal["wait", "background"]
-Upgrade = Literal["once", "never", "always"]
-WithoutDaemon = Literal["tilelang", "first"]
-
-WITHOUT_DAEMON: Final = ("tilelang", "first")
-
-COUNTS_EVERY_S: Final = 10.0
-"""Launch counts are written at most this often, and only when a call is decided."""
+FRAMEWORK: Final = "TileLang"
 
 FAILED: Final = "Auto-tuning failed: No configuration successfully compiled and passed benchmarking/validation."
 """TileLang's own message, which programs may look for."""
 
-_log = logging.getLogger("ktuned.tilelang")
-
 
 class TuningFailed(RuntimeError):
     """The tuning of a call that waits for it ended without a winner."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """ktuned's options of an autotuned function: see :func:`ktuned_tilelang.autotune`."""
-
-    policy: Policy = field(default_factory=lambda: Policy("wait"))
-    pin: str | None = None
-
-    @classmethod
-    def from_choices(
-        cls,
-        mode: Mode,
-        upgrade: Upgrade,
-        without_daemon: WithoutDaemon,
-        pin: str | None,
-        numerics: str = TOLERANCE,
-    ) -> Options:
-        """Return the options for the arguments of :func:`ktuned_tilelang.autotune`.
-
-        Raises:
-            ValueError: an option has no such value.
-        """
-        if without_daemon not in WITHOUT_DAEMON:
-            raise ValueError(f"without_daemon={without_daemon!r}: give one of {', '.join(map(repr, WITHOUT_DAEMON))}")
-        return cls(Policy(mode, upgrade, without_daemon == "first", numerics), pin)
 
 
 @dataclass(frozen=True)
@@ -155,7 +101,7 @@ class Task:
         supply_type = self.profile_args.supply_type.name
         return evaluate_call(self.configs, self.elaborate, options, base, self._supply_inputs, supply_type)
 
-    def make_declaration(self, evaluated: EvaluatedCall) -> Declaration:
+    def make_declaration(self, evaluated: EvaluatedCall, numerics: str) -> Declaration:
         """Return everything besides the call that decides a measurement of the function."""
         profile = self.profile_args
         return Declaration(
@@ -170,7 +116,8 @@ class Task:
             timeout_s=float(self.timeout_s),
             early_stop=self.early_stop,
             timing="graph" if profile.backend == "cudagraph" else "events",
-            variables=tuple(find_deciding_variables().items()),
+            variables=find_deciding_variables(),
+            numerics=numerics,
         )
 
     @property
@@ -209,54 +156,47 @@ class TunedKernel:
         self.kernel.update_tuner_result(latency=self.latency, config=dict(self.config), ref_latency=self.ref_latency)
 
 
-def decide_kernel(task: Task, options: Options) -> KeyedCall | None:
+def decide_kernel(task: Task, policy: Policy) -> TileLangCall | None:
     """Decide which kernel a call gets; ``None`` if TileLang tunes the call.
 
     Raises:
         TuningFailed: no config compiles, runs and computes the right result.
     """
     try:
-        call = KeyedCall(task, task.describe_call(), options)
+        call = TileLangCall(task, task.describe_call(), policy)
         return call if call.decide_kernel() else None
     except TuningFailed:
         raise
     except NotTunable as error:
-        _leave_alone(task.name, str(error))
+        leave_to_framework(FRAMEWORK, task.name, str(error))
     except Exception as error:
         # If the call itself is wrong, TileLang will raise the error.
         fault = str(error).partition("\n")[0]
-        _leave_alone(task.name, f"a call cannot be evaluated: {type(error).__name__}: {fault}")
+        reason = f"a call cannot be evaluated: {type(error).__name__}: {fault}"
+        leave_to_framework(FRAMEWORK, task.name, reason)
     return None
 
 
-def _leave_alone(name: str, reason: str) -> None:
-    account.record_left_alone(name, reason)
-    _log.info("%s is left to TileLang: %s", name, reason)
-
-
-class KeyedCall:
-    """One tuning key's call: carries out what its machine decides (:class:`ktuned.dropin.Host`).
+class TileLangCall(KeyedCall):
+    """One tuning key's call.
 
     Attributes:
         found: the kernel that the application holds; a later winner replaces its content.
         is_once: whether the kernel is for this call alone, because a CUDA graph is being captured.
     """
 
-    def __init__(self, task: Task, evaluated: EvaluatedCall, options: Options) -> None:
-        self.machine = LaunchMachine(options.policy, tuple(evaluated.configs))
+    framework = FRAMEWORK
+
+    def __init__(self, task: Task, evaluated: EvaluatedCall, policy: Policy) -> None:
+        declaration = task.make_declaration(evaluated, policy.numerics)
+        super().__init__(task.name, evaluated.problem, device_model(), declaration, tuple(evaluated.configs), policy)
         self.found: TunedKernel | None = None
         self.is_once = False
+        self.device = _find_current_device()
         self._task = task
         self._evaluated: EvaluatedCall = evaluated
-        self._mode = options.policy.mode
-        self._declaration = replace(task.make_declaration(evaluated), numerics=options.policy.numerics)
-        self._key = CallKey(self._declaration.identity, evaluated.problem, device_model())
-        self._counter = count_launches(self._key)
-        self._link = daemon_link(options.pin)
-        self._name = f"{task.name} {canonical(dict(self._key.problem))}"
-        self._device = _find_current_device()
+        self._waits = policy.mode == "wait"
         self._loaded: dict[str, TunedKernel] = {}
-        self._answers: dict[str, Answer] = {}
         account.record_adopted(task.name)
 
     def decide_kernel(self) -> bool:
@@ -266,33 +206,15 @@ class KeyedCall:
             TuningFailed: the call waited, and its tuning ended without a winner.
             NotTunable: the call waited, and the winner cannot be used.
         """
-        is_captured = is_capturing()
         try:
-            carry_out(self.machine, Called(is_captured), self)
+            return self.decide_launch()
         finally:
             # Do not keep the application's tensors alive.
             self._evaluated = replace(self._evaluated, captured={})
-        if not is_captured:
-            leave_launch_counts(at_most_every_s=COUNTS_EVERY_S)
-        return self.machine.standing is not Standing.FRAMEWORK
 
-    # What the machine orders (ktuned.dropin.Host)
-
-    def ask_daemon(self) -> Answer | None:
-        """Return what the daemon knows about the key."""
-        answer = self._keep_answer(self._link.ask_about(self._key))
-        if answer is not None and answer.is_final and not answer.is_open:
-            account.record_key(self._name, TUNED)
-        return answer
-
-    def record_call(self) -> str:
-        """Write the call to the spool; return why that is impossible, else an empty string."""
-        try:
-            leave_record(spool_directory(home_directory()), self._make_record())
-        except OSError as error:
-            return str(error)
-        account.record_key(self._name, RECORDED)
-        return ""
+    def pack_call(self) -> tuple[RecordedCall, Mapping[str, bytes]]:
+        """Return the call as data, and its programs and tensors."""
+        return self._evaluated.pack_files()
 
     def await_tuning(self) -> Answer | None:
         """Wait until the key's tuning has ended; return the daemon's answer, ``None`` if no daemon runs.
@@ -301,39 +223,29 @@ class KeyedCall:
             TuningFailed: it ended without a winner.
             NotTunable: the daemon did not accept the call.
         """
-        answer = self._keep_answer(self._link.await_tuning(self._key))
-        if answer is None:
-            return None
-        if answer.config not in self._evaluated.configs:
-            if not answer.message:
-                raise NotTunable("the daemon did not accept its call; `ktuned status` may say why")
-            self._report_failure(answer)
-            raise TuningFailed(f"{FAILED} {answer.message}")
-        if answer.is_final:
-            account.record_key(self._name, TUNED)
-        return answer
+        answer = super().await_tuning()
+        if answer is None or answer.config in self.machine.configs:
+            return answer
+        if not answer.message:
+            raise NotTunable(NOT_ACCEPTED)
+        raise TuningFailed(f"{FAILED} {answer.message}")
 
-    def follow_key(self) -> None:
-        """Have the daemon report later answers."""
-        _followed.add(self)
-        self._link.follow_key(self._key, self._on_answer)
-
-    def load_config(self, config: str, artifact: str | None) -> bool:
+    def load_config(self, config: str, answer: Answer | None) -> bool:
         """Load a config from its artifact, or else compile it here; return whether it can be used.
 
         Raises:
             NotTunable: the call waited for this winner, and ``ref_prog`` contradicts its results.
         """
         try:
-            tuned = self._make_kernel(config, artifact)
+            tuned = self._make_kernel(config, answer)
         except Exception as error:
             # TileLang's own tuning skips a config, whatever it raises.
-            _log.info("%s cannot launch %s: %s", self._task.name, config, str(error).partition("\n")[0])
+            self._log.info("%s cannot launch %s: %s", self._task.name, config, str(error).partition("\n")[0])
             return False
-        if config in self._answers and not _confirm_results(self._task, tuned):
+        if answer is not None and not _confirm_results(self._task, tuned):
             reason = f"the results of its winner {config} are not those of ref_prog"
-            _log.warning("%s: %s", self._task.name, reason)
-            if self._mode == "wait" and self.found is None:
+            self._log.warning("%s: %s", self._task.name, reason)
+            if self._waits and self.found is None:
                 raise NotTunable(reason)
             return False
         tuned.publish_result()
@@ -348,86 +260,22 @@ class KeyedCall:
         if self.found is None:
             self.found = tuned
             tuned.kernel.__class__ = _define_counted_kernel(type(tuned.kernel))  # type: ignore[arg-type]
-            tuned.kernel.launch_counter = self._counter
+            tuned.kernel.launch_counter = self.counter
         else:
             exchange_kernel(self.found.kernel, tuned.kernel)
 
-    def let_framework_tune(self, reason: str) -> None:
-        """Leave the key to TileLang."""
-        _leave_alone(self._name, reason)
-
-    def restart_after_fork(self) -> None:
-        """Follow the daemon again in a forked child, which lost the thread that did so."""
-        carry_out(self.machine, Forked(), self)
-
-    def _keep_answer(self, answer: Answer | None) -> Answer | None:
-        if answer is not None and answer.config is not None:
-            self._answers[answer.config] = answer
-        return answer
-
-    def _on_answer(self, answer: Answer) -> bool:
-        self._keep_answer(answer)
-        if answer.is_final:
-            account.record_key(self._name, TUNED)
-        else:
-            self._report_failure(answer)
-        allow_captures()
-        with _use_device(self._device):
-            carry_out(self.machine, Followed(answer), self)
-        if not self.machine.is_followed:
-            _followed.discard(self)
-        return self.machine.is_followed
-
-    def _report_failure(self, answer: Answer) -> None:
-        reason = (answer.message or "its tuning ended without a winner").partition("\n")[0]
-        _log.warning("%s is not tuned: %s", self._task.name, reason)
-        account.record_key(self._name, f"not tuned: {reason}")
-
-    def _make_kernel(self, config: str, artifact: str | None) -> TunedKernel:
+    def _make_kernel(self, config: str, answer: Answer | None) -> TunedKernel:
         chosen = self._evaluated.configs[config]
-        answer = self._answers.get(config)
         latency = answer.latency_us / 1000 if answer is not None and answer.latency_us is not None else None
-        if artifact is not None:
+        if answer is not None and answer.artifact is not None:
             try:
-                kernel = load(artifact)
+                kernel = load(answer.artifact)
                 kernel.prim_func = self._evaluated.find_program(config)
                 return TunedKernel(kernel, chosen, latency)
             except (OSError, Unsupported, RuntimeError) as error:
-                _log.info("%s cannot be loaded: %s", artifact, error)
+                self._log.info("%s cannot be loaded: %s", answer.artifact, error)
         # A copy, because its content may be exchanged: TileLang caches the kernel for all who ask for this config.
         return TunedKernel(copy.copy(self._task.compile(chosen)), chosen, latency)
-
-    def _make_record(self) -> CallRecord:
-        call, files = self._evaluated.pack_files()
-        declaration = self._declaration
-        package, release, function = name_in_library(declaration.module, declaration.qualname)
-        return CallRecord(
-            tool="tilelang",
-            package=package,
-            release=release,
-            function=function,
-            identity=self._key.identity,
-            declaration=declaration.to_plain(),
-            problem=dict(self._key.problem),
-            call=call.to_json(),
-            files=files,
-            python=sys.executable,
-            variables=dict(declaration.variables),
-            device=self._key.device or "",
-            configs=tuple(json.loads(text) for text in self._evaluated.configs),
-        )
-
-
-_followed: set[KeyedCall] = set()
-"""Calls whose winners may still come; nothing else keeps them alive."""
-
-
-def _restart_calls_after_fork() -> None:
-    for call in list(_followed):
-        call.restart_after_fork()
-
-
-os.register_at_fork(after_in_child=_restart_calls_after_fork)
 
 
 def exchange_kernel(kernel: Any, better: Any) -> None:
@@ -479,7 +327,7 @@ def _confirm_results(task: Task, found: TunedKernel) -> bool:
                     max_mismatched_ratio=profile.max_mismatched_ratio,
                 )
         except AssertionError as error:
-            _log.warning("%s: %s", task.name, error)
+            find_log(FRAMEWORK).warning("%s: %s", task.name, error)
             return False
     found.ref_latency = profiler.do_bench(
         profile.ref_prog, n_warmup=profile.warmup, n_repeat=profile.rep, input_tensors=inputs, backend=profile.backend
@@ -490,12 +338,3 @@ def _confirm_results(task: Task, found: TunedKernel) -> bool:
 def _find_current_device() -> int | None:
     torch = sys.modules.get("torch")
     return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else None
-
-
-def _use_device(index: int | None) -> contextlib.AbstractContextManager[Any]:
-    """Make a GPU torch's current device; a new thread begins with GPU 0, whatever the application's thread uses."""
-    if index is None:
-        return contextlib.nullcontext()
-    torch: Any = sys.modules["torch"]
-    device: contextlib.AbstractContextManager[Any] = torch.cuda.device(index)
-    return device

@@ -1,0 +1,81 @@
+"""What an application reports of itself: where its modules lie, how its functions are called, which GPU it uses."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+_NOT_IN_PACKAGES = re.compile(r"[^A-Za-z0-9_.-]+")
+_NOT_IN_RELEASES = re.compile(r"[^A-Za-z0-9_.+!-]+")
+_NOT_IN_FUNCTIONS = re.compile(r"[^A-Za-z0-9_.]+")
+
+_MAX_NAME = 160
+"""Most characters of a function's name, of which the end says most: it becomes a part of a file's name."""
+
+_SHORT: Final = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c", "bool": "b1"}
+
+
+class FunctionName(NamedTuple):
+    """How people call a function: its library (``fla``), the library's version, and the function's name in it."""
+
+    package: str
+    release: str
+    function: str
+
+
+def own_paths() -> tuple[str, ...]:
+    """Return the application's own entries of ``sys.path``: those that do not come with the interpreter."""
+    brought = tuple(f"{os.path.abspath(prefix)}{os.sep}" for prefix in {sys.prefix, sys.base_prefix})
+    paths = dict.fromkeys(os.path.abspath(path) for path in sys.path)
+    return tuple(path for path in paths if not f"{path}{os.sep}".startswith(brought))
+
+
+def name_function(module: str, qualname: str) -> FunctionName:
+    """Return the name of a function by its module and its name there, as a record holds it.
+
+    A script is a library by its file's name. A nested function is named without ``<locals>``. Characters that a file's
+    name should not have are left out.
+    """
+    package, _, rest = module.partition(".")
+    release = ""
+    if package in ("__main__", "__mp_main__"):
+        file = getattr(sys.modules.get(package), "__file__", None)
+        package, rest = (Path(file).stem if file else "script"), ""
+    else:
+        release = _find_release(package)
+    function = ".".join(filter(None, (rest, qualname.replace("<locals>.", ""))))
+    return FunctionName(
+        _NOT_IN_PACKAGES.sub("_", package).lstrip(".-")[:80] or "script",
+        _NOT_IN_RELEASES.sub("", release).lstrip(".+!-")[:60],
+        _NOT_IN_FUNCTIONS.sub("", function)[-_MAX_NAME:].lstrip(".") or "function",
+    )
+
+
+def _find_release(package: str) -> str:
+    version = getattr(sys.modules.get(package), "__version__", None)
+    if isinstance(version, str):
+        return version
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def short_dtype(dtype: Any) -> str:
+    """Return a dtype in short: ``torch.float16`` is ``f16``, ``torch.float8_e4m3fn`` is ``f8_e4m3fn``."""
+    name = str(dtype).removeprefix("torch.")
+    for long, short in _SHORT.items():
+        if name.startswith(long):
+            return short + name.removeprefix(long) if long != "bool" else short
+    return name
+
+
+def device_model(index: int | None = None) -> str | None:
+    """Return the model of a GPU of this process, by default torch's current one; ``None`` without one."""
+    torch = sys.modules.get("torch")
+    return str(torch.cuda.get_device_name(index)) if torch is not None and torch.cuda.is_available() else None

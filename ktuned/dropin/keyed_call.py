@@ -1,0 +1,188 @@
+"""One tuning key of an application's function, for all drop-ins: carries out what its launch machine decides.
+
+The machine decides (:mod:`~ktuned.dropin.launch_machine`), the link asks the daemon, the spool takes the record. What
+differs between frameworks is a subclass's: how a call becomes data, how a config is loaded, and how calls are made to
+launch it.
+
+A call is decided in the application's thread, and what the machine orders is done before the call goes on. A later
+answer comes in the link's thread while the application runs: a config is then loaded on the GPU of the key's calls, and
+must not end another thread's capture.
+
+No error of ours may reach the application. What no other process could tune is left to the framework, with the reason
+in its log (``ktuned.triton``) and in the account that ``ktuned run`` prints.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+from ktuned.dropin.account import RECORDED, TUNED, account
+from ktuned.dropin.captures import allow_captures, is_capturing, use_device
+from ktuned.dropin.daemon_link import daemon_link
+from ktuned.dropin.launch_counts import count_launches, leave_launch_counts
+from ktuned.dropin.launch_machine import Answer, Called, Followed, LaunchMachine, Policy, Standing, carry_out
+from ktuned.dropin.recorded_call import Declaration, NotTunable, RecordedCall
+from ktuned.model import CallKey, Problem, canonical
+from ktuned.spool import CallRecord, home_directory, leave_record, spool_directory
+
+COUNTS_EVERY_S: Final = 10.0
+"""Launch counts are written at most this often, and only when a call is decided."""
+
+NOT_ACCEPTED: Final = "the daemon did not accept its call; `ktuned status` may say why"
+
+
+class KeyedCall(ABC):
+    """One tuning key: the :class:`~ktuned.dropin.Host` of its machine.
+
+    Attributes:
+        framework: the framework's name as its users write it: ``TileLang``.
+        machine: decides what the key's calls launch.
+        counter: counts its launches.
+        device: the number of the GPU that the key's calls use; ``None`` if they use none.
+    """
+
+    framework: ClassVar[str]
+
+    def __init__(
+        self,
+        function: str,
+        problem: Problem,
+        model: str | None,
+        declaration: Declaration,
+        configs: tuple[str, ...],
+        policy: Policy,
+    ) -> None:
+        """Begin a key.
+
+        Args:
+            function: the function's module and name.
+            problem: the tuning key's values.
+            model: the model of the GPU that the calls use; ``None`` leaves it to the daemon.
+            declaration: the function's declaration for such keys.
+            configs: texts of the configs that pruning has left.
+            policy: the author's choices.
+        """
+        self.machine = LaunchMachine(policy, configs)
+        self.device: int | None = None
+        self._function = function
+        self._declaration = declaration
+        self._key = CallKey(declaration.identity, problem, model)
+        self._name = f"{function} {canonical(dict(problem))}"
+        self.counter = count_launches(self._key)
+        self._link = daemon_link(policy.pin)
+        self._log = find_log(self.framework)
+
+    @abstractmethod
+    def pack_call(self) -> tuple[RecordedCall, Mapping[str, bytes]]:
+        """Return the present call as data, and the files that it or its declaration names.
+
+        Raises:
+            NotTunable: no other process can make it.
+        """
+
+    @abstractmethod
+    def load_config(self, config: str, answer: Answer | None) -> bool:
+        """Load a config, from its answer's artifact if it has one; return whether this device can launch it."""
+
+    @abstractmethod
+    def launch_config(self, config: str, *, once: bool) -> None:
+        """Make calls launch a config; with ``once`` only this one."""
+
+    def decide_launch(self) -> bool:
+        """Decide what the present call launches; return whether that is decided, so that the framework need not tune.
+
+        Raises:
+            Exception: what the subclass's methods raise.
+        """
+        is_captured = is_capturing()
+        carry_out(self.machine, Called(is_captured), self)
+        if self.machine.standing is Standing.FRAMEWORK:
+            return False
+        if not is_captured:
+            leave_launch_counts(at_most_every_s=COUNTS_EVERY_S)
+        return True
+
+    # What the machine orders (ktuned.dropin.Host)
+
+    def ask_daemon(self) -> Answer | None:
+        """Return what the daemon knows about the key."""
+        answer = self._link.ask_about(self._key)
+        if answer is not None and answer.is_final and not answer.is_open:
+            account.record_key(self._name, TUNED)
+        return answer
+
+    def record_call(self) -> str:
+        """Write the call to the spool; return why that is impossible, else an empty string."""
+        try:
+            call, files = self.pack_call()
+            leave_record(spool_directory(home_directory()), self._make_record(call, files))
+        except (NotTunable, OSError) as error:
+            return str(error)
+        account.record_key(self._name, RECORDED)
+        return ""
+
+    def await_tuning(self) -> Answer | None:
+        """Wait until the key's tuning has ended; return the daemon's answer."""
+        answer = self._link.await_tuning(self._key)
+        if answer is not None:
+            self._record_ending(answer)
+        return answer
+
+    def follow_key(self) -> None:
+        """Have the daemon report later answers."""
+        self._link.follow_key(self._key, self._take_in_answer)
+
+    def let_framework_tune(self, reason: str) -> None:
+        """Leave the key to the framework's own tuner."""
+        leave_to_framework(self.framework, self._name, reason)
+
+    def _take_in_answer(self, answer: Answer) -> bool:
+        self._record_ending(answer)
+        allow_captures()
+        with use_device(self.device):
+            carry_out(self.machine, Followed(answer), self)
+        return self.machine.is_followed
+
+    def _record_ending(self, answer: Answer) -> None:
+        """Record how a tuning has ended: with a winner, or why without one."""
+        if answer.is_final:
+            account.record_key(self._name, TUNED)
+            return
+        reason = (answer.message or NOT_ACCEPTED).partition("\n")[0]
+        self._log.warning("%s is not tuned: %s", self._function, reason)
+        account.record_key(self._name, f"not tuned: {reason}")
+
+    def _make_record(self, call: RecordedCall, files: Mapping[str, bytes]) -> CallRecord:
+        declaration = self._declaration
+        return CallRecord(
+            tool=self.framework.lower(),
+            package=declaration.name.package,
+            release=declaration.name.release,
+            function=declaration.name.function,
+            identity=self._key.identity,
+            declaration=declaration.to_plain(),
+            problem=dict(self._key.problem),
+            call=call.to_json(),
+            python=sys.executable,
+            configs=tuple(map(json.loads, self.machine.configs)),
+            files=files,
+            variables=dict(declaration.variables),
+            device=self._key.device or "",
+            module=declaration.library_module,
+        )
+
+
+def leave_to_framework(framework: str, name: str, reason: str) -> None:
+    """Report that a function, or one of its keys, is left to its framework's own tuner."""
+    account.record_left_alone(name, reason)
+    find_log(framework).info("%s is left to %s: %s", name, framework, reason)
+
+
+def find_log(framework: str) -> logging.Logger:
+    """Return the log of a framework's drop-in."""
+    return logging.getLogger(f"ktuned.{framework.lower()}")

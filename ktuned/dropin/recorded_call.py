@@ -1,0 +1,112 @@
+"""What a drop-in leaves in the spool, and a worker reads: a function's declaration, and one call of it, as plain data.
+
+A plugin extends both classes with fields of its own. All fields are plain values, so they need no methods to be written
+and read; fields that this version does not know are ignored.
+
+Content of tensors
+    Floating-point tensors travel as dtype and shape, and the worker draws their content at random. Tensors of other
+    dtypes may hold indices, for which random content is not safe: they are *captured*, which means that their content
+    travels with the call, as a file that the call names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Self
+
+from ktuned.dropin.application import FunctionName
+from ktuned.model import TOLERANCE
+from ktuned.spool import digest_of
+
+CAPTURED: Final = "captured"
+"""Fill of a tensor whose content travels with the call."""
+
+MAX_CAPTURED_BYTES: Final = 64 << 20
+"""Limit for the captured tensors of a call (indices, masks, lengths). Copying them from the device takes at most 10 ms,
+once for a key, in a call that compiles for longer."""
+
+
+class NotTunable(Exception):
+    """A call or a whole function cannot be tuned by another process; the message is the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """Everything besides the call that decides a measurement of a function.
+
+    Attributes:
+        specialize: the problem's keys, which are its tuning key.
+        variables: the application's environment variables that change what is compiled.
+        numerics: ``exact`` if a winner must reproduce the bits of a key's first config, else ``tolerance``.
+    """
+
+    specialize: tuple[str, ...] = ()
+    variables: Mapping[str, str]
+    numerics: str = TOLERANCE
+
+    @property
+    def name(self) -> FunctionName:
+        """How people call the function."""
+        raise NotImplementedError
+
+    @property
+    def library_module(self) -> str:
+        """The module that a front end imports for the function; empty where none is needed."""
+        return ""
+
+    @property
+    def identity(self) -> str:
+        """Digest of the declaration and the interpreter; the same in every process that has the function."""
+        return digest_of(json.dumps([sys.executable, self.to_plain()], sort_keys=True))
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return the fields as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedCall:
+    """One call of a function; ``content`` names the file with its captured tensors, if it has any."""
+
+    content: str = ""
+
+    def to_json(self) -> str:
+        """Return the text of a record."""
+        return json.dumps(asdict(self))
+
+    def pack_captured(self, tensors: Mapping[str, Any]) -> tuple[Self, dict[str, bytes]]:
+        """Return the call with captured tensors, which lie on the CPU, and the file that holds them."""
+        if not tensors:
+            return self, {}
+        from safetensors.torch import save
+
+        data: bytes = save(dict(tensors))
+        name = f"{digest_of(data)}.safetensors"
+        return replace(self, content=name), {name: data}
+
+
+def check_captured_size(sizes: Mapping[str, int]) -> None:
+    """Check that captured tensors are not too large; ``sizes`` are their bytes by name.
+
+    Raises:
+        NotTunable: together they exceed :data:`MAX_CAPTURED_BYTES`.
+    """
+    total = sum(sizes.values())
+    if total > MAX_CAPTURED_BYTES:
+        raise NotTunable(
+            f"its tensors of integers ({', '.join(sizes)}) have {total >> 20} MiB, more than is captured of a call "
+            f"({MAX_CAPTURED_BYTES >> 20} MiB)"
+        )
+
+
+def to_scalar(value: Any) -> bool | int | float | str:
+    """Return a value as problems and configs store it: finite numbers and strings unchanged, others as ``~`` + repr."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"~{value}"
+    if type(value) in (bool, int, float) or (type(value) is str and not value.startswith("~")):
+        return value  # type: ignore[no-any-return]
+    return f"~{value!r}"

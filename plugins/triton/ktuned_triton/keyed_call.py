@@ -1,0 +1,232 @@
+"""One tuning key of a function: a call as data, and its config in Triton's cache.
+
+A key's calls launch what Triton's in-memory cache holds for it, by Triton's own code. So a config is launched by
+putting a ``Config`` of ours into that cache: for good, or for one launch, after which it takes itself out again. A
+winner's machine code is put into Triton's cache on disk, where Triton finds it instead of compiling.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ktuned.dropin import Answer, KeyedCall, LaunchMachine, Policy, Standing, account, device_model
+from ktuned.model import Problem, canonical
+from ktuned_triton.artifact import install
+from ktuned_triton.call import Call, EmptyGrid, copy_contents, evaluate_call, find_jit_function, read_knobs
+from ktuned_triton.declaration import Declaration
+
+
+@dataclass(frozen=True)
+class CallArguments:
+    """One call: the configs that pruning has left, and the arguments, of which ``grid`` is a keyword."""
+
+    pruned: list[Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def device(self) -> Any:
+        """The device of the first tensor; ``None`` without one."""
+        for value in (*self.args, *self.kwargs.values()):
+            device = getattr(getattr(value, "base", value), "device", None)
+            if device is not None:
+                return device
+        return None
+
+    @property
+    def model(self) -> str | None:
+        """The model of the GPU that the call uses; ``None`` if it uses none."""
+        device = self.device
+        return device_model(device.index or 0) if getattr(device, "type", None) == "cuda" else None
+
+
+class TritonCall(KeyedCall):
+    """One tuning key of an autotuned function."""
+
+    framework = "Triton"
+
+    def __init__(
+        self,
+        tuner: Any,
+        function: str,
+        problem: Problem,
+        model: str | None,
+        declaration: Declaration,
+        configs: tuple[str, ...],
+        policy: Policy,
+    ) -> None:
+        super().__init__(function, problem, model, declaration, configs, policy)
+        self._tuner = weakref.ref(tuner)
+        self._files = declaration.files
+        self._measures_itself = getattr(tuner, "_do_bench", None) is not None and not declaration.is_timed_by_graph
+        self._configs: dict[str, Any] = {}
+        self._launched: Any = None
+        self._recorded: Call | None = None
+        self._present: CallArguments | None = None
+        """The call that is being decided; cleared after it, so that the application's tensors are not kept alive."""
+
+    @property
+    def winner(self) -> Any:
+        """The winner that calls launch, as the application's config; ``None`` if they launch none."""
+        return self._configs[self.machine.config] if self.machine.standing is Standing.WINNER else None
+
+    def choose_configs(self, call: CallArguments) -> list[Any]:
+        """Return the one config that a call launches, in a list; all that pruning left if Triton tunes the key."""
+        self._configs = {canonical(read_knobs(config)): config for config in call.pruned}
+        self._present = call
+        self.device = getattr(call.device, "index", None) or 0
+        try:
+            if not self.decide_launch():
+                return call.pruned
+            if self.machine.standing is not Standing.NEW:
+                # Triton lost our config (another thread, a cleared cache): give it the same one again.
+                self.launch_config(self.machine.config, once=False)
+        except EmptyGrid:
+            # An empty call says nothing about its key: launch the first config once; the next call decides.
+            self.machine = LaunchMachine(self.machine.policy, self.machine.configs)
+            self.launch_config(self.machine.configs[0], once=True)
+        finally:
+            self._present = None
+        return [self._launched]
+
+    def pack_call(self) -> tuple[Call, Mapping[str, bytes]]:
+        """Return the present call as data, with copies of the tensors whose content it needs.
+
+        Raises:
+            NotTunable: another process cannot make it.
+            EmptyGrid: it launches nothing.
+        """
+        present = self._present
+        assert present is not None
+        call, captured = evaluate_call(self._tuner(), present.pruned, present.args, present.kwargs)
+        self._recorded, files = call.pack_captured(copy_contents(captured, call.tensors) if captured else {})
+        if self._measures_itself:
+            account.record_note(f"{self._function} has its own do_bench; ktuned times it in ktuned's way")
+        return self._recorded, {**self._files, **files}
+
+    def load_config(self, config: str, answer: Answer | None) -> bool:
+        """Load a config before its first launch: its artifact goes into Triton's cache, else it is compiled here.
+
+        Returns:
+            whether the device can launch it.
+        """
+        if answer is not None and answer.artifact is not None:
+            try:
+                install(answer.artifact)
+            except (OSError, ValueError, KeyError) as error:
+                # Then Triton compiles it.
+                self._log.info("%s cannot be put into Triton's cache: %s", answer.artifact, error)
+        try:
+            kernel = self._compile_config(config)
+            # Loads the machine code; raises if the device lacks a resource that it needs.
+            getattr(kernel, "_init_handles", lambda: None)()
+        except _list_unfit_errors() as error:
+            self._log.info("%s cannot launch %s: %s", self._function, config, str(error).partition("\n")[0])
+            return False
+        return True
+
+    def _compile_config(self, config: str) -> Any:
+        tuner, present = self._tuner(), self._present
+        if present is not None:
+            chosen = self._configs[config]
+            arguments = {**present.kwargs, **chosen.all_kwargs()}
+            if chosen.pre_hook is not None:
+                # The hook may reshape a descriptor, and its block shape is compiled in.
+                chosen.pre_hook({**dict(zip(tuner.arg_names, present.args, strict=False)), **arguments})
+            return tuner.fn.run(*present.args, **{**arguments, "warmup": True})
+        if self._recorded is None:
+            return None
+        return compile_recorded_call(find_jit_function(tuner), self._recorded, config)
+
+    def launch_config(self, config: str, *, once: bool) -> None:
+        """Have calls launch a config, by putting it into Triton's cache in place of the key's former one.
+
+        A key that is not in the cache yet gets it from this call, when ``prune_configs`` returns it.
+        """
+        kind = _define_passing_config() if once else define_launched_config()
+        self._launched = kind(self._configs[config], self)
+        cached = getattr(self._tuner(), "cache", {})
+        for key, value in list(cached.items()):
+            if isinstance(value, define_launched_config()) and value.keyed_call is self:
+                cached[key] = self._launched
+
+    def forget_config(self, config: Any) -> None:
+        """Remove a config from Triton's cache, so that the key's next call is decided anew."""
+        cached = self._tuner().cache
+        for key, value in list(cached.items()):
+            if value is config:
+                cached.pop(key, None)
+
+
+def compile_recorded_call(function: Any, call: Call, config: str) -> Any:
+    """Compile a config for a recorded call, for torch's current device, while the application runs."""
+    from ktuned_triton.library import Library
+    from ktuned_triton.signature import make_call_arguments
+
+    build = call.make_build(config, "function", library=Library().to_plain())
+    arguments = make_call_arguments(function, build, Path())
+    return function.run(**arguments, grid=build.grid, warmup=True, **build.compiler_options)
+
+
+@cache
+def define_launched_config() -> type[Any]:
+    """Define the class of the configs that we put into Triton's cache; here, because Triton must be imported first."""
+    from triton.runtime.autotuner import Config
+
+    class LaunchedConfig(Config):  # type: ignore[misc]
+        """A config in Triton's cache for one key; it counts its launches."""
+
+        __slots__ = ("_given", "keyed_call")
+
+        def __init__(self, config: Any, call: TritonCall) -> None:
+            self.__dict__.update(vars(config))
+            self._given = config.all_kwargs()
+            self.keyed_call = call
+
+        def all_kwargs(self) -> dict[str, Any]:
+            # Triton calls this once for each launch, so this is where launches are counted.
+            self.keyed_call.counter.launches += 1
+            given: dict[str, Any] = self._given
+            return given
+
+        def __hash__(self) -> int:
+            return id(self)
+
+        def __eq__(self, other: object) -> bool:
+            return self is other or Config.__eq__(self, other)
+
+    return LaunchedConfig
+
+
+@cache
+def _define_passing_config() -> type[Any]:
+    class PassingConfig(define_launched_config()):  # type: ignore[misc]
+        """A config for one launch: Triton reads ``pre_hook`` before the launch, and then it leaves Triton's cache."""
+
+        __slots__ = ()
+
+        @property
+        def pre_hook(self) -> Any:
+            self.keyed_call.forget_config(self)
+            return self.__dict__["pre_hook"]
+
+    return PassingConfig
+
+
+@cache
+def _list_unfit_errors() -> tuple[type[Exception], ...]:
+    """Return the error types that Triton's own tuning takes for a config that does not fit."""
+    from triton.compiler import errors as compiling
+    from triton.runtime import errors as running
+
+    places: Sequence[tuple[Any, str]] = (
+        (running, "OutOfResources"),
+        (compiling, "CompileTimeAssertionFailure"),
+        (running, "PTXASError"),
+    )
+    return tuple(getattr(module, name) for module, name in places if hasattr(module, name))
