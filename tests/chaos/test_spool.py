@@ -20,7 +20,7 @@ from tests.chaos.conftest import Row, Scale
 from tests.e2e.harness import Daemon
 
 PLUGINS = Path(__file__).parent.parent / "plugins"
-KEYS_A_ROUND = 5
+KEYS_A_ROUND, FEW_KEYS_A_ROUND = 5, 2
 
 WRITER = """
 import sys
@@ -40,11 +40,10 @@ for size in range(first, first + count):
 
 
 @pytest.fixture
-def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
     """Yield a daemon, not started, whose triton backend has the CPU for a GPU."""
-    stand_in = str(PLUGINS / "triton_stand_in")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([stand_in, *filter(None, sys.path)]))
-    daemon = Daemon(tmp_path, tensors="torch")
+    path = os.pathsep.join([str(PLUGINS / "triton_stand_in"), *filter(None, sys.path)])
+    daemon = Daemon(tmp_path, tensors="torch", env={"PYTHONPATH": path})
     yield daemon
     daemon.__exit__(None, None, None)
 
@@ -65,11 +64,12 @@ def test_records_outlive_both(daemon: Daemon, tmp_path: Path, scale: Scale, row:
     dice, pause = random.Random(scale.seed), Event()
     record, spool = a_record(daemon, tmp_path / "one.record"), spool_directory(daemon.home)
     complete: set[int] = set()
+    keys = KEYS_A_ROUND if scale.is_full else FEW_KEYS_A_ROUND
     kills = 0
     daemon.start()
     for number in range(scale.of(80)):
-        first = 10_000 + number * KEYS_A_ROUND
-        words = [sys.executable, "-c", WRITER, str(record), str(spool), str(first), str(KEYS_A_ROUND)]
+        first = 10_000 + number * keys
+        words = [sys.executable, "-c", WRITER, str(record), str(spool), str(first), str(keys)]
         with subprocess.Popen(words, env=daemon.env, stdout=subprocess.PIPE, text=True) as writer:
             assert writer.stdout is not None
             complete.add(int(writer.stdout.readline()))

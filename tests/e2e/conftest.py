@@ -13,9 +13,3 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
     """Run a daemon that knows the fake backend, in directories of its own."""
     with Daemon(tmp_path) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory of artifacts that the daemons of a file may share."""
-    return tmp_path_factory.mktemp("artifacts")

@@ -16,12 +16,9 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from ktuned_client import Client, DaemonUnavailable
+from tests.assembled import FAKE_BACKEND, PATIENCE_S
 from tests.fake_tensors import with_inputs
 from tests.forked_workers.starting import lent
-
-FAKE_BACKEND = Path(__file__).parent.parent / "fake_backend"
-PATIENCE_S = 60.0
-"""How long anything may take on a busy machine before a test gives up; nothing waits this long in vain."""
 
 SHARED_HEADERS = "TEST_PRECOMPILED_HEADERS"
 """The variable that names the directory of all tests' precompiled headers of C++."""

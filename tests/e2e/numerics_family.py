@@ -6,9 +6,6 @@ launch to launch, and by how many rows there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from tests.e2e.harness import UNHURRIED, Daemon
@@ -78,16 +75,6 @@ CLASSES = [[ANCHOR, FAST], [ORDERED, SLOWLY_ORDERED], [FUSED], [FLUSHING], [WITH
 """The true classes; :data:`RACY` has none."""
 
 SPACE = [*(one for members in CLASSES for one in members), RACY]
-
-
-@contextmanager
-def running(directory: Path, artifacts: Path) -> Iterator[Daemon]:
-    """Run a daemon that finds what others have compiled: the family's configs are the same in all tests."""
-    daemon = Daemon(directory)
-    (daemon.home / "cache").mkdir(mode=0o700)
-    (daemon.home / "cache/artifacts").symlink_to(artifacts)
-    with daemon:
-        yield daemon
 
 
 def family(

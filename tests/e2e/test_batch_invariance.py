@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,11 @@ from tests.e2e.harness import Daemon
 
 numpy = pytest.importorskip("numpy")
 
-SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 24, 32, 64)
+SIZES = (1, 3, 8, 12, 32, 64)
 COLUMNS = 64
 FEW_SIZES = (1, 8, 64)
 PLAIN = known.config(slow=8)
 ORDERED = known.config(lanes=4, slow=2)
-
-
-@pytest.fixture
-def daemon(tmp_path: Path, artifacts: Path) -> Iterator[Daemon]:
-    """Run a daemon of the test's own, which compiles no config again."""
-    with known.running(tmp_path, artifacts) as running:
-        yield running
 
 
 def _family(daemon: Daemon, space: Iterable[Any], *, sizes: Iterable[int] = FEW_SIZES, **options: Any) -> str:
@@ -58,7 +51,7 @@ def _launched_rows(answers: list[dict[str, Any]], sizes: Iterable[int] = SIZES) 
     return found
 
 
-def test_rows_of_twelve_batches_have_equal_bits(daemon: Daemon) -> None:
+def test_rows_of_six_batches_have_equal_bits(daemon: Daemon) -> None:
     """One class is served everywhere, the one with the least weighted total: not the fastest config of each batch."""
     space = [PLAIN, ORDERED, known.TURNING]
     _, jobs = daemon.tune(path=_family(daemon, space, sizes=SIZES))
@@ -66,9 +59,9 @@ def test_rows_of_twelve_batches_have_equal_bits(daemon: Daemon) -> None:
     answers = _answers(daemon, SIZES)
     assert {answer["status"] for answer in answers} == {"fresh"}
     assert [answer["config"] for answer in answers] == [ORDERED] * len(SIZES)
-    assert answers[0]["message"].startswith("batch-invariant under M = 1, 2, 3, 4, 5, 7, 8, 12, 16, 24, 32, 64; that")
+    assert answers[0]["message"].startswith("batch-invariant under M = 1, 3, 8, 12, 32, 64; that")
     assert len(_launched_rows(answers)) == max(SIZES)
-    assert "batch-invariant under M = 1, 2" in daemon.ktuned("results", "rows").stdout
+    assert "batch-invariant under M = 1, 3" in daemon.ktuned("results", "rows").stdout
     trials = daemon.client.call("results", kernel="rows")["trials"]
     assert [trial["config"] for trial in trials if trial["winner"]] == [ORDERED] * len(SIZES)
     # A Build that does not depend on the problem is compiled once for all of them.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +12,6 @@ from tests.e2e import numerics_family as known
 from tests.e2e.harness import Daemon
 
 PROBLEM = {"M": 16, "K": 64}
-
-
-@pytest.fixture
-def daemon(tmp_path: Path, artifacts: Path) -> Iterator[Daemon]:
-    """Run a daemon of the test's own, which compiles no config again."""
-    with known.running(tmp_path, artifacts) as running:
-        yield running
 
 
 def _classes(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:

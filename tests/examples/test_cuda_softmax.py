@@ -14,8 +14,7 @@ from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.loader import load_file
 from ktuned.testing.backends import BackendExample, check_backend, check_load_without_device
 from ktuned_tvm_ffi import Build, TvmFfiCuda
-from ktuned_tvm_ffi.compiler import NoCompiler
-from ktuned_tvm_ffi.nvcc import Nvcc
+from tests.plugins.nvcc_here import needs_nvcc
 
 DIRECTORY = Path(__file__).parents[2] / "examples" / "cuda_softmax"
 SOURCE = DIRECTORY / "softmax.cu"
@@ -65,15 +64,6 @@ EXAMPLE = BackendExample(
 )
 
 
-def has_nvcc() -> bool:
-    """Return whether there is a CUDA compiler here."""
-    try:
-        Nvcc.find()
-    except NoCompiler:
-        return False
-    return True
-
-
 def compile_configs(into: Path, target: str) -> dict[str, tuple[Unit, Compiled]]:
     """Compile configs as one group and return each one's unit and result."""
     kernel = load_kernel()
@@ -99,7 +89,7 @@ def test_the_space_is_worth_a_tuner() -> None:
     assert Registry().load(kernel.backend).for_sources(kernel.source_paths) == "tvm_ffi_cuda"
 
 
-@pytest.mark.skipif(not has_nvcc(), reason="no nvcc here")
+@needs_nvcc
 def test_every_method_compiles_without_a_gpu_and_does_not_spill(tmp_path: Path) -> None:
     """As one library of three functions and three kernels, which a new process loads up to where a GPU is needed."""
     for _, result in compile_configs(tmp_path, "sm_90a").values():

@@ -21,8 +21,7 @@ from ktuned.testing.backends import check_backend
 from ktuned.worker.inspect import Inspector
 from ktuned.worker.reply import Reply
 from ktuned_tvm_ffi import Build, TvmFfi, TvmFfiCuda
-from ktuned_tvm_ffi.compiler import NoCompiler
-from ktuned_tvm_ffi.nvcc import Nvcc
+from tests.plugins.nvcc_here import has_nvcc, needs_nvcc
 from tests.plugins.shift import EXAMPLE, SOURCE
 
 TARGET = "sm_90a"
@@ -30,18 +29,6 @@ TARGET = "sm_90a"
 CUDA_SOFTMAX = Path(__file__).parents[2] / "examples" / "cuda_softmax"
 
 CompileGroup = Callable[..., tuple[dict[str, Compiled], Path]]
-
-
-def has_nvcc() -> bool:
-    """Return whether there is a CUDA compiler here."""
-    try:
-        Nvcc.find()
-    except NoCompiler:
-        return False
-    return True
-
-
-needs_nvcc = pytest.mark.skipif(not has_nvcc(), reason="no nvcc here")
 
 
 def shift(by: int) -> Build:

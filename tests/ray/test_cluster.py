@@ -86,11 +86,9 @@ async def test_a_job_is_tuned_on_all_nodes(tmp_path: Path, nodes: Nodes) -> None
     assert not [pid for pid in keepers if psutil.pid_exists(pid)]
 
 
-async def test_lanes_and_slots_lease_what_they_use(
-    tmp_path: Path, nodes: Nodes, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.usefixtures("only_in_chaos")
+async def test_lanes_and_slots_lease_what_they_use(tmp_path: Path, nodes: Nodes) -> None:
     """Lanes and slots hold Ray's resources while they are used, no more than there are, and give them back."""
-    _only_in_full(request)
     async with joined(tmp_path, nodes, "n0") as parts, anyio.create_task_group() as tasks:
         executor = executor_of(parts)
         (link,) = [link for link in executor.cluster.links if link.info.name == "n0"]
@@ -119,11 +117,9 @@ async def test_lanes_and_slots_lease_what_they_use(
         tasks.cancel_scope.cancel()
 
 
-async def test_a_laptop_joins_through_the_client_server(
-    tmp_path: Path, nodes: Nodes, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.usefixtures("only_in_chaos")
+async def test_a_laptop_joins_through_the_client_server(tmp_path: Path, nodes: Nodes) -> None:
     """By ``ray://`` all is as by a node's address: lanes, files, artifacts; keepers have the runtime environment."""
-    _only_in_full(request)
     runtime_env = '{"env_vars": {"OF_THE_RUNTIME_ENV": "yes"}}'
     async with joined(tmp_path, nodes, "n1", address=nodes.client, runtime_env=runtime_env) as parts:
         async with parts.working():
@@ -138,11 +134,9 @@ async def test_a_laptop_joins_through_the_client_server(
     assert psutil.wait_procs(leases, timeout=10)[1] == []
 
 
-async def test_a_real_kernel_is_tuned_over_the_cluster(
-    tmp_path: Path, nodes: Nodes, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.usefixtures("only_in_chaos")
+async def test_a_real_kernel_is_tuned_over_the_cluster(tmp_path: Path, nodes: Nodes) -> None:
     """``examples/cpu_gemm`` is compiled and measured on nodes alone, and its winner is served here."""
-    _only_in_full(request)
     async with joined(tmp_path, nodes, "n0", "n1") as parts:
         for path in CPU_GEMM.iterdir():
             if path.suffix in (".py", ".h", ".cc"):
@@ -156,12 +150,6 @@ async def test_a_real_kernel_is_tuned_over_the_cluster(
         assert {lane.device.host for lane in parts.jobs.list_lanes()} <= {"n0", "n1"}
         (winner,) = parts.store.list_winners(kernel.name)
         assert winner.latency_us > 0
-
-
-def _only_in_full(request: pytest.FixtureRequest) -> None:
-    """Skip what `make test` has no time for."""
-    if request.config.getoption("chaos", "slice") != "full":
-        pytest.skip("a part of `make chaos`")
 
 
 def _actor(nodes: Nodes, node: str) -> int:
@@ -184,7 +172,7 @@ async def test_a_kill_loses_and_repeats_nothing(
     """After a SIGKILL in the middle of a trial every config is measured once, on the node that comes back."""
     if what != "actor":
         # Of an actor the keeper and its workers end, too.
-        _only_in_full(request)
+        request.getfixturevalue("only_in_chaos")
     async with joined(tmp_path, nodes, "n1") as parts, parts.working():
         gate = f"kill-{what}"
         await _tune(parts, gate)
@@ -200,11 +188,9 @@ async def test_a_kill_loses_and_repeats_nothing(
         assert what == "worker" or left == []
 
 
-async def test_a_node_that_dies_leaves_its_work_to_others(
-    tmp_path: Path, nodes: Nodes, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.usefixtures("only_in_chaos")
+async def test_a_node_that_dies_leaves_its_work_to_others(tmp_path: Path, nodes: Nodes) -> None:
     """With a raylet its node goes: the configs under way are measured elsewhere, and nothing of it is left."""
-    _only_in_full(request)
     async with joined(tmp_path, nodes, "n1", "n2") as parts, parts.working():
         kernel = await parts.inspect(
             kernel_text(
@@ -226,11 +212,9 @@ async def test_a_node_that_dies_leaves_its_work_to_others(
         assert [process.cmdline() for process in left if "ktuned" in " ".join(process.cmdline())] == []
 
 
-async def test_local_tuning_goes_on_when_the_cluster_ends(
-    tmp_path: Path, nodes: Nodes, request: pytest.FixtureRequest
-) -> None:
+@pytest.mark.usefixtures("only_in_chaos")
+async def test_local_tuning_goes_on_when_the_cluster_ends(tmp_path: Path, nodes: Nodes) -> None:
     """With its head the cluster is gone: what was under way there is measured here, and a notice says so."""
-    _only_in_full(request)
     async with joined(tmp_path, nodes) as parts, parts.working():
         # Each lane stands at a gate, this machine's at its own: whichever is open first would have measured all.
         configs = ", ".join(f"dict(us={us}, gate='head')" for us in US)
