@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Never, TypeVar, get_args
 
-from ktuned.ipc import InvalidMessage, frames, from_plain, replies, to_plain
+from ktuned.ipc import InvalidMessage, frames, from_plain, to_plain
 from ktuned.model import Fault, KtunedError, Record, record
 
 R = TypeVar("R")
@@ -75,22 +75,14 @@ class Answer:
     fault: Fault | None = None
 
 
-def encode_service_call(number: int, call: Call[Any, Any]) -> bytes:
-    """Return a call's frame.
+def encode_call(call: Call[Any, Any], number: int | None = None) -> bytes:
+    """Return a call's frame; without a number it is a post.
 
     Raises:
         FrameError: it is too large.
     """
-    return frames.encode({"id": number, "op": call.operation, "call": to_plain(call)})
-
-
-def encode_post(call: Call[replies.Empty, Never]) -> bytes:
-    """Return the frame of a post.
-
-    Raises:
-        FrameError: it is too large.
-    """
-    return frames.encode({"op": call.operation, "call": to_plain(call)})
+    numbered = {} if number is None else {"id": number}
+    return frames.encode({**numbered, "op": call.operation, "call": to_plain(call)})
 
 
 def encode_cancel(number: int) -> bytes:

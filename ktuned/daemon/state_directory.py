@@ -7,14 +7,12 @@ says which are loaded.
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from ktuned.ipc import Trust, Untrusted
+from ktuned.ipc import LockHeld, Trust, Untrusted, hold_lock
 from ktuned.model import StoreError
 
 LOCK_NAME: Final = "lock"
@@ -33,38 +31,25 @@ def hold_directories(state: Path, cache: Path) -> Iterator[None]:
     Raises:
         StoreError: they cannot be used, another user could replace what is in them, or another daemon holds them.
     """
-    try:
-        for directory in (state, cache):
-            directory.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_DIRECTORY)
-            Trust().check_directory(str(directory))
-        descriptor = os.open(state / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise StoreError(
-            f"{state} cannot be used: {error.strerror}",
-            hint="make it writable, or set KTUNED_HOME to a directory that is",
-        ) from error
-    except Untrusted as error:
-        raise StoreError(
-            f"{state} cannot be used: {error.message}",
-            hint="close it to others, or set KTUNED_HOME to a directory of yours",
-        ) from error
-    try:
+    with ExitStack() as held:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for directory in (state, cache):
+                directory.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_DIRECTORY)
+                Trust().check_directory(str(directory))
+            held.enter_context(hold_lock(state / LOCK_NAME))
         except OSError as error:
-            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
             raise StoreError(
-                f"a daemon (pid {holder}) already keeps its state in {state}",
-                hint=f"`kill {holder}` stops it, wherever its socket is; or set KTUNED_HOME to another directory",
+                f"{state} cannot be used: {error.strerror}",
+                hint="make it writable and room on its disk, or set KTUNED_HOME to another directory",
             ) from error
-        try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        except OSError as error:
+        except Untrusted as error:
             raise StoreError(
-                f"{state / LOCK_NAME} cannot be written: {error.strerror}",
-                hint="make room on its disk, or set KTUNED_HOME to a directory on another",
+                f"{state} cannot be used: {error.message}",
+                hint="close it to others, or set KTUNED_HOME to a directory of yours",
+            ) from error
+        except LockHeld as error:
+            raise StoreError(
+                f"a daemon (pid {error.holder}) already keeps its state in {state}",
+                hint=f"`kill {error.holder}` stops it, wherever its socket is; or set KTUNED_HOME to another directory",
             ) from error
         yield
-    finally:
-        os.close(descriptor)

@@ -93,7 +93,7 @@ class Calls:
         """Send a call and wait for its reply, as :meth:`ktuned.fleet.Bridge.call_service`."""
         number = next(self._numbers)
         pending = _Pending(type(call), self._loop.create_future(), on_item, monotonic())
-        data = messages.encode_service_call(number, call)
+        data = messages.encode_call(call, number)
         self._pending[number] = pending
         is_sent = False
         try:
@@ -120,7 +120,7 @@ class Calls:
         Raises:
             BridgeDown, BridgeSlow: it cannot be sent.
         """
-        data = messages.encode_post(call)
+        data = messages.encode_call(call)
         try:
             with anyio.fail_after(deadline_s):
                 await self._writable()

@@ -12,8 +12,6 @@ each would wake the daemon half a dozen times in a trial of milliseconds. So the
 
 User code runs in the worker and may write nonsense into the journal. Entries that are out of order, of another time or
 of no known phase are ignored; the phase that was known goes on, with its deadline.
-
-A worker of an earlier version has no journal, and sends its phases as messages.
 """
 
 from __future__ import annotations
@@ -31,8 +29,6 @@ LEAST_S = 0.01
 
 class Phases:
     """The phases of one worker's requests, one request after another.
-
-    ``keeps_journal`` is set when the worker says that it writes its journal.
 
     Args:
         loop: The event loop, for timers.
@@ -52,7 +48,6 @@ class Phases:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._clock = clock
-        self.keeps_journal = False
         self._journal: Journal | None = journal
         self._before_look = before_look
         self._timer = DeadlineTimer(loop, on_over, self._find_phase_end)
@@ -84,21 +79,13 @@ class Phases:
             self._journal.begin_request(request, phase)
         self._timer.watch_request(min(deadlines.values()))
 
-    def enter_phase(self, phase: Phase) -> None:
-        """Take in a phase that a message named."""
-        self._entered.append(PhaseEntry(phase, self._clock()))
-
-    def has_deadline(self, phase: Phase) -> bool:
-        """Return whether a phase has a deadline."""
-        return phase in self._deadlines
-
     def end_request(self) -> None:
         """End the request, and watch no deadline."""
         self._timer.end_watch()
 
     def read_journal(self) -> None:
-        """Take in what the journal says now; nothing if the worker keeps none."""
-        if self._journal is None or not self.keeps_journal:
+        """Take in what the journal says now; nothing once it is closed."""
+        if self._journal is None:
             return
         found, self._held = self._journal.read_progress()
         began, until = self._entered[0], self._clock()

@@ -172,8 +172,7 @@ class WorkerProcess(Worker):
         self._begin_request(0, Phase.SPAWN, {Phase.SPAWN: deadline_s})
         done = False
         try:
-            ready: replies.Ready = await self._await_reply(None)
-            self._phases.keeps_journal = ready.keeps_journal
+            await self._await_reply(None)
             done = True
         finally:
             if not done:
@@ -291,15 +290,10 @@ class WorkerProcess(Worker):
                 self._take_in_message(message)
 
     def _take_in_message(self, message: dict[str, Any]) -> None:
-        """Act on one message: on phases and faults at once, without waking the caller; keep items and ends for it."""
+        """Act on one message: on faults and the end of computing at once; keep items and ends for the caller."""
         if self._answer_types is None:
             raise InvalidMessage("an answer without a request")
         answer = replies.decode(message, *self._answer_types)
-        if isinstance(answer, replies.PhaseBegun):
-            if not self._phases.has_deadline(answer.phase):
-                raise InvalidMessage(f"a phase {answer.phase!r} that has no deadline")
-            self._phases.enter_phase(answer.phase)
-            return
         if isinstance(answer, replies.Computed):
             if self._on_computed is not None:
                 self._on_computed()
@@ -309,9 +303,6 @@ class WorkerProcess(Worker):
             return
         if isinstance(answer, replies.Item):
             self._items += 1
-            if not self._phases.keeps_journal:
-                # Without a journal an item is the only sign of progress: the next one has the whole deadline.
-                self._phases.enter_phase(self._phases.current)
         self._inbox.append(answer)
         self._wake_caller()
 

@@ -3,6 +3,7 @@
 from ktuned.ipc import frames, manifest, parent, replies, requests
 from ktuned.ipc.codec import InvalidMessage, from_plain, to_message, to_plain
 from ktuned.ipc.journal import JOURNAL_VARIABLE, MAX_HELD_BYTES, HeldItems, Journal, PhaseEntry
+from ktuned.ipc.lock import LockHeld, hold_lock
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest, Recipe
 from ktuned.ipc.memory_fault import (
     MAX_FAULT_BYTES,
@@ -45,6 +46,7 @@ __all__ = [
     "HeldItems",
     "InvalidMessage",
     "Journal",
+    "LockHeld",
     "Manifest",
     "MemoryFault",
     "PhaseEntry",
@@ -60,6 +62,7 @@ __all__ = [
     "follow_links",
     "frames",
     "from_plain",
+    "hold_lock",
     "is_directory_stamp",
     "locate_artifact",
     "locate_staging",

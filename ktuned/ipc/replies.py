@@ -1,7 +1,7 @@
-"""Answers of a worker: its replies to requests, the items and phases that precede them, and failures.
+"""Answers of a worker: its replies to requests, the items that precede them, and failures.
 
-A request is answered by any number of :class:`PhaseBegun`, :class:`Item` and :class:`Computed`, then one :class:`Done`
-or :class:`Failed`.
+A request is answered by any number of :class:`Item` and :class:`Computed`, then one :class:`Done` or :class:`Failed`.
+Phases are no messages: the worker writes them into its journal (:mod:`ktuned.ipc.journal`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from ktuned.model import (
     KernelInfo,
     Observation,
     Outcome,
-    Phase,
     Problem,
     Record,
     TrialResult,
@@ -34,10 +33,9 @@ class Empty(Record):
 
 @record
 class Ready(Record):
-    """The first message of a worker. If it ``keeps_journal``, its phases are there and not in messages."""
+    """The first message of a worker."""
 
     pid: int
-    keeps_journal: bool = False
 
 
 @record
@@ -275,13 +273,6 @@ class Failure(Record):
 
 
 @record
-class PhaseBegun(Record):
-    """The operation enters a phase, whose deadline begins now."""
-
-    phase: Phase
-
-
-@record
 class Item(Record):
     """One of several results; the phase's deadline begins again."""
 
@@ -307,7 +298,7 @@ class Failed(Record):
     failure: Failure
 
 
-Answer = PhaseBegun | Item | Computed | Done | Failed
+Answer = Item | Computed | Done | Failed
 """An answer that a worker sends; a :class:`~ktuned.ipc.memory_fault.MemoryFault` is the last word of one that dies."""
 
 
@@ -318,8 +309,6 @@ def encode(answer: Answer) -> bytes:
         FrameError: it is too large.
     """
     match answer:
-        case PhaseBegun(phase):
-            return frames.encode({"phase": phase})
         case Item(value):
             return frames.encode({"item": to_message(value)})
         case Computed():
@@ -337,10 +326,6 @@ def decode(data: Mapping[str, Any], reply: type[Any], item: type[Any] | None) ->
         InvalidMessage: it is none; a worker's pipe may be written by the code that runs there.
     """
     match data:
-        case {"phase": str(name)}:
-            if name not in _PHASES:
-                raise InvalidMessage(f"there is no phase {name!r}")
-            return _PHASES[name]
         case {"item": value} if item is not None:
             return Item(from_plain(item, value))
         case {"computed": True}:
@@ -355,4 +340,3 @@ def decode(data: Mapping[str, Any], reply: type[Any], item: type[Any] | None) ->
 
 
 _COMPUTED = Computed()
-_PHASES = {phase.value: PhaseBegun(phase) for phase in Phase}

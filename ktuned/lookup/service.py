@@ -177,7 +177,31 @@ class Lookups:
             UsageError: the kernel has no such problem, or no such objective.
         """
         self._answered += 1
-        return self._look_up(name, problem, device, tune=tune, directory=directory, objective=objective, admits=admits)
+        try:
+            kernel = self._catalog.resolve_kernel(name, directory)
+        except NotFound as error:
+            return Lookup(
+                Answer(
+                    kernel=name,
+                    problem=problem,
+                    device=device,
+                    status=Status.UNKNOWN,
+                    config=None,
+                    latency_us=None,
+                    artifact=None,
+                    age_s=None,
+                    decided=None,
+                    file=None,
+                    message=f"{error.message}; {error.hint}",
+                    generation=self.table.generation(name),
+                )
+            )
+        self._looked_up[kernel.name] = monotonic()
+        check_problem(kernel, problem)
+        by = kernel.objective(objective)
+        found = self._best_known(kernel, problem, device, by, tune=tune, admits=admits)
+        self._publication.publish_answered(kernel, name, directory, problem, found, tune=tune)
+        return found
 
     def lookup_pinned(
         self,
@@ -236,43 +260,6 @@ class Lookups:
         """Let lookups tune a kernel again, whose results were forgotten or whose inputs were replaced."""
         self._follow_ups.forget_tunings(kernel)
         self.caches.forget_answers(kernel)
-
-    def _look_up(
-        self,
-        name: str,
-        problem: Problem,
-        device: str | None,
-        *,
-        tune: bool,
-        directory: str | None,
-        objective: str | None,
-        admits: Admits | None = None,
-    ) -> Lookup:
-        try:
-            kernel = self._catalog.resolve_kernel(name, directory)
-        except NotFound as error:
-            return Lookup(
-                Answer(
-                    kernel=name,
-                    problem=problem,
-                    device=device,
-                    status=Status.UNKNOWN,
-                    config=None,
-                    latency_us=None,
-                    artifact=None,
-                    age_s=None,
-                    decided=None,
-                    file=None,
-                    message=f"{error.message}; {error.hint}",
-                    generation=self.table.generation(name),
-                )
-            )
-        self._looked_up[kernel.name] = monotonic()
-        check_problem(kernel, problem)
-        by = kernel.objective(objective)
-        found = self._best_known(kernel, problem, device, by, tune=tune, admits=admits)
-        self._publication.publish_answered(kernel, name, directory, problem, found, tune=tune)
-        return found
 
     def _best_known(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Final
 import anyio
 import structlog
 
+from ktuned.ipc import LockHeld, hold_lock
 from ktuned.model import KtunedError
 from ktuned_client import paths
 
@@ -41,7 +41,7 @@ def bind_socket(path: str) -> Iterator[socket.socket]:
         raise CannotListen(error.message, hint=error.hint) from error
     except OSError as error:
         raise _cannot_listen(path, error) from error
-    with _held_lock(path):
+    with _hold_lock_beside(path):
         try:
             listening = _listen_at(path)
         except OSError as error:
@@ -97,33 +97,22 @@ def inherit_socket(descriptor: int) -> Iterator[socket.socket]:
             os.chmod(path, paths.SOCKET_MODE)
         except OSError as error:
             raise _cannot_listen(path, error) from error
-        with _held_lock(path):
+        with _hold_lock_beside(path):
             yield listening
 
 
 @contextlib.contextmanager
-def _held_lock(path: str) -> Iterator[None]:
-    """Hold the lock; the kernel lets go of it when this process ends, however it ends."""
-    lock_path = os.path.join(os.path.dirname(path), paths.LOCK_NAME)
-    try:
-        descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, paths.SOCKET_MODE)
-    except OSError as error:
-        raise _cannot_listen(path, error) from error
-    try:
+def _hold_lock_beside(path: str) -> Iterator[None]:
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(descriptor, 20, 0).decode(errors="replace").strip() or "unknown"
+            held.enter_context(hold_lock(os.path.join(os.path.dirname(path), paths.LOCK_NAME)))
+        except LockHeld as error:
             raise CannotListen(
-                f"a daemon (pid {holder}) already serves {path}", hint="stop it with `ktuned stop`"
+                f"a daemon (pid {error.holder}) already serves {path}", hint="stop it with `ktuned stop`"
             ) from error
         except OSError as error:
             raise _cannot_listen(path, error) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _listen_at(path: str) -> socket.socket:

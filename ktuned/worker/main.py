@@ -208,9 +208,8 @@ def main(argv: list[str]) -> int:
     # Children that detach count as this worker's memory, and become the daemon's when the worker is gone.
     parent.adopt_descendants()
     # User code, and the processes that it starts, must not see the journal.
-    number = os.environ.pop(JOURNAL_VARIABLE, "")
-    journal = Journal(int(number)) if number else None
-    descriptors = (read_fd, write_fd) if journal is None else (read_fd, write_fd, journal.descriptor)
+    journal = Journal(int(os.environ.pop(JOURNAL_VARIABLE)))
+    descriptors = (read_fd, write_fd, journal.descriptor)
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -225,7 +224,7 @@ def main(argv: list[str]) -> int:
     ACCESSES.start_recording()
     operations = Operations(known_places)
     if pending is None:
-        reply.send_answer(replies.Done(replies.Ready(os.getpid(), keeps_journal=journal is not None)))
+        reply.send_answer(replies.Done(replies.Ready(os.getpid())))
         operations.import_for_role(role)
     for request in _read_requests(read_fd, pending):
         answer: replies.Answer

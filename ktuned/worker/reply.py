@@ -1,9 +1,8 @@
 """The worker's end of its pipe to the daemon: phases, items and answers of the request in progress.
 
-Each message wakes the daemon, which costs more than many results do. Two things spare it that, where the daemon has
-given the worker a journal:
+Each message wakes the daemon, which costs more than many results do. Two things spare it that:
 
-- **Phases** go into the journal (:mod:`ktuned.ipc.journal`). Without one, each is a message.
+- **Phases** go into the journal (:mod:`ktuned.ipc.journal`).
 - **Items** may be held back for a while, and leave together with a later item or with the reply. A copy of each held
   frame is in the journal, so that a worker that is killed meanwhile loses no result. The journal is told when they were
   sent, so that none is counted twice.
@@ -60,11 +59,9 @@ class TimedPhases:
 
 
 class Reply:
-    """Answers one request after another through a pipe, with a ``journal`` if the daemon keeps one."""
+    """Answers one request after another through a pipe and a ``journal``."""
 
-    _journal: Journal | None = None
-
-    def __init__(self, write_fd: int, journal: Journal | None = None) -> None:
+    def __init__(self, write_fd: int, journal: Journal) -> None:
         self._write_fd = write_fd
         self._journal = journal
         self._pid = os.getpid()
@@ -83,14 +80,10 @@ class Reply:
         self._phase = phase
         self._held.clear()
         self._held_bytes = 0
-        if self._journal is not None:
-            self._journal.follow_request()
+        self._journal.follow_request()
 
     def begin_phase(self, phase: Phase) -> None:
         """Report that a phase begins: the daemon counts its deadline from now on."""
-        if self._journal is None:
-            self.send_answer(replies.PhaseBegun(phase))
-            return
         self._require_worker()
         self._phase = phase
         self._journal.enter_phase(phase)
@@ -100,18 +93,12 @@ class Reply:
 
         Args:
             value: the result, as :mod:`ktuned.ipc.replies` defines it.
-            hold_s: how long, in seconds, the first held item may wait for later ones. Without a journal nothing is
-                held.
+            hold_s: how long, in seconds, the first held item may wait for later ones.
         """
-        answer = replies.Item(value)
-        if self._journal is None:
-            flush_output()
-            self.send_answer(answer)
-            return
         self._require_worker()
         # Before anything is written: from now on, a deadline that passes is the next item's.
         self._journal.enter_phase(self._phase)
-        frame = replies.encode(answer)
+        frame = replies.encode(replies.Item(value))
         now = monotonic()
         if not self._held:
             self._held_since = now
@@ -144,8 +131,7 @@ class Reply:
         if not self._held:
             return
         self._write_frames(b"".join(self._held))
-        if self._journal is not None:
-            self._journal.record_sent(len(self._held))
+        self._journal.record_sent(len(self._held))
         self._held.clear()
         self._held_bytes = 0
 

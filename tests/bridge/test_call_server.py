@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import pytest
 
 from ktuned.bridge.call_server import CallServer
-from ktuned.bridge.messages import Call, encode_post
+from ktuned.bridge.messages import Call, encode_call
 from ktuned.bridge.service import Send, Service
 from ktuned.ipc import replies
 from tests.bridge.services.ktuned_echo import Note
@@ -41,7 +41,7 @@ async def test_a_post_overtakes_none_that_waits_for_the_import(steps: int) -> No
 
     server = CallServer(load)
     for text in ("one", "two"):
-        server.data_received(encode_post(Note(text)))
+        server.data_received(encode_call(Note(text)))
     await asyncio.sleep(0)
     (loading,) = server._services.values()
     may_end.set()
@@ -50,7 +50,7 @@ async def test_a_post_overtakes_none_that_waits_for_the_import(steps: int) -> No
             await asyncio.sleep(0)
         for _ in range(steps):
             await asyncio.sleep(0)
-        server.data_received(encode_post(Note("three")))
+        server.data_received(encode_call(Note("three")))
         while len(notes.texts) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0)
     assert notes.texts == ["one", "two", "three"]

@@ -1,4 +1,4 @@
-"""The phases that a daemon follows: as the worker's journal has them, and as an earlier version's messages say."""
+"""The phases that a daemon follows, as the worker's journal has them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEADLINES: dict[str, float] = {Phase.LOAD: 60.0, Phase.FIRST_LAUNCH: 2.0, Phase.
 class Followed:
     """A worker's phases, on a clock that the test turns."""
 
-    def __init__(self, *, keeps_journal: bool) -> None:
+    def __init__(self) -> None:
         self.loop = Loop()
         self.over_at: list[float] = []
         self._daemon = Journal.create(clock=self.loop.time)
@@ -32,16 +32,8 @@ class Followed:
             before_look=lambda: None,
             clock=self.loop.time,
         )
-        self.phases.keeps_journal = keeps_journal
         self.phases.begin_request(1, Phase.LOAD, DEADLINES)
         self.worker.follow_request()
-
-    def enter(self, phase: Phase) -> None:
-        """Have the worker enter a phase, by its journal or by a message."""
-        if self.phases.keeps_journal:
-            self.worker.enter_phase(phase)
-        else:
-            self.phases.enter_phase(phase)
 
     def close(self) -> None:
         """End both sides."""
@@ -49,10 +41,10 @@ class Followed:
         self.worker.close()
 
 
-@pytest.fixture(params=[True, False], ids=["journal", "messages"])
-def followed(request: pytest.FixtureRequest) -> Iterator[Followed]:
+@pytest.fixture
+def followed() -> Iterator[Followed]:
     """Return a request that is in its first phase."""
-    made = Followed(keeps_journal=request.param)
+    made = Followed()
     yield made
     made.close()
 
@@ -60,9 +52,9 @@ def followed(request: pytest.FixtureRequest) -> Iterator[Followed]:
 def test_each_phase_has_its_own_deadline(followed: Followed) -> None:
     """The one that hangs is the one that is named, at its deadline to the moment."""
     followed.loop.turn_to(155.0)
-    followed.enter(Phase.FIRST_LAUNCH)
+    followed.worker.enter_phase(Phase.FIRST_LAUNCH)
     followed.loop.turn_to(156.0)
-    followed.enter(Phase.CHECK)
+    followed.worker.enter_phase(Phase.CHECK)
     followed.loop.turn_to(300.0)
     assert followed.over_at == [86.0]
     assert (followed.phases.current, followed.phases.deadline_s) == (Phase.CHECK, 30.0)
@@ -72,7 +64,7 @@ def test_a_phase_that_begins_again_has_the_whole_deadline(followed: Followed) ->
     """Each of several configs does, whatever the ones before it took."""
     for place in range(10):
         followed.loop.turn_to(100.0 + 50.0 * (place + 1))
-        followed.enter(Phase.LOAD)
+        followed.worker.enter_phase(Phase.LOAD)
     followed.loop.turn_to(1000.0)
     assert followed.over_at == [560.0]
 
@@ -81,7 +73,7 @@ def test_the_seconds_of_each_phase_are_known(followed: Followed) -> None:
     """Those of one that was entered twice are added."""
     for seconds, phase in ((1.0, Phase.CHECK), (2.0, Phase.LOAD), (4.0, Phase.CHECK)):
         followed.loop.turn_to(followed.loop.now + seconds)
-        followed.enter(phase)
+        followed.worker.enter_phase(phase)
     followed.loop.turn_to(followed.loop.now + 8.0)
     assert followed.phases.read_durations() == {"load": 5.0, "check": 10.0}
 
@@ -90,7 +82,7 @@ def test_the_seconds_of_each_phase_are_known(followed: Followed) -> None:
 @pytest.mark.parametrize("skew_s", [1e9, -1e9])
 def test_nonsense_in_a_journal_gives_no_time(phase: Phase, skew_s: float) -> None:
     """Phases without a deadline, from the future or from before the request: the one that was known goes on."""
-    followed = Followed(keeps_journal=True)
+    followed = Followed()
     false = Journal(os.dup(followed.worker.descriptor), clock=lambda: followed.loop.now + skew_s)
     false.follow_request()
     false.enter_phase(phase)
@@ -104,7 +96,7 @@ def test_nonsense_in_a_journal_gives_no_time(phase: Phase, skew_s: float) -> Non
 
 def test_what_was_known_stays_known_after_the_end() -> None:
     """A worker that has died is asked in which phase."""
-    followed = Followed(keeps_journal=True)
+    followed = Followed()
     followed.worker.enter_phase(Phase.CHECK)
     followed.close()
     assert followed.phases.current is Phase.CHECK

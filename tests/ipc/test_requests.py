@@ -26,7 +26,6 @@ from ktuned.ipc import (
 )
 from ktuned.ipc.frames import Decoder
 from ktuned.model import TrialDetail, TrialResult
-from ktuned.model.keys import Phase
 from ktuned.model.values import Outcome
 
 OPERATIONS = (
@@ -116,10 +115,9 @@ def test_a_request_arrives_unchanged(operation: str, data: st.DataObject) -> Non
 @settings(max_examples=25)
 @given(data=st.data())
 def test_an_answer_arrives_unchanged(operation: str, data: st.DataObject) -> None:
-    """Replies, items, phases and failures survive the pipe, each recognised as what it is."""
+    """Replies, items and failures survive the pipe, each recognised as what it is."""
     reply, item = requests.find_answer_types(requests.REQUESTS[operation])
     kinds: list[st.SearchStrategy[replies.Answer]] = [values_of(reply).map(replies.Done)]
-    kinds += [values_of(Phase).map(replies.PhaseBegun)]
     kinds += [values_of(replies.Failure).map(replies.Failed)]
     kinds += [] if item is None else [values_of(item).map(replies.Item)]
     answer: replies.Answer = data.draw(st.one_of(kinds))

@@ -10,6 +10,7 @@ import pytest
 from ktuned.ipc import Places, make_absolute, replies, requests
 from ktuned.ipc.stamps import follow_links, stamp_files
 from ktuned.model.kernel import KernelInfo
+from ktuned.model.keys import Phase
 from ktuned.worker.inspect import Inspector
 from ktuned.worker.reply import Reply
 from tests.spec.conftest import Project
@@ -33,9 +34,12 @@ class Items(Reply):
     def __init__(self) -> None:
         self.sent: list[replies.Answer] = []
 
-    def send_answer(self, answer: replies.Answer) -> None:
-        """Keep an answer."""
-        self.sent.append(answer)
+    def begin_phase(self, phase: Phase) -> None:
+        """Ignore it."""
+
+    def send_item(self, value: replies.InspectedFile, *, hold_s: float = 0.0) -> None:
+        """Keep an item."""
+        self.sent.append(replies.Item(value))
 
 
 class Fakes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ktuned.ipc import requests
+from ktuned.ipc import Journal, requests
 from ktuned.model import Device, DeviceModel, DeviceName, Target
 from ktuned.worker.peaks import measure_peaks
 from ktuned.worker.reply import Reply
@@ -13,12 +13,13 @@ from ktuned.worker.reply import Reply
 def test_the_limits_of_a_cpu_are_measured() -> None:
     """Memory and both precisions have a figure; what cannot be measured has its reason, and costs no other figure."""
     device = Device(DeviceName("cpu:0"), DeviceModel("a CPU"), Target("here"))
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    nowhere, journal = os.open(os.devnull, os.O_WRONLY), Journal.create()
     try:
-        found = measure_peaks(requests.MeasurePeaks(device), Reply(nowhere), copy_bytes=1 << 20, size=64)
-        refused = measure_peaks(requests.MeasurePeaks(device), Reply(nowhere), copy_bytes=-4, size=64)
+        found = measure_peaks(requests.MeasurePeaks(device), Reply(nowhere, journal), copy_bytes=1 << 20, size=64)
+        refused = measure_peaks(requests.MeasurePeaks(device), Reply(nowhere, journal), copy_bytes=-4, size=64)
     finally:
         os.close(nowhere)
+        journal.close()
     assert found.gbps is not None
     assert found.gbps > 0
     assert found.tflops.keys() == {"float32", "float64"}

@@ -64,20 +64,11 @@ def items(messages: list[dict[str, Any]]) -> list[int]:
     return [message["item"]["pid"] for message in messages if "item" in message]
 
 
-def test_with_a_journal_a_phase_is_no_message(pipe: Pipe) -> None:
+def test_a_phase_is_no_message(pipe: Pipe) -> None:
     """It is in the journal."""
     pipe.reply.begin_phase(Phase.CHECK)
     assert pipe.arrived() == []
     assert pipe.journal.read_progress()[0][-1].phase is Phase.CHECK
-
-
-def test_without_a_journal_a_phase_is_a_message(pipe: Pipe) -> None:
-    """As a daemon of an earlier version wants it."""
-    reply = Reply(pipe.reply.descriptor)
-    reply.begin_request(Phase.LOAD)
-    reply.begin_phase(Phase.CHECK)
-    reply.send_item(number(1), hold_s=60.0)
-    assert pipe.arrived() == [{"phase": "check"}, {"item": {"pid": 1}}]
 
 
 def test_held_items_come_with_the_reply_at_once(pipe: Pipe) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import ClassVar, Final, Never
 
 from ktuned.bridge import Call
+from ktuned.ipc import replies
 from ktuned.model import Record, record
 
 MAX_FETCHED: Final = 1_000
@@ -15,8 +16,8 @@ MAX_FETCHED: Final = 1_000
 
 
 @record
-class Listed(Record):
-    """An object in a listing; ``modified`` is Unix time in s."""
+class Entry(Record):
+    """An object in a listing; ``modified`` is Unix time in s, by the storage's clock."""
 
     name: str
     size: int
@@ -27,7 +28,7 @@ class Listed(Record):
 class Listing(Record):
     """The winners that were found."""
 
-    entries: tuple[Listed, ...]
+    entries: tuple[Entry, ...]
 
 
 @record
@@ -70,14 +71,7 @@ class FetchObjects(Call[Fetched, Object]):
 
 
 @record
-class Stored(Record):
-    """The object is stored."""
-
-    name: str
-
-
-@record
-class StoreObject(Call[Stored, Never]):
+class StoreObject(Call[replies.Empty, Never]):
     """Store an object, whole or not at all."""
 
     operation: ClassVar = "team.store"
@@ -88,16 +82,7 @@ class StoreObject(Call[Stored, Never]):
 
 
 @record
-class Swept(Record):
-    """A sweep's result: how many objects were removed, how many are left, and their bytes."""
-
-    removed: int
-    left: int
-    left_bytes: int
-
-
-@record
-class SweepObjects(Call[Swept, Never]):
+class SweepObjects(Call[replies.Empty, Never]):
     """Remove expired objects, then the oldest until the cap holds; objects with other names stay."""
 
     operation: ClassVar = "team.sweep"

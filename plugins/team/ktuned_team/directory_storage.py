@@ -19,7 +19,8 @@ from typing import Final, TypeVar
 
 import anyio.to_thread
 
-from ktuned_team.storage import MAX_LISTED, OPERATION_S, Entry, Storage, StorageError, UnreadableObject, within_deadline
+from ktuned_team.calls import Entry
+from ktuned_team.storage import MAX_LISTED, OPERATION_S, Storage, StorageError, UnreadableObject, within_deadline
 
 T = TypeVar("T")
 

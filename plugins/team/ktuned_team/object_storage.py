@@ -16,10 +16,10 @@ import obstore
 import obstore.exceptions
 import obstore.store
 
+from ktuned_team.calls import Entry
 from ktuned_team.storage import (
     MAX_LISTED,
     OPERATION_S,
-    Entry,
     Storage,
     StorageError,
     UnreadableObject,

@@ -16,10 +16,10 @@ from typing import Any, Final, TypeVar
 import redis.asyncio
 import redis.exceptions
 
+from ktuned_team.calls import Entry
 from ktuned_team.storage import (
     MAX_LISTED,
     OPERATION_S,
-    Entry,
     Storage,
     StorageError,
     UnreadableObject,

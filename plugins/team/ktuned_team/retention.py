@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from ktuned_team.calls import Entry
 from ktuned_team.objects import ObjectName
-from ktuned_team.storage import Entry
 
 
 def select_newest(entries: Iterable[Entry], addresses: Collection[str], most: int) -> list[Entry]:

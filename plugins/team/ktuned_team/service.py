@@ -9,22 +9,21 @@ from typing import Any, ClassVar, Final
 import anyio
 
 from ktuned.bridge import Call, CallFailed, Send, Service
+from ktuned.ipc import replies
 from ktuned.model import Record, find_first_error
 from ktuned_team.calls import (
+    Entry,
     Fetched,
     FetchObjects,
     FindWinners,
-    Listed,
     Listing,
     Object,
-    Stored,
     StoreObject,
     SweepObjects,
-    Swept,
 )
 from ktuned_team.objects import is_ktuned_name
 from ktuned_team.retention import select_newest, select_surplus
-from ktuned_team.storage import Entry, Storage, StorageError, UnreadableObject, open_storage
+from ktuned_team.storage import Storage, StorageError, UnreadableObject, open_storage
 
 MAX_AT_ONCE: Final = 16
 """Objects that are fetched or removed at once, to hide the latency of a distant server."""
@@ -51,7 +50,7 @@ class TeamStorage(Service):
                 return await self._fetch_objects(call, send)
             case StoreObject():
                 await self._find_storage(call.url).write(call.name, call.data)
-                return Stored(call.name)
+                return replies.Empty()
             case SweepObjects():
                 return await self._sweep_objects(call)
         raise CallFailed("no_operation", f"the service has no operation {call.operation!r}")
@@ -75,8 +74,7 @@ class TeamStorage(Service):
             entries.extend(await storage.list_entries(prefix))
 
         await _run_for_all(prefixes if len(prefixes) <= MAX_PREFIXES else [call.kernel_prefix], list_prefix)
-        newest = select_newest(entries, {*call.addresses}, call.most)
-        return Listing(tuple(Listed(entry.name, entry.size, entry.modified) for entry in newest))
+        return Listing(tuple(select_newest(entries, {*call.addresses}, call.most)))
 
     async def _fetch_objects(self, call: FetchObjects, send: Send) -> Fetched:
         storage = self._find_storage(call.url)
@@ -97,13 +95,12 @@ class TeamStorage(Service):
         await _run_for_all(call.names, fetch_object)
         return Fetched(tuple(sorted(missing)), tuple(sorted(unreadable)))
 
-    async def _sweep_objects(self, call: SweepObjects) -> Swept:
+    async def _sweep_objects(self, call: SweepObjects) -> replies.Empty:
         storage = self._find_storage(call.url)
         entries = [entry for entry in await storage.list_entries("v1/") if is_ktuned_name(entry.name)]
         doomed = {*select_surplus(entries, time.time(), call.retention_s, call.cap_bytes)}
         await _run_for_all(sorted(doomed), storage.remove)
-        remaining = [entry for entry in entries if entry.name not in doomed]
-        return Swept(len(doomed), len(remaining), sum(entry.size for entry in remaining))
+        return replies.Empty()
 
 
 async def _run_for_all(names: Any, work: Callable[[str], Any]) -> None:

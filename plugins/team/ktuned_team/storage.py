@@ -15,10 +15,10 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import anyio
-import msgspec
 
 from ktuned.model import KtunedError
 from ktuned.sharing import hide_secrets
+from ktuned_team.calls import Entry
 
 REDIS: Final = ("redis", "rediss", "unix")
 """URL schemes of Redis and Valkey."""
@@ -45,14 +45,6 @@ class StorageError(KtunedError):
 
 class UnreadableObject(StorageError):
     """One object cannot be read, while the storage answers and others can."""
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """An object in a listing; ``modified`` is Unix time in s, by the storage's clock."""
-
-    name: str
-    size: int
-    modified: float
 
 
 class Storage(ABC):

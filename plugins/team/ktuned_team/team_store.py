@@ -84,7 +84,7 @@ class TeamStore(SharedStore):
         settings = self.settings
         await self._exchange_call(calls.SweepObjects(settings.url, settings.retention_s, settings.cap_bytes), SWEEP_S)
 
-    async def _read_objects(self, wanted: list[calls.Listed]) -> list[str]:
+    async def _read_objects(self, wanted: list[calls.Entry]) -> list[str]:
         """Fetch objects and hold the sound ones; return the faults of the others."""
         faults: list[str] = []
         weights = {entry.name: _weigh_entry(entry) for entry in wanted}
@@ -121,12 +121,12 @@ class TeamStore(SharedStore):
             raise SharedStoreDown(error.message, hint=hint) from error
 
 
-def _select_newest(entries: Iterable[calls.Listed], most: int) -> list[calls.Listed]:
+def _select_newest(entries: Iterable[calls.Entry], most: int) -> list[calls.Entry]:
     """Return the newest entries up to a total weight."""
     newest = sorted(entries, key=lambda one: (-one.modified, one.name))
     return [entry for entry, total in zip(newest, accumulate(map(_weigh_entry, newest)), strict=True) if total <= most]
 
 
-def _weigh_entry(entry: calls.Listed) -> int:
+def _weigh_entry(entry: calls.Entry) -> int:
     # A larger one is rejected when it is read, so it is never held.
     return OBJECT_WEIGHT + (entry.size if entry.size <= MAX_OBJECT_BYTES else 0)
