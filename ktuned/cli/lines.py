@@ -154,6 +154,9 @@ def _describe_ended_job(view: JobView) -> str:
         facts.append(view.share)
     if reused := int(job.cost.get("reused", 0)):
         facts.append(f"{reused} of {job.done} configs known")
+    if job.total is not None and job.done < job.total:
+        # Its time limit ended it, or it converged.
+        facts.append(f"{job.done} of {job.total} configs tried")
     change = compute_gain(job.objective, view.before, job.best)
     if change:
         thing = "as good" if needs_metric(job.objective) else "that speed"

@@ -283,7 +283,7 @@ def watching() -> list[dict[str, Any]]:
         trial_event(trial_map(9, latency_us=20.0, job=2), 1),
         {**winner, "config": {"BM": 9}, "latency_us": 20.0, "trial": 9},
         {"type": "stale", "kernel": "other:kernel", "job": None, "digest": "f"},
-        state_event("job_done", job_map(2, state="done", best_us=20.0)),
+        state_event("job_done", job_map(2, state="done", best_us=20.0, done=1)),
     ]
 
 
@@ -306,7 +306,7 @@ def test_watch_tells_a_save_and_its_retuning(run: Run, serve: Serve, tmp_path: o
         f"{KERNEL}: saved, its winners are stale",
         f"{name}job 2 tunes of 4 configs",
         f"{name}1/4 best 20.00 µs  BM=9",
-        f"{name}tuned, 20.00 µs, was 40.00 µs, 2.00× that speed now  BM=9",
+        f"{name}tuned, 20.00 µs, 1 of 4 configs tried, was 40.00 µs, 2.00× that speed now  BM=9",
     ]
     assert daemon.params_of("subscribe") == {"since": [7, 0]}
 
