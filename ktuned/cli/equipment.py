@@ -159,6 +159,9 @@ def _describe_absence(absence: Absence, backends: Mapping[str, BackendReport]) -
     targets = sorted({backend.target for backend in backends.values() if backend.target})
     still = f"; kernels still compile for {', '.join(targets)}" if targets and absence.reason != "no_compiler" else ""
     what = f"backend{'s' * (len(backends) > 1)} {', '.join(backends)}"
+    if absence.reason == "no_hardware":
+        # No fault: the machine is one without such a device.
+        return Finding(Level.OK, what, f"{absence.message}{still}", absence.hint)
     return Finding(Level.WARN, what, f"{absence.reason}: {absence.message}{still}", absence.hint)
 
 

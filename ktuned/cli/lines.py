@@ -45,15 +45,15 @@ def doubt_lines(job: Job) -> list[str]:
         least, most = default[0] / best[1], default[1] / best[0]
         if most > WIDE * least:
             low, high = map(text.format_factor, (least, most))
-            found.append(f"the speed-up over the default is anything from {low} to {high}")
+            found.append(f"the speed-up over the default varied from {low} to {high}")
     reference = _bound_spread(job.reference_us, job.reference_spread_us)
     if reference is not None and reference[1] > WIDE * reference[0]:
         low, high = map(text.format_latency, reference)
-        found.append(f"the reference took anything from {low} to {high}")
+        found.append(f"the reference took from {low} to {high}")
     is_best_noisy = is_noisy(job.best_us, job.best_spread_us) and not needs_metric(job.objective)
     badge = "noisy: " if is_best_noisy or is_noisy(job.reference_us, job.reference_spread_us) else ""
-    why = "as rounds of the final measurement differ; other programs or unlocked clocks do that"
-    lines = [f"{job_title(job)}: {badge}{' and '.join(found)}, {why}"] if found else []
+    why = "across the final rounds (other programs, or unlocked clocks?)"
+    lines = [f"{job_title(job)}: {badge}{' and '.join(found)} {why}"] if found else []
     if job.reference_us and job.best_us and is_ratio_implausible(job.reference_us, job.best_us):
         said = f"noisy: the reference took {job.reference_us / job.best_us:,.0f} times the winner's time"
         lines.append(f"{job_title(job)}: {said}: was the machine busy, and does it compute the same?")
@@ -153,6 +153,9 @@ def _describe_ended_job(view: JobView) -> str:
         facts.append(view.share)
     if reused := int(job.cost.get("reused", 0)):
         facts.append(f"{reused} of {job.done} configs known")
+    if job.total is not None and job.done < job.total:
+        # Its time limit ended it, or it converged.
+        facts.append(f"{job.done} of {job.total} configs tried")
     change = compute_gain(job.objective, view.before, job.best)
     if change:
         thing = "as good" if needs_metric(job.objective) else "that speed"

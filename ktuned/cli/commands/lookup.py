@@ -132,7 +132,8 @@ def _place_in_line(client: Client, answer: Answer) -> str:
         if job.kernel == answer.kernel and job.problem.items() <= answer.problem.items():
             if job.state is JobState.RUNNING:
                 return f"job {job.id} tunes it now"
-            return f"job {job.id} will tune it, after {text.count_of(place, 'other job')}"
+            after = f"after {text.count_of(place, 'other job')}" if place else "next"
+            return f"job {job.id} tunes it {after}"
     return ""
 
 
