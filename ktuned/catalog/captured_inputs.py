@@ -22,10 +22,6 @@ class CapturedInputs:
         self._store = store
         self._held = {(held.kernel, held.problem): held for held in store.captured.list_captures()}
 
-    def reload_captures(self) -> None:
-        """Read from the store again which there are: a project has another name."""
-        self._held = {(held.kernel, held.problem): held for held in self._store.captured.list_captures()}
-
     def digest_of_inputs(self, kernel: str, problem: str) -> str:
         """Return the digest of a problem's (canonical text) captured inputs; empty if there are none."""
         held = self._held.get((kernel, problem))

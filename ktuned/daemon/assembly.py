@@ -61,6 +61,7 @@ from ktuned.protocol import KernelStale
 from ktuned.scheduling import (
     Dispatcher,
     DueKernels,
+    GoneRoots,
     HostObserver,
     IdlePolicy,
     Intake,
@@ -74,8 +75,6 @@ from ktuned.scheduling import (
     Reading,
     Renewal,
     Reverification,
-    RootExpiry,
-    RootMoves,
     SharedWinners,
     ShareExchange,
 )
@@ -147,6 +146,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     current: CurrentSettings
     events: Events
     fleet: Fleet
+    gone_roots: GoneRoots
     intake: Intake
     jobs: Jobs
     lifetime: Lifetime
@@ -161,7 +161,6 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     renewal: Renewal
     requests: JobRequests
     reverification: Reverification
-    root_expiry: RootExpiry
     router: EventRouter
     server: Server
     share_exchange: ShareExchange
@@ -255,7 +254,6 @@ def assemble_parts(
     catalog = Catalog(
         list_watched_roots(settings, store),
         store.load_kernels(),
-        store.projects.load_aliases(),
         store.learned.list_names(),
     )
     admission = Admission(catalog, fleet, store, deadlines)
@@ -291,11 +289,7 @@ def assemble_parts(
     async def probe_root(root: Root) -> None:
         await environments.probe_environment(environment_of(root))
 
-    def on_project_renamed() -> None:
-        captured_inputs.reload_captures()
-        caches.forget_all_answers()
-
-    inspector = FileInspector(catalog, fleet, store, deadlines, trust, probe=probe_root, renamed=on_project_renamed)
+    inspector = FileInspector(catalog, fleet, store, deadlines, trust, probe=probe_root)
 
     def on_names_learned(kernel: KernelName, names: Sequence[Observation]) -> None:
         caches.rename_contexts(kernel, store.list_winners(kernel), names)
@@ -369,7 +363,7 @@ def assemble_parts(
     def list_configured_roots() -> set[str]:
         return {root.path for root in current.settings.roots}
 
-    moves = RootMoves(catalog=catalog, store=store, configured=list_configured_roots, drop=renewal.drop_roots)
+    gone_roots = GoneRoots(catalog=catalog, store=store, configured=list_configured_roots, renewal=renewal)
     intake = Intake(
         catalog=catalog,
         inspector=inspector,
@@ -377,9 +371,8 @@ def assemble_parts(
         store=store,
         requests=requests,
         renewal=renewal,
-        moves=moves,
+        gone_roots=gone_roots,
     )
-    root_expiry = RootExpiry(catalog=catalog, store=store, configured=list_configured_roots, drop=renewal.drop_roots)
 
     portfolios = Portfolios(
         admission=admission,
@@ -470,11 +463,10 @@ def assemble_parts(
         executors=executors,
         current=current,
         fleet=fleet,
+        gone_roots=gone_roots,
         jobs=jobs,
         machine=machine,
         renewal=renewal,
-        root_expiry=root_expiry,
-        root_moves=moves,
         store=store,
         shared=shared_winners,
         watcher=watcher,
@@ -590,6 +582,7 @@ def assemble_parts(
         current=current,
         events=events,
         fleet=fleet,
+        gone_roots=gone_roots,
         intake=intake,
         jobs=jobs,
         lifetime=lifetime,
@@ -604,7 +597,6 @@ def assemble_parts(
         renewal=renewal,
         requests=requests,
         reverification=reverification,
-        root_expiry=root_expiry,
         router=router,
         server=Server(handlers.values(), shortcuts=caches.shortcuts, traffic=traffic, subscribers=subscriptions),
         share_exchange=share_exchange,

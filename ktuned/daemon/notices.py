@@ -8,7 +8,7 @@ from ktuned.adoption import Adoptions
 from ktuned.daemon.reload import CurrentSettings
 from ktuned.devices import Machine
 from ktuned.fleet import Bridge, Executors, Fleet
-from ktuned.scheduling import Jobs, Renewal, RootExpiry, RootMoves, SharedWinners
+from ktuned.scheduling import GoneRoots, Jobs, Renewal, SharedWinners
 from ktuned.store import Store
 from ktuned.watch import Watcher
 
@@ -24,12 +24,11 @@ class Notices:
         executors: Executors,
         current: CurrentSettings,
         fleet: Fleet,
+        gone_roots: GoneRoots,
         last_end: str,
         jobs: Jobs,
         machine: Machine,
         renewal: Renewal,
-        root_expiry: RootExpiry,
-        root_moves: RootMoves,
         store: Store,
         shared: SharedWinners,
         watcher: Watcher,
@@ -39,12 +38,11 @@ class Notices:
         self._executors = executors
         self._current = current
         self._fleet = fleet
+        self._gone_roots = gone_roots
         self._last_end = last_end
         self._jobs = jobs
         self._machine = machine
         self._renewal = renewal
-        self._root_expiry = root_expiry
-        self._root_moves = root_moves
         self._store = store
         self._shared = shared
         self._watcher = watcher
@@ -59,8 +57,7 @@ class Notices:
         yield from (store.notice, store.lost, store.damaged)
         yield self._watcher.notice
         yield self._renewal.notice
-        yield self._root_expiry.notice
-        yield from self._root_moves.notices
+        yield self._gone_roots.notice
         yield self._current.notice
         if self._jobs.stalled:
             yield f"tuning is paused: {self._jobs.stalled}"

@@ -1,6 +1,7 @@
 """Jobs: their intake, order, dispatch, pauses and re-verification."""
 
 from ktuned.scheduling.dispatcher import Dispatcher, Intervals
+from ktuned.scheduling.gone_roots import GoneRoots
 from ktuned.scheduling.host_observer import HostObserver
 from ktuned.scheduling.idle_policy import POLICIES, IdlePolicy, Reading
 from ktuned.scheduling.intake import Intake
@@ -13,8 +14,6 @@ from ktuned.scheduling.preparation import JobSettings, Preparation, default_comp
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
 from ktuned.scheduling.reverification import Reverification
-from ktuned.scheduling.root_expiry import RootExpiry
-from ktuned.scheduling.root_moves import RootMoves
 from ktuned.scheduling.share_exchange import DueKernels, ShareExchange
 from ktuned.scheduling.shared_winners import SharedWinners
 
@@ -23,6 +22,7 @@ __all__ = [
     "POLICIES",
     "Dispatcher",
     "DueKernels",
+    "GoneRoots",
     "HostObserver",
     "IdlePolicy",
     "Intake",
@@ -40,8 +40,6 @@ __all__ = [
     "Reading",
     "Renewal",
     "Reverification",
-    "RootExpiry",
-    "RootMoves",
     "ShareExchange",
     "SharedWinners",
     "TuningRequest",

@@ -32,9 +32,9 @@ from ktuned.devices import Machine
 from ktuned.ipc import stamp, stamps_agree
 from ktuned.model import Job, KernelInfo, KtunedError, NotFound, Plan, Root, UsageError
 from ktuned.protocol import FileError
+from ktuned.scheduling.gone_roots import GoneRoots
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.renewal import Renewal
-from ktuned.scheduling.root_moves import RootMoves
 from ktuned.store import Store
 
 
@@ -63,7 +63,7 @@ class Intake:
         store: Store,
         requests: JobRequests,
         renewal: Renewal,
-        moves: RootMoves,
+        gone_roots: GoneRoots,
         max_directories: int = MAX_DIRECTORIES,
     ) -> None:
         self._catalog = catalog
@@ -72,14 +72,9 @@ class Intake:
         self._store = store
         self._requests = requests
         self._renewal = renewal
-        self._moves = moves
+        self._gone_roots = gone_roots
         self._naming = anyio.Lock()
         self._max_directories = max_directories
-
-    @property
-    def moves(self) -> list[str]:
-        """A line for each root that was found at another place."""
-        return self._moves.notices
 
     async def tune_path(
         self, path: str, python: str | None, request: TuningRequest, name: str | None = None
@@ -115,8 +110,7 @@ class Intake:
         except KtunedError:
             if found.is_new:
                 # What was asked for in error is not watched for ever.
-                await self._store.remove_root(found.root.path)
-                await self._renewal.drop_roots([found.root])
+                await self._renewal.forget_root(found.root)
             raise
         try:
             jobs = [job for kernel in kernels for job in await self._requests.request_jobs(kernel, request)]
@@ -155,8 +149,7 @@ class Intake:
         if not kernels and not errors:
             if known is None and not self._catalog.kernels_below(root.path):
                 # What was asked for in error is not watched for ever.
-                self._catalog.remove_root(root.path)
-                await self._store.remove_root(root.path)
+                await self._renewal.forget_root(root)
             hint = "a kernel file is named tune_*.py and declares an @kernel"
             if os.path.isfile(place) and (name := await anyio.to_thread.run_sync(_find_undecorated_kernel, place)):
                 hint = f"its function {name!r} has no decorator: write @kernel(…) above it"
@@ -180,7 +173,7 @@ class Intake:
         else:
             project = await anyio.to_thread.run_sync(read_project, directory, self._inspector.trust)
             root = make_root(directory, python=python or "", project=project)
-            await self._moves.follow_move(root)
+            await self._gone_roots.free_name(root)
         async with self._naming:
             if known is None:
                 # Of two that are added at once, the store has both, and the catalog perhaps none yet.

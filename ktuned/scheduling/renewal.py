@@ -109,6 +109,15 @@ class Renewal:
                     await self._retune_kernel(name, saved=saved)
             self._is_refused = anyio.Event()
 
+    async def forget_root(self, root: Root) -> None:
+        """Watch a root no longer that a request has added; its results stay.
+
+        Raises:
+            StoreError: it cannot be recorded; the root is watched on.
+        """
+        await self._store.remove_root(root.path)
+        await self.drop_roots([root])
+
     async def drop_roots(self, roots: Iterable[Root]) -> None:
         """Forget roots that config.toml names no more; their results stay, for when they are named again."""
         for root in roots:

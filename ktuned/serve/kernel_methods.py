@@ -97,8 +97,7 @@ class KernelMethods:
                 hint="remove its [[roots]] entry, then run `ktuned config --reload`",
             )
         before = {kernel.name for kernel in self._catalog.kernels_below(root.path)}
-        await self._store.remove_root(root.path)
-        await self._renewal.drop_roots([root])
+        await self._renewal.forget_root(root)
         gone = before - {kernel.name for kernel in self._catalog.kernels_below(root.path)}
         return UnwatchAnswer(root.path, root.name, tuple(sorted(gone)))
 

@@ -549,6 +549,13 @@ class Store:
         tail = "ORDER BY winners.kernel, winners.problem, winners.device, winners.objective"
         return self._reader.fetch_values(rows.decode_winner, f"{rows.SELECT_WINNERS} {where} {tail}", *values)
 
+    def list_winners_elsewhere(self, kernel: KernelInfo) -> list[Winner]:
+        """Return the winners of a kernel's equals: of its short name and its digest, in any other project."""
+        short = f":{kernel.kernel}"
+        where = "WHERE winners.kernel <> ? AND substr(winners.kernel, ?) = ? AND contexts.digest = ?"
+        values = kernel.name, -len(short), short, kernel.digest
+        return self._reader.fetch_values(rows.decode_winner, f"{rows.SELECT_WINNERS} {where}", *values)
+
     def _recover_interrupted(self, connection: sqlite3.Connection) -> None:
         self.recovered = trial_writes.recover_interrupted(connection)
 

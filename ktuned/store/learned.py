@@ -13,8 +13,8 @@ from dataclasses import asdict
 
 import msgspec
 
-from ktuned.model import KernelInfo, KernelName, Observation, add_captured, extend_digest
-from ktuned.store import context_moves, digest_parts
+from ktuned.model import KernelInfo, KernelName, Observation, Outcome, add_captured, extend_digest
+from ktuned.store import digest_parts
 from ktuned.store.pins import Write
 from ktuned.store.reader import Reader, Row
 
@@ -69,10 +69,44 @@ def _rename_contexts(connection: sqlite3.Connection, kernel: KernelInfo, fresh: 
             (kernel.name, named, json.dumps(parts)),
         )
         for captured in ("", *(capture for (capture,) in captures)):
-            context_moves.rename_contexts(
-                connection, kernel.name, add_captured(digest, captured), add_captured(named, captured)
-            )
+            _rename_digest(connection, kernel.name, add_captured(digest, captured), add_captured(named, captured))
     digest_parts.drop_unused(connection, kernel.name, kernel.digest)
+
+
+def _rename_digest(connection: sqlite3.Connection, kernel: str, digest: str, named: str) -> None:
+    """Give the contexts of one digest of a kernel another digest; one that is there already takes the trials over."""
+    if named == digest:
+        return
+    columns = "problem, device, toolchain, device_fingerprint, measuring_version"
+    for number, *rest in connection.execute(
+        f"SELECT id, {columns} FROM contexts WHERE kernel = ? AND digest = ?", (kernel, digest)
+    ).fetchall():
+        twin = connection.execute(
+            f"SELECT id FROM contexts WHERE (kernel, digest, {columns}) = (?, ?, ?, ?, ?, ?, ?)",
+            (kernel, named, *rest),
+        ).fetchone()
+        if twin is None:
+            connection.execute("UPDATE contexts SET digest = ? WHERE id = ?", (named, number))
+        else:
+            _merge_contexts(connection, number, twin[0])
+
+
+def _merge_contexts(connection: sqlite3.Connection, context: int, twin: int) -> None:
+    """Move a context's trials to its twin, whose own stay where both have tried a config; remove the context."""
+    connection.execute("UPDATE OR IGNORE trials SET context_id = ? WHERE context_id = ?", (twin, context))
+    # A winner whose config the other context has measured too is served with that figure.
+    connection.execute(
+        """UPDATE OR IGNORE winners SET trial_id = (
+            SELECT twins.id FROM trials JOIN trials AS twins ON twins.config = trials.config
+            WHERE trials.id = winners.trial_id AND twins.context_id = ? AND twins.outcome = ?)
+        WHERE trial_id IN (
+            SELECT trials.id FROM trials JOIN trials AS twins ON twins.config = trials.config
+            WHERE trials.context_id = ? AND twins.context_id = ? AND twins.outcome = ?)""",
+        (twin, Outcome.MEASURED, context, twin, Outcome.MEASURED),
+    )
+    connection.execute("DELETE FROM winners WHERE trial_id IN (SELECT id FROM trials WHERE context_id = ?)", (context,))
+    connection.execute("DELETE FROM trials WHERE context_id = ?", (context,))
+    connection.execute("DELETE FROM contexts WHERE id = ?", (context,))
 
 
 def _decode_name(row: Row) -> tuple[KernelName, Observation]:

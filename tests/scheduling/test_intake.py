@@ -16,7 +16,6 @@ from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
 from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_requests import TuningRequest
-from ktuned.scheduling.root_moves import RootMoves
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 from tests.fleet.playing import until
 
@@ -56,7 +55,7 @@ def limited(parts: Parts, directories: int) -> Intake:
         store=parts.store,
         requests=parts.requests,
         renewal=parts.renewal,
-        moves=RootMoves(catalog=parts.catalog, store=parts.store, configured=set, drop=parts.renewal.drop_roots),
+        gone_roots=parts.daemon.gone_roots,
         max_directories=directories,
     )
 
