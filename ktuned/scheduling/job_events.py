@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection
 from enum import StrEnum
 
 import msgspec
 
-from ktuned.model import Job, Plan, WinnerKey
+from ktuned.model import Job, Plan
 from ktuned.protocol import JobEvent
 from ktuned.tuning import JobBrief, JobStage
 
@@ -81,33 +81,6 @@ class ResumeAsked(msgspec.Struct, frozen=True):
     job: int
 
 
-class PausesChanged(msgspec.Struct, frozen=True):
-    """The device models on which nothing may run (``EVERYTHING``: none of them)."""
-
-    devices: Collection[str]
-
-
-class Attended(msgspec.Struct, frozen=True):
-    """A client waits for jobs."""
-
-    waiter: Hashable
-    jobs: Collection[int]
-
-
-class Left(msgspec.Struct, frozen=True):
-    """A client waits no longer."""
-
-    waiter: Hashable
-
-
-class Used(msgspec.Struct, frozen=True):
-    """Applications have launched a key so often in all, which took some seconds by the latency known so far."""
-
-    key: WinnerKey
-    launches: int
-    cost_s: float
-
-
 class Inspected(msgspec.Struct, frozen=True):
     """The catalog knows a kernel's files as they are now."""
 
@@ -152,10 +125,6 @@ Event = (
     | BeginAgainAsked
     | PauseAsked
     | ResumeAsked
-    | PausesChanged
-    | Attended
-    | Left
-    | Used
     | Inspected
     | Reviewed
     | Advanced

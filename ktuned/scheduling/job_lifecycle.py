@@ -138,13 +138,19 @@ STOPPING = frozenset({JobPlace.YIELDING, JobPlace.PAUSING, JobPlace.CANCELLING})
 
 
 class JobLife:
-    """One job's place in the table, and how it got there."""
+    """One job's place in the table, and how it got there.
 
-    __slots__ = ("job", "place", "story")
+    ``kills`` and ``changes`` count the ends of its runs since its last progress that were nobody's fault: its workers
+    were killed from outside, its files were changed.
+    """
+
+    __slots__ = ("changes", "job", "kills", "place", "story")
 
     def __init__(self, job: int, place: JobPlace = JobPlace.WAITING) -> None:
         self.job = job
         self.place = place
+        self.kills = 0
+        self.changes = 0
         self.story: deque[JobEvent] = deque(maxlen=STORY_LENGTH)
 
     def make_move(self, event: JobEvent) -> JobPlace:

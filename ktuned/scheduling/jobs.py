@@ -30,22 +30,17 @@ from ktuned.protocol import ChannelInfo, JobCounts, JobInfo, PublishEvent, Tunin
 from ktuned.scheduling.dispatcher import Dispatcher, describe_failure
 from ktuned.scheduling.job_events import (
     Arrived,
-    Attended,
     BeginAgainAsked,
     CancelAsked,
-    Event,
     Inspected,
     Joined,
-    Left,
     PauseAsked,
-    PausesChanged,
     Refused,
     ResumeAsked,
     TakenUp,
-    Used,
 )
 from ktuned.scheduling.job_machine import JobMachine
-from ktuned.scheduling.queue import Arrival
+from ktuned.scheduling.queue import Arrival, LaunchCost
 from ktuned.store import Store
 from ktuned.tuning import JobBrief
 
@@ -81,7 +76,7 @@ class Jobs:
         async with self._arriving:
             unfinished = self._store.list_jobs(states=(JobState.QUEUED, JobState.PAUSED), limit=MAX_WAITING)
             for key, launches in self._store.load_launches().items():
-                self._machine.handle_event(self._launches_event(key, launches))
+                self._record_launches(key, launches)
             await self._dispatcher.handle_event(TakenUp(unfinished))
         await self._dispatcher.run_until_cancelled()
 
@@ -141,32 +136,30 @@ class Jobs:
         """
         counts = {key._replace(objective=LATENCY): count for key, count in counts.items() if count > 0}
         for key, count in counts.items():
-            self._machine.handle_event(self._launches_event(key, self._queue.launch_cost(key).launches + count))
+            self._record_launches(key, self._queue.launch_cost(key).launches + count)
         self.request_review()
         await self._store.add_launches(counts, time())
 
-    def _launches_event(self, key: WinnerKey, launches: int) -> Used:
-        """Return the event of a key's launches so far, and their cost by its winner, or by the kernel's other ones."""
+    def _record_launches(self, key: WinnerKey, launches: int) -> None:
+        """Record a key's launches so far, and their cost by its winner, or by the kernel's other ones."""
         winner = self._store.get_winner(key)
         known = [winner] if winner is not None else self._store.list_winners(key.kernel)
-        latency_us = median([one.latency_us for one in known]) if known else UNKNOWN_LATENCY_US
-        return Used(key, launches, launches * latency_us / 1e6)
+        latency_us = median([winner.latency_us for winner in known]) if known else UNKNOWN_LATENCY_US
+        self._queue.record_launch_cost(key, LaunchCost(launches, launches * latency_us / 1e6))
 
     def add_waiter(self, waiter: Hashable, jobs: Collection[int]) -> None:
         """Note that a client waits for jobs; they go first until it leaves."""
-        self._handle_and_review(Attended(waiter, jobs))
+        self._queue.add_waiter(waiter, jobs)
+        self.request_review()
 
     def remove_waiter(self, waiter: Hashable) -> None:
         """Note that a client waits no longer."""
-        self._handle_and_review(Left(waiter))
+        self._queue.remove_waiter(waiter)
+        self.request_review()
 
     def release_inspected(self, kernel: str) -> None:
         """Let a kernel's jobs run that waited for its files to be inspected."""
-        self._handle_and_review(Inspected(kernel))
-
-    def _handle_and_review(self, event: Event) -> None:
-        """Give the machine an event that only changes who should run."""
-        self._machine.handle_event(event)
+        self._machine.handle_event(Inspected(kernel))
         self.request_review()
 
     async def record_failed_job(
@@ -235,7 +228,8 @@ class Jobs:
         """
         pauses = self._queue.pauses | {*devices} if is_paused else self._queue.pauses - {*devices}
         await self._store.save_pauses(pauses)
-        await self._dispatcher.handle_event(PausesChanged(pauses))
+        self._queue.pauses = pauses
+        self.request_review()
         for device in sorted(devices):
             self._publish((TuningPaused if is_paused else TuningResumed)(device=device, reason="asked for"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,6 @@ from ktuned.protocol import JobQueued
 from ktuned.scheduling.job_events import (
     Advanced,
     Arrived,
-    Attended,
     BeginAgainAsked,
     CancelAsked,
     Close,
@@ -31,9 +31,7 @@ from ktuned.scheduling.job_events import (
     Inspected,
     Instruction,
     Joined,
-    Left,
     PauseAsked,
-    PausesChanged,
     Publish,
     Record,
     Refused,
@@ -68,12 +66,20 @@ def job(number: int = 1, **changes: Any) -> Job:
     return replace(base, **changes)
 
 
-def machine(*events: Event, **options: Any) -> JobMachine:
-    """Return a machine that has taken some events."""
+def machine(*events: Event | Callable[[JobMachine], None], **options: Any) -> JobMachine:
+    """Return a machine that has taken some events; a function tells its queue something in between."""
     made = JobMachine(clock=lambda: 1000.0, now=lambda: NOW, **options)
     for event in events:
-        made.handle_event(event)
+        if callable(event):
+            event(made)
+        else:
+            made.handle_event(event)
     return made
+
+
+def paused(*devices: str) -> Callable[[JobMachine], None]:
+    """Return what pauses these device models and no others."""
+    return lambda made: setattr(made.queue, "pauses", {*devices})
 
 
 def summary(instructions: Sequence[Instruction]) -> list[str]:
@@ -95,12 +101,12 @@ ARRIVED = Arrived(job())
 STARTED = (ARRIVED, Reviewed())
 STARTS = ["Start 1", "GrantLanes 1"]
 
-PLACES: dict[str, tuple[Event, ...]] = {
+PLACES: dict[str, tuple[Event | Callable[[JobMachine], None], ...]] = {
     "unknown": (),
     "waiting": (ARRIVED,),
     "paused": (ARRIVED, PauseAsked(1)),
     "running": STARTED,
-    "yielding": (*STARTED, PausesChanged({"x"}), Reviewed(), PausesChanged(())),
+    "yielding": (*STARTED, paused("x"), Reviewed(), paused()),
     "pausing": (*STARTED, PauseAsked(1)),
     "cancelling": (*STARTED, CancelAsked(1)),
 }
@@ -206,9 +212,9 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
 
 def seen(made: JobMachine) -> Any:
     """Return all that can be seen of a machine."""
-    lives = {number: (life.place, tuple(life.story)) for number, life in made._lives.items()}
-    known = made.running, dict(made._stages), dict(made._holders), dict(made._decides_at), list(made.queue)
-    return lives, known, made.stalled, dict(made._kills), dict(made._stop_reasons)
+    lives = [(life.job, life.place, tuple(life.story), life.kills, life.changes) for life in made._lives.values()]
+    runs = [copy(run) for run in made._runs.values()]
+    return lives, runs, dict(made._holders), list(made.queue), made.stalled
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -261,9 +267,9 @@ def test_a_running_job_makes_way_for_a_pause_and_a_policy() -> None:
     (waiting,) = made.queue
     assert waiting.message == "made way: the machine is used"
     refusals["why"] = ""
-    made.handle_event(PausesChanged({EVERYTHING}))
+    made.queue.pauses = {EVERYTHING}
     assert made.handle_event(Reviewed()) == []
-    made.handle_event(PausesChanged(()))
+    made.queue.pauses = set()
     assert summary(made.handle_event(Reviewed())) == STARTS
 
 
@@ -364,9 +370,11 @@ def test_what_the_last_daemon_left_is_taken_up_once() -> None:
 
 def test_a_client_that_waits_lifts_its_job() -> None:
     """The job makes the other yield, until the client leaves."""
-    made = machine(Arrived(job(1)), Reviewed(), Arrived(job(2)), Attended("me", [2]), Left("me"))
+    made = machine(Arrived(job(1)), Reviewed(), Arrived(job(2)))
+    made.queue.add_waiter("me", [2])
+    made.queue.remove_waiter("me")
     assert made.handle_event(Reviewed()) == []
-    made.handle_event(Attended("me", [2]))
+    made.queue.add_waiter("me", [2])
     assert summary(made.handle_event(Reviewed())) == ["Stop 1"]
 
 
@@ -461,7 +469,7 @@ def test_jobs_that_do_the_same_work_run_one_after_the_other() -> None:
     )
     assert summary(made.handle_event(Reviewed())) == ["Start 4"]
     made.handle_event(Advanced(4, JobStage.COMPILING))
-    made.handle_event(Attended("me", [2]))
+    made.queue.add_waiter("me", [2])
     assert summary(made.handle_event(Reviewed())) == ["Stop 1", "Stop 4"]
     made.handle_event(Ended(made.running[1], Ending.STOPPED))
     assert made.handle_event(Reviewed()) == []
@@ -483,16 +491,17 @@ def test_a_higher_rank_stops_all_jobs_that_it_outranks() -> None:
 
 def test_the_lanes_go_to_the_highest_rank_but_not_away_from_finalists() -> None:
     """A client that waits for a job gives it the lanes; an equal does not take them back."""
-    made = machine(Arrived(job(1)), Arrived(job(2)), Arrived(job(3)), *compiling(1, 2, 3), Attended("me", [3]))
+    made = machine(Arrived(job(1)), Arrived(job(2)), Arrived(job(3)), *compiling(1, 2, 3))
+    made.queue.add_waiter("me", [3])
     assert summary(made.handle_event(Reviewed())) == ["GrantLanes 3"]
-    made.handle_event(Left("me"))
+    made.queue.remove_waiter("me")
     assert made.handle_event(Reviewed()) == []
     assert measured(made, 3) == ["GrantLanes 1"]
-    made.handle_event(Attended("me", [3]))
+    made.queue.add_waiter("me", [3])
     assert summary(made.handle_event(Reviewed())) == ["GrantLanes 3"]
     made.handle_event(Advanced(3, JobStage.DECIDING))
-    made.handle_event(Left("me"))
-    made.handle_event(Attended("me", [2]))
+    made.queue.remove_waiter("me")
+    made.queue.add_waiter("me", [2])
     assert made.handle_event(Reviewed()) == []
     made.handle_event(Ended(made.running[2], Ending.DONE))
     assert summary(made.handle_event(Reviewed())) == ["GrantLanes 2"]
@@ -516,9 +525,9 @@ def test_slots_go_to_the_job_that_measures_sooner() -> None:
     """Of equals: the one that has the lanes, then in the order of their starts; of two devices neither is the first."""
     made = machine(*(Arrived(job(number)) for number in (1, 2, 3)), Arrived(job(4, device="y")), *compiling(1, 2, 3, 4))
     assert [made.slot_rank(number) for number in (1, 2, 3, 4, 99)] == [200, 199, 198, 200, 0]
-    made.handle_event(Attended("me", [3]))
+    made.queue.add_waiter("me", [3])
     made.handle_event(Reviewed())
-    made.handle_event(Left("me"))
+    made.queue.remove_waiter("me")
     assert [made.slot_rank(number) for number in (1, 2, 3)] == [199, 198, 200]
 
 
@@ -607,11 +616,14 @@ class RandomEvents(RuleBasedStateMachine):
 
     @rule(devices=st.sets(st.sampled_from(["x", "y", EVERYTHING]), max_size=1))
     def pause_devices(self, devices: set[str]) -> None:
-        self.give(PausesChanged(devices))
+        self.machine.queue.pauses = devices
 
     @rule(number=IDS, leaves=st.booleans())
     def wait_for(self, number: int, leaves: bool) -> None:
-        self.give(Left(number) if leaves else Attended(number, [number]))
+        if leaves:
+            self.machine.queue.remove_waiter(number)
+        else:
+            self.machine.queue.add_waiter(number, [number])
 
     @rule()
     def review(self) -> None:
