@@ -169,8 +169,7 @@ class KeyTunings:
         if len(keys) < 2:
             return
         wanted = PortfolioSpec(
-            tuple(called[key] for key in keys),
-            tuple(launches.get(key, 0.0) + 1.0 for key in keys),
+            [(called[key], launches.get(key, 0.0) + 1.0) for key in keys],
             PortfolioLimits(PORTFOLIO_CONFIGS, ENOUGH_LOSS, tunings=len(keys)),
             measurable=tuple({**key.problem, CALL_KEY: key.call} for key in choice.waiting),
         )

@@ -70,6 +70,7 @@ from ktuned.scheduling import (
     JobRequests,
     Jobs,
     KeptPortfolios,
+    PortfolioMaker,
     Portfolios,
     Preparation,
     Reading,
@@ -317,7 +318,7 @@ def assemble_parts(
         anchor=store.anchors.find_anchor,
         served=served.list_winners,
         portfolios=kept_portfolios,
-        shared=shared_winners,
+        find_shared=shared_winners.find_best,
     )
     applications = Applications(is_used=observer.is_used)
 
@@ -374,17 +375,23 @@ def assemble_parts(
         gone_roots=gone_roots,
     )
 
-    portfolios = Portfolios(
+    portfolio_maker = PortfolioMaker(
         admission=admission,
         catalog=catalog,
         fleet=fleet,
         jobs=jobs,
-        kept=kept_portfolios,
         machine=machine,
         requests=requests,
         store=store,
         deadlines=deadlines,
-        changed=caches.forget_answers,
+    )
+    portfolios = Portfolios(
+        catalog=catalog,
+        jobs=jobs,
+        kept=kept_portfolios,
+        machine=machine,
+        maker=portfolio_maker,
+        on_change=caches.forget_answers,
     )
 
     # What answers and watches.

@@ -9,7 +9,8 @@ from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.scheduling.portfolios import PortfolioBuild, PortfolioRequest, Portfolios, PortfolioSpec
+from ktuned.scheduling.portfolio_maker import PortfolioMaker, PortfolioRequest, PortfolioSpec
+from ktuned.scheduling.portfolios import Portfolios
 from ktuned.scheduling.preparation import JobSettings, Preparation, default_compile_slots
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
@@ -32,7 +33,7 @@ __all__ = [
     "JobSettings",
     "Jobs",
     "KeptPortfolios",
-    "PortfolioBuild",
+    "PortfolioMaker",
     "PortfolioRequest",
     "PortfolioSpec",
     "Portfolios",

@@ -1,6 +1,6 @@
 """Known failures: contexts and objectives for which a job found nothing that works, as another would. No IO.
 
-A module of its own: the job machine and lookups ask it, and neither owns it.
+The job machine keeps them; a lookup that would otherwise ask for the same job once more gets the message.
 """
 
 from __future__ import annotations

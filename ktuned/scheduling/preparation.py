@@ -28,7 +28,7 @@ from ktuned.model import (
     is_exact,
 )
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.tuning import Compiler, JobBrief, SharedConfigs, merge_deadlines
+from ktuned.tuning import Compiler, FindShared, JobBrief, merge_deadlines
 
 
 def default_compile_slots(cores: int, lanes: int = 1) -> int:
@@ -49,7 +49,7 @@ class Preparation:
     ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty without any;
     ``anchor`` the config that was chosen in the default's place for exact numerics;
     ``served`` the winners that lookups of a kernel are answered with; ``portfolios`` those of
-    kernels; ``shared`` is what others have found.
+    kernels; ``find_shared`` asks for what others have found.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Preparation:
         anchor: Callable[[WinnerKey], Config | None],
         served: Callable[[KernelInfo, Environment], Sequence[Winner]],
         portfolios: KeptPortfolios,
-        shared: SharedConfigs | None = None,
+        find_shared: FindShared | None = None,
     ) -> None:
         self.settings = settings
         self._admission = admission
@@ -81,7 +81,7 @@ class Preparation:
         self._anchor = anchor
         self._served = served
         self._portfolios = portfolios
-        self._shared = shared
+        self._find_shared = find_shared
 
     def prepare_brief(self, job: Job) -> JobBrief:
         """Return what a job runs with now, and set the compilers' cores by the devices that there are for it.
@@ -132,7 +132,7 @@ class Preparation:
             served=partial(self._served, kernel, environment),
             portfolio=partial(self._portfolios.configs_for_problem, kernel, context.device, objective, job.problem),
             toolchain=self._machine.environments.list_toolchain_files(environment),
-            shared=self._shared,
+            find_shared=self._find_shared,
             group_size=self._machine.get_group_size(environment.with_host_of(aim.model), kernel.backend),
             compilers=tuple(
                 Compiler(site, self._machine.environments.list_toolchain_files(site))

@@ -249,8 +249,7 @@ class Renewal:
         known: dict[str, Problem] = {}
         for problem in kernel.problems:
             known.setdefault(canonical(kernel.select_key_values(problem)), problem)
-        # A winner keeps only what enters its key; the whole problem is to be had from the job that tuned it.
-        for job in self._store.list_jobs(kernel=kernel.name):
+        for job in filter(None, map(self._store.find_job_of_winner, winners)):
             with suppress(UsageError):
                 check_problem(kernel, job.problem)
                 problem = await self._representative_problem(kernel, job.problem)

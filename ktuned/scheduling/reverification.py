@@ -71,9 +71,7 @@ class Reverification:
     async def _queue_winner(self, kernel: KernelInfo, winner: Winner) -> Job | None:
         if winner.context.digest != self._machine.digest_kernel(kernel, winner.context.problem):
             return None
-        trial = self._store.get_trial(winner.trial)
-        # A winner keeps only what enters its key; the whole problem is to be had from the job that measured it.
-        job = None if trial is None else self._store.get_job(trial.job)
+        job = self._store.find_job_of_winner(winner)
         if job is None:
             return None
         check_problem(kernel, job.problem)

@@ -2,8 +2,8 @@
 
 One pass over a kernel does both. It reads what the store has at the addresses of our keys, publishes each winner of
 ours that this does not have yet, and queues a job where another's winner deserves a trial. Nothing remembers what was
-published before, for the store itself does: so nothing is lost when a daemon is killed or a bucket is emptied, and
-nothing is sent twice. Passes are made over
+published before, or could not be, for the store itself shows what it lacks: so nothing is lost when a daemon is killed,
+a pass fails or a bucket is emptied, and nothing is sent twice. Passes are made over
 
 - a kernel, when a job of it has ended: there may be a winner to publish;
 - all kernels with winners, every ``pull_s``: others may have found something;
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from time import monotonic, time
 from typing import Final
 
@@ -31,11 +32,9 @@ from ktuned.model import (
     Job,
     KernelInfo,
     KtunedError,
-    NotFound,
     Priority,
     Problem,
     StoreError,
-    UsageError,
     Winner,
     cost_of,
 )
@@ -44,6 +43,7 @@ from ktuned.scheduling.shared_winners import FIRST_PAUSE_S, SharedWinners, Store
 from ktuned.sharing import (
     Action,
     Candidate,
+    Found,
     LearnedName,
     OwnWinner,
     SharedStoreDown,
@@ -75,10 +75,16 @@ class ExchangeResult(msgspec.Struct, frozen=True):
     context here, ``sent`` our winners that were published. ``jobs`` try what others have found.
     """
 
-    found: int
-    fresh: int
-    sent: int
-    jobs: tuple[Job, ...]
+    found: int = 0
+    fresh: int = 0
+    sent: int = 0
+    jobs: tuple[Job, ...] = ()
+
+    def __add__(self, other: ExchangeResult) -> ExchangeResult:
+        jobs = {job.id: job for job in (*self.jobs, *other.jobs)}
+        return ExchangeResult(
+            self.found + other.found, self.fresh + other.fresh, self.sent + other.sent, tuple(jobs.values())
+        )
 
 
 class DueKernels:
@@ -88,17 +94,10 @@ class DueKernels:
         self._names: set[str] = set()
         self._woken = anyio.Event()
 
-    def __bool__(self) -> bool:
-        return bool(self._names)
-
     def add_kernel(self, kernel: str) -> None:
         """Have a pass made over a kernel soon."""
         self._names.add(kernel)
         self._woken.set()
-
-    def add_again(self, kernels: Iterable[str]) -> None:
-        """Have passes made that failed, once their pause is over."""
-        self._names.update(kernels)
 
     def take_kernels(self) -> set[str]:
         """Return the kernels, which are due no more."""
@@ -159,10 +158,10 @@ class ShareExchange:
     async def run_until_cancelled(self) -> None:
         """Make passes in the background until cancelled."""
         while True:
-            await self._due.wait_for_kernel(await self._make_due_passes() if self._shared.settings.is_on else None)
+            await self._due.wait_for_kernel(await self._make_due_pass() if self._shared.settings.is_on else None)
 
-    async def _make_due_passes(self) -> float:
-        """Make the passes that are due; return the seconds until the next one is."""
+    async def _make_due_pass(self) -> float:
+        """Make the pass that is due; return the seconds until the next one is."""
         if pause_s := self._shared.pause_s(StoreUse.READ):
             return pause_s
         due = self._due.take_kernels()
@@ -170,14 +169,13 @@ class ShareExchange:
             if monotonic() >= self._next_look:
                 await self.look_around()
             elif due:
-                await self._pass_over(self._of_winners(due), Priority.VERIFY)
+                await self._pass_over(self._list_won_places(due), Priority.VERIFY)
         except (SharedStoreDown, StoreError) as error:
-            self._due.add_again(due)
             _log.info("shared_store_not_looked_at", reason=error.message)
+            # The next look does what this pass has left.
+            self._next_look = 0.0
             return self._shared.pause_s(StoreUse.READ) or FIRST_PAUSE_S
-        until_look_s = max(0.0, self._next_look - monotonic())
-        # Winners that could not be written are due again.
-        return min(until_look_s, self._shared.pause_s(StoreUse.WRITE)) if self._due else until_look_s
+        return max(0.0, self._next_look - monotonic())
 
     async def look_around(self) -> ExchangeResult:
         """Make a pass over all kernels with winners.
@@ -186,9 +184,9 @@ class ShareExchange:
             SharedStoreDown: the store cannot be read now.
             StoreError: a job cannot be recorded.
         """
-        exchanged = await self._pass_over(self._of_winners(), Priority.VERIFY)
-        self.last_look = (time(), exchanged)
         self._next_look = monotonic() + self._shared.settings.pull_s
+        exchanged = await self._pass_over(self._list_won_places(), Priority.VERIFY)
+        self.last_look = (time(), exchanged)
         return exchanged
 
     async def publish_all(self) -> int:
@@ -197,7 +195,7 @@ class ShareExchange:
         Raises:
             SharedStoreDown: the store cannot be used now; what was sent is there.
         """
-        exchanged = await self._pass_over(self._of_winners(), None)
+        exchanged = await self._pass_over(self._list_won_places(), None)
         if self._shared.pause_s(StoreUse.WRITE):
             raise SharedStoreDown(self._shared.fault)
         return exchanged.sent
@@ -209,12 +207,11 @@ class ShareExchange:
             SharedStoreDown: the store cannot be read now.
             StoreError: a job cannot be recorded.
         """
-        return await self._pass_over((list(self._declared_places(kernel)) for kernel in kernels), Priority.REQUESTED)
+        return await self._pass_over(map(self._list_declared_places, kernels), Priority.REQUESTED)
 
     async def _pass_over(self, kernels: Iterable[Sequence[WinnerPlace]], priority: Priority | None) -> ExchangeResult:
         """Make a pass over the keys of some kernels; without a priority nothing of others' is tried."""
-        found = fresh = sent = 0
-        jobs: dict[int, Job] = {}
+        result = ExchangeResult()
         async with self._lock:
             await self._shared.open_store()
             for places in kernels:
@@ -223,24 +220,26 @@ class ShareExchange:
                     part = places[start : start + MAX_CONTEXTS]
                     there = await self._shared.find_winners(part[0].kernel, part)
                     for place in part:
-                        matching = await self._shared.match_contexts(place, there)
-                        # Matching may have learned names, which renames contexts.
-                        now = self._refresh_place(place)
-                        if now is None:
-                            continue
-                        sent += await self._publish_winner(now, matching)
-                        if not matching:
-                            continue
-                        ours = self._find_ours(now)
-                        found += 1
-                        fresh += ours is not None and ours.is_current
-                        best = rank_candidates(one.winner for one in matching)[0]
-                        job = None if priority is None else await self._queue_trial(now, best, ours, priority)
-                        if job is not None:
-                            jobs[job.id] = job
-            if sent and time() - self._tidied > TIDY_EVERY_S:
+                        result += await self._exchange_key(place, there, priority)
+            if result.sent and time() - self._tidied > TIDY_EVERY_S:
                 await self._tidy_store()
-        return ExchangeResult(found, fresh, sent, tuple(jobs.values()))
+        return result
+
+    async def _exchange_key(self, place: WinnerPlace, there: Found, priority: Priority | None) -> ExchangeResult:
+        """Publish our winner of a key if the store lacks it, and queue a job if another's deserves a trial."""
+        matching = await self._shared.match_contexts(place, there)
+        # Matching may have learned names, which renames contexts.
+        now = self._make_place(place.kernel.name, place.problem, place.context.device, place.objective)
+        if now is None:
+            return ExchangeResult()
+        sent = int(await self._publish_winner(now, matching))
+        if not matching:
+            return ExchangeResult(sent=sent)
+        ours = self._find_own_winner(now)
+        is_fresh = ours is not None and ours.is_current
+        best = rank_candidates(one.winner for one in matching)[0]
+        job = None if priority is None else await self._queue_trial(now, best, ours, priority)
+        return ExchangeResult(1, int(is_fresh), sent, () if job is None else (job,))
 
     async def _tidy_store(self) -> None:
         """Tidy the store; if that is refused there is a notice, and what was published is there nevertheless."""
@@ -253,7 +252,7 @@ class ShareExchange:
     async def _publish_winner(self, place: WinnerPlace, matching: Sequence[StoredWinner]) -> bool:
         """Publish our winner of a key if the store lacks it; return whether it was sent.
 
-        A store that cannot be written is read nevertheless: there is a notice, and the winner is due again.
+        A store that cannot be written is read nevertheless: there is a notice, and the next look comes after its pause.
         """
         settings = self._shared.settings
         winner = self._store.get_winner(place.context.key_for(place.objective))
@@ -263,20 +262,19 @@ class ShareExchange:
         # Half way to its removal a winner that still holds is sent again.
         half_way = time() - settings.retention_s / 2 if settings.retention_s else 0.0
         known = rank_candidates(one.winner for one in matching if one.written >= half_way)
-        if not is_published(self._facts_of_winner(winner, place), cost, winner.config, known):
+        if not is_published(self._find_facts(winner, place), cost, winner.config, known):
             return False
         shared = _to_shared_winner(winner, place)
         try:
             await self._shared.call_store(StoreUse.WRITE, lambda store: store.publish(place.address, shared))
         except SharedStoreDown:
-            self._due.add_again([shared.kernel])
+            self._next_look = min(self._next_look, monotonic() + self._shared.pause_s(StoreUse.WRITE))
             return False
         _log.info("winner_shared", kernel=shared.kernel, problem=place.context.problem)
         return True
 
-    def _facts_of_winner(self, winner: Winner, place: WinnerPlace) -> WinnerFacts:
-        trial = self._store.get_trial(winner.trial)
-        job = None if trial is None else self._store.get_job(trial.job)
+    def _find_facts(self, winner: Winner, place: WinnerPlace) -> WinnerFacts:
+        trial, job = self._store.get_trial(winner.trial), self._store.find_job_of_winner(winner)
         return WinnerFacts(
             is_final=winner.is_final,
             is_current=winner.context == place.context and not place.kernel.unobserved,
@@ -313,53 +311,38 @@ class ShareExchange:
         )
         return arrival.job
 
-    def _find_ours(self, place: WinnerPlace) -> OwnWinner | None:
+    def _find_own_winner(self, place: WinnerPlace) -> OwnWinner | None:
         winner = self._store.get_winner(place.context.key_for(place.objective))
         if winner is None or self._admission.known_verdict(place.kernel, place.problem, winner.config) is False:
             return None
         return OwnWinner(cost_of(winner.objective, winner.figure), winner.context == place.context)
 
-    def _of_winners(self, kernels: Iterable[str] | None = None) -> Iterator[list[WinnerPlace]]:
+    def _list_won_places(self, kernels: Iterable[str] | None = None) -> Iterator[list[WinnerPlace]]:
         """Yield the keys of our winners as they are now, kernel by kernel: of some kernels, or of all."""
         if kernels is None:
             kernels = dict.fromkeys(winner.context.kernel for winner in self._store.list_winners())
         for name in kernels:
-            places = [place for winner in self._store.list_winners(name) if (place := self._place_of(name, winner))]
-            if places:
-                yield places
+            yield list(filter(None, map(self._find_place, self._store.list_winners(name))))
 
-    def _place_of(self, name: str, winner: Winner) -> WinnerPlace | None:
+    def _find_place(self, winner: Winner) -> WinnerPlace | None:
         """Return a winner's key as it is now; ``None`` where it cannot be tuned."""
-        trial = self._store.get_trial(winner.trial)
-        # A winner keeps only what enters its key; the whole problem is to be had from the job that measured it.
-        job = None if trial is None else self._store.get_job(trial.job)
+        job = self._store.find_job_of_winner(winner)
+        problem = winner.problem if job is None or not job.problem else job.problem
+        return self._make_place(winner.context.kernel, problem, winner.context.device, winner.objective)
+
+    def _list_declared_places(self, kernel: KernelInfo) -> list[WinnerPlace]:
+        environment, objective = self._catalog.kernel_environment(kernel), kernel.objective(None)
+        models = dict.fromkeys(device.model for device in self._machine.list_devices(environment, kernel.backend))
+        declared = product(kernel.problems, models)
+        places = [self._make_place(kernel.name, problem, model, objective) for problem, model in declared]
+        return list(filter(None, places))
+
+    def _make_place(self, name: str, problem: Problem, model: str, objective: str) -> WinnerPlace | None:
+        """Return a key as its kernel is now; ``None`` where it cannot be tuned."""
         try:
             kernel = self._catalog.resolve_kernel(name)
-            problem = winner.problem if job is None or not job.problem else job.problem
             check_problem(kernel, problem)
-            return self._make_place(kernel, problem, winner.context.device, winner.objective)
-        except (NotFound, UsageError):
-            return None
-
-    def _declared_places(self, kernel: KernelInfo) -> Iterator[WinnerPlace]:
-        environment = self._catalog.kernel_environment(kernel)
-        models = dict.fromkeys(device.model for device in self._machine.list_devices(environment, kernel.backend))
-        for problem in kernel.problems:
-            for model in models:
-                place = self._make_place(kernel, problem, model, kernel.objective(None))
-                if place is not None:
-                    yield place
-
-    def _refresh_place(self, place: WinnerPlace) -> WinnerPlace | None:
-        try:
-            kernel = self._catalog.resolve_kernel(place.kernel.name)
-        except NotFound:
-            return None
-        return self._make_place(kernel, place.problem, place.context.device, place.objective)
-
-    def _make_place(self, kernel: KernelInfo, problem: Problem, model: str, objective: str) -> WinnerPlace | None:
-        environment = self._catalog.kernel_environment(kernel)
-        try:
+            environment = self._catalog.kernel_environment(kernel)
             device = self._machine.find_device(environment, kernel.backend, model)
             context = self._machine.build_context(kernel, environment, problem, device)
             return WinnerPlace(kernel, problem, context, kernel.objective(objective))

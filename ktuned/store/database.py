@@ -549,6 +549,11 @@ class Store:
         tail = "ORDER BY winners.kernel, winners.problem, winners.device, winners.objective"
         return self._reader.fetch_values(rows.decode_winner, f"{rows.SELECT_WINNERS} {where} {tail}", *values)
 
+    def find_job_of_winner(self, winner: Winner) -> Job | None:
+        """Return the job that measured a winner; its problem is the whole one, and the winner's what enters its key."""
+        trial = self.get_trial(winner.trial)
+        return None if trial is None else self.get_job(trial.job)
+
     def list_winners_elsewhere(self, kernel: KernelInfo) -> list[Winner]:
         """Return the winners of a kernel's equals: of its short name and its digest, in any other project."""
         short = f":{kernel.kernel}"

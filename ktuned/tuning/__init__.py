@@ -10,7 +10,7 @@ from ktuned.tuning.job_brief import Compiler, JobBrief
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.prior_results import restore_winner
 from ktuned.tuning.progress import publish_winner
-from ktuned.tuning.shared_lead import SharedConfigs
+from ktuned.tuning.shared_lead import FindShared
 from ktuned.tuning.stages import JobStage
 from ktuned.tuning.winner_check import CheckResult, Sanitizers, WinnerCheck
 
@@ -19,11 +19,11 @@ __all__ = [
     "CheckResult",
     "CompileOnly",
     "Compiler",
+    "FindShared",
     "JobBrief",
     "JobStage",
     "Pipeline",
     "Sanitizers",
-    "SharedConfigs",
     "WinnerCheck",
     "merge_deadlines",
     "publish_winner",

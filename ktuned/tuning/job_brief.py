@@ -45,7 +45,7 @@ from ktuned.model import (
     strip_numerics,
 )
 from ktuned.tuning.anchor import Anchor
-from ktuned.tuning.shared_lead import SharedConfigs
+from ktuned.tuning.shared_lead import FindShared
 from ktuned.tuning.trial_machine import TrialMachine
 
 _COMPILED_IN = frozenset({"defines", "flags", "library", "source", "cache_key", "globals_read"})
@@ -72,7 +72,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         portfolio: Returns the configs of the kernel's portfolio for this problem, if there is one.
         captured: The digest of the inputs that an application has handed over for the problem, or empty.
         toolchain: The files by which the context's toolchain is known, as seen on this machine.
-        shared: Asked for what others have found, if that may be used.
+        find_shared: Asked for what others have found, if that may be used.
         compilers: The machines that have the context's toolchain, this one first.
         anchor: Where numerics are exact; it is then the kernel's default, and ``declared_default`` is the file's own.
     """
@@ -96,7 +96,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     absence: str = ""
     captured: str = ""
     toolchain: Mapping[str, str] = msgspec.field(default_factory=dict)
-    shared: SharedConfigs | None = None
+    find_shared: FindShared | None = None
     compilers: tuple[Compiler, ...] = ()
     anchor: Anchor | None = None
     declared_default: Config | None = None

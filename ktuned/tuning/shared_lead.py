@@ -6,8 +6,7 @@ search, and its final round is among these few. If it is not, it was the first c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable
 
 from ktuned.model import (
     Config,
@@ -23,12 +22,8 @@ from ktuned.model import (
 )
 from ktuned.sharing import Candidate, cost_holds
 
-
-class SharedConfigs(Protocol):
-    """Winners that other daemons have found."""
-
-    async def find_best(self, kernel: KernelInfo, context: Context, objective: Objective) -> Candidate | None:
-        """Return the best config that others have found in a context; takes bounded time, and raises nothing."""
+FindShared = Callable[[KernelInfo, Context, Objective], Awaitable[Candidate | None]]
+"""Returns the best config that others have found in a context; takes bounded time, and raises nothing."""
 
 
 class SharedLead:

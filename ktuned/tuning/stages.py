@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from time import monotonic
+from typing import Any
 
 import anyio
+from anyio.streams.memory import MemoryObjectSendStream
+
+from ktuned.protocol import ChannelInfo
 
 
 class JobStage(IntEnum):
@@ -27,6 +31,12 @@ class JobStage(IntEnum):
 
     DECIDING = 3
     """Its finalists compete, and keep the lanes to themselves."""
+
+
+def describe_stream(stream: MemoryObjectSendStream[Any]) -> ChannelInfo:
+    """Return how full a channel is."""
+    now = stream.statistics()
+    return ChannelInfo(now.current_buffer_used, int(now.max_buffer_size))
 
 
 class StageReport:

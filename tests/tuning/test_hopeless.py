@@ -20,8 +20,8 @@ def _configs(count: int) -> list[Config]:
     return [{"tile": 2**number, "unroll": 1 + number % 2} for number in range(count)]
 
 
-def _told(configs: Iterable[Config], outcome: Outcome, message: str, **options: bool) -> Hopelessness:
-    found = Hopelessness(**options)
+def _told(configs: Iterable[Config], outcome: Outcome, message: str, *, keeps_going: bool = False) -> Hopelessness:
+    found = Hopelessness(keeps_going=keeps_going)
     for config in configs:
         found.record_proposed([config])
         found.record_outcome(config, outcome, message, "first_launch")
