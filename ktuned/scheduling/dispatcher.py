@@ -170,7 +170,7 @@ class Dispatcher:
                 case Publish():
                     self._publish_job(instruction.event, instruction.job)
                 case Close():
-                    closed = await self._close_job(instruction.job)
+                    closed = await self.close_job(instruction.job)
                 case Inspect():
                     self._tasks.start_soon(self._have_inspected, instruction.job)
                 case _:
@@ -196,7 +196,7 @@ class Dispatcher:
                 raise
             _log.warning("job_not_recorded", job=instruction.job.id, reason=error.message)
 
-    async def _close_job(self, ended: Job) -> Job:
+    async def close_job(self, ended: Job) -> Job:
         """Record and publish how a job ended."""
         try:
             await self._store.update_job(ended)

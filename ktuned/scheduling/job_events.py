@@ -48,13 +48,6 @@ class Joined(msgspec.Struct, frozen=True):
     is_fixed: bool = False
 
 
-class Refused(msgspec.Struct, frozen=True):
-    """A job cannot even wait, because there is no device for it."""
-
-    job: int
-    message: str
-
-
 class CancelAsked(msgspec.Struct, frozen=True):
     """A job is to end; ``message`` is the reason."""
 
@@ -120,7 +113,6 @@ Event = (
     TakenUp
     | Arrived
     | Joined
-    | Refused
     | CancelAsked
     | BeginAgainAsked
     | PauseAsked

@@ -52,7 +52,6 @@ class JobEvent(StrEnum):
     PAUSED = "paused"
     RESUMED = "resumed"
     CANCELLED = "cancelled"
-    REFUSED = "refused"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
@@ -76,8 +75,6 @@ MOVES: dict[JobPlace, _Moves] = {
         JobEvent.PAUSED: JobPlace.PAUSED,
         JobEvent.RESUMED: JobPlace.WAITING,
         JobEvent.CANCELLED: JobPlace.CANCELLED,
-        # There is no device that it could wait for.
-        JobEvent.REFUSED: JobPlace.FAILED,
     },
     JobPlace.PAUSED: {
         JobEvent.OUTDATED: JobPlace.PAUSED,

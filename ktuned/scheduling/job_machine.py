@@ -54,7 +54,6 @@ from ktuned.scheduling.job_events import (
     PauseAsked,
     Publish,
     Record,
-    Refused,
     ResumeAsked,
     Reviewed,
     Start,
@@ -155,10 +154,6 @@ class JobMachine:
                 yield Publish(JobQueued, event.job)
             case Joined():
                 yield from self._join_job(event)
-            case Refused():
-                waiting = self._get_job(event.job)
-                self._move_job(event.job, JobEvent.REFUSED)
-                yield self._close_job(waiting, JobState.FAILED, event.message)
             case CancelAsked():
                 yield from self._cancel_job(event)
             case BeginAgainAsked():

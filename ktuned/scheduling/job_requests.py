@@ -32,6 +32,7 @@ from ktuned.model import (
     with_numerics,
 )
 from ktuned.scheduling.jobs import Jobs
+from ktuned.scheduling.preparation import find_present_key
 from ktuned.store import Store
 
 
@@ -261,12 +262,10 @@ class JobRequests:
         environment = self._catalog.kernel_environment(kernel)
         if not self._machine.list_devices(environment, kernel.backend):
             return False
-        device = self._machine.find_device(environment, kernel.backend, request.device)
-        context = self._machine.build_context(kernel, environment, problem, device)
-        key = context.key_for(objective)
-        winner = self._store.get_winner(key)
-        is_open = any(job.key == key for job in self._jobs.list_live_jobs())
-        if winner is None or winner.context != context or is_open:
+        present = find_present_key(self._catalog, self._machine, kernel, problem, request.device, objective)
+        winner = self._store.get_winner(present.winner_key)
+        is_open = any(job.key == present.winner_key for job in self._jobs.list_live_jobs())
+        if winner is None or winner.context != present.context or is_open:
             return False
         try:
             (is_admitted,) = await self._admission.check_configs(kernel, problem, [winner.config])

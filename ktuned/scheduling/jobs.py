@@ -35,7 +35,6 @@ from ktuned.scheduling.job_events import (
     Inspected,
     Joined,
     PauseAsked,
-    Refused,
     ResumeAsked,
     TakenUp,
 )
@@ -166,10 +165,9 @@ class Jobs:
         self, key: WinnerKey, problem: Problem, *, reason: str, plan: Plan, priority: int, error: KtunedError
     ) -> Job:
         """Record a job that cannot even wait for a device, because there is none; its key names none."""
-        async with self._arriving:
-            job = await self._store.create_job(key, problem, priority=priority, reason=reason, plan=plan, now=time())
-            self._machine.handle_event(TakenUp((job,)))
-            return await self._dispatcher.handle_event(Refused(job.id, describe_failure(error))) or job
+        job = await self._store.create_job(key, problem, priority=priority, reason=reason, plan=plan, now=time())
+        ended = replace(job, state=JobState.FAILED, message=describe_failure(error), finished=time())
+        return await self._dispatcher.close_job(ended)
 
     async def cancel_job(self, job_id: int, reason: str = "cancelled") -> Job:
         """Stop a job, whatever it does; returns it as it ends.

@@ -29,6 +29,7 @@ from ktuned.devices import Machine
 from ktuned.fleet import Fleet
 from ktuned.ipc import requests
 from ktuned.model import (
+    LATENCY,
     Config,
     Context,
     Job,
@@ -56,6 +57,7 @@ from ktuned.portfolio import (
 from ktuned.protocol import PortfolioDocument, PortfolioLimits, PortfolioProgress
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
+from ktuned.scheduling.preparation import find_present_key
 from ktuned.store import Store, StoredPortfolio
 
 MAX_CONFIGS: Final = 16
@@ -351,6 +353,4 @@ class PortfolioMaker:
         return winner is not None and winner.context == context and winner.is_final
 
     def _build_context(self, kernel: KernelInfo, model: str, problem: Problem) -> Context:
-        environment = self._catalog.kernel_environment(kernel)
-        device = self._machine.find_device(environment, kernel.backend, model)
-        return self._machine.build_context(kernel, environment, problem, device)
+        return find_present_key(self._catalog, self._machine, kernel, problem, model, LATENCY).context

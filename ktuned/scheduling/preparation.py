@@ -19,6 +19,7 @@ from ktuned.model import (
     KernelFileError,
     KernelInfo,
     NotFound,
+    Objective,
     Problem,
     Unsupported,
     UsageError,
@@ -28,12 +29,25 @@ from ktuned.model import (
     is_exact,
 )
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.tuning import Compiler, FindShared, JobBrief, merge_deadlines
+from ktuned.tuning import Compiler, FindShared, JobBrief, PresentKey, merge_deadlines
 
 
 def default_compile_slots(cores: int, lanes: int = 1) -> int:
     """Return how many of the jobs' compiles run at once where no setting says it: all cores but one for each lane."""
     return max(1, cores - lanes)
+
+
+def find_present_key(
+    catalog: Catalog, machine: Machine, kernel: KernelInfo, problem: Problem, device: str | None, objective: Objective
+) -> PresentKey:
+    """Return a key on a device model (``None``: the first there is), as a job would measure it now.
+
+    Raises:
+        KtunedError: the kernel's root, or the device, is not there.
+    """
+    environment = catalog.kernel_environment(kernel)
+    found = machine.find_device(environment, kernel.backend, device)
+    return PresentKey(kernel, problem, machine.build_context(kernel, environment, problem, found), objective)
 
 
 class JobSettings(msgspec.Struct, frozen=True):

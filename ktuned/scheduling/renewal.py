@@ -53,7 +53,7 @@ from ktuned.protocol import KernelsReloaded, KernelStale, PublishEvent
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.store import Store
-from ktuned.tuning import JobBrief, publish_winner, restore_winner
+from ktuned.tuning import JobBrief, PresentKey, publish_winner, restore_winner
 
 _log = structlog.get_logger()
 
@@ -216,15 +216,13 @@ class Renewal:
         for device in self._machine.list_devices(environment, kernel.backend):
             context = self._machine.build_context(kernel, environment, problem, device)
             finalists = PRESETS[kernel.plan.preset].finalists
-            seated = self._store.get_winner(context.key_for(objective))
+            key = PresentKey(kernel, problem, context, objective)
+            seated = self._store.get_winner(key.winner_key)
             try:
                 winner = await restore_winner(
                     self._store,
                     self._admission,
-                    kernel,
-                    problem,
-                    context,
-                    objective,
+                    key,
                     finalists,
                     decided_only=seated is None or seated.context != context,
                 )

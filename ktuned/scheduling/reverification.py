@@ -13,6 +13,7 @@ from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.model import Job, KernelInfo, KtunedError, Plan, Priority, UsageError, Winner
 from ktuned.scheduling.jobs import Jobs
+from ktuned.scheduling.preparation import find_present_key
 from ktuned.store import Store
 from ktuned.tuning import JobBrief
 
@@ -75,18 +76,15 @@ class Reverification:
         if job is None:
             return None
         check_problem(kernel, job.problem)
-        environment = self._catalog.kernel_environment(kernel)
-        devices = self._machine.list_devices(environment, kernel.backend)
-        device = next((device for device in devices if device.model == winner.context.device), None)
-        if device is None:
-            return None
-        context = self._machine.build_context(kernel, environment, job.problem, device)
+        objective, model = kernel.objective(winner.objective), winner.context.device
+        present = find_present_key(self._catalog, self._machine, kernel, job.problem, model, objective)
+        context = present.context
         if context == winner.context:
             return None
         if context.problem != winner.context.problem:
             raise UsageError(f"{kernel.name} specialises its problems otherwise now")
         arrival = await self._jobs.submit_job(
-            context.key_for(kernel.objective(winner.objective)),
+            present.winner_key,
             job.problem,
             priority=Priority.VERIFY,
             reason=REASON,

@@ -39,7 +39,8 @@ from ktuned.model import (
     cost_of,
 )
 from ktuned.scheduling.jobs import Jobs
-from ktuned.scheduling.shared_winners import FIRST_PAUSE_S, SharedWinners, StoreUse, WinnerPlace
+from ktuned.scheduling.preparation import find_present_key
+from ktuned.scheduling.shared_winners import FIRST_PAUSE_S, SharedWinners, StoreUse, find_address
 from ktuned.sharing import (
     Action,
     Candidate,
@@ -56,6 +57,7 @@ from ktuned.sharing import (
     rank_candidates,
 )
 from ktuned.store import Store
+from ktuned.tuning import PresentKey
 
 _log = structlog.get_logger()
 
@@ -169,7 +171,7 @@ class ShareExchange:
             if monotonic() >= self._next_look:
                 await self.look_around()
             elif due:
-                await self._pass_over(self._list_won_places(due), Priority.VERIFY)
+                await self._pass_over(self._list_won_keys(due), Priority.VERIFY)
         except (SharedStoreDown, StoreError) as error:
             _log.info("shared_store_not_looked_at", reason=error.message)
             # The next look does what this pass has left.
@@ -185,7 +187,7 @@ class ShareExchange:
             StoreError: a job cannot be recorded.
         """
         self._next_look = monotonic() + self._shared.settings.pull_s
-        exchanged = await self._pass_over(self._list_won_places(), Priority.VERIFY)
+        exchanged = await self._pass_over(self._list_won_keys(), Priority.VERIFY)
         self.last_look = (time(), exchanged)
         return exchanged
 
@@ -195,7 +197,7 @@ class ShareExchange:
         Raises:
             SharedStoreDown: the store cannot be used now; what was sent is there.
         """
-        exchanged = await self._pass_over(self._list_won_places(), None)
+        exchanged = await self._pass_over(self._list_won_keys(), None)
         if self._shared.pause_s(StoreUse.WRITE):
             raise SharedStoreDown(self._shared.fault)
         return exchanged.sent
@@ -207,29 +209,29 @@ class ShareExchange:
             SharedStoreDown: the store cannot be read now.
             StoreError: a job cannot be recorded.
         """
-        return await self._pass_over(map(self._list_declared_places, kernels), Priority.REQUESTED)
+        return await self._pass_over(map(self._list_declared_keys, kernels), Priority.REQUESTED)
 
-    async def _pass_over(self, kernels: Iterable[Sequence[WinnerPlace]], priority: Priority | None) -> ExchangeResult:
+    async def _pass_over(self, kernels: Iterable[Sequence[PresentKey]], priority: Priority | None) -> ExchangeResult:
         """Make a pass over the keys of some kernels; without a priority nothing of others' is tried."""
         result = ExchangeResult()
         async with self._lock:
             await self._shared.open_store()
-            for places in kernels:
+            for keys in kernels:
                 await anyio.lowlevel.checkpoint()
-                for start in range(0, len(places), MAX_CONTEXTS):
-                    part = places[start : start + MAX_CONTEXTS]
+                for start in range(0, len(keys), MAX_CONTEXTS):
+                    part = keys[start : start + MAX_CONTEXTS]
                     there = await self._shared.find_winners(part[0].kernel, part)
-                    for place in part:
-                        result += await self._exchange_key(place, there, priority)
+                    for key in part:
+                        result += await self._exchange_key(key, there, priority)
             if result.sent and time() - self._tidied > TIDY_EVERY_S:
                 await self._tidy_store()
         return result
 
-    async def _exchange_key(self, place: WinnerPlace, there: Found, priority: Priority | None) -> ExchangeResult:
+    async def _exchange_key(self, key: PresentKey, there: Found, priority: Priority | None) -> ExchangeResult:
         """Publish our winner of a key if the store lacks it, and queue a job if another's deserves a trial."""
-        matching = await self._shared.match_contexts(place, there)
+        matching = await self._shared.match_contexts(key, there)
         # Matching may have learned names, which renames contexts.
-        now = self._make_place(place.kernel.name, place.problem, place.context.device, place.objective)
+        now = self._make_key(key.kernel.name, key.problem, key.context.device, key.objective)
         if now is None:
             return ExchangeResult()
         sent = int(await self._publish_winner(now, matching))
@@ -249,56 +251,55 @@ class ShareExchange:
         except SharedStoreDown as error:
             _log.info("shared_store_not_tidied", reason=error.message)
 
-    async def _publish_winner(self, place: WinnerPlace, matching: Sequence[StoredWinner]) -> bool:
+    async def _publish_winner(self, key: PresentKey, matching: Sequence[StoredWinner]) -> bool:
         """Publish our winner of a key if the store lacks it; return whether it was sent.
 
         A store that cannot be written is read nevertheless: there is a notice, and the next look comes after its pause.
         """
         settings = self._shared.settings
-        winner = self._store.get_winner(place.context.key_for(place.objective))
+        winner = self._store.get_winner(key.winner_key)
         cost = None if winner is None else cost_of(winner.objective, winner.figure)
         if winner is None or cost is None or settings.read_only:
             return False
         # Half way to its removal a winner that still holds is sent again.
         half_way = time() - settings.retention_s / 2 if settings.retention_s else 0.0
         known = rank_candidates(one.winner for one in matching if one.written >= half_way)
-        if not is_published(self._find_facts(winner, place), cost, winner.config, known):
+        if not is_published(self._find_facts(winner, key), cost, winner.config, known):
             return False
-        shared = _to_shared_winner(winner, place)
+        shared = _to_shared_winner(winner, key)
         try:
-            await self._shared.call_store(StoreUse.WRITE, lambda store: store.publish(place.address, shared))
+            await self._shared.call_store(StoreUse.WRITE, lambda store: store.publish(find_address(key), shared))
         except SharedStoreDown:
             self._next_look = min(self._next_look, monotonic() + self._shared.pause_s(StoreUse.WRITE))
             return False
-        _log.info("winner_shared", kernel=shared.kernel, problem=place.context.problem)
+        _log.info("winner_shared", kernel=shared.kernel, problem=key.context.problem)
         return True
 
-    def _find_facts(self, winner: Winner, place: WinnerPlace) -> WinnerFacts:
+    def _find_facts(self, winner: Winner, key: PresentKey) -> WinnerFacts:
         trial, job = self._store.get_trial(winner.trial), self._store.find_job_of_winner(winner)
         return WinnerFacts(
             is_final=winner.is_final,
-            is_current=winner.context == place.context and not place.kernel.unobserved,
+            is_current=winner.context == key.context and not key.kernel.unobserved,
             is_imported=trial is None or trial.detail.phase == "import",
             is_withheld=job is None or job.plan.no_share,
         )
 
     async def _queue_trial(
-        self, place: WinnerPlace, candidate: Candidate, ours: OwnWinner | None, priority: Priority
+        self, key: PresentKey, candidate: Candidate, ours: OwnWinner | None, priority: Priority
     ) -> Job | None:
         """Queue the job that a candidate calls for; return it, or the one that is open."""
-        key = place.context.key_for(place.objective)
-        known = self._store.known_trial(place.context, candidate.config)
+        known = self._store.known_trial(key.context, candidate.config)
         wanted = choose_action(
             candidate,
             ours,
             is_tried=known is not None and known.outcome is not None,
-            is_open=any(job.key == key for job in self._jobs.list_live_jobs()),
+            is_open=any(job.key == key.winner_key for job in self._jobs.list_live_jobs()),
         )
         if wanted is Action.NOTHING:
             return None
-        kernel, plan = place.kernel, place.kernel.plan
+        kernel, plan = key.kernel, key.kernel.plan
         try:
-            (is_admitted,) = await self._admission.check_configs(kernel, place.problem, [candidate.config])
+            (is_admitted,) = await self._admission.check_configs(kernel, key.problem, [candidate.config])
         except KtunedError as error:
             _log.info("shared_config_not_asked", kernel=kernel.name, reason=error.message)
             return None
@@ -307,52 +308,49 @@ class ShareExchange:
         if wanted is Action.COMPETE:
             plan = replace(plan, configs=(candidate.config,))
         arrival = await self._jobs.submit_job(
-            key, place.problem, priority=priority, reason=REASON, plan=plan, any_plan=wanted is Action.VERIFY
+            key.winner_key, key.problem, priority=priority, reason=REASON, plan=plan, any_plan=wanted is Action.VERIFY
         )
         return arrival.job
 
-    def _find_own_winner(self, place: WinnerPlace) -> OwnWinner | None:
-        winner = self._store.get_winner(place.context.key_for(place.objective))
-        if winner is None or self._admission.known_verdict(place.kernel, place.problem, winner.config) is False:
+    def _find_own_winner(self, key: PresentKey) -> OwnWinner | None:
+        winner = self._store.get_winner(key.winner_key)
+        if winner is None or self._admission.known_verdict(key.kernel, key.problem, winner.config) is False:
             return None
-        return OwnWinner(cost_of(winner.objective, winner.figure), winner.context == place.context)
+        return OwnWinner(cost_of(winner.objective, winner.figure), winner.context == key.context)
 
-    def _list_won_places(self, kernels: Iterable[str] | None = None) -> Iterator[list[WinnerPlace]]:
+    def _list_won_keys(self, kernels: Iterable[str] | None = None) -> Iterator[list[PresentKey]]:
         """Yield the keys of our winners as they are now, kernel by kernel: of some kernels, or of all."""
         if kernels is None:
             kernels = dict.fromkeys(winner.context.kernel for winner in self._store.list_winners())
         for name in kernels:
-            yield list(filter(None, map(self._find_place, self._store.list_winners(name))))
+            yield list(filter(None, map(self._find_key, self._store.list_winners(name))))
 
-    def _find_place(self, winner: Winner) -> WinnerPlace | None:
+    def _find_key(self, winner: Winner) -> PresentKey | None:
         """Return a winner's key as it is now; ``None`` where it cannot be tuned."""
         job = self._store.find_job_of_winner(winner)
         problem = winner.problem if job is None or not job.problem else job.problem
-        return self._make_place(winner.context.kernel, problem, winner.context.device, winner.objective)
+        return self._make_key(winner.context.kernel, problem, winner.context.device, winner.objective)
 
-    def _list_declared_places(self, kernel: KernelInfo) -> list[WinnerPlace]:
+    def _list_declared_keys(self, kernel: KernelInfo) -> list[PresentKey]:
         environment, objective = self._catalog.kernel_environment(kernel), kernel.objective(None)
         models = dict.fromkeys(device.model for device in self._machine.list_devices(environment, kernel.backend))
         declared = product(kernel.problems, models)
-        places = [self._make_place(kernel.name, problem, model, objective) for problem, model in declared]
-        return list(filter(None, places))
+        keys = [self._make_key(kernel.name, problem, model, objective) for problem, model in declared]
+        return list(filter(None, keys))
 
-    def _make_place(self, name: str, problem: Problem, model: str, objective: str) -> WinnerPlace | None:
+    def _make_key(self, name: str, problem: Problem, model: str, objective: str) -> PresentKey | None:
         """Return a key as its kernel is now; ``None`` where it cannot be tuned."""
         try:
             kernel = self._catalog.resolve_kernel(name)
             check_problem(kernel, problem)
-            environment = self._catalog.kernel_environment(kernel)
-            device = self._machine.find_device(environment, kernel.backend, model)
-            context = self._machine.build_context(kernel, environment, problem, device)
-            return WinnerPlace(kernel, problem, context, kernel.objective(objective))
+            return find_present_key(self._catalog, self._machine, kernel, problem, model, kernel.objective(objective))
         except KtunedError:
             return None
 
 
-def _to_shared_winner(winner: Winner, place: WinnerPlace) -> SharedWinner:
+def _to_shared_winner(winner: Winner, key: PresentKey) -> SharedWinner:
     """Return a winner of ours as others read it."""
-    context = place.context
+    context = key.context
     return SharedWinner(
         kernel=context.kernel,
         problem=dict(winner.problem),
@@ -367,5 +365,5 @@ def _to_shared_winner(winner: Winner, place: WinnerPlace) -> SharedWinner:
         decided=winner.decided,
         objective=winner.objective,
         metrics=dict(winner.metrics),
-        names=tuple(LearnedName(one.name, one.is_source, one.is_data) for one in place.kernel.learned.values()),
+        names=tuple(LearnedName(one.name, one.is_source, one.is_data) for one in key.kernel.learned.values()),
     )

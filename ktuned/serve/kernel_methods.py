@@ -74,13 +74,14 @@ class KernelMethods:
 
     async def handle_add(self, wanted: AddParams, connection: Connection) -> AddAnswer:
         """Inspect and watch a path, without tuning it."""
-        moves = self._intake.moves
+        watched = {root.path for root in self._catalog.roots}
         added = await self._intake.add_path(wanted.path, wanted.python)
+        gone = watched - {root.path for root in self._catalog.roots}
         return AddAnswer(
             RootInfo.from_root(added.root),
             tuple(map(KernelEntry.from_kernel, added.kernels)),
             tuple(added.errors),
-            tuple(line for line in self._intake.moves if line not in moves),
+            tuple(f"{path} is gone, and is watched no longer" for path in sorted(gone)),
         )
 
     async def handle_unwatch(self, wanted: UnwatchParams, connection: Connection) -> UnwatchAnswer:

@@ -368,7 +368,7 @@ class Outcomes:
         brief, plan = self._brief, self._brief.job.plan
         if brief.find_shared is None or brief.kernel.batch_invariant or plan.no_share or plan.configs or plan.again:
             return SharedLead(objective=brief.objective)
-        candidate = await brief.find_shared(brief.kernel, brief.context, brief.objective)
+        candidate = await brief.find_shared(brief.present_key)
         served = [*self.opening.served, *([] if brief.kernel.default is None else [brief.kernel.default])]
         # If the context has a winner already, the job was asked to find a better one, and must search.
         return SharedLead(candidate, served, objective=brief.objective, is_decisive=not self._has_winner)
@@ -381,14 +381,7 @@ class Outcomes:
         """Make the best known config of this context the winner, unless it has one that is still admitted."""
         brief = self._brief
         winner = await restore_winner(
-            self._store,
-            brief.admission,
-            brief.kernel,
-            brief.problem,
-            brief.context,
-            brief.objective,
-            brief.preset.finalists,
-            decided_only=decided_only,
+            self._store, brief.admission, brief.present_key, brief.preset.finalists, decided_only=decided_only
         )
         if winner is not None:
             await self._announce_winner(winner)

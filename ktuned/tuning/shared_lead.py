@@ -6,12 +6,10 @@ search, and its final round is among these few. If it is not, it was the first c
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 
 from ktuned.model import (
     Config,
-    Context,
-    KernelInfo,
     Objective,
     Outcome,
     Trial,
@@ -21,9 +19,6 @@ from ktuned.model import (
     unit_of,
 )
 from ktuned.sharing import Candidate, cost_holds
-
-FindShared = Callable[[KernelInfo, Context, Objective], Awaitable[Candidate | None]]
-"""Returns the best config that others have found in a context; takes bounded time, and raises nothing."""
 
 
 class SharedLead:

@@ -34,7 +34,6 @@ from ktuned.scheduling.job_events import (
     PauseAsked,
     Publish,
     Record,
-    Refused,
     ResumeAsked,
     Reviewed,
     Start,
@@ -115,7 +114,6 @@ PLACES: dict[str, tuple[Event | Callable[[JobMachine], None], ...]] = {
 ASKED: dict[str, Callable[[], Event]] = {
     "join": lambda: Joined(1, Priority.ASKED, "looked up"),
     "tune": lambda: Joined(1, Priority.REQUESTED, "asked for", Plan(trials=10**6)),
-    "refuse": lambda: Refused(1, "no device"),
     "again": lambda: BeginAgainAsked(1, "changed"),
     "cancel": lambda: CancelAsked(1),
     "pause": lambda: PauseAsked(1),
@@ -140,7 +138,6 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
     "waiting": {
         "join": [],
         "tune": ["Record 1"],
-        "refuse": ["Close 1"],
         "again": [],
         "cancel": ["Close 1"],
         "pause": _PAUSED,
@@ -609,10 +606,6 @@ class RandomEvents(RuleBasedStateMachine):
     @rule(number=IDS)
     def begin_again(self, number: int) -> None:
         self.give(BeginAgainAsked(number, "changed"))
-
-    @rule(number=IDS)
-    def refuse(self, number: int) -> None:
-        self.give(Refused(number, "no device"))
 
     @rule(devices=st.sets(st.sampled_from(["x", "y", EVERYTHING]), max_size=1))
     def pause_devices(self, devices: set[str]) -> None:
