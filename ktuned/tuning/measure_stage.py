@@ -219,28 +219,21 @@ class MeasureStage:
                 yield
                 return
 
-    async def open_lane(self, lane: Lane, seed: int = 0) -> None:
-        """Open the problem on a held lane, with the inputs of ``seed``; wait while all lanes are sick.
+    async def open_lane(self, lane: Lane, seed: int = 0, *, is_early: bool = False) -> None:
+        """Open the problem on a held lane, with the inputs of ``seed``.
+
+        While all lanes are sick this waits, unless there is nothing to measure yet (``is_early``).
 
         Raises:
             CannotOpen: The problem's data cannot be made.
             ReferenceUnusable: The :attr:`reference` must be replaced.
-            LaneSick: Its device does not work, but another lane's does.
+            LaneSick: Its device does not work, but another lane's does, or it is early.
         """
         has_stand_in = bool(self._find_other_lanes(lane))
-        bench, deadlines = self.find_bench(lane, seed), self.brief.deadlines
-        await lane.open_problem(bench, deadlines, waits=not has_stand_in, has_stand_in=has_stand_in)
-
-    async def open_lane_early(self, lane: Lane) -> None:
-        """Open the problem on a held lane before there is anything to measure; leave a sick lane alone.
-
-        Raises:
-            CannotOpen: The problem's data cannot be made.
-            ReferenceUnusable: The :attr:`reference` must be replaced.
-        """
-        with suppress(LaneSick):
-            has_stand_in = bool(self._find_other_lanes(lane))
-            await lane.open_problem(self.find_bench(lane), self.brief.deadlines, waits=False, has_stand_in=has_stand_in)
+        waits = not has_stand_in and not is_early
+        await lane.open_problem(
+            self.find_bench(lane, seed), self.brief.deadlines, waits=waits, has_stand_in=has_stand_in
+        )
 
     def find_lane_facts(self, lane: Lane) -> LaneFacts:
         """Return what the trial machine must know about a lane."""

@@ -40,7 +40,7 @@ from time import monotonic
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from ktuned.fleet import COURTESY_S, Fleet, Lane, ReferenceUnusable, Worker
+from ktuned.fleet import COURTESY_S, Fleet, Lane, LaneSick, ReferenceUnusable, Worker
 from ktuned.ipc import replies, requests
 from ktuned.model import JobState, Role, Trial, WorkerError, canonical
 from ktuned.protocol import ChannelInfo, PublishEvent
@@ -489,7 +489,10 @@ class Pipeline:
                 async with lane.hold(self.brief.job.id):
                     began = monotonic()
                     try:
-                        await self._measuring.open_lane_early(lane)
+                        await self._measuring.open_lane(lane, is_early=True)
+                    except LaneSick:
+                        # It is left alone until there is something to measure.
+                        pass
                     except ReferenceUnusable as error:
                         # The next candidate is prepared before there is something to measure.
                         self._measuring.reference.replace_unusable(error)
