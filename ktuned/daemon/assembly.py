@@ -245,7 +245,7 @@ def assemble_parts(
         spawn_s=settings.deadlines["spawn"],
         memory_limits=(settings.bench_bytes, settings.compile_bytes),
         keeps_spares=settings.keeps_spares,
-        rank_of=job_machine.slot_rank,
+        rank_of=job_machine.find_slot_rank,
         cores=replaced.cores or cpu.cores(),
         spare_modules=replaced.spare_modules,
     )

@@ -89,7 +89,7 @@ class Intake:
             Untrusted: another user could have put one there.
         """
         # What no kernel file could make valid is refused before anything is looked at.
-        request.plan_for(Plan())
+        request.apply_to_plan(Plan())
         found = await self.add_path(path, python, measures=not request.compile_only)
         kernels = [kernel for kernel in found.kernels if name in (None, kernel.kernel, kernel.name)]
         # What a file no longer declares because of its error cannot be tuned before that is mended.
@@ -141,7 +141,7 @@ class Intake:
             known = None
             await anyio.to_thread.run_sync(check_extent, top, self._max_directories)
         files = [place] if os.path.isfile(place) else await anyio.to_thread.run_sync(find_kernel_files, place)
-        root = await self._root_for(known, top, python, measured=files if measures else [])
+        root = await self._find_or_make_root(known, top, python, measured=files if measures else [])
         found = await self._inspector.inspect_files(root, files)
         await self._renewal.outdate_jobs(found.changes, saved=False)
         kernels = self._catalog.kernels_below(place)
@@ -156,7 +156,9 @@ class Intake:
             raise UsageError(f"there is no kernel at {path}", hint=hint)
         return AddedRoot(root, kernels, errors, found.changes, is_new=known is None)
 
-    async def _root_for(self, known: Root | None, directory: str, python: str | None, *, measured: list[str]) -> Root:
+    async def _find_or_make_root(
+        self, known: Root | None, directory: str, python: str | None, *, measured: list[str]
+    ) -> Root:
         """Return the ``known`` root with the interpreter that was asked for; without one ``directory`` becomes one.
 
         Where jobs follow that measure kernels of files, their workers start beside the first look at the root.

@@ -62,7 +62,7 @@ class JobEvent(StrEnum):
 _Moves = dict[JobEvent, JobPlace]
 
 
-def _stopping_moves(place: JobPlace) -> _Moves:
+def _make_stopping_moves(place: JobPlace) -> _Moves:
     """Return the moves of a job that is asked to stop, and goes to ``place`` however its pipeline ends."""
     ends = (JobEvent.SUCCEEDED, JobEvent.FAILED, JobEvent.INTERRUPTED, JobEvent.STOPPED)
     return {**dict.fromkeys(ends, place), JobEvent.DAEMON_STOPPED: JobPlace.LEFT}
@@ -98,20 +98,20 @@ MOVES: dict[JobPlace, _Moves] = {
         JobEvent.PAUSED: JobPlace.PAUSING,
         JobEvent.RESUMED: JobPlace.YIELDING,
         JobEvent.CANCELLED: JobPlace.CANCELLING,
-        **_stopping_moves(JobPlace.WAITING),
+        **_make_stopping_moves(JobPlace.WAITING),
     },
     JobPlace.PAUSING: {
         JobEvent.OUTDATED: JobPlace.PAUSING,
         JobEvent.PAUSED: JobPlace.PAUSING,
         JobEvent.RESUMED: JobPlace.YIELDING,
         JobEvent.CANCELLED: JobPlace.CANCELLING,
-        **_stopping_moves(JobPlace.PAUSED),
+        **_make_stopping_moves(JobPlace.PAUSED),
     },
     JobPlace.CANCELLING: {
         JobEvent.OUTDATED: JobPlace.CANCELLING,
         JobEvent.RESUMED: JobPlace.CANCELLING,
         JobEvent.CANCELLED: JobPlace.CANCELLING,
-        **_stopping_moves(JobPlace.CANCELLED),
+        **_make_stopping_moves(JobPlace.CANCELLED),
     },
 }
 

@@ -185,20 +185,20 @@ class JobMachine:
 
     def find_job(self, job_id: int) -> Job | None:
         """Return a live job as it is known here."""
-        return self.running_job(job_id) or self.queue.get_job(job_id)
+        return self.find_running_job(job_id) or self.queue.get_job(job_id)
 
-    def running_job(self, job_id: int) -> Job | None:
+    def find_running_job(self, job_id: int) -> Job | None:
         """Return a running job."""
         run = self._runs.get(job_id)
         return None if run is None else run.job
 
-    def running_on(self, device: str) -> list[Job]:
+    def list_running_on(self, device: str) -> list[Job]:
         """Return the jobs that run on a device model, in the order in which they started."""
         return [job for job in self.running if job.device == device]
 
-    def lane_holder(self, device: str) -> Job | None:
+    def find_lane_holder(self, device: str) -> Job | None:
         """Return the job that has the lanes of a device model."""
-        return self.running_job(self._holders.get(device, 0))
+        return self.find_running_job(self._holders.get(device, 0))
 
     def find_matching_job(self, key: WinnerKey, plan: Plan | None, but: Container[int] = ()) -> Job | None:
         """Return the live job that does some work, or could by a larger budget; without a plan, in whatever way.
@@ -214,17 +214,17 @@ class JobMachine:
 
     def is_waited_for(self, job_id: int) -> bool:
         """Return whether a client waits for a live job."""
-        return self.queue.level_of_job(job_id) >= Priority.WAITED_FOR
+        return self.queue.find_level(job_id) >= Priority.WAITED_FOR
 
-    def slot_rank(self, job_id: int) -> int:
+    def find_slot_rank(self, job_id: int) -> int:
         """Return a live job's rank for compile slots and devices: of equals, the ones that measure sooner come first.
 
         The steps between them are small beside a level, and the first of each device model has none.
         """
-        rank, job = self.queue.rank_of_job(job_id), self.running_job(job_id)
+        rank, job = self.queue.find_rank(job_id), self.find_running_job(job_id)
         if job is None or self._holders.get(job.device) == job_id:
             return rank
-        others = [other.id for other in self.running_on(job.device) if other.id != self._holders.get(job.device)]
+        others = [other.id for other in self.list_running_on(job.device) if other.id != self._holders.get(job.device)]
         return rank - others.index(job_id) - 1
 
     # Handlers
@@ -304,8 +304,8 @@ class JobMachine:
         if self.stalled:
             return
         for device in sorted(self.queue.devices | {job.device for job in self.running}):
-            first = self.queue.next_for(device, self._may_run)
-            for running in self.running_on(device):
+            first = self.queue.choose_next_job(device, self._may_run)
+            for running in self.list_running_on(device):
                 reason = self._reason_to_make_way(running, first)
                 if reason and self._lives[running.id].place is JobPlace.RUNNING:
                     self._move_job(running.id, JobEvent.PREEMPTED)
@@ -328,7 +328,7 @@ class JobMachine:
                 self.queue.end_turn(job.id)
         elif stage is JobStage.DECIDING:
             # Once the slots stand still, all decide.
-            for other in self.running_on(job.device):
+            for other in self.list_running_on(job.device):
                 if self._runs[other.id].stage is JobStage.MEASURED:
                     self._runs[other.id].decides_at = self._clock()
 
@@ -339,20 +339,20 @@ class JobMachine:
 
     def _may_run(self, waiting: Job) -> bool:
         """Return whether no running job, of as high a rank, does the same work."""
-        rank = self.queue.rank_of_job(waiting.id)
+        rank = self.queue.find_rank(waiting.id)
         same = (job for job in self.running if _is_same_work(job, waiting))
-        return all(self.queue.rank_of_job(job.id) < rank for job in same)
+        return all(self.queue.find_rank(job.id) < rank for job in same)
 
     def _reason_to_make_way(self, running: Job, first: Job | None) -> str:
-        obstacle = self.queue.why_not_now(running)
+        obstacle = self.queue.explain_wait(running)
         if obstacle:
             return f"made way: {obstacle}"
-        is_outranked = first is not None and self.queue.rank_of_job(first.id) > self.queue.rank_of_job(running.id)
+        is_outranked = first is not None and self.queue.find_rank(first.id) > self.queue.find_rank(running.id)
         return "made way for a more important job" if is_outranked else ""
 
     def _has_room_for(self, waiting: Job) -> bool:
         """Return whether a job takes nothing from those that run, if it starts now."""
-        running = self.running_on(waiting.device)
+        running = self.list_running_on(waiting.device)
         return len(running) < MOST_RUNNING and all(
             self._lives[job.id].place is JobPlace.RUNNING
             and self._runs[job.id].stage in (JobStage.COMPILING, JobStage.MEASURED)
@@ -373,7 +373,7 @@ class JobMachine:
 
         Finalists keep the lanes, and no equal takes them from a job that measures unless it is due.
         """
-        able = [job.id for job in self.running_on(device) if self._lives[job.id].place is JobPlace.RUNNING]
+        able = [job.id for job in self.list_running_on(device) if self._lives[job.id].place is JobPlace.RUNNING]
         holder = self._holders.get(device)
         if not able:
             return
@@ -389,7 +389,7 @@ class JobMachine:
         yield GrantLanes(best)
 
     def _lane_precedence(self, job_id: int) -> tuple[int, bool, bool]:
-        return self.queue.rank_of_job(job_id), self._is_due(job_id), self._runs[job_id].stage < JobStage.MEASURED
+        return self.queue.find_rank(job_id), self._is_due(job_id), self._runs[job_id].stage < JobStage.MEASURED
 
     def _stop_job(self, job: Job, reason: str) -> Stop:
         self._runs[job.id].stop_reason = reason

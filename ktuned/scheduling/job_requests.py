@@ -63,7 +63,7 @@ class TuningRequest(msgspec.Struct, frozen=True):
     no_share: bool = False
     keep_going: bool = False
 
-    def plan_for(self, declared: Plan) -> Plan:
+    def apply_to_plan(self, declared: Plan) -> Plan:
         """Return the declared plan with the options of this request.
 
         Raises:
@@ -126,7 +126,7 @@ class JobRequests:
         device = None
         with suppress(BackendError):
             # Without any device the job itself says so.
-            device = self._target_model(kernel, request)
+            device = self._find_target_model(kernel, request)
         for problem in problems:
             await self._check_configs(kernel, problem, plan.configs)
             if device is not None:
@@ -139,7 +139,7 @@ class JobRequests:
         Raises:
             UsageError: it declares no problems and none was given, or the request cannot be followed.
         """
-        plan = request.plan_for(kernel.plan)
+        plan = request.apply_to_plan(kernel.plan)
         kernel.objective(plan.objective)
         if request.problem is not None:
             check_problem(kernel, request.problem)
@@ -174,7 +174,7 @@ class JobRequests:
         for problem in problems:
             await self._check_configs(kernel, problem, plan.configs)
             try:
-                device = self._target_model(kernel, request)
+                device = self._find_target_model(kernel, request)
             except BackendError as error:
                 key = kernel.make_winner_key(problem, "", objective)
                 job = await self._jobs.record_failed_job(
@@ -230,7 +230,7 @@ class JobRequests:
         Raises:
             UsageError: the pin holds none for the key, or the space does not hold it.
         """
-        asked = request.anchor if request.anchor_pin is None else self._pinned_config(request.anchor_pin, key)
+        asked = request.anchor if request.anchor_pin is None else self._find_pinned_config(request.anchor_pin, key)
         if asked is None:
             return None
         anchor = {**(kernel.default or {}), **asked}
@@ -241,7 +241,7 @@ class JobRequests:
             raise UsageError(f"{words} cannot be the anchor: {error.message}", hint=error.hint) from error
         return anchor
 
-    def _pinned_config(self, pin: str, key: WinnerKey) -> Config:
+    def _find_pinned_config(self, pin: str, key: WinnerKey) -> Config:
         """Return the config that lookups of a key get under a pin.
 
         Raises:
@@ -273,7 +273,7 @@ class JobRequests:
             return False
         return is_admitted
 
-    def _target_model(self, kernel: KernelInfo, request: TuningRequest) -> str:
+    def _find_target_model(self, kernel: KernelInfo, request: TuningRequest) -> str:
         """Return the model of the requested device, or the target to compile for where no device is used.
 
         Raises:

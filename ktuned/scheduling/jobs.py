@@ -135,7 +135,7 @@ class Jobs:
         """
         counts = {key._replace(objective=LATENCY): count for key, count in counts.items() if count > 0}
         for key, count in counts.items():
-            self._record_launches(key, self._queue.launch_cost(key).launches + count)
+            self._record_launches(key, self._queue.find_launch_cost(key).launches + count)
         self.request_review()
         await self._store.add_launches(counts, time())
 
@@ -175,7 +175,7 @@ class Jobs:
         Raises:
             NotFound: there is no such job, or it has ended.
         """
-        if self._machine.running_job(job_id) is not None:
+        if self._machine.find_running_job(job_id) is not None:
             return await self._stop_job(CancelAsked(job_id, reason), JobState.CANCELLED)
         async with self._arriving:
             return await self._stop_job(CancelAsked(job_id, reason), JobState.CANCELLED)
@@ -242,7 +242,7 @@ class Jobs:
         known = self._outdated & {job.id for job in live}
         self._outdated = known | {job.id for job in live if job.kernel in kernels}
 
-    async def restart_outdated(self, kernel: str, goes_on: Callable[[Job], bool]) -> list[int]:
+    async def restart_outdated(self, kernel: str, is_still_wanted: Callable[[Job], bool]) -> list[int]:
         """Restart a kernel's jobs that work on an older state and are still wanted; cancel the others.
 
         Return the ids of those that were cancelled. Jobs of the present state are left as they are.
@@ -251,7 +251,7 @@ class Jobs:
         for job in [job for job in (*self._machine.running, *self._queue) if job.kernel == kernel]:
             if job.id not in self._outdated:
                 continue
-            if goes_on(job):
+            if is_still_wanted(job):
                 await self._begin_again(job, "begun again: its files changed")
                 continue
             # It may have ended meanwhile.
@@ -278,9 +278,9 @@ class Jobs:
         with suppress(IllegalMove):
             await self._dispatcher.handle_event(BeginAgainAsked(job.id, reason))
 
-    def last_failure(self, context: Context, objective: Objective, plan_digest: str) -> str:
+    def find_last_failure(self, context: Context, objective: Objective, plan_digest: str) -> str:
         """Return how the newest job in this very context failed, all its configs tried; nothing if none did."""
-        return self._machine.failures.failure_message(context, plan_digest, objective)
+        return self._machine.failures.find_message(context, plan_digest, objective)
 
     def forget_failures(self, kernel: str | None = None) -> None:
         """Let lookups ask again for what failed, of one kernel or of all."""
@@ -306,7 +306,7 @@ class Jobs:
     def count_jobs(self) -> JobCounts:
         """Return how many live jobs there are by state, and why some wait although their device may be free."""
         states = Counter(job.state for job in self.list_live_jobs())
-        waits = Counter(filter(None, map(self._queue.why_not_now, self._queue)))
+        waits = Counter(filter(None, map(self._queue.explain_wait, self._queue)))
         return JobCounts(states[JobState.QUEUED], states[JobState.RUNNING], states[JobState.PAUSED], waits)
 
     def join_devices(self) -> None:

@@ -95,7 +95,7 @@ class Portfolios:
     def describe_portfolios(self, kernel: KernelInfo) -> list[PortfolioInfo]:
         """Return a kernel's portfolios, with what is known of their problems."""
         found = []
-        for (_, device, objective), kept in self.kept.portfolios_of_kernel(kernel.name).items():
+        for (_, device, objective), kept in self.kept.load_portfolios(kernel.name).items():
             document = structs.asdict(kept.stored.document)
             is_current = kept.stored.state == self._maker.describe_state(kernel, device)
             found.append(PortfolioInfo(**document, device=device, objective=objective, current=is_current))

@@ -144,7 +144,7 @@ class Preparation:
             admission=self._admission,
             traces=self._traces,
             served=partial(self._served, kernel, environment),
-            portfolio=partial(self._portfolios.configs_for_problem, kernel, context.device, objective, job.problem),
+            portfolio=partial(self._portfolios.find_configs, kernel, context.device, objective, job.problem),
             toolchain=self._machine.environments.list_toolchain_files(environment),
             find_shared=self._find_shared,
             group_size=self._machine.get_group_size(environment.with_host_of(aim.model), kernel.backend),

@@ -88,11 +88,11 @@ class Reverification:
             job.problem,
             priority=Priority.VERIFY,
             reason=REASON,
-            plan=self._verification_plan(kernel, winner),
+            plan=self._make_verification_plan(kernel, winner),
         )
         return arrival.job
 
-    def _verification_plan(self, kernel: KernelInfo, winner: Winner) -> Plan:
+    def _make_verification_plan(self, kernel: KernelInfo, winner: Winner) -> Plan:
         """Return the declared plan with a budget for the best: they are what every job begins with."""
         best = [trial.config for trial in self._store.best_trials(winner.context, TRUSTED, objective=winner.objective)]
         first = [winner.config, *(config for config in best if config != winner.config)][:TRUSTED]

@@ -24,8 +24,8 @@ DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, seconds=
 
 def test_a_wish_overrides_only_what_it_names() -> None:
     """What is not wished for stays as the kernel file has it; nought is a wish."""
-    assert TuningRequest().plan_for(DECLARED) == DECLARED
-    wished = TuningRequest(preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0).plan_for(DECLARED)
+    assert TuningRequest().apply_to_plan(DECLARED) == DECLARED
+    wished = TuningRequest(preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0).apply_to_plan(DECLARED)
     assert wished == replace(DECLARED, preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0)
 
 
@@ -42,7 +42,7 @@ def test_a_wish_overrides_only_what_it_names() -> None:
 def test_a_wish_that_cannot_be_followed_names_its_field(wish: TuningRequest, words: str) -> None:
     """The error says which, and what would do."""
     with pytest.raises(UsageError, match=words) as refused:
-        wish.plan_for(DECLARED)
+        wish.apply_to_plan(DECLARED)
     assert refused.value.hint
 
 

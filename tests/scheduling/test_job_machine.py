@@ -392,7 +392,7 @@ def test_the_next_job_starts_while_one_measures() -> None:
     assert made.handle_event(Reviewed()) == []
     made.handle_event(Advanced(2, JobStage.COMPILING))
     assert summary(made.handle_event(Reviewed())) == ["Start 3"]
-    assert made.lane_holder("x") == made.running[0]
+    assert made.find_lane_holder("x") == made.running[0]
     made.handle_event(Ended(made.running[0], Ending.DONE))
     assert summary(made.handle_event(Reviewed())) == ["GrantLanes 2"]
 
@@ -448,7 +448,7 @@ def test_only_so_many_jobs_run_at_once() -> None:
     """The next one waits until one has ended."""
     numbers = range(1, MOST_RUNNING + 2)
     made = machine(*(Arrived(job(number)) for number in numbers), *compiling(*numbers[:-1]))
-    assert [one.id for one in made.running_on("x")] == list(numbers[:-1])
+    assert [one.id for one in made.list_running_on("x")] == list(numbers[:-1])
     assert made.handle_event(Reviewed()) == []
     made.handle_event(Ended(made.running[3], Ending.DONE))
     assert summary(made.handle_event(Reviewed())) == [f"Start {numbers[-1]}"]
@@ -483,7 +483,7 @@ def test_a_higher_rank_stops_all_jobs_that_it_outranks() -> None:
     for running in made.running[1:]:
         made.handle_event(Ended(running, Ending.STOPPED))
     assert summary(made.handle_event(Reviewed())) == ["Start 4"]
-    assert made.lane_holder("x") == made.running[0]
+    assert made.find_lane_holder("x") == made.running[0]
 
 
 def test_the_lanes_go_to_the_highest_rank_but_not_away_from_finalists() -> None:
@@ -521,11 +521,11 @@ def test_a_job_that_cannot_be_prepared_leaves_the_lanes() -> None:
 def test_slots_go_to_the_job_that_measures_sooner() -> None:
     """Of equals: the one that has the lanes, then in the order of their starts; of two devices neither is the first."""
     made = machine(*(Arrived(job(number)) for number in (1, 2, 3)), Arrived(job(4, device="y")), *compiling(1, 2, 3, 4))
-    assert [made.slot_rank(number) for number in (1, 2, 3, 4, 99)] == [200, 199, 198, 200, 0]
+    assert [made.find_slot_rank(number) for number in (1, 2, 3, 4, 99)] == [200, 199, 198, 200, 0]
     made.queue.add_waiter("me", [3])
     made.handle_event(Reviewed())
     made.queue.remove_waiter("me")
-    assert [made.slot_rank(number) for number in (1, 2, 3)] == [199, 198, 200]
+    assert [made.find_slot_rank(number) for number in (1, 2, 3)] == [199, 198, 200]
 
 
 def test_a_job_that_runs_without_the_lanes_still_waits() -> None:
@@ -535,10 +535,10 @@ def test_a_job_that_runs_without_the_lanes_still_waits() -> None:
     for event in (Arrived(job(1)), Arrived(job(2)), *compiling(1, 2)):
         made.handle_event(event)
     now = AGE_S
-    assert (made.queue.rank_of_job(1), made.queue.rank_of_job(2)) == (200, 300)
+    assert (made.queue.find_rank(1), made.queue.find_rank(2)) == (200, 300)
     assert summary(made.handle_event(Reviewed())) == ["GrantLanes 2"]
     now += TURN_S
-    assert (made.queue.rank_of_job(1), made.queue.rank_of_job(2)) == (200, 200)
+    assert (made.queue.find_rank(1), made.queue.find_rank(2)) == (200, 200)
 
 
 DEVICES = st.sampled_from(["x", "y"])
@@ -567,7 +567,7 @@ class RandomEvents(RuleBasedStateMachine):
         for one in instructions:
             if isinstance(one, Start):
                 assert one.job.id not in self.pipelines
-                beside = [other for other in self.machine.running_on(one.job.device) if other.id != one.job.id]
+                beside = [other for other in self.machine.list_running_on(one.job.device) if other.id != one.job.id]
                 between = (JobStage.COMPILING, JobStage.MEASURED)
                 assert all(self.stages[other.id] in between for other in beside)
                 assert all(self.pipelines[other.id] for other in beside)
@@ -642,7 +642,7 @@ class RandomEvents(RuleBasedStateMachine):
     @rule(data=st.data(), ending=st.sampled_from(Ending), gets_on=st.booleans())
     def end(self, data: st.DataObject, ending: Ending, gets_on: bool) -> None:
         number = data.draw(st.sampled_from(sorted(self.pipelines)))
-        running = self.machine.running_job(number)
+        running = self.machine.find_running_job(number)
         assert running is not None
         if ending is Ending.STOPPED and self.pipelines[number]:
             # A pipeline is stopped only when that was instructed.
@@ -656,9 +656,9 @@ class RandomEvents(RuleBasedStateMachine):
         assert {one.id for one in running} == self.pipelines.keys()
         assert len({one.key for one in running}) == len(running)
         for device in ("x", "y"):
-            here = self.machine.running_on(device)
+            here = self.machine.list_running_on(device)
             assert len(here) <= MOST_RUNNING
-            holder = self.machine.lane_holder(device)
+            holder = self.machine.find_lane_holder(device)
             assert holder is None or holder in here
 
     @invariant()
@@ -666,10 +666,10 @@ class RandomEvents(RuleBasedStateMachine):
         if self.machine.stalled:
             return
         self.give(Reviewed())
-        rank = self.machine.queue.rank_of_job
+        rank = self.machine.queue.find_rank
         for device in ("x", "y"):
-            able = [one for one in self.machine.running_on(device) if self.pipelines[one.id]]
-            holder = self.machine.lane_holder(device)
+            able = [one for one in self.machine.list_running_on(device) if self.pipelines[one.id]]
+            holder = self.machine.find_lane_holder(device)
             assert bool(able) <= (holder in able)
             if holder in able and self.stages[holder.id] < JobStage.MEASURED:
                 assert rank(holder.id) == max(rank(one.id) for one in able)
