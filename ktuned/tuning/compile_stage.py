@@ -26,7 +26,7 @@ from __future__ import annotations
 import shutil
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, time
@@ -52,9 +52,9 @@ from ktuned.ipc import replies, requests
 from ktuned.model import Phase, Role, WorkerError
 from ktuned.protocol import ChannelInfo
 from ktuned.store import DISK_ERRORS, Artifacts, file_fault
-from ktuned.tuning.batches import COMPILE_S, MAX_BATCH, BatchSize, GroupSize, limit_share_of_slot
+from ktuned.tuning.batches import COMPILE_S, MAX_BATCH, BatchSize, GroupSize, limit_share
 from ktuned.tuning.job_brief import Compiler, JobBrief
-from ktuned.tuning.stages import describe_stream
+from ktuned.tuning.stages import describe_stream, receive_waiting
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
 from ktuned.tuning.trial_machine import (
     ArtifactFound,
@@ -202,27 +202,17 @@ class CompileStage:
         most = self.slots * (1 if self._pays_together else LAST_OF_SLOT)
         if now.open_send_streams or now.current_buffer_used >= most:
             return first
-        last = [first]
-        with suppress(anyio.EndOfStream):
-            while True:
-                last.append(channel.receive_nowait())
-        self._last.extend(sorted(last, key=lambda attempt: -attempt.expected_s))
+        self._last.extend(sorted(receive_waiting(first, channel), key=lambda attempt: -attempt.expected_s))
         return self._last.popleft()
 
     def _collect_group(
         self, first: Attempt, channel: MemoryObjectReceiveStream[Attempt], *, lanes_starve: bool
     ) -> list[Attempt]:
         """Return ``first`` with the waiting configs that are compiled in the same request."""
-        group = [first]
         is_batch = self._machine.compiles_one_by_one
         size = self._batch_size.next_size if is_batch else self._group_size.choose_next_size(lanes_starve=lanes_starve)
-        most = limit_share_of_slot(waiting=1 + channel.statistics().current_buffer_used, slots=self.slots)
-        for _ in range(min(size, most) - 1):
-            try:
-                group.append(channel.receive_nowait())
-            except (anyio.WouldBlock, anyio.EndOfStream):
-                break
-        return group
+        most = limit_share(1 + channel.statistics().current_buffer_used, self.slots)
+        return receive_waiting(first, channel, min(size, most))
 
     @property
     def _pays_together(self) -> bool:

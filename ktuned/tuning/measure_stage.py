@@ -52,6 +52,7 @@ from ktuned.tuning.deadlines import shorten_for_trial
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.prior_results import PriorResults
 from ktuned.tuning.reference import Reference
+from ktuned.tuning.stages import receive_waiting
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
 from ktuned.tuning.trial_machine import (
     ArtifactGone,
@@ -438,11 +439,7 @@ class _LaneTurn:
 
         async def take_in_arrived() -> None:
             async for first in receive:
-                arrived = [first]
-                with suppress(anyio.WouldBlock, anyio.EndOfStream):
-                    while True:
-                        arrived.append(receive.receive_nowait())
-                await self._take_in_measurements(arrived, facts, clock)
+                await self._take_in_measurements(receive_waiting(first, receive), facts, clock)
 
         def on_item(measured: replies.Measurement) -> None:
             # A worker that reports more than it was asked for: user code may write to pipes that it did not open.

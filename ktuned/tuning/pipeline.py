@@ -52,7 +52,7 @@ from ktuned.tuning.batches import (
     BatchSize,
     limit_configs_under_way,
     limit_question_size,
-    limit_share_of_lane,
+    limit_share,
 )
 from ktuned.tuning.compile_stage import CompileStage, Enqueue
 from ktuned.tuning.exploration import Explorer, open_space
@@ -62,7 +62,7 @@ from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.outcomes import Outcomes
 from ktuned.tuning.prior_results import PriorResults
-from ktuned.tuning.stages import JobStage, LaneAccess, StageReport, describe_stream
+from ktuned.tuning.stages import JobStage, LaneAccess, StageReport, describe_stream, receive_waiting
 from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.trial_machine import End, NotBuilt, find_ends
 
@@ -522,20 +522,10 @@ class Pipeline:
             async for first in channel:
                 await self._await_lanes()
                 if not self._is_ending:
-                    batch = self._collect_batch(lane, first, channel)
+                    batch = self._collect_batch(first, channel)
                     await self._measuring.measure_batch(lane, batch, lambda: self.progress.best_us, record_ends)
 
-    def _collect_batch(self, lane: Lane, first: Attempt, channel: MemoryObjectReceiveStream[Attempt]) -> list[Attempt]:
+    def _collect_batch(self, first: Attempt, channel: MemoryObjectReceiveStream[Attempt]) -> list[Attempt]:
         """Return ``first`` and a lane's share of the waiting configs: no more than a short batch."""
-        batch = [first]
-        size = limit_share_of_lane(
-            waiting=1 + channel.statistics().current_buffer_used,
-            lanes=len(self._lanes),
-            batch=self._batch_size.next_size,
-        )
-        for _ in range(size - 1):
-            try:
-                batch.append(channel.receive_nowait())
-            except (anyio.WouldBlock, anyio.EndOfStream):
-                break
-        return batch
+        most = limit_share(1 + channel.statistics().current_buffer_used, len(self._lanes))
+        return receive_waiting(first, channel, min(self._batch_size.next_size, most))
