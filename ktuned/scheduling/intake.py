@@ -105,15 +105,14 @@ class Intake:
                 environment = environment_of(found.root)
                 await self._machine.environments.probe_environment(environment)
                 await self._machine.environments.check_strategy(environment, request.strategy)
-            for kernel in kernels:
-                await self._requests.check_request(kernel, request)
+            planned = [job for kernel in kernels for job in await self._requests.plan_jobs(kernel, request)]
         except KtunedError:
             if found.is_new:
                 # What was asked for in error is not watched for ever.
                 await self._renewal.forget_root(found.root)
             raise
         try:
-            jobs = [job for kernel in kernels for job in await self._requests.request_jobs(kernel, request)]
+            jobs = await self._requests.submit_jobs(planned, request)
         finally:
             # After the request: a re-tuning joins it, and not the other way about.
             await self._renewal.retune_changed(found.changes, saved=False)

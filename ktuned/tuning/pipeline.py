@@ -10,7 +10,7 @@
 task                            what it does
 ==============================  =======================================================================================
 ``_propose_configs``, one       asks the strategy, counts configs with a known outcome, enters the others as trials
-the compile stage's, several    compile configs of the first channel, and pass those with an artifact on
+the compile stage's, by slot    compiles configs of the first channel, and passes those with an artifact on
 ``_measure_on_lane``, by lane   waits until the job may measure, then measures a batch of the second channel
 ``_end_job_early``, one         ends the trials when the job's time is up or it is hopeless
 ``_open_lane_early``, by lane   has the lane ready by the time that there is something to measure
