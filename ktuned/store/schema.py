@@ -192,8 +192,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "DROP INDEX trials_by_content",
         "CREATE INDEX trials_by_content ON trials (content) WHERE content IS NOT NULL",
     ),
-    # A project that gets another name is another project.
-    ("DROP TABLE aliases",),
+    # A project that gets another name is another project, whose winners are found by what they were measured with.
+    ("DROP TABLE aliases", "CREATE INDEX contexts_by_digest ON contexts (digest)"),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 
