@@ -38,14 +38,14 @@ class AdoptedDirectory:
     def __init__(self, home: Path) -> None:
         self.path = home / "adopted"
 
-    def workers_directory(self, tool: str, python: str, variables: Mapping[str, str]) -> Path:
+    def find_workers_directory(self, tool: str, python: str, variables: Mapping[str, str]) -> Path:
         """Return the directory of all libraries of an interpreter with these variables, which share workers."""
         environment = digest_of(json.dumps([python, sorted(variables.items())]))
         return self.path / tool / environment[:_ENVIRONMENT_DIGITS]
 
-    def project_of(self, record: CallRecord) -> Path:
+    def find_project(self, record: CallRecord) -> Path:
         """Return the directory of a record's library."""
-        place = self.workers_directory(record.tool, record.python, record.variables)
+        place = self.find_workers_directory(record.tool, record.python, record.variables)
         # The last part distinguishes the project from others of its name.
         return place / record.package / (record.release or place.name)
 
@@ -55,19 +55,19 @@ class AdoptedDirectory:
         Raises:
             OSError: They cannot be written.
         """
-        project = self.project_of(record)
+        project = self.find_project(record)
         call = digest_of(record.call)
         declaration = json.dumps(record.declaration, sort_keys=True)
         for name, content in record.files.items():
             _write_once(project / CALLS / name, content)
         _write_once(project / CALLS / f"{record.identity}.declaration.json", declaration.encode())
         _write_once(project / CALLS / f"{call}.call.json", record.call.encode())
-        _write_once(project / "ktuned.toml", _project_text(record).encode())
+        _write_once(project / "ktuned.toml", _make_project_text(record).encode())
         file = project / f"tune_{record.function}_{record.identity}.py"
         others = [one for one in _find_variants(project, record.function) if one != file]
         if not file.is_file():
             name = record.function if not others else f"{record.function}-{record.identity[:4]}"
-            _write_once(file, _kernel_text(record, name).encode())
+            _write_once(file, _make_kernel_text(record, name).encode())
             for old in sorted(others, key=lambda one: one.stat().st_mtime)[: -(MAX_VARIANTS - 1)]:
                 old.unlink()
         else:
@@ -76,7 +76,7 @@ class AdoptedDirectory:
         return file, call
 
 
-def identity_of(kernel_file: str) -> str:
+def read_identity(kernel_file: str) -> str:
     """Return the identity of the function that an adopted kernel file declares."""
     return Path(kernel_file).stem[-_IDENTITY_DIGITS:]
 
@@ -88,7 +88,7 @@ def _find_variants(project: Path, function: str) -> Iterator[Path]:
             yield path
 
 
-def _kernel_text(record: CallRecord, name: str) -> str:
+def _make_kernel_text(record: CallRecord, name: str) -> str:
     # The daemon's workers import the backend while they wait for this to be imported.
     return (
         f'# backend="{record.tool}"\n'
@@ -98,7 +98,7 @@ def _kernel_text(record: CallRecord, name: str) -> str:
     )
 
 
-def _project_text(record: CallRecord) -> str:
+def _make_project_text(record: CallRecord) -> str:
     # A string in JSON is also one in TOML.
     lines = [f"name = {json.dumps(record.package)}", 'workers = "../.."']
     if record.variables:

@@ -1,43 +1,38 @@
 """Adoption of applications' functions: what becomes of the spool's records, and what applications learn of their keys.
 
-*A record's way.* It is read with suspicion. Its files are written, its kernel is declared, its job is committed, and
-only then is it removed. If the daemon is killed between two of these steps, the next daemon begins the record again,
-and finds done what was done.
+*A record's way.* It is read with suspicion (:mod:`~ktuned.adoption.spool_reader`). Its files are written, its kernel is
+declared, its job is committed, and only then is it removed. If the daemon is killed between two of these steps, the
+next daemon begins the record again, and finds done what was done.
 
 ======================================  ===============================================================================
 what may go wrong                       what then happens
 ======================================  ===============================================================================
-it cannot be read, or is too old        one notice, and the record is removed
-its kernel cannot be declared           likewise
+its kernel cannot be declared           one notice, and the record is removed
 the store cannot be written             the record stays, and is tried again soon
 there is no device for it               the record stays, and is looked at again by each survey: a device may come
-a file cannot even be removed           one notice, and it is passed over
 ======================================  ===============================================================================
 
 *Order.* Records of one interpreter are taken in one after the other, in the order in which they were left. Those of
 another interpreter do not wait for one that hangs.
 
 *Many keys.* Which keys of a function are tuned, and how the others are served: :mod:`~ktuned.adoption.key_tunings`.
-
-*Notice of changes.* The spool is watched, and also looked through every :data:`SURVEY_S`: notifications may be lost.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from time import time
 from typing import Any, Final
 
 import anyio
 import anyio.to_thread
 import structlog
 
-from ktuned.adoption.adopted_files import AdoptedDirectory, identity_of
+from ktuned.adoption.adopted_files import AdoptedDirectory, read_identity
 from ktuned.adoption.key_tunings import KeyTunings
+from ktuned.adoption.spool_reader import SURVEY_S, SpoolReader
 from ktuned.catalog import Catalog, Project, environment_of, make_root
 from ktuned.devices import Machine
 from ktuned.fleet import FrontEnds
@@ -60,37 +55,17 @@ from ktuned.model import (
 from ktuned.protocol import KeyAnswer
 from ktuned.scheduling import Intake, Jobs
 from ktuned.spool import (
-    COUNTS_SUFFIX,
-    MAX_RECORDS,
-    RECORD_SUFFIX,
-    STAGED_PREFIX,
     CallRecord,
-    InvalidRecord,
     KeyLaunches,
     LaunchCounts,
-    RefusedFile,
-    read_file,
     spool_directory,
 )
 from ktuned.store import Store
-from ktuned.watch import DirectoryGone, Notifications, WatchError
 
 _log = structlog.get_logger()
 
-MAX_AGE_S: Final = 30 * 86400.0
-"""A record that has waited this long is of a program that nobody runs any more."""
-
-SURVEY_S: Final = 30.0
-"""The spool is also looked through at this interval: notifications may be lost, or not be available."""
-
-STAGED_S: Final = 3600.0
-"""A file that has been under way this long was left by a process that was killed."""
-
 RETRY_S: Final = 2.0
 """Pause before a record that the store could not keep is taken in again."""
-
-MAX_NOTICES: Final = 20
-"""Most refused records in a status; the log has all of them."""
 
 MAX_COUNTED: Final = 10_000
 """Most keys of functions not known yet for which launches are kept."""
@@ -100,8 +75,6 @@ CHOICE_S: Final = 1.0
 
 MAX_AT_ONCE: Final = 4
 """Most interpreters whose records are taken in at the same time."""
-
-_STEP_MS: Final = 100
 
 
 class Adoptions:
@@ -121,7 +94,7 @@ class Adoptions:
         store: Store,
         deadlines: Mapping[str, float],
     ) -> None:
-        self._spool = spool_directory(home)
+        self._spool = SpoolReader(spool_directory(home))
         self._directory = AdoptedDirectory(home)
         self._catalog = catalog
         self._intake = intake
@@ -135,10 +108,7 @@ class Adoptions:
         self._deadlines = deadlines
         self._kernels: dict[str, str] = {}
         self._launches: dict[str, KeyLaunches] = {}
-        self._refused: list[str] = []
         self._news = anyio.Event()
-        self._under_way: set[str] = set()
-        self._stuck: set[str] = set()
         self._turns: dict[Path, anyio.Lock] = {}
         self._limiter = anyio.CapacityLimiter(MAX_AT_ONCE)
 
@@ -146,32 +116,30 @@ class Adoptions:
     def notices(self) -> list[str]:
         """Records that were refused since the start, and those that wait for a device, one line each."""
         if not self._without_device:
-            return list(self._refused)
+            return list(self._spool.notices)
         one = len(self._without_device) == 1
         calls = "a call of an application waits" if one else f"{len(self._without_device)} calls of applications wait"
-        return [*self._refused, f"{calls} for a GPU: none is found here"]
+        return [*self._spool.notices, f"{calls} for a GPU: none is found here"]
 
     async def run(self) -> None:
         """Take records in until cancelled."""
-        await anyio.to_thread.run_sync(self._make_spool)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch_spool)
+            tasks.start_soon(self._spool.watch_directory, self.look_through_spool)
             while True:
                 self._news = anyio.Event()
-                groups, counts = await anyio.to_thread.run_sync(self._read_spool)
+                records, counts = await anyio.to_thread.run_sync(self._spool.read_files)
                 await self._add_launches(counts)
-                for interpreter, records in groups.items():
-                    self._under_way |= {name for name, _ in records}
+                for interpreter, group in self._group_by_interpreter(records).items():
                     # After the records that were read before: a lock is granted in the order of requests.
                     turn = self._turns.setdefault(interpreter, anyio.Lock())
-                    tasks.start_soon(self._take_in_records, records, turn)
+                    tasks.start_soon(self._take_in_records, group, turn)
                 await self._keys.tune_chosen_keys()
                 with anyio.move_on_after(CHOICE_S if self._keys.has_waiting else SURVEY_S):
                     await self._news.wait()
 
     def prepare_library(self, tool: str, python: str, variables: Mapping[str, str], library: Mapping[str, Any]) -> None:
         """Import a library in a front end, and start workers: an application imports it, and records will follow."""
-        workers = self._directory.workers_directory(tool, python, variables)
+        workers = self._directory.find_workers_directory(tool, python, variables)
         workers.mkdir(parents=True, exist_ok=True, mode=0o700)
         # The records to come will have the same environment.
         root = make_root(str(workers / "library"), python=python, project=Project(env=variables, workers=".."))
@@ -234,7 +202,7 @@ class Adoptions:
         if name is None:
             below = f"{self._directory.path}{os.sep}"
             self._kernels = {
-                identity_of(kernel.file): kernel.name
+                read_identity(kernel.file): kernel.name
                 for kernel in self._catalog.kernels
                 if kernel.file.startswith(below)
             }
@@ -248,68 +216,6 @@ class Adoptions:
             return None
 
     # From the spool to jobs
-
-    def _make_spool(self) -> None:
-        self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
-
-    def _read_spool(self) -> tuple[dict[Path, list[tuple[str, CallRecord]]], list[LaunchCounts]]:
-        """Return the records that are not under way yet, by interpreter, and counts of launches; refuse other files."""
-        by_interpreter: dict[Path, list[tuple[str, CallRecord]]] = {}
-        counts: list[LaunchCounts] = []
-        for path in _list_oldest_first(self._spool):
-            if path.name in self._under_way or path.name in self._stuck:
-                continue
-            if path.suffix == COUNTS_SUFFIX:
-                counts += self._take_in_counts(path)
-            elif path.suffix == RECORD_SUFFIX:
-                record = self._read_record(path)
-                if record is not None:
-                    place = self._directory.workers_directory(record.tool, record.python, record.variables)
-                    by_interpreter.setdefault(place, []).append((path.name, record))
-            elif not path.name.startswith(STAGED_PREFIX):
-                self._refuse_file(path, "it is not a record")
-            elif _age_s(path) > STAGED_S:
-                self._remove_file(path)
-        return by_interpreter, counts
-
-    def _read_record(self, path: Path) -> CallRecord | None:
-        try:
-            age = _age_s(path)
-            record = CallRecord.from_bytes(read_file(path))
-        except FileNotFoundError:
-            return None
-        except (RefusedFile, InvalidRecord) as error:
-            self._refuse_file(path, str(error))
-            return None
-        if age > MAX_AGE_S:
-            self._refuse_file(path, f"it has waited for {age / 86400:.0f} days")
-            return None
-        return record
-
-    def _refuse_file(self, path: Path, why: str) -> None:
-        line = f"a call that an application left in {path} is not tuned: {why}"
-        _log.warning("record_refused", path=str(path), reason=why)
-        self._refused = [*self._refused, line][-MAX_NOTICES:]
-        self._remove_file(path)
-
-    def _remove_file(self, path: Path) -> None:
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            # It may be a directory. From now on it is passed over.
-            self._stuck.add(path.name)
-            _log.warning("record_not_removed", path=str(path), reason=error.strerror)
-
-    def _take_in_counts(self, path: Path) -> list[LaunchCounts]:
-        try:
-            counts = LaunchCounts.from_bytes(read_file(path))
-        except FileNotFoundError:
-            return []
-        except (RefusedFile, InvalidRecord) as error:
-            self._refuse_file(path, str(error))
-            return []
-        self._remove_file(path)
-        return [] if path.name in self._stuck else [counts]
 
     async def _add_launches(self, counts: Iterable[LaunchCounts]) -> None:
         """Add up launches; pass those of keys that are known by now on to the jobs."""
@@ -332,6 +238,16 @@ class Adoptions:
             with suppress(StoreError):
                 await self._jobs.note_launches(known)
 
+    def _group_by_interpreter(
+        self, records: Iterable[tuple[str, CallRecord]]
+    ) -> dict[Path, list[tuple[str, CallRecord]]]:
+        """Return records by the directory of the workers that can import their libraries."""
+        groups: dict[Path, list[tuple[str, CallRecord]]] = {}
+        for name, record in records:
+            place = self._directory.find_workers_directory(record.tool, record.python, record.variables)
+            groups.setdefault(place, []).append((name, record))
+        return groups
+
     async def _take_in_records(self, records: Iterable[tuple[str, CallRecord]], turn: anyio.Lock) -> None:
         async with turn, self._limiter:
             for name, record in records:
@@ -341,20 +257,19 @@ class Adoptions:
                     # The record stays, and is taken in once the store can be written again.
                     _log.warning("record_not_kept", record=name, reason=error.message)
                     await anyio.sleep(RETRY_S)
-                    self._under_way.discard(name)
+                    self._spool.put_back(name)
                     self.look_through_spool()
                     continue
                 except (KtunedError, OSError) as error:
-                    self._refuse_file(self._spool / name, str(error).partition("\n")[0])
+                    self._spool.refuse_file(name, str(error).partition("\n")[0])
                 else:
                     if not is_taken:
                         # Each survey looks at it again: this daemon may find a device later, or another may have one.
                         self._without_device.add(name)
-                        self._under_way.discard(name)
+                        self._spool.put_back(name)
                         continue
-                    await anyio.to_thread.run_sync(self._remove_file, self._spool / name)
+                    await anyio.to_thread.run_sync(self._spool.remove_file, name)
                 self._without_device.discard(name)
-                self._under_way.discard(name)
             await self._add_launches(())
 
     async def _take_in_record(self, record: CallRecord) -> bool:
@@ -411,42 +326,6 @@ class Adoptions:
         ).answer
         configs = {canonical(config) for config in record.configs}
         return found.status is Status.FRESH and found.config is not None and canonical(found.config) in configs
-
-    # Notifications
-
-    async def _watch_spool(self) -> None:
-        """Look through the spool when something happens there."""
-        stop = threading.Event()
-        try:
-            while True:
-                await anyio.to_thread.run_sync(self._await_change, stop, abandon_on_cancel=True)
-                self.look_through_spool()
-        finally:
-            stop.set()
-
-    def _await_change(self, stop: threading.Event) -> None:
-        try:
-            with Notifications([str(self._spool)], [], stop) as notifications:
-                notifications.wait_for_changes(SURVEY_S, _STEP_MS)
-        except (DirectoryGone, WatchError):
-            # The survey will find what comes meanwhile.
-            stop.wait(SURVEY_S)
-
-
-def _list_oldest_first(directory: Path) -> list[Path]:
-    try:
-        with os.scandir(directory) as entries:
-            found = [(entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in entries]
-    except OSError:
-        return []
-    return [directory / name for _, name in sorted(found)[: 2 * MAX_RECORDS]]
-
-
-def _age_s(path: Path) -> float:
-    try:
-        return time() - path.lstat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def _admits_any(config: Config) -> bool:

@@ -48,6 +48,8 @@ class WaitingKey(msgspec.Struct, frozen=True):
 class KeyChoice:
     """The keys of one function on one device model; ``tuned`` are those that have a winner already.
 
+    ``selection`` knows all keys with their launches, and which of them are tuned.
+
     >>> choice = KeyChoice([])
     >>> all(choice.take_in_key({"length": 64 + number}, "…") for number in range(16))
     True
@@ -58,7 +60,7 @@ class KeyChoice:
     """
 
     def __init__(self, tuned: Iterable[Problem]) -> None:
-        self._selection = Selection(MAX_TUNED, ENOUGH_LOSS)
+        self.selection = Selection(MAX_TUNED, ENOUGH_LOSS)
         self._chosen: set[str] = set()
         self._waiting: dict[str, WaitingKey] = {}
         self._unlearned: dict[str, Problem] = {}
@@ -87,29 +89,21 @@ class KeyChoice:
     def take_in_key(self, problem: Problem, call: str) -> bool:
         """Take in a key that was called; return whether it is tuned at once."""
         text = canonical(problem)
-        if text not in self._chosen and self._selection.tunings < MAX_TUNED_AS_THEY_COME:
+        if text not in self._chosen and self.selection.tunings < MAX_TUNED_AS_THEY_COME:
             self._choose(problem)
         if text in self._chosen:
-            self._selection.add_problem(problem, 1.0)
+            self.selection.add_problem(problem, 1.0)
             return True
         if text not in self._waiting:
-            self._selection.add_problem(problem, 1.0)
+            self.selection.add_problem(problem, 1.0)
         self._waiting[text] = WaitingKey(problem, call)
         if len(self._waiting) > MAX_WAITING:
             del self._waiting[next(iter(self._waiting))]
         return False
 
-    def count_launches(self, problem: Problem, launches: int) -> None:
-        """Take in that applications have launched a key."""
-        self._selection.add_problem(problem, float(launches))
-
-    def sum_launches_nearby(self) -> dict[str, float]:
-        """Return for each tuned key, by its canonical text, the launches of all keys to which it is the nearest."""
-        return self._selection.sum_weights_nearby()
-
     def choose_next(self) -> WaitingKey | None:
         """Return the key to be tuned next; ``None`` if enough are."""
-        problem = self._selection.choose_next_problem(among=self._waiting)
+        problem = self.selection.choose_next_problem(among=self._waiting)
         if problem is None:
             return None
         text = canonical(problem)
@@ -117,25 +111,13 @@ class KeyChoice:
         self._unlearned[text] = problem
         return self._waiting.pop(text)
 
-    def find_nearest_tuned(self, problem: Problem) -> Problem | None:
-        """Return the tuned key whose config another key is served."""
-        return self._selection.find_nearest_tuned(problem)
-
-    def find_neighbour(self, problem: Problem) -> Problem | None:
-        """Return the tuned key that is nearest to a tuned one."""
-        return self._selection.find_neighbour(problem)
-
-    def record_tuning(self, problem: Problem) -> None:
-        """Take in that a chosen key's tuning has ended."""
-        self._selection.record_tuning(problem)
-
     def record_loss(self, problem: Problem, lost: float | None) -> None:
         """Take in what a tuned key loses with its neighbour's config, as a share; ``None`` if that is not known."""
         self._unlearned.pop(canonical(problem), None)
         if lost is not None:
-            self._selection.record_loss(problem, lost)
+            self.selection.record_loss(problem, lost)
 
     def _choose(self, problem: Problem) -> None:
         self._chosen.add(canonical(problem))
         self._unlearned[canonical(problem)] = problem
-        self._selection.record_tuning(problem)
+        self.selection.record_tuning(problem)

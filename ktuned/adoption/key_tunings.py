@@ -87,7 +87,7 @@ class KeyTunings:
     def count_launches(self, kernel: KernelInfo, problem: Problem, device: str, launches: int) -> None:
         """Take in that applications have launched a key."""
         if (choice := self._choices.get((kernel.name, device))) is not None:
-            choice.count_launches(kernel.select_key_values(problem), launches)
+            choice.selection.add_problem(kernel.select_key_values(problem), float(launches))
 
     async def take_in_call(self, kernel: KernelInfo, problem: Problem, call: str, device: str) -> None:
         """Take in a key that was called; request its tuning if it is one of those that are tuned as they come.
@@ -109,7 +109,7 @@ class KeyTunings:
                 if any(self.find_live_job(kernel, problem, device or None) is not None for problem in unlearned):
                     continue
                 for problem in unlearned:
-                    choice.record_tuning(problem)
+                    choice.selection.record_tuning(problem)
                     self._learn_loss(kernel, device, choice, problem)
                 if (chosen := choice.choose_next()) is not None:
                     await self._request_tuning(kernel, chosen.problem, chosen.call, device)
@@ -145,7 +145,7 @@ class KeyTunings:
         if own is None:
             # Its tuning has failed, or is about to be requested.
             return
-        neighbour = choice.find_neighbour(problem)
+        neighbour = choice.selection.find_neighbour(problem)
         other = None if neighbour is None else winners.get(canonical(neighbour))
         measured = [] if other is None else self._store.measured_configs(own.context, MAX_CONFIGS)
         theirs = next((known.figure for known in measured if other and known.text == canonical(other.config)), None)
@@ -164,13 +164,12 @@ class KeyTunings:
         # A key can be measured by a call that has it; jobs and waiting keys name one.
         jobs = self._store.list_jobs(kernel=kernel.name, states=[JobState.DONE], limit=MAX_JOBS)
         called = {canonical(kernel.select_key_values(job.problem)): job.problem for job in jobs}
-        launches = choice.sum_launches_nearby()
+        launches = choice.selection.sum_weights_nearby()
         keys = [winner.key.problem for winner in winners if winner.key.problem in called]
         if len(keys) < 2:
             return
         wanted = PortfolioSpec(
-            tuple(called[key] for key in keys),
-            tuple(launches.get(key, 0.0) + 1.0 for key in keys),
+            [(called[key], launches.get(key, 0.0) + 1.0) for key in keys],
             PortfolioLimits(PORTFOLIO_CONFIGS, ENOUGH_LOSS, tunings=len(keys)),
             measurable=tuple({**key.problem, CALL_KEY: key.call} for key in choice.waiting),
         )

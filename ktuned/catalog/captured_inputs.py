@@ -20,11 +20,7 @@ class CapturedInputs:
     def __init__(self, store: Store, directory: Path) -> None:
         self.directory = directory
         self._store = store
-        self.reload_captures()
-
-    def reload_captures(self) -> None:
-        """Read from the store which there are, again when a project has another name."""
-        self._held = {(held.kernel, held.problem): held for held in self._store.captured.list_captures()}
+        self._held = {(held.kernel, held.problem): held for held in store.captured.list_captures()}
 
     def digest_of_inputs(self, kernel: str, problem: str) -> str:
         """Return the digest of a problem's (canonical text) captured inputs; empty if there are none."""

@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -37,10 +36,8 @@ from ktuned.model import (
     NotFound,
     Observation,
     Problem,
-    ProjectName,
     Root,
     UsageError,
-    make_full_name,
     project_of,
     suggest_name,
 )
@@ -94,7 +91,7 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class Catalog:
-    """The kernels of all roots, by full name and by file; ``aliases`` has the present names of renamed projects.
+    """The kernels of all roots, by full name and by file.
 
     ``learned`` are the names that kernels were observed to read; those of kernels that are gone are kept.
     """
@@ -103,10 +100,8 @@ class Catalog:
         self,
         roots: Iterable[Root] = (),
         kernels: Iterable[KernelInfo] = (),
-        aliases: Mapping[ProjectName, ProjectName] | None = None,
         learned: Mapping[KernelName, Mapping[str, Observation]] | None = None,
     ) -> None:
-        self.aliases = dict(aliases or {})
         self._learned = {name: dict(entries) for name, entries in (learned or {}).items()}
         self._roots = {root.path: root for root in roots}
         self._root_listeners: list[Callable[[], None]] = []
@@ -161,20 +156,6 @@ class Catalog:
         self._errors.pop(file, None)
         if error is not None:
             self._errors[file] = (error,)
-
-    def rename_project(self, root: Root, name: str) -> Changes:
-        """Give the kernels of a root another project; return which names came and went."""
-        moved = [kernel for kernel in self._kernels.values() if self.root_of(kernel.file) == root]
-        moved = [kernel for kernel in moved if kernel.project != name]
-        for kernel in moved:
-            self._drop_kernel(kernel.name)
-            if kernel.name in self._learned:
-                self._learned[make_full_name(name, kernel.kernel)] = self._learned.pop(kernel.name)
-        renamed = [replace(kernel, project=ProjectName(name)) for kernel in moved]
-        for kernel in renamed:
-            self._kernels[kernel.name] = kernel
-            self._dependents.put_owner(kernel.name, kernel.file, kernel.stamps)
-        return Changes(added=tuple(kernel.name for kernel in renamed), removed=tuple(kernel.name for kernel in moved))
 
     def remove_root(self, path: str) -> Changes:
         """Stop watching a root; return the kernels removed with it. Files below another root stay."""
@@ -247,13 +228,8 @@ class Catalog:
         return [kernel for path in meant for kernel in there[path]]
 
     def find_kernel(self, name: str) -> KernelInfo | None:
-        """Return the kernel of a full name, by its project's present or former name, unless it is gone."""
-        exact = self._kernels.get(KernelName(name))
-        if exact is not None:
-            return exact
-        project, _, short = name.rpartition(":")
-        present = self.aliases.get(ProjectName(project)) if project else None
-        return None if present is None else self._kernels.get(make_full_name(present, short))
+        """Return the kernel of a full name, unless it is gone."""
+        return self._kernels.get(KernelName(name))
 
     def full_name_of(self, name: str, directory: str | None) -> str:
         """Return the full name that a short one means, if several projects have one; else the name as it is."""

@@ -44,8 +44,7 @@ class FileInspector:
 
     A root whose import takes long, or hangs, holds up no other one.
 
-    A root whose project file changed is followed: ``probe`` looks at its environment first, and ``renamed`` is called
-    once what the store holds has another name.
+    A root whose project file changed is followed: ``probe`` looks at its environment first.
     """
 
     def __init__(
@@ -57,11 +56,9 @@ class FileInspector:
         trust: Trust | None = None,
         *,
         probe: Callable[[Root], Awaitable[None]] | None = None,
-        renamed: Callable[[], None] = lambda: None,
     ) -> None:
         self.trust = trust or Trust()
         self._probe = probe
-        self._renamed = renamed
         self._catalog = catalog
         self._fleet = fleet
         self._store = store
@@ -115,22 +112,16 @@ class FileInspector:
         seen = [one for item in found for one in item.kernels if one.name == kernel.name]
         return tuple(entry for one in seen for name, entry in one.learned.items() if name in wanted)
 
-    async def adopt_root(self, root: Root) -> Changes:
-        """Watch a root as it is now; under another name, all that is known of its kernels follows.
+    async def adopt_root(self, root: Root) -> None:
+        """Watch a root as it is now.
 
         Raises:
             StoreError: it cannot be recorded; nothing has changed.
         """
         if self._probe is not None:
             await self._probe(root)
-        renamed = await self._store.projects.save_names({root.path: root.name})
-        before = next((known for known in self._catalog.roots if known.path == root.path), None)
-        changes = Changes() if before is None else self._catalog.rename_project(before, root.name)
+        await self._store.projects.save_names({root.path: root.name})
         self._catalog.add_root(root)
-        self._catalog.aliases = self._store.projects.load_aliases()
-        if renamed or changes:
-            self._renamed()
-        return changes
 
     async def _follow_project_file(self, root: Root, files: list[str], gone: list[str]) -> Inspected:
         """Follow a project file that changed; one that is wrong changes nothing, and is an error of its own."""
@@ -152,7 +143,7 @@ class FileInspector:
             self._catalog.note_project(root.path, again.project_digest)
             found = await self.inspect_files(again, files, gone)
             return Inspected(found.changes.combine_with(mended), found.files)
-        moved = await self.adopt_root(again)
+        await self.adopt_root(again)
         self._catalog.note_project(root.path, again.project_digest)
         _log.info("project_file_followed", path=file, name=again.name, python=again.python)
         try:
@@ -161,8 +152,8 @@ class FileInspector:
             # The kernels are still those of the root as it was: its file is to be followed once more.
             self._catalog.add_root(root)
             raise
-        moved = moved.combine_with(Changes(is_environment=environment_of(again) != environment_of(root)))
-        return Inspected(moved.combine_with(found.changes).combine_with(mended), found.files)
+        changes = found.changes.combine_with(Changes(is_environment=environment_of(again) != environment_of(root)))
+        return Inspected(changes.combine_with(mended), found.files)
 
     def _find_refusals(self, files: list[str]) -> dict[str, Inspection]:
         return {file: wrong for file in files if (wrong := self._refuse_file(file))}

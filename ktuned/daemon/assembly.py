@@ -55,6 +55,7 @@ from ktuned.protocol import KernelStale
 from ktuned.scheduling import (
     Dispatcher,
     DueKernels,
+    GoneRoots,
     HostObserver,
     IdlePolicy,
     Intake,
@@ -63,13 +64,12 @@ from ktuned.scheduling import (
     JobRequests,
     Jobs,
     KeptPortfolios,
+    PortfolioMaker,
     Portfolios,
     Preparation,
     Reading,
     Renewal,
     Reverification,
-    RootExpiry,
-    RootMoves,
     SharedWinners,
     ShareExchange,
 )
@@ -166,7 +166,7 @@ class Parts:
             spawn_s=settings.deadlines["spawn"],
             memory_limits=(settings.bench_bytes, settings.compile_bytes),
             keeps_spares=settings.keeps_spares,
-            rank_of=job_machine.slot_rank,
+            rank_of=job_machine.find_slot_rank,
             cores=replaced.cores or cpu.cores(),
             spare_modules=replaced.spare_modules,
         )
@@ -176,7 +176,6 @@ class Parts:
         catalog = self.catalog = Catalog(
             list_watched_roots(settings, store),
             store.load_kernels(),
-            store.projects.load_aliases(),
             store.learned.list_names(),
         )
         admission = self.admission = Admission(catalog, fleet, store, deadlines)
@@ -204,13 +203,7 @@ class Parts:
         async def probe_root(root: Root) -> None:
             await environments.probe_environment(environment_of(root))
 
-        def on_project_renamed() -> None:
-            captured_inputs.reload_captures()
-            caches.forget_all_answers()
-
-        inspector = self.inspector = FileInspector(
-            catalog, fleet, store, deadlines, trust, probe=probe_root, renamed=on_project_renamed
-        )
+        inspector = self.inspector = FileInspector(catalog, fleet, store, deadlines, trust, probe=probe_root)
 
         def on_names_learned(kernel: KernelName, names: Sequence[Observation]) -> None:
             caches.rename_contexts(kernel, store.list_winners(kernel), names)
@@ -242,7 +235,7 @@ class Parts:
             anchor=store.anchors.find_anchor,
             served=served.list_winners,
             portfolios=kept_portfolios,
-            shared=shared_winners,
+            find_shared=shared_winners.find_best,
         )
         applications = self.applications = Applications(is_used=observer.is_used)
 
@@ -285,8 +278,8 @@ class Parts:
             publish=router.publish_event,
         )
 
-        moves = self.moves = RootMoves(
-            catalog=catalog, store=store, configured=self.list_configured_roots, drop=renewal.drop_roots
+        gone_roots = self.gone_roots = GoneRoots(
+            catalog=catalog, store=store, configured=self.list_configured_roots, renewal=renewal
         )
         intake = self.intake = Intake(
             catalog=catalog,
@@ -295,23 +288,26 @@ class Parts:
             store=store,
             requests=requests,
             renewal=renewal,
-            moves=moves,
-        )
-        self.root_expiry = RootExpiry(
-            catalog=catalog, store=store, configured=self.list_configured_roots, drop=renewal.drop_roots
+            gone_roots=gone_roots,
         )
 
-        portfolios = self.portfolios = Portfolios(
+        portfolio_maker = PortfolioMaker(
             admission=admission,
             catalog=catalog,
             fleet=fleet,
             jobs=jobs,
-            kept=kept_portfolios,
             machine=machine,
             requests=requests,
             store=store,
             deadlines=deadlines,
-            changed=caches.forget_answers,
+        )
+        portfolios = self.portfolios = Portfolios(
+            catalog=catalog,
+            jobs=jobs,
+            kept=kept_portfolios,
+            machine=machine,
+            maker=portfolio_maker,
+            on_change=caches.forget_answers,
         )
 
         # What answers and watches.

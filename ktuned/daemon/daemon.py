@@ -150,7 +150,6 @@ class Daemon:
                 explainer=Explainer(catalog, parts.admission, machine, store, lookups.find_doubt),
                 intake=parts.intake,
                 renewal=parts.renewal,
-                store=store,
                 configured=parts.list_configured_roots,
             ).list_handlers(),
             *ShareMethods(
@@ -199,7 +198,7 @@ class Daemon:
                 parts.portfolios.run_until_cancelled,
                 parts.watcher.watch_until_cancelled,
                 parts.renewal.retry_unrecorded,
-                parts.root_expiry.check_periodically,
+                parts.gone_roots.check_periodically,
                 parts.artifact_cleanup.run_until_cancelled,
                 parts.probes.run_until_cancelled,
                 parts.toolchain_survey.run_until_cancelled,

@@ -104,7 +104,7 @@ class Reload:
         paths = {root.path for root in settings.roots}
         configured = [root for root in list_watched_roots(settings, store) if root.path in paths]
         for root in configured:
-            await renewal.react_to_changes(await self._parts.inspector.adopt_root(root), saved=False)
+            await self._parts.inspector.adopt_root(root)
         kept = {root.path for root in (*settings.roots, *store.load_roots())}
         await renewal.drop_roots([root for root in known if root.path not in kept])
         _log.info("config_reloaded", path=str(settings.config_path))

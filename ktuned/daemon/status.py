@@ -59,8 +59,7 @@ def _list_notices(parts: Parts) -> Iterator[str]:
     yield from (store.notice, store.lost, store.damaged)
     yield parts.watcher.notice
     yield parts.renewal.notice
-    yield parts.root_expiry.notice
-    yield from parts.moves.notices
+    yield parts.gone_roots.notice
     if parts.jobs.stalled:
         yield f"tuning is paused: {parts.jobs.stalled}"
     yield from parts.adoptions.notices

@@ -51,17 +51,18 @@ class ServedWinners:
         return known
 
     def _with_shared(self, own: list[Winner], kernel: KernelInfo, environment: Environment) -> list[Winner]:
-        """Return winners with those of kernels of the same name that were measured in what is this one's own context.
+        """Return winners with those of other projects' equal kernels that were measured in this one's own context.
 
-        Checkouts of one project, worktrees and clones, are projects of their own here. As long as nothing that decides
-        a measurement differs, what one of them has measured holds for all.
+        Checkouts of one project are projects of their own here: worktrees, clones, and what it was before it was moved
+        or got another name. As long as nothing that decides a measurement differs, what one of them has measured holds
+        for all.
         """
-        others = self._catalog.find_namesakes(kernel)
+        others = self._store.list_winners_elsewhere(kernel)
         if not others:
             return own
         devices = {device.model: device for device in self._machine.list_devices(environment, kernel.backend)}
         found = {winner.key: winner for winner in own}
-        for winner in (winner for other in others for winner in self._store.list_winners(other.name)):
+        for winner in others:
             context = replace(winner.context, kernel=kernel.name)
             key = context.key_for(winner.objective)
             device = devices.get(context.device)

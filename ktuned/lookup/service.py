@@ -318,7 +318,7 @@ class Lookups:
         if found.undecided:
             self._follow_ups.queue_check(kernel, problem, found.undecided)
         # A tuning that failed for these very files would fail again: the answer says so instead.
-        failed = "" if context is None else self._jobs.last_failure(context, by, kernel.plan_digest)
+        failed = "" if context is None else self._jobs.find_last_failure(context, by, kernel.plan_digest)
         failure = f"its tuning failed: {failed}" if failed else fault
         if verdict is not None and verdict.broken_by and not failure:
             failure = verdict.describe()
@@ -389,7 +389,7 @@ class Lookups:
         """Return why problems of a group wait for one that cannot be tuned; nothing if they all may be."""
         for problem in verdict.waiting:
             context = self._machine.build_context(kernel, environment, json.loads(problem), device)
-            if failed := self._jobs.last_failure(context, by, kernel.plan_digest):
+            if failed := self._jobs.find_last_failure(context, by, kernel.plan_digest):
                 return f"{verdict.describe()}: the tuning of {problem} failed: {failed}"
         return ""
 

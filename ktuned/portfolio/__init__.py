@@ -1,5 +1,6 @@
 """Portfolios: a few configs for many problems, and a small decision tree that chooses among them. No IO."""
 
+from ktuned.portfolio.borders import find_border_problems, is_erring
 from ktuned.portfolio.exports import describe_condition, render_c, render_json, render_python
 from ktuned.portfolio.fit import Portfolio, fit_portfolio
 from ktuned.portfolio.matrix import FAILED, Matrix, compute_mean_loss, shortlist_configs
@@ -19,8 +20,10 @@ __all__ = [
     "compute_mean_loss",
     "count_octaves",
     "describe_condition",
+    "find_border_problems",
     "find_leaf",
     "fit_portfolio",
+    "is_erring",
     "list_leaves",
     "render_c",
     "render_json",

@@ -1,6 +1,7 @@
 """Jobs: their intake, order, dispatch, pauses and re-verification."""
 
 from ktuned.scheduling.dispatcher import Dispatcher, Intervals
+from ktuned.scheduling.gone_roots import GoneRoots
 from ktuned.scheduling.host_observer import HostObserver
 from ktuned.scheduling.idle_policy import POLICIES, IdlePolicy, Reading
 from ktuned.scheduling.intake import Intake
@@ -8,13 +9,12 @@ from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.scheduling.portfolios import PortfolioBuild, Portfolios, PortfolioSpec
+from ktuned.scheduling.portfolio_maker import PortfolioBuild, PortfolioMaker, PortfolioSpec
+from ktuned.scheduling.portfolios import Portfolios
 from ktuned.scheduling.preparation import JobSettings, Preparation, default_compile_slots
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
 from ktuned.scheduling.reverification import Reverification
-from ktuned.scheduling.root_expiry import RootExpiry
-from ktuned.scheduling.root_moves import RootMoves
 from ktuned.scheduling.share_exchange import DueKernels, ShareExchange
 from ktuned.scheduling.shared_winners import SharedWinners
 
@@ -23,6 +23,7 @@ __all__ = [
     "POLICIES",
     "Dispatcher",
     "DueKernels",
+    "GoneRoots",
     "HostObserver",
     "IdlePolicy",
     "Intake",
@@ -33,14 +34,13 @@ __all__ = [
     "Jobs",
     "KeptPortfolios",
     "PortfolioBuild",
+    "PortfolioMaker",
     "PortfolioSpec",
     "Portfolios",
     "Preparation",
     "Reading",
     "Renewal",
     "Reverification",
-    "RootExpiry",
-    "RootMoves",
     "ShareExchange",
     "SharedWinners",
     "TuningRequest",

@@ -170,7 +170,7 @@ class Dispatcher:
                 case Publish():
                     self._publish_job(instruction.event, instruction.job)
                 case Close():
-                    closed = await self._close_job(instruction.job)
+                    closed = await self.close_job(instruction.job)
                 case Inspect():
                     self._tasks.start_soon(self._have_inspected, instruction.job)
                 case _:
@@ -196,7 +196,7 @@ class Dispatcher:
                 raise
             _log.warning("job_not_recorded", job=instruction.job.id, reason=error.message)
 
-    async def _close_job(self, ended: Job) -> Job:
+    async def close_job(self, ended: Job) -> Job:
         """Record and publish how a job ended."""
         try:
             await self._store.update_job(ended)
@@ -213,23 +213,25 @@ class Dispatcher:
     def describe_job(self, job: Job) -> JobInfo:
         """Return a job as it is reported, with how it stands now."""
         queue = self._machine.queue
-        info = JobInfo.from_job(job, launches=queue.launch_cost(job.key).launches, waiters=queue.count_waiters(job.id))
+        info = JobInfo.from_job(
+            job, launches=queue.find_launch_cost(job.key).launches, waiters=queue.count_waiters(job.id)
+        )
         if self._machine.find_job(job.id) is None:
             return info
-        holder = self._machine.lane_holder(job.device)
+        holder = self._machine.find_lane_holder(job.device)
         waits_for = "" if holder is None or holder.id == job.id else f"job {holder.id} has the device"
         left_s = None
-        if self._machine.running_job(job.id) is None:
-            waits_for = queue.why_not_now(job) or waits_for or self._machine.stalled
+        if self._machine.find_running_job(job.id) is None:
+            waits_for = queue.explain_wait(job) or waits_for or self._machine.stalled
         elif (task := self.pipelines.get(job.id)) is not None:
             left_s = task.pipeline.progress.left_s
-        return replace(info, priority=queue.level_of_job(job.id), waits_for=waits_for, left_s=left_s)
+        return replace(info, priority=queue.find_level(job.id), waits_for=waits_for, left_s=left_s)
 
     def _start_job(self, job: Job) -> None:
         try:
             brief = msgspec.structs.replace(self._prepare(job), job=job)
         except Exception as error:
-            ending, message = ending_of(error)
+            ending, message = find_ending(error)
             self._tasks.start_soon(self.handle_event, Ended(job, ending, message))
             return
         task = self.pipelines[job.id] = PipelineTask(self._build_pipeline(brief))
@@ -245,7 +247,7 @@ class Dispatcher:
             del self.pipelines[job.id]
             self._release_lanes(job)
             progress = task.pipeline.progress
-            now = self._machine.running_job(job.id) or job
+            now = self._machine.find_running_job(job.id) or job
             instructions = self._machine.handle_event(
                 Ended(progress.stamp_job(now), ending, message, progress.done > progress.reused, task.pipeline.brief)
             )
@@ -253,8 +255,8 @@ class Dispatcher:
         await self._carry_out(instructions)
 
     def _grant_lanes(self, job_id: int) -> None:
-        granted = self._machine.running_job(job_id)
-        for job in self._machine.running_on(granted.device) if granted is not None else ():
+        granted = self._machine.find_running_job(job_id)
+        for job in self._machine.list_running_on(granted.device) if granted is not None else ():
             task = self.pipelines.get(job.id)
             # One that could not be prepared has no pipeline, and one that only compiles needs no lane.
             if task is None or not isinstance(task.pipeline, Pipeline):
@@ -266,7 +268,7 @@ class Dispatcher:
 
     def _release_lanes(self, ended: Job) -> None:
         """Give up the workers of a job's lanes, unless another job is to measure there at once."""
-        if any(job.id != ended.id for job in self._machine.running_on(ended.device)):
+        if any(job.id != ended.id for job in self._machine.list_running_on(ended.device)):
             return
         for lane in self.lanes.values():
             if lane.state == "ready" and lane.device.model == ended.device:
@@ -281,7 +283,7 @@ class Dispatcher:
                 _log.info("job_started", reason=job.reason)
                 await task.pipeline.run()
             except Exception as error:
-                ending, message = ending_of(error)
+                ending, message = find_ending(error)
                 _log.warning("job_stopped", ending=ending, reason=message)
                 return ending, message
         if task.scope.cancelled_caught:
@@ -294,7 +296,7 @@ class Dispatcher:
     def join_devices(self) -> None:
         """Let running jobs measure on devices that have come meanwhile, where these are alike."""
         for job, task in self.pipelines.items():
-            running = self._machine.running_job(job)
+            running = self._machine.find_running_job(job)
             if running is None or not isinstance(task.pipeline, Pipeline):
                 continue
             with suppress(KtunedError):
@@ -324,7 +326,7 @@ class Dispatcher:
             publish=self._publish,
             on_stage=advance,
             follows_same_kernel=any(
-                other.id != job.id and other.kernel == job.kernel for other in self._machine.running_on(job.device)
+                other.id != job.id and other.kernel == job.kernel for other in self._machine.list_running_on(job.device)
             ),
         )
 
@@ -380,7 +382,7 @@ class Dispatcher:
         self._publish(TuningResumed())
 
 
-def ending_of(error: BaseException) -> tuple[Ending, str]:
+def find_ending(error: BaseException) -> tuple[Ending, str]:
     """Return how a job ends that an exception stopped, and the message that says why."""
     error = find_first_error(error)
     if not isinstance(error, KtunedError):

@@ -40,7 +40,7 @@ class HostObserver:
 
     async def read_host_use(self) -> Reading:
         """Return what the machine did since the last reading."""
-        users = await self.gpu_users()
+        users = await self.count_gpu_users()
         now_us = monotonic_ns() // 1000
         last, self._last = self._last, self._usage.read_cpu_use(now_us)
         on_battery = self._usage.is_on_battery()
@@ -50,9 +50,9 @@ class HostObserver:
 
     async def is_used(self, device: Device) -> bool:
         """Return whether other programs worked on a GPU lately; they do where that is unknown."""
-        return (await self.gpu_users()).get(device.name, 1) > 0
+        return (await self.count_gpu_users()).get(device.name, 1) > 0
 
-    async def gpu_users(self) -> Mapping[str, int]:
+    async def count_gpu_users(self) -> Mapping[str, int]:
         """Ask a worker of the first environment that knows GPUs; without one there are no users."""
         for environment in self._environments():
             if any(name.startswith("cuda:") for name in self._machine.list_device_models(environment)):

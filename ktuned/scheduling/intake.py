@@ -32,9 +32,9 @@ from ktuned.devices import Machine
 from ktuned.ipc import stamp, stamps_agree
 from ktuned.model import Job, KernelInfo, KtunedError, NotFound, Plan, Root, UsageError
 from ktuned.protocol import FileError
+from ktuned.scheduling.gone_roots import GoneRoots
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.renewal import Renewal
-from ktuned.scheduling.root_moves import RootMoves
 from ktuned.store import Store
 
 
@@ -63,7 +63,7 @@ class Intake:
         store: Store,
         requests: JobRequests,
         renewal: Renewal,
-        moves: RootMoves,
+        gone_roots: GoneRoots,
         max_directories: int = MAX_DIRECTORIES,
     ) -> None:
         self._catalog = catalog
@@ -72,14 +72,9 @@ class Intake:
         self._store = store
         self._requests = requests
         self._renewal = renewal
-        self._moves = moves
+        self._gone_roots = gone_roots
         self._naming = anyio.Lock()
         self._max_directories = max_directories
-
-    @property
-    def moves(self) -> list[str]:
-        """A line for each root that was found at another place."""
-        return self._moves.notices
 
     async def tune_path(
         self, path: str, python: str | None, request: TuningRequest, name: str | None = None
@@ -94,7 +89,7 @@ class Intake:
             Untrusted: another user could have put one there.
         """
         # What no kernel file could make valid is refused before anything is looked at.
-        request.plan_for(Plan())
+        request.apply_to_plan(Plan())
         found = await self.add_path(path, python, measures=not request.compile_only)
         kernels = [kernel for kernel in found.kernels if name in (None, kernel.kernel, kernel.name)]
         # What a file no longer declares because of its error cannot be tuned before that is mended.
@@ -110,16 +105,14 @@ class Intake:
                 environment = environment_of(found.root)
                 await self._machine.environments.probe_environment(environment)
                 await self._machine.environments.check_strategy(environment, request.strategy)
-            for kernel in kernels:
-                await self._requests.check_request(kernel, request)
+            planned = [job for kernel in kernels for job in await self._requests.plan_jobs(kernel, request)]
         except KtunedError:
             if found.is_new:
                 # What was asked for in error is not watched for ever.
-                await self._store.remove_root(found.root.path)
-                await self._renewal.drop_roots([found.root])
+                await self._renewal.forget_root(found.root)
             raise
         try:
-            jobs = [job for kernel in kernels for job in await self._requests.request_jobs(kernel, request)]
+            jobs = await self._requests.submit_jobs(planned, request)
         finally:
             # After the request: a re-tuning joins it, and not the other way about.
             await self._renewal.retune_changed(found.changes, saved=False)
@@ -147,7 +140,7 @@ class Intake:
             known = None
             await anyio.to_thread.run_sync(check_extent, top, self._max_directories)
         files = [place] if os.path.isfile(place) else await anyio.to_thread.run_sync(find_kernel_files, place)
-        root = await self._root_for(known, top, python, measured=files if measures else [])
+        root = await self._find_or_make_root(known, top, python, measured=files if measures else [])
         found = await self._inspector.inspect_files(root, files)
         await self._renewal.outdate_jobs(found.changes, saved=False)
         kernels = self._catalog.kernels_below(place)
@@ -155,15 +148,16 @@ class Intake:
         if not kernels and not errors:
             if known is None and not self._catalog.kernels_below(root.path):
                 # What was asked for in error is not watched for ever.
-                self._catalog.remove_root(root.path)
-                await self._store.remove_root(root.path)
+                await self._renewal.forget_root(root)
             hint = "a kernel file is named tune_*.py and declares an @kernel"
             if os.path.isfile(place) and (name := await anyio.to_thread.run_sync(_find_undecorated_kernel, place)):
                 hint = f"its function {name!r} has no decorator: write @kernel(…) above it"
             raise UsageError(f"there is no kernel at {path}", hint=hint)
         return AddedRoot(root, kernels, errors, found.changes, is_new=known is None)
 
-    async def _root_for(self, known: Root | None, directory: str, python: str | None, *, measured: list[str]) -> Root:
+    async def _find_or_make_root(
+        self, known: Root | None, directory: str, python: str | None, *, measured: list[str]
+    ) -> Root:
         """Return the ``known`` root with the interpreter that was asked for; without one ``directory`` becomes one.
 
         Where jobs follow that measure kernels of files, their workers start beside the first look at the root.
@@ -180,7 +174,7 @@ class Intake:
         else:
             project = await anyio.to_thread.run_sync(read_project, directory, self._inspector.trust)
             root = make_root(directory, python=python or "", project=project)
-            await self._moves.follow_move(root)
+            await self._gone_roots.free_name(root)
         async with self._naming:
             if known is None:
                 # Of two that are added at once, the store has both, and the catalog perhaps none yet.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection
 from enum import StrEnum
 
 import msgspec
 
-from ktuned.model import Job, Plan, WinnerKey
+from ktuned.model import Job, Plan
 from ktuned.protocol import JobEvent
 from ktuned.tuning import JobBrief, JobStage
 
@@ -48,13 +48,6 @@ class Joined(msgspec.Struct, frozen=True):
     is_fixed: bool = False
 
 
-class Refused(msgspec.Struct, frozen=True):
-    """A job cannot even wait, because there is no device for it."""
-
-    job: int
-    message: str
-
-
 class CancelAsked(msgspec.Struct, frozen=True):
     """A job is to end; ``message`` is the reason."""
 
@@ -79,33 +72,6 @@ class ResumeAsked(msgspec.Struct, frozen=True):
     """A pause is taken back."""
 
     job: int
-
-
-class PausesChanged(msgspec.Struct, frozen=True):
-    """The device models on which nothing may run (``EVERYTHING``: none of them)."""
-
-    devices: Collection[str]
-
-
-class Attended(msgspec.Struct, frozen=True):
-    """A client waits for jobs."""
-
-    waiter: Hashable
-    jobs: Collection[int]
-
-
-class Left(msgspec.Struct, frozen=True):
-    """A client waits no longer."""
-
-    waiter: Hashable
-
-
-class Used(msgspec.Struct, frozen=True):
-    """Applications have launched a key so often in all, which took some seconds by the latency known so far."""
-
-    key: WinnerKey
-    launches: int
-    cost_s: float
 
 
 class Inspected(msgspec.Struct, frozen=True):
@@ -147,15 +113,10 @@ Event = (
     TakenUp
     | Arrived
     | Joined
-    | Refused
     | CancelAsked
     | BeginAgainAsked
     | PauseAsked
     | ResumeAsked
-    | PausesChanged
-    | Attended
-    | Left
-    | Used
     | Inspected
     | Reviewed
     | Advanced

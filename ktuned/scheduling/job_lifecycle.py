@@ -52,7 +52,6 @@ class JobEvent(StrEnum):
     PAUSED = "paused"
     RESUMED = "resumed"
     CANCELLED = "cancelled"
-    REFUSED = "refused"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
@@ -63,7 +62,7 @@ class JobEvent(StrEnum):
 _Moves = dict[JobEvent, JobPlace]
 
 
-def _stopping_moves(place: JobPlace) -> _Moves:
+def _make_stopping_moves(place: JobPlace) -> _Moves:
     """Return the moves of a job that is asked to stop, and goes to ``place`` however its pipeline ends."""
     ends = (JobEvent.SUCCEEDED, JobEvent.FAILED, JobEvent.INTERRUPTED, JobEvent.STOPPED)
     return {**dict.fromkeys(ends, place), JobEvent.DAEMON_STOPPED: JobPlace.LEFT}
@@ -76,8 +75,6 @@ MOVES: dict[JobPlace, _Moves] = {
         JobEvent.PAUSED: JobPlace.PAUSED,
         JobEvent.RESUMED: JobPlace.WAITING,
         JobEvent.CANCELLED: JobPlace.CANCELLED,
-        # There is no device that it could wait for.
-        JobEvent.REFUSED: JobPlace.FAILED,
     },
     JobPlace.PAUSED: {
         JobEvent.OUTDATED: JobPlace.PAUSED,
@@ -101,20 +98,20 @@ MOVES: dict[JobPlace, _Moves] = {
         JobEvent.PAUSED: JobPlace.PAUSING,
         JobEvent.RESUMED: JobPlace.YIELDING,
         JobEvent.CANCELLED: JobPlace.CANCELLING,
-        **_stopping_moves(JobPlace.WAITING),
+        **_make_stopping_moves(JobPlace.WAITING),
     },
     JobPlace.PAUSING: {
         JobEvent.OUTDATED: JobPlace.PAUSING,
         JobEvent.PAUSED: JobPlace.PAUSING,
         JobEvent.RESUMED: JobPlace.YIELDING,
         JobEvent.CANCELLED: JobPlace.CANCELLING,
-        **_stopping_moves(JobPlace.PAUSED),
+        **_make_stopping_moves(JobPlace.PAUSED),
     },
     JobPlace.CANCELLING: {
         JobEvent.OUTDATED: JobPlace.CANCELLING,
         JobEvent.RESUMED: JobPlace.CANCELLING,
         JobEvent.CANCELLED: JobPlace.CANCELLING,
-        **_stopping_moves(JobPlace.CANCELLED),
+        **_make_stopping_moves(JobPlace.CANCELLED),
     },
 }
 
@@ -138,13 +135,19 @@ STOPPING = frozenset({JobPlace.YIELDING, JobPlace.PAUSING, JobPlace.CANCELLING})
 
 
 class JobLife:
-    """One job's place in the table, and how it got there."""
+    """One job's place in the table, and how it got there.
 
-    __slots__ = ("job", "place", "story")
+    ``kills`` and ``changes`` count the ends of its runs since its last progress that were nobody's fault: its workers
+    were killed from outside, its files were changed.
+    """
+
+    __slots__ = ("changes", "job", "kills", "place", "story")
 
     def __init__(self, job: int, place: JobPlace = JobPlace.WAITING) -> None:
         self.job = job
         self.place = place
+        self.kills = 0
+        self.changes = 0
         self.story: deque[JobEvent] = deque(maxlen=STORY_LENGTH)
 
     def make_move(self, event: JobEvent) -> JobPlace:

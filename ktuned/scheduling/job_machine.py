@@ -2,7 +2,8 @@
 
 :mod:`~ktuned.scheduling.job_lifecycle` has the legal moves of one job, :mod:`~ktuned.scheduling.queue` the order of
 those that wait. The machine puts them together: jobs start by rank, and make way for a higher rank, for a pause and for
-what the idle policy says. The dispatcher carries out what it returns.
+what the idle policy says. The dispatcher carries out what it returns. What only ranks jobs (clients that wait, lookups,
+launches) or holds them back (paused devices) is told to the queue itself; it counts from the next :class:`Reviewed`.
 
 Jobs overlap::
 
@@ -27,8 +28,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import replace
+from math import inf
 from time import monotonic, time
 from typing import assert_never
+
+import msgspec
 
 from ktuned.fleet import KILLS_EXCUSED
 from ktuned.model import IllegalMove, Job, JobState, Plan, Priority, WinnerKey
@@ -36,7 +40,6 @@ from ktuned.protocol import JobPaused, JobQueued
 from ktuned.scheduling.job_events import (
     Advanced,
     Arrived,
-    Attended,
     BeginAgainAsked,
     CancelAsked,
     Close,
@@ -48,23 +51,19 @@ from ktuned.scheduling.job_events import (
     Inspected,
     Instruction,
     Joined,
-    Left,
     PauseAsked,
-    PausesChanged,
     Publish,
     Record,
-    Refused,
     ResumeAsked,
     Reviewed,
     Start,
     Stop,
     StoreMended,
     TakenUp,
-    Used,
 )
 from ktuned.scheduling.job_lifecycle import STATES, STOPPING, JobEvent, JobLife, JobPlace
 from ktuned.scheduling.known_failures import KnownFailures
-from ktuned.scheduling.queue import JobQueue, LaunchCost, Refusal, extend_plan
+from ktuned.scheduling.queue import JobQueue, Refusal, extend_plan
 from ktuned.tuning import JobStage
 
 MOST_RUNNING = 16
@@ -90,6 +89,24 @@ _EVENT_OF = {
 }
 
 
+class _Run(msgspec.Struct):
+    """One run of a job, from its start to its pipeline's end.
+
+    Attributes:
+        job: The job as it runs.
+        inspections: How often its kernel had been inspected when it started.
+        stage: The stage that its pipeline has reached.
+        decides_at: The latest time, by the machine's clock, at which it is to decide, once it has measured all.
+        stop_reason: Why it was asked to stop.
+    """
+
+    job: Job
+    inspections: int
+    stage: JobStage = JobStage.EXPLORING
+    decides_at: float = inf
+    stop_reason: str = ""
+
+
 class JobMachine:
     """All live jobs. ``queue`` has those that wait, ``failures`` what was tried in vain.
 
@@ -111,19 +128,14 @@ class JobMachine:
         self.stalled = ""
         self._clock = clock
         self._now = now
-        self._running: dict[int, Job] = {}
+        self._lives: dict[int, JobLife] = {}
+        """Of every live job, waiting or running."""
+        self._runs: dict[int, _Run] = {}
         """In the order in which they started."""
-        self._stages: dict[int, JobStage] = {}
-        self._decides_at: dict[int, float] = {}
-        """The latest time, by the clock, at which a job that has measured all is to decide."""
         self._holders: dict[str, int] = {}
         """The job that has the lanes, by device model."""
-        self._lives: dict[int, JobLife] = {}
-        self._stop_reasons: dict[int, str] = {}
-        self._kills: Counter[int] = Counter()
-        self._changes: Counter[int] = Counter()
         self._inspections: Counter[str] = Counter()
-        self._inspections_at_start: dict[int, int] = {}
+        """How often each kernel was inspected."""
 
     def handle_event(self, event: Event) -> list[Instruction]:
         """Handle an event; return the instructions that follow from it, in order.
@@ -142,10 +154,6 @@ class JobMachine:
                 yield Publish(JobQueued, event.job)
             case Joined():
                 yield from self._join_job(event)
-            case Refused():
-                waiting = self._get_job(event.job)
-                self._move_job(event.job, JobEvent.REFUSED)
-                yield self._close_job(waiting, JobState.FAILED, event.message)
             case CancelAsked():
                 yield from self._cancel_job(event)
             case BeginAgainAsked():
@@ -154,14 +162,6 @@ class JobMachine:
                 yield from self._pause_job(event.job)
             case ResumeAsked():
                 yield from self._resume_job(event.job)
-            case PausesChanged():
-                self.queue.pauses = {*event.devices}
-            case Attended():
-                self.queue.add_waiter(event.waiter, event.jobs)
-            case Left():
-                self.queue.remove_waiter(event.waiter)
-            case Used():
-                self.queue.record_launch_cost(event.key, LaunchCost(event.launches, event.cost_s))
             case Inspected():
                 self._inspections[event.kernel] += 1
                 self.queue.release_kernel(event.kernel)
@@ -181,30 +181,31 @@ class JobMachine:
     @property
     def running(self) -> list[Job]:
         """The jobs that run, those that are asked to stop included."""
-        return list(self._running.values())
+        return [run.job for run in self._runs.values()]
 
     def find_job(self, job_id: int) -> Job | None:
         """Return a live job as it is known here."""
-        return self.running_job(job_id) or self.queue.get_job(job_id)
+        return self.find_running_job(job_id) or self.queue.get_job(job_id)
 
-    def running_job(self, job_id: int) -> Job | None:
+    def find_running_job(self, job_id: int) -> Job | None:
         """Return a running job."""
-        return self._running.get(job_id)
+        run = self._runs.get(job_id)
+        return None if run is None else run.job
 
-    def running_on(self, device: str) -> list[Job]:
+    def list_running_on(self, device: str) -> list[Job]:
         """Return the jobs that run on a device model, in the order in which they started."""
-        return [job for job in self._running.values() if job.device == device]
+        return [job for job in self.running if job.device == device]
 
-    def lane_holder(self, device: str) -> Job | None:
+    def find_lane_holder(self, device: str) -> Job | None:
         """Return the job that has the lanes of a device model."""
-        return self._running.get(self._holders.get(device, 0))
+        return self.find_running_job(self._holders.get(device, 0))
 
     def find_matching_job(self, key: WinnerKey, plan: Plan | None, but: Container[int] = ()) -> Job | None:
         """Return the live job that does some work, or could by a larger budget; without a plan, in whatever way.
 
         Those that are named by ``but`` are left out.
         """
-        for running in self._running.values():
+        for running in self.running:
             if running.key == key and running.id not in but:
                 does_all = plan is None or extend_plan(running.plan, plan) == running.plan
                 if does_all and self._lives[running.id].place is not JobPlace.CANCELLING:
@@ -213,17 +214,17 @@ class JobMachine:
 
     def is_waited_for(self, job_id: int) -> bool:
         """Return whether a client waits for a live job."""
-        return self.queue.level_of_job(job_id) >= Priority.WAITED_FOR
+        return self.queue.find_level(job_id) >= Priority.WAITED_FOR
 
-    def slot_rank(self, job_id: int) -> int:
+    def find_slot_rank(self, job_id: int) -> int:
         """Return a live job's rank for compile slots and devices: of equals, the ones that measure sooner come first.
 
         The steps between them are small beside a level, and the first of each device model has none.
         """
-        rank, job = self.queue.rank_of_job(job_id), self._running.get(job_id)
+        rank, job = self.queue.find_rank(job_id), self.find_running_job(job_id)
         if job is None or self._holders.get(job.device) == job_id:
             return rank
-        others = [other.id for other in self.running_on(job.device) if other.id != self._holders.get(job.device)]
+        others = [other.id for other in self.list_running_on(job.device) if other.id != self._holders.get(job.device)]
         return rank - others.index(job_id) - 1
 
     # Handlers
@@ -242,10 +243,10 @@ class JobMachine:
     def _join_job(self, event: Joined) -> Iterator[Instruction]:
         job = self._get_job(event.job)
         is_resumed = event.priority >= Priority.REQUESTED
-        if job.id in self._running:
+        if job.id in self._runs:
             if is_resumed and self._lives[job.id].place is JobPlace.PAUSING:
                 self._move_job(job.id, JobEvent.RESUMED)
-            self._running[job.id] = self.queue.raise_job(job, event.priority, event.reason, is_fixed=event.is_fixed)
+            self._runs[job.id].job = self.queue.raise_job(job, event.priority, event.reason, is_fixed=event.is_fixed)
             return
         before = job
         if is_resumed and job.state is JobState.PAUSED:
@@ -302,9 +303,9 @@ class JobMachine:
     def _decide_who_runs(self) -> Iterator[Instruction]:
         if self.stalled:
             return
-        for device in sorted(self.queue.devices | {job.device for job in self._running.values()}):
-            first = self.queue.next_for(device, self._may_run)
-            for running in self.running_on(device):
+        for device in sorted(self.queue.devices | {job.device for job in self.running}):
+            first = self.queue.choose_next_job(device, self._may_run)
+            for running in self.list_running_on(device):
                 reason = self._reason_to_make_way(running, first)
                 if reason and self._lives[running.id].place is JobPlace.RUNNING:
                     self._move_job(running.id, JobEvent.PREEMPTED)
@@ -314,45 +315,47 @@ class JobMachine:
             yield from self._grant_lanes(device)
 
     def _advance_stage(self, job: Job, stage: JobStage) -> None:
-        if self._stages.get(job.id, stage) >= stage:
+        run = self._runs.get(job.id)
+        if run is None or run.stage >= stage:
             # It waits again by now, or is so far already.
             return
-        self._stages[job.id] = stage
+        run.stage = stage
         if stage is JobStage.MEASURED:
-            self._decides_at[job.id] = self._clock() + PATIENCE_S
+            run.decides_at = self._clock() + PATIENCE_S
             if self._holders.get(job.device) == job.id:
                 # Its pipeline asks for the lanes again, to decide.
                 del self._holders[job.device]
                 self.queue.end_turn(job.id)
         elif stage is JobStage.DECIDING:
             # Once the slots stand still, all decide.
-            for other in self.running_on(job.device):
-                if self._stages[other.id] is JobStage.MEASURED:
-                    self._decides_at[other.id] = self._clock()
+            for other in self.list_running_on(job.device):
+                if self._runs[other.id].stage is JobStage.MEASURED:
+                    self._runs[other.id].decides_at = self._clock()
 
     def _is_due(self, job_id: int) -> bool:
         """Return whether a job is to decide before others measure."""
-        return self._stages[job_id] is JobStage.MEASURED and self._clock() >= self._decides_at[job_id]
+        run = self._runs[job_id]
+        return run.stage is JobStage.MEASURED and self._clock() >= run.decides_at
 
     def _may_run(self, waiting: Job) -> bool:
         """Return whether no running job, of as high a rank, does the same work."""
-        rank = self.queue.rank_of_job(waiting.id)
-        same = (job for job in self._running.values() if _is_same_work(job, waiting))
-        return all(self.queue.rank_of_job(job.id) < rank for job in same)
+        rank = self.queue.find_rank(waiting.id)
+        same = (job for job in self.running if _is_same_work(job, waiting))
+        return all(self.queue.find_rank(job.id) < rank for job in same)
 
     def _reason_to_make_way(self, running: Job, first: Job | None) -> str:
-        obstacle = self.queue.why_not_now(running)
+        obstacle = self.queue.explain_wait(running)
         if obstacle:
             return f"made way: {obstacle}"
-        is_outranked = first is not None and self.queue.rank_of_job(first.id) > self.queue.rank_of_job(running.id)
+        is_outranked = first is not None and self.queue.find_rank(first.id) > self.queue.find_rank(running.id)
         return "made way for a more important job" if is_outranked else ""
 
     def _has_room_for(self, waiting: Job) -> bool:
         """Return whether a job takes nothing from those that run, if it starts now."""
-        running = self.running_on(waiting.device)
+        running = self.list_running_on(waiting.device)
         return len(running) < MOST_RUNNING and all(
             self._lives[job.id].place is JobPlace.RUNNING
-            and self._stages[job.id] in (JobStage.COMPILING, JobStage.MEASURED)
+            and self._runs[job.id].stage in (JobStage.COMPILING, JobStage.MEASURED)
             and not self._is_due(job.id)
             and not _is_same_work(job, waiting)
             for job in running
@@ -361,10 +364,8 @@ class JobMachine:
     def _start_job(self, job: Job) -> Start:
         self._move_job(job.id, JobEvent.STARTED)
         self.queue.remove_job(job.id)
-        self._inspections_at_start[job.id] = self._inspections[job.kernel]
         started = replace(job, state=JobState.RUNNING, started=self._now(), message="")
-        self._running[job.id] = started
-        self._stages[job.id] = JobStage.EXPLORING
+        self._runs[job.id] = _Run(started, self._inspections[job.kernel])
         return Start(started)
 
     def _grant_lanes(self, device: str) -> Iterator[GrantLanes]:
@@ -372,53 +373,49 @@ class JobMachine:
 
         Finalists keep the lanes, and no equal takes them from a job that measures unless it is due.
         """
-        able = [job.id for job in self.running_on(device) if self._lives[job.id].place is JobPlace.RUNNING]
+        able = [job.id for job in self.list_running_on(device) if self._lives[job.id].place is JobPlace.RUNNING]
         holder = self._holders.get(device)
         if not able:
             return
         best = max(able, key=self._lane_precedence)
         if holder in able:
             is_first = self._lane_precedence(holder) >= self._lane_precedence(best)
-            if self._stages[holder] in (JobStage.MEASURED, JobStage.DECIDING) or is_first:
+            if self._runs[holder].stage in (JobStage.MEASURED, JobStage.DECIDING) or is_first:
                 return
-        if holder in self._running:
+        if holder in self._runs:
             self.queue.end_turn(holder)
         self._holders[device] = best
         self.queue.begin_turn(best)
         yield GrantLanes(best)
 
     def _lane_precedence(self, job_id: int) -> tuple[int, bool, bool]:
-        return self.queue.rank_of_job(job_id), self._is_due(job_id), self._stages[job_id] < JobStage.MEASURED
+        return self.queue.find_rank(job_id), self._is_due(job_id), self._runs[job_id].stage < JobStage.MEASURED
 
     def _stop_job(self, job: Job, reason: str) -> Stop:
-        self._stop_reasons[job.id] = reason
+        self._runs[job.id].stop_reason = reason
         return Stop(job.id)
 
     def _end_job(self, event: Ended) -> Iterator[Instruction]:
         job, message = event.job, event.message
         self._get_job(job.id)
-        kills = 1 if event.gets_on else self._kills[job.id] + 1
-        # A job whose workers are killed again and again without progress is the reason itself.
-        is_excused = event.ending is Ending.KILLED and kills <= KILLS_EXCUSED
-        is_change = event.ending is Ending.SOURCE_CHANGED
-        changes = is_change + (0 if event.gets_on else self._changes[job.id])
-        is_failed = (event.ending is Ending.KILLED and not is_excused) or changes > CHANGES_EXCUSED
-        is_stopping = self._lives[job.id].place in STOPPING
+        life = self._lives[job.id]
+        # A job whose workers are killed, or whose files change, again and again without progress is the reason itself.
+        is_kill, is_change = event.ending is Ending.KILLED, event.ending is Ending.SOURCE_CHANGED
+        kills = is_kill + (0 if event.gets_on else life.kills)
+        changes = is_change + (0 if event.gets_on else life.changes)
+        is_excused = is_kill and kills <= KILLS_EXCUSED
+        is_failed = (is_kill and not is_excused) or changes > CHANGES_EXCUSED
+        is_stopping = life.place in STOPPING
         place = self._move_job(job.id, JobEvent.FAILED if is_failed else _EVENT_OF[event.ending])
 
-        del self._running[job.id], self._stages[job.id]
-        self._decides_at.pop(job.id, None)
+        life.kills, life.changes = kills, changes
+        run = self._runs.pop(job.id)
         if self._holders.get(job.device) == job.id:
             del self._holders[job.device]
-        inspections = self._inspections_at_start.pop(job.id)
-        reason = self._stop_reasons.pop(job.id, "")
-        if event.ending is Ending.KILLED:
-            self._kills[job.id] = kills
-        self._changes[job.id] = changes
         if event.ending is Ending.NOT_RECORDED:
             self.stalled = message
         if is_stopping:
-            message = reason
+            message = run.stop_reason
         elif is_excused:
             message = f"taken up again: {message}"
         elif is_change:
@@ -433,7 +430,7 @@ class JobMachine:
             self.queue.add_job(waiting)
             yield Record(waiting, is_vital=False)
             yield Publish(JobPaused if place is JobPlace.PAUSED else JobQueued, waiting)
-            if is_change and self._inspections[job.kernel] == inspections:
+            if is_change and self._inspections[job.kernel] == run.inspections:
                 # Its files are not those that were inspected, and their inspection is still to come.
                 self.queue.hold_job(job.id)
                 yield Inspect(waiting)
@@ -447,8 +444,6 @@ class JobMachine:
 
     def _forget_job(self, job_id: int) -> None:
         self.queue.forget_job(job_id)
-        self._kills.pop(job_id, None)
-        self._changes.pop(job_id, None)
         del self._lives[job_id]
 
     def _get_job(self, job_id: int) -> Job:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
@@ -19,6 +18,7 @@ from ktuned.model import (
     UNTIL,
     BackendError,
     Config,
+    DeviceModel,
     Job,
     KernelInfo,
     Objective,
@@ -32,6 +32,7 @@ from ktuned.model import (
     with_numerics,
 )
 from ktuned.scheduling.jobs import Jobs
+from ktuned.scheduling.preparation import find_present_key
 from ktuned.store import Store
 
 
@@ -62,7 +63,7 @@ class TuningRequest(msgspec.Struct, frozen=True):
     no_share: bool = False
     keep_going: bool = False
 
-    def plan_for(self, declared: Plan) -> Plan:
+    def apply_to_plan(self, declared: Plan) -> Plan:
         """Return the declared plan with the options of this request.
 
         Raises:
@@ -94,6 +95,15 @@ class TuningRequest(msgspec.Struct, frozen=True):
         return replace(declared, **given, objective=objective, compile_only=self.compile_only)
 
 
+class PlannedJob(msgspec.Struct, frozen=True):
+    """A job that a request asks for; with a ``fault`` there is no device for it, and its key names none."""
+
+    key: WinnerKey
+    problem: Problem
+    plan: Plan
+    fault: BackendError | None = None
+
+
 class JobRequests:
     """Asks for the jobs of one kernel at a time, where its files are known as they are."""
 
@@ -114,23 +124,71 @@ class JobRequests:
         self._store = store
         self._jobs = jobs
 
-    async def check_request(self, kernel: KernelInfo, request: TuningRequest) -> None:
-        """Check a request against a kernel before anything is begun for it.
+    async def request_jobs(self, kernel: KernelInfo, request: TuningRequest) -> list[Job]:
+        """Ask to tune one kernel, or only to compile it, for the given problem or for all that it declares.
+
+        Raises:
+            UsageError, NotFound: As :meth:`plan_jobs`.
+            StoreError: A job cannot be recorded.
+        """
+        return await self.submit_jobs(await self.plan_jobs(kernel, request), request)
+
+    async def plan_jobs(self, kernel: KernelInfo, request: TuningRequest) -> list[PlannedJob]:
+        """Return the jobs that a request asks for; nothing is begun for them yet.
 
         Raises:
             UsageError: it declares no problems and none was given, or the request cannot be followed.
             NotFound: there is no such device.
         """
         plan, problems = await self._resolve_request(kernel, request)
-        device = None
-        with suppress(BackendError):
-            # Without any device the job itself says so.
-            device = self._target_model(kernel, request)
+        objective = kernel.objective(plan.objective)
+        model, fault = "", None
+        try:
+            model = self._find_target_model(kernel, request)
+        except BackendError as error:
+            fault = error
+        planned = []
         for problem in problems:
             await self._check_configs(kernel, problem, plan.configs)
-            if device is not None:
-                key = kernel.make_winner_key(problem, device, kernel.objective(plan.objective))
-                await self._resolve_anchor(kernel, problem, request, key)
+            job = PlannedJob(kernel.make_winner_key(problem, DeviceModel(model), objective), problem, plan, fault)
+            if fault is None:
+                anchor = await self._resolve_anchor(kernel, problem, request, job.key)
+                job = msgspec.structs.replace(job, plan=replace(plan, anchor=anchor or plan.anchor))
+                if request.stale_only and await self._is_fresh(kernel, problem, request, objective):
+                    continue
+            planned.append(job)
+        return planned
+
+    async def submit_jobs(self, planned: Sequence[PlannedJob], request: TuningRequest) -> list[Job]:
+        """Have planned jobs done; problems that differ in what does not enter the key are one job.
+
+        Raises:
+            StoreError: A job cannot be recorded.
+        """
+        jobs: dict[int, Job] = {}
+        for one in planned:
+            if one.fault is not None:
+                job = await self._jobs.record_failed_job(
+                    one.key,
+                    one.problem,
+                    reason=request.reason,
+                    plan=one.plan,
+                    priority=request.priority,
+                    error=one.fault,
+                )
+            else:
+                arrival = await self._jobs.submit_job(
+                    one.key,
+                    one.problem,
+                    priority=request.priority,
+                    reason=request.reason,
+                    plan=one.plan,
+                    is_fixed=request.is_fixed,
+                    any_plan=request.any_plan,
+                )
+                job = arrival.job
+            jobs[job.id] = job
+        return list(jobs.values())
 
     async def _resolve_request(self, kernel: KernelInfo, request: TuningRequest) -> tuple[Plan, Sequence[Problem]]:
         """Return the plan of the jobs that a request asks for, and their problems; devices are known from then on.
@@ -138,7 +196,7 @@ class JobRequests:
         Raises:
             UsageError: it declares no problems and none was given, or the request cannot be followed.
         """
-        plan = request.plan_for(kernel.plan)
+        plan = request.apply_to_plan(kernel.plan)
         kernel.objective(plan.objective)
         if request.problem is not None:
             check_problem(kernel, request.problem)
@@ -160,45 +218,6 @@ class JobRequests:
             # Perhaps what was missing has been installed since.
             await self._machine.environments.probe_environment(environment, again=True)
         return plan, problems
-
-    async def request_jobs(self, kernel: KernelInfo, request: TuningRequest) -> list[Job]:
-        """Ask to tune one kernel, or only to compile it, for the given problem or for all that it declares.
-
-        Raises:
-            UsageError: it declares none and none was given, or the request cannot be followed.
-        """
-        plan, problems = await self._resolve_request(kernel, request)
-        objective = kernel.objective(plan.objective)
-        jobs: dict[int, Job] = {}
-        for problem in problems:
-            await self._check_configs(kernel, problem, plan.configs)
-            try:
-                device = self._target_model(kernel, request)
-            except BackendError as error:
-                key = kernel.make_winner_key(problem, "", objective)
-                job = await self._jobs.record_failed_job(
-                    key, problem, reason=request.reason, plan=plan, priority=request.priority, error=error
-                )
-            else:
-                key = kernel.make_winner_key(problem, device, objective)
-                anchor = await self._resolve_anchor(kernel, problem, request, key)
-                if anchor is not None:
-                    plan = replace(plan, anchor=anchor)
-                if request.stale_only and await self._is_fresh(kernel, problem, request, objective):
-                    continue
-                arrival = await self._jobs.submit_job(
-                    key,
-                    problem,
-                    priority=request.priority,
-                    reason=request.reason,
-                    plan=plan,
-                    is_fixed=request.is_fixed,
-                    any_plan=request.any_plan,
-                )
-                job = arrival.job
-            # Problems that differ in what does not enter the key are one job.
-            jobs[job.id] = job
-        return list(jobs.values())
 
     async def _check_configs(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> None:
         """Check that the space holds the configs that are to be tried.
@@ -229,7 +248,7 @@ class JobRequests:
         Raises:
             UsageError: the pin holds none for the key, or the space does not hold it.
         """
-        asked = request.anchor if request.anchor_pin is None else self._pinned_config(request.anchor_pin, key)
+        asked = request.anchor if request.anchor_pin is None else self._find_pinned_config(request.anchor_pin, key)
         if asked is None:
             return None
         anchor = {**(kernel.default or {}), **asked}
@@ -240,7 +259,7 @@ class JobRequests:
             raise UsageError(f"{words} cannot be the anchor: {error.message}", hint=error.hint) from error
         return anchor
 
-    def _pinned_config(self, pin: str, key: WinnerKey) -> Config:
+    def _find_pinned_config(self, pin: str, key: WinnerKey) -> Config:
         """Return the config that lookups of a key get under a pin.
 
         Raises:
@@ -261,12 +280,10 @@ class JobRequests:
         environment = self._catalog.kernel_environment(kernel)
         if not self._machine.list_devices(environment, kernel.backend):
             return False
-        device = self._machine.find_device(environment, kernel.backend, request.device)
-        context = self._machine.build_context(kernel, environment, problem, device)
-        key = context.key_for(objective)
-        winner = self._store.get_winner(key)
-        is_open = any(job.key == key for job in self._jobs.list_live_jobs())
-        if winner is None or winner.context != context or is_open:
+        present = find_present_key(self._catalog, self._machine, kernel, problem, request.device, objective)
+        winner = self._store.get_winner(present.winner_key)
+        is_open = any(job.key == present.winner_key for job in self._jobs.list_live_jobs())
+        if winner is None or winner.context != present.context or is_open:
             return False
         try:
             (is_admitted,) = await self._admission.check_configs(kernel, problem, [winner.config])
@@ -274,7 +291,7 @@ class JobRequests:
             return False
         return is_admitted
 
-    def _target_model(self, kernel: KernelInfo, request: TuningRequest) -> str:
+    def _find_target_model(self, kernel: KernelInfo, request: TuningRequest) -> str:
         """Return the model of the requested device, or the target to compile for where no device is used.
 
         Raises:

@@ -30,22 +30,16 @@ from ktuned.protocol import ChannelInfo, JobCounts, JobInfo, PublishEvent, Tunin
 from ktuned.scheduling.dispatcher import Dispatcher, describe_failure
 from ktuned.scheduling.job_events import (
     Arrived,
-    Attended,
     BeginAgainAsked,
     CancelAsked,
-    Event,
     Inspected,
     Joined,
-    Left,
     PauseAsked,
-    PausesChanged,
-    Refused,
     ResumeAsked,
     TakenUp,
-    Used,
 )
 from ktuned.scheduling.job_machine import JobMachine
-from ktuned.scheduling.queue import Arrival
+from ktuned.scheduling.queue import Arrival, LaunchCost
 from ktuned.store import Store
 from ktuned.tuning import JobBrief
 
@@ -81,7 +75,7 @@ class Jobs:
         async with self._arriving:
             unfinished = self._store.list_jobs(states=(JobState.QUEUED, JobState.PAUSED), limit=MAX_WAITING)
             for key, launches in self._store.load_launches().items():
-                self._machine.handle_event(self._launches_event(key, launches))
+                self._record_launches(key, launches)
             await self._dispatcher.handle_event(TakenUp(unfinished))
         await self._dispatcher.run_until_cancelled()
 
@@ -141,42 +135,39 @@ class Jobs:
         """
         counts = {key._replace(objective=LATENCY): count for key, count in counts.items() if count > 0}
         for key, count in counts.items():
-            self._machine.handle_event(self._launches_event(key, self._queue.launch_cost(key).launches + count))
+            self._record_launches(key, self._queue.find_launch_cost(key).launches + count)
         self.request_review()
         await self._store.add_launches(counts, time())
 
-    def _launches_event(self, key: WinnerKey, launches: int) -> Used:
-        """Return the event of a key's launches so far, and their cost by its winner, or by the kernel's other ones."""
+    def _record_launches(self, key: WinnerKey, launches: int) -> None:
+        """Record a key's launches so far, and their cost by its winner, or by the kernel's other ones."""
         winner = self._store.get_winner(key)
         known = [winner] if winner is not None else self._store.list_winners(key.kernel)
-        latency_us = median([one.latency_us for one in known]) if known else UNKNOWN_LATENCY_US
-        return Used(key, launches, launches * latency_us / 1e6)
+        latency_us = median([winner.latency_us for winner in known]) if known else UNKNOWN_LATENCY_US
+        self._queue.record_launch_cost(key, LaunchCost(launches, launches * latency_us / 1e6))
 
     def add_waiter(self, waiter: Hashable, jobs: Collection[int]) -> None:
         """Note that a client waits for jobs; they go first until it leaves."""
-        self._handle_and_review(Attended(waiter, jobs))
+        self._queue.add_waiter(waiter, jobs)
+        self.request_review()
 
     def remove_waiter(self, waiter: Hashable) -> None:
         """Note that a client waits no longer."""
-        self._handle_and_review(Left(waiter))
+        self._queue.remove_waiter(waiter)
+        self.request_review()
 
     def release_inspected(self, kernel: str) -> None:
         """Let a kernel's jobs run that waited for its files to be inspected."""
-        self._handle_and_review(Inspected(kernel))
-
-    def _handle_and_review(self, event: Event) -> None:
-        """Give the machine an event that only changes who should run."""
-        self._machine.handle_event(event)
+        self._machine.handle_event(Inspected(kernel))
         self.request_review()
 
     async def record_failed_job(
         self, key: WinnerKey, problem: Problem, *, reason: str, plan: Plan, priority: int, error: KtunedError
     ) -> Job:
         """Record a job that cannot even wait for a device, because there is none; its key names none."""
-        async with self._arriving:
-            job = await self._store.create_job(key, problem, priority=priority, reason=reason, plan=plan, now=time())
-            self._machine.handle_event(TakenUp((job,)))
-            return await self._dispatcher.handle_event(Refused(job.id, describe_failure(error))) or job
+        job = await self._store.create_job(key, problem, priority=priority, reason=reason, plan=plan, now=time())
+        ended = replace(job, state=JobState.FAILED, message=describe_failure(error), finished=time())
+        return await self._dispatcher.close_job(ended)
 
     async def cancel_job(self, job_id: int, reason: str = "cancelled") -> Job:
         """Stop a job, whatever it does; returns it as it ends.
@@ -184,7 +175,7 @@ class Jobs:
         Raises:
             NotFound: there is no such job, or it has ended.
         """
-        if self._machine.running_job(job_id) is not None:
+        if self._machine.find_running_job(job_id) is not None:
             return await self._stop_job(CancelAsked(job_id, reason), JobState.CANCELLED)
         async with self._arriving:
             return await self._stop_job(CancelAsked(job_id, reason), JobState.CANCELLED)
@@ -235,7 +226,8 @@ class Jobs:
         """
         pauses = self._queue.pauses | {*devices} if is_paused else self._queue.pauses - {*devices}
         await self._store.save_pauses(pauses)
-        await self._dispatcher.handle_event(PausesChanged(pauses))
+        self._queue.pauses = pauses
+        self.request_review()
         for device in sorted(devices):
             self._publish((TuningPaused if is_paused else TuningResumed)(device=device, reason="asked for"))
 
@@ -250,7 +242,7 @@ class Jobs:
         known = self._outdated & {job.id for job in live}
         self._outdated = known | {job.id for job in live if job.kernel in kernels}
 
-    async def restart_outdated(self, kernel: str, goes_on: Callable[[Job], bool]) -> list[int]:
+    async def restart_outdated(self, kernel: str, is_still_wanted: Callable[[Job], bool]) -> list[int]:
         """Restart a kernel's jobs that work on an older state and are still wanted; cancel the others.
 
         Return the ids of those that were cancelled. Jobs of the present state are left as they are.
@@ -259,7 +251,7 @@ class Jobs:
         for job in [job for job in (*self._machine.running, *self._queue) if job.kernel == kernel]:
             if job.id not in self._outdated:
                 continue
-            if goes_on(job):
+            if is_still_wanted(job):
                 await self._begin_again(job, "begun again: its files changed")
                 continue
             # It may have ended meanwhile.
@@ -286,9 +278,9 @@ class Jobs:
         with suppress(IllegalMove):
             await self._dispatcher.handle_event(BeginAgainAsked(job.id, reason))
 
-    def last_failure(self, context: Context, objective: Objective, plan_digest: str) -> str:
+    def find_last_failure(self, context: Context, objective: Objective, plan_digest: str) -> str:
         """Return how the newest job in this very context failed, all its configs tried; nothing if none did."""
-        return self._machine.failures.failure_message(context, plan_digest, objective)
+        return self._machine.failures.find_message(context, plan_digest, objective)
 
     def forget_failures(self, kernel: str | None = None) -> None:
         """Let lookups ask again for what failed, of one kernel or of all."""
@@ -314,7 +306,7 @@ class Jobs:
     def count_jobs(self) -> JobCounts:
         """Return how many live jobs there are by state, and why some wait although their device may be free."""
         states = Counter(job.state for job in self.list_live_jobs())
-        waits = Counter(filter(None, map(self._queue.why_not_now, self._queue)))
+        waits = Counter(filter(None, map(self._queue.explain_wait, self._queue)))
         return JobCounts(states[JobState.QUEUED], states[JobState.RUNNING], states[JobState.PAUSED], waits)
 
     def join_devices(self) -> None:

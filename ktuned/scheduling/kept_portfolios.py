@@ -57,7 +57,7 @@ class KeptPortfolios:
         self._store = store
         self._known: dict[str, dict[PortfolioKey, KeptPortfolio]] = {}
 
-    def portfolios_of_kernel(self, kernel: str) -> dict[PortfolioKey, KeptPortfolio]:
+    def load_portfolios(self, kernel: str) -> dict[PortfolioKey, KeptPortfolio]:
         """Return a kernel's portfolios."""
         known = self._known.get(kernel)
         if known is None:
@@ -71,9 +71,9 @@ class KeptPortfolios:
 
     def find_portfolio(self, kernel: KernelInfo, device: str | None, objective: Objective) -> KeptPortfolio | None:
         """Return a kernel's portfolio on a device model, by an objective."""
-        return self.portfolios_of_kernel(kernel.name).get((kernel.name, device or "", objective))
+        return self.load_portfolios(kernel.name).get((kernel.name, device or "", objective))
 
-    def configs_for_problem(
+    def find_configs(
         self, kernel: KernelInfo, device: str | None, objective: Objective, problem: Problem
     ) -> list[Config]:
         """Return the configs that a portfolio has for a problem, the chosen one first; none without a portfolio."""
@@ -90,7 +90,7 @@ class KeptPortfolios:
             StoreError: it cannot be stored.
         """
         await self._store.save_portfolio(stored)
-        known = self.portfolios_of_kernel(stored.kernel)
+        known = self.load_portfolios(stored.kernel)
         known[stored.kernel, stored.device, stored.objective] = KeptPortfolio.read(stored)
 
     def list_portfolios(self) -> list[tuple[PortfolioKey, KeptPortfolio]]:

@@ -1,6 +1,6 @@
 """Known failures: contexts and objectives for which a job found nothing that works, as another would. No IO.
 
-A module of its own: the job machine and lookups ask it, and neither owns it.
+The job machine keeps them; a lookup that would otherwise ask for the same job once more gets the message.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class KnownFailures:
                 del self._messages[next(iter(self._messages))]
             self._messages[key] = message
 
-    def failure_message(self, context: Context, plan_digest: str, objective: Objective = LATENCY) -> str:
+    def find_message(self, context: Context, plan_digest: str, objective: Objective = LATENCY) -> str:
         """Return how the newest job in a context failed; nothing if it did not, or if there was none."""
         return self._messages.get((context, objective, plan_digest), "")
 

@@ -19,6 +19,7 @@ from ktuned.model import (
     KernelFileError,
     KernelInfo,
     NotFound,
+    Objective,
     Problem,
     Unsupported,
     UsageError,
@@ -28,12 +29,25 @@ from ktuned.model import (
     is_exact,
 )
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.tuning import Compiler, JobBrief, SharedConfigs, merge_deadlines
+from ktuned.tuning import Compiler, FindShared, JobBrief, PresentKey, merge_deadlines
 
 
 def default_compile_slots(cores: int, lanes: int = 1) -> int:
     """Return how many of the jobs' compiles run at once where no setting says it: all cores but one for each lane."""
     return max(1, cores - lanes)
+
+
+def find_present_key(
+    catalog: Catalog, machine: Machine, kernel: KernelInfo, problem: Problem, device: str | None, objective: Objective
+) -> PresentKey:
+    """Return a key on a device model (``None``: the first there is), as a job would measure it now.
+
+    Raises:
+        KtunedError: the kernel's root, or the device, is not there.
+    """
+    environment = catalog.kernel_environment(kernel)
+    found = machine.find_device(environment, kernel.backend, device)
+    return PresentKey(kernel, problem, machine.build_context(kernel, environment, problem, found), objective)
 
 
 class JobSettings(msgspec.Struct, frozen=True):
@@ -49,7 +63,7 @@ class Preparation:
     ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty without any;
     ``anchor`` the config that was chosen in the default's place for exact numerics;
     ``served`` the winners that lookups of a kernel are answered with; ``portfolios`` those of
-    kernels; ``shared`` is what others have found.
+    kernels; ``find_shared`` asks for what others have found.
     """
 
     def __init__(
@@ -67,7 +81,7 @@ class Preparation:
         anchor: Callable[[WinnerKey], Config | None],
         served: Callable[[KernelInfo, Environment], Sequence[Winner]],
         portfolios: KeptPortfolios,
-        shared: SharedConfigs | None = None,
+        find_shared: FindShared | None = None,
     ) -> None:
         self.settings = settings
         self._admission = admission
@@ -81,7 +95,7 @@ class Preparation:
         self._anchor = anchor
         self._served = served
         self._portfolios = portfolios
-        self._shared = shared
+        self._find_shared = find_shared
 
     def prepare_brief(self, job: Job) -> JobBrief:
         """Return what a job runs with now, and set the compilers' cores by the devices that there are for it.
@@ -130,9 +144,9 @@ class Preparation:
             admission=self._admission,
             traces=self._traces,
             served=partial(self._served, kernel, environment),
-            portfolio=partial(self._portfolios.configs_for_problem, kernel, context.device, objective, job.problem),
+            portfolio=partial(self._portfolios.find_configs, kernel, context.device, objective, job.problem),
             toolchain=self._machine.environments.list_toolchain_files(environment),
-            shared=self._shared,
+            find_shared=self._find_shared,
             group_size=self._machine.get_group_size(environment.with_host_of(aim.model), kernel.backend),
             compilers=tuple(
                 Compiler(site, self._machine.environments.list_toolchain_files(site))

@@ -7,7 +7,7 @@ One job does the work for all who ask: a request for the same key joins the wait
 for (:func:`extend_plan`), and can only raise its rank.
 
 A job may be in the queue and yet not run: it is paused, its device is, its files are being inspected (*held*), or the
-policy refuses it. :meth:`JobQueue.why_not_now` gives the reason, and it is the one that users see.
+policy refuses it. :meth:`JobQueue.explain_wait` gives the reason, and it is the one that users see.
 """
 
 from __future__ import annotations
@@ -139,20 +139,20 @@ class JobQueue:
         if len(self._uses) > MAX_USES:
             del self._uses[next(iter(self._uses))]
 
-    def launch_cost(self, key: WinnerKey) -> LaunchCost:
+    def find_launch_cost(self, key: WinnerKey) -> LaunchCost:
         """Return what launches of a key cost applications."""
         return self._uses.get(_regardless_of_objective(key), _NO_USE)
 
-    def add_waiter(self, whom: Hashable, jobs: Collection[int]) -> None:
+    def add_waiter(self, waiter: Hashable, jobs: Collection[int]) -> None:
         """Note that a client waits for jobs, whether they wait or run."""
         for job_id in jobs:
             if job_id in self._standings:
-                self._standings[job_id].waiters.add(whom)
+                self._standings[job_id].waiters.add(waiter)
 
-    def remove_waiter(self, whom: Hashable) -> None:
+    def remove_waiter(self, waiter: Hashable) -> None:
         """Note that a client waits no longer: its jobs fall back."""
         for standing in self._standings.values():
-            standing.waiters.discard(whom)
+            standing.waiters.discard(waiter)
 
     def remove_job(self, job_id: int) -> Job | None:
         """Take a job out."""
@@ -197,22 +197,22 @@ class JobQueue:
     def resume_job(self, job_id: int) -> Job:
         """Let a paused job run again; it waits from now on."""
         job = self._waiting[job_id] = replace(self._waiting[job_id], state=JobState.QUEUED, message="")
-        self._standings[job_id].wait_from(self._clock())
+        self._standings[job_id].begin_wait(self._clock())
         return job
 
-    def level_of_job(self, job_id: int) -> int:
+    def find_level(self, job_id: int) -> int:
         """Return how important a job is now."""
         return self._standings[job_id].level if job_id in self._standings else 0
 
-    def rank_of_job(self, job_id: int) -> int:
+    def find_rank(self, job_id: int) -> int:
         """Return a job's rank now; an unknown job has the lowest."""
-        return self._standings[job_id].rank_at(self._clock()) if job_id in self._standings else 0
+        return self._standings[job_id].compute_rank(self._clock()) if job_id in self._standings else 0
 
     def count_waiters(self, job_id: int) -> int:
         """Return how many wait for a job."""
         return len(self._standings[job_id].waiters) if job_id in self._standings else 0
 
-    def why_not_now(self, job: Job) -> str:
+    def explain_wait(self, job: Job) -> str:
         """Return why a job must not run now, whatever is free; nothing if it may."""
         if job.state is JobState.PAUSED:
             return "it is paused"
@@ -222,13 +222,15 @@ class JobQueue:
             return "its device is paused"
         if job.id in self._held:
             return "its files are being inspected"
-        return self._refuse(job, self.level_of_job(job.id))
+        return self._refuse(job, self.find_level(job.id))
 
-    def next_for(self, device: str, may_run: Callable[[Job], bool] = lambda job: True) -> Job | None:
+    def choose_next_job(self, device: str, may_run: Callable[[Job], bool] = lambda job: True) -> Job | None:
         """Return the job that a device model should run next, of those that ``may_run``, without taking it out."""
         now = self._clock()
         able = (
-            job for job in self._waiting.values() if job.device == device and not self.why_not_now(job) and may_run(job)
+            job
+            for job in self._waiting.values()
+            if job.device == device and not self.explain_wait(job) and may_run(job)
         )
         return min(able, key=lambda job: self._sort_key(job, now), default=None)
 
@@ -239,12 +241,12 @@ class JobQueue:
 
     def _sort_key(self, job: Job, now: float) -> tuple[bool, int, float, float, float, int]:
         standing = self._standings[job.id]
-        cost_s = self.launch_cost(job.key).cost_s if self._uses else 0.0
+        cost_s = self.find_launch_cost(job.key).cost_s if self._uses else 0.0
         return (
             job.state is JobState.PAUSED,
-            -standing.rank_at(now),
+            -standing.compute_rank(now),
             -cost_s,
-            -standing.lookup_heat(now),
+            -standing.compute_lookup_heat(now),
             job.created,
             job.id,
         )

@@ -45,7 +45,7 @@ class Standing(msgspec.Struct):
         """The importance of the job now; it falls back when its last client leaves."""
         return max(self.base, Priority.WAITED_FOR) if self.waiters and not self.is_fixed else self.base
 
-    def rank_at(self, now: float) -> int:
+    def compute_rank(self, now: float) -> int:
         """Return the level, lifted by how long the job waits; for one that works, by how long it had waited."""
         if self.began is None:
             return age_rank(self.level, now - self.since, AGE_S)
@@ -61,15 +61,15 @@ class Standing(msgspec.Struct):
 
     def count_lookups(self, now: float, times: int = 1) -> None:
         """Count lookups that would have been served better if the job were done."""
-        self._heat, self._heated = self.lookup_heat(now) + times, now
+        self._heat, self._heated = self.compute_lookup_heat(now) + times, now
 
-    def lookup_heat(self, now: float) -> float:
+    def compute_lookup_heat(self, now: float) -> float:
         """Return how many lookups asked, each counting half after :data:`HALF_LIFE_S`."""
         return self._heat * float(0.5 ** (max(0.0, now - self._heated) / HALF_LIFE_S)) if self._heat else 0.0
 
     def begin_turn(self, now: float) -> None:
         """Start the job's turn, for which it keeps what it gained by waiting."""
-        self._lift, self.began = self.rank_at(now) - self.level, now
+        self._lift, self.began = self.compute_rank(now) - self.level, now
 
     def make_way(self, now: float) -> None:
         """End the turn; the job waits again: from now on if it had its turn, else as if it had waited on."""
@@ -77,6 +77,6 @@ class Standing(msgspec.Struct):
             self.since = now
         self.began = None
 
-    def wait_from(self, now: float) -> None:
+    def begin_wait(self, now: float) -> None:
         """Start the wait again: a job that could not have run has not waited."""
         self.since = now

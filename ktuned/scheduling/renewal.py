@@ -53,7 +53,7 @@ from ktuned.protocol import KernelsReloaded, KernelStale, PublishEvent
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.store import Store
-from ktuned.tuning import JobBrief, publish_winner, restore_winner
+from ktuned.tuning import JobBrief, PresentKey, publish_winner, restore_winner
 
 _log = structlog.get_logger()
 
@@ -109,6 +109,15 @@ class Renewal:
                     await self._retune_kernel(name, saved=saved)
             self._is_refused = anyio.Event()
 
+    async def forget_root(self, root: Root) -> None:
+        """Watch a root no longer that a request has added; its results stay.
+
+        Raises:
+            StoreError: it cannot be recorded; the root is watched on.
+        """
+        await self._store.remove_root(root.path)
+        await self.drop_roots([root])
+
     async def drop_roots(self, roots: Iterable[Root]) -> None:
         """Forget roots that config.toml names no more; their results stay, for when they are named again."""
         for root in roots:
@@ -146,7 +155,7 @@ class Renewal:
         for name in changes.inspected:
             if (found := self._catalog.find_kernel(name)) is not None:
                 environment = self._catalog.kernel_environment(found)
-                await self._jobs.restart_running(name, ELSEWHERE, partial(_is_elsewhere, environment))
+                await self._jobs.restart_running(name, ELSEWHERE, partial(_has_other_environment, environment))
             self._jobs.release_inspected(name)
         for kernel in self._catalog.kernels if changes.errors else ():
             if self._catalog.file_fault(kernel):
@@ -170,12 +179,12 @@ class Renewal:
             if (found := self._catalog.find_kernel(name)) is None:
                 continue
             # The client that shows a save follows the jobs of that save.
-            replaced = self._keys_tuned_again(found) if saved and not changes.is_environment else frozenset()
-            await self._jobs.restart_outdated(name, partial(_goes_on, found, replaced))
+            replaced = self._list_keys_tuned_again(found) if saved and not changes.is_environment else frozenset()
+            await self._jobs.restart_outdated(name, partial(_is_still_wanted, found, replaced))
             if name in changes.changed:
                 self._publish(KernelStale(kernel=found.name, digest=found.digest))
 
-    def _keys_tuned_again(self, kernel: KernelInfo) -> frozenset[WinnerKey]:
+    def _list_keys_tuned_again(self, kernel: KernelInfo) -> frozenset[WinnerKey]:
         """Return the keys that a save has tuned again."""
         try:
             device = self._machine.find_device(self._catalog.kernel_environment(kernel), kernel.backend, None).model
@@ -185,7 +194,7 @@ class Renewal:
         problems = {kernel.make_key_problem(problem) for problem in kernel.problems} | {
             one.context.problem for one in won
         }
-        objectives = _objectives_to_tune(kernel, [one.objective for one in won])
+        objectives = _list_objectives(kernel, [one.objective for one in won])
         return frozenset(
             WinnerKey(kernel.name, problem, device, objective) for problem in problems for objective in objectives
         )
@@ -207,15 +216,13 @@ class Renewal:
         for device in self._machine.list_devices(environment, kernel.backend):
             context = self._machine.build_context(kernel, environment, problem, device)
             finalists = PRESETS[kernel.plan.preset].finalists
-            seated = self._store.get_winner(context.key_for(objective))
+            key = PresentKey(kernel, problem, context, objective)
+            seated = self._store.get_winner(key.winner_key)
             try:
                 winner = await restore_winner(
                     self._store,
                     self._admission,
-                    kernel,
-                    problem,
-                    context,
-                    objective,
+                    key,
                     finalists,
                     decided_only=seated is None or seated.context != context,
                 )
@@ -240,11 +247,10 @@ class Renewal:
         known: dict[str, Problem] = {}
         for problem in kernel.problems:
             known.setdefault(canonical(kernel.select_key_values(problem)), problem)
-        # A winner keeps only what enters its key; the whole problem is to be had from the job that tuned it.
-        for job in self._store.list_jobs(kernel=kernel.name):
+        for job in filter(None, map(self._store.find_job_of_winner, winners)):
             with suppress(UsageError):
                 check_problem(kernel, job.problem)
-                problem = await self._representative_problem(kernel, job.problem)
+                problem = await self._find_representative(kernel, job.problem)
                 key = canonical(kernel.select_key_values(problem))
                 if key in tuned:
                     known.setdefault(key, problem)
@@ -255,7 +261,7 @@ class Renewal:
         )
         for key, problem in known.items():
             try:
-                for objective in _objectives_to_tune(
+                for objective in _list_objectives(
                     kernel, [won.objective for won in winners if won.context.problem == key]
                 ):
                     await self._restore_winner(kernel, problem, objective, is_stale=is_stale)
@@ -268,7 +274,7 @@ class Renewal:
             except KtunedError as error:
                 _log.warning("retune_refused", kernel=kernel.name, reason=error.message)
 
-    async def _representative_problem(self, kernel: KernelInfo, problem: Problem) -> Problem:
+    async def _find_representative(self, kernel: KernelInfo, problem: Problem) -> Problem:
         try:
             return await self._buckets.find_representative(kernel, problem)
         except (WorkerError, NotFound) as error:
@@ -277,11 +283,11 @@ class Renewal:
             return problem
 
 
-def _is_elsewhere(environment: Environment, brief: JobBrief) -> bool:
+def _has_other_environment(environment: Environment, brief: JobBrief) -> bool:
     return brief.environment != environment
 
 
-def _goes_on(kernel: KernelInfo, replaced: Container[WinnerKey], job: Job) -> bool:
+def _is_still_wanted(kernel: KernelInfo, replaced: Container[WinnerKey], job: Job) -> bool:
     """Return whether a kernel's job of an older state has work to do in the new one that no other job does."""
     try:
         check_problem(kernel, job.problem)
@@ -291,7 +297,7 @@ def _goes_on(kernel: KernelInfo, replaced: Container[WinnerKey], job: Job) -> bo
     return key == job.key and (job.plan.compile_only or key not in replaced)
 
 
-def _objectives_to_tune(kernel: KernelInfo, won: Iterable[Objective]) -> list[Objective]:
+def _list_objectives(kernel: KernelInfo, won: Iterable[Objective]) -> list[Objective]:
     """Return the declared objective, and those that a problem has winners by; not by metrics that are gone."""
     found = {kernel.objective(None): None}
     for objective in won:

@@ -13,6 +13,7 @@ from ktuned.catalog import Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.model import Job, KernelInfo, KtunedError, Plan, Priority, UsageError, Winner
 from ktuned.scheduling.jobs import Jobs
+from ktuned.scheduling.preparation import find_present_key
 from ktuned.store import Store
 from ktuned.tuning import JobBrief
 
@@ -71,32 +72,27 @@ class Reverification:
     async def _queue_winner(self, kernel: KernelInfo, winner: Winner) -> Job | None:
         if winner.context.digest != self._machine.digest_kernel(kernel, winner.context.problem):
             return None
-        trial = self._store.get_trial(winner.trial)
-        # A winner keeps only what enters its key; the whole problem is to be had from the job that measured it.
-        job = None if trial is None else self._store.get_job(trial.job)
+        job = self._store.find_job_of_winner(winner)
         if job is None:
             return None
         check_problem(kernel, job.problem)
-        environment = self._catalog.kernel_environment(kernel)
-        devices = self._machine.list_devices(environment, kernel.backend)
-        device = next((device for device in devices if device.model == winner.context.device), None)
-        if device is None:
-            return None
-        context = self._machine.build_context(kernel, environment, job.problem, device)
+        objective, model = kernel.objective(winner.objective), winner.context.device
+        present = find_present_key(self._catalog, self._machine, kernel, job.problem, model, objective)
+        context = present.context
         if context == winner.context:
             return None
         if context.problem != winner.context.problem:
             raise UsageError(f"{kernel.name} specialises its problems otherwise now")
         arrival = await self._jobs.submit_job(
-            context.key_for(kernel.objective(winner.objective)),
+            present.winner_key,
             job.problem,
             priority=Priority.VERIFY,
             reason=REASON,
-            plan=self._verification_plan(kernel, winner),
+            plan=self._make_verification_plan(kernel, winner),
         )
         return arrival.job
 
-    def _verification_plan(self, kernel: KernelInfo, winner: Winner) -> Plan:
+    def _make_verification_plan(self, kernel: KernelInfo, winner: Winner) -> Plan:
         """Return the declared plan with a budget for the best: they are what every job begins with."""
         best = [trial.config for trial in self._store.best_trials(winner.context, TRUSTED, objective=winner.objective)]
         first = [winner.config, *(config for config in best if config != winner.config)][:TRUSTED]

@@ -2,8 +2,8 @@
 
 One pass over a kernel does both. It reads what the store has at the addresses of our keys, publishes each winner of
 ours that this does not have yet, and queues a job where another's winner deserves a trial. Nothing remembers what was
-published before, for the store itself does: so nothing is lost when a daemon is killed or a bucket is emptied, and
-nothing is sent twice. Passes are made over
+published before, or could not be, for the store itself shows what it lacks: so nothing is lost when a daemon is killed,
+a pass fails or a bucket is emptied, and nothing is sent twice. Passes are made over
 
 - a kernel, when a job of it has ended: there may be a winner to publish;
 - all kernels with winners, every ``pull_s``: others may have found something;
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from time import monotonic, time
 from typing import Final
 
@@ -31,19 +32,19 @@ from ktuned.model import (
     Job,
     KernelInfo,
     KtunedError,
-    NotFound,
     Priority,
     Problem,
     StoreError,
-    UsageError,
     Winner,
     cost_of,
 )
 from ktuned.scheduling.jobs import Jobs
-from ktuned.scheduling.shared_winners import FIRST_PAUSE_S, SharedWinners, StoreUse, WinnerPlace
+from ktuned.scheduling.preparation import find_present_key
+from ktuned.scheduling.shared_winners import FIRST_PAUSE_S, SharedWinners, StoreUse, find_address
 from ktuned.sharing import (
     Action,
     Candidate,
+    Found,
     LearnedName,
     OwnWinner,
     SharedStoreDown,
@@ -56,6 +57,7 @@ from ktuned.sharing import (
     rank_candidates,
 )
 from ktuned.store import Store
+from ktuned.tuning import PresentKey
 
 _log = structlog.get_logger()
 
@@ -75,10 +77,16 @@ class ExchangeResult(msgspec.Struct, frozen=True):
     context here, ``sent`` our winners that were published. ``jobs`` try what others have found.
     """
 
-    found: int
-    fresh: int
-    sent: int
-    jobs: tuple[Job, ...]
+    found: int = 0
+    fresh: int = 0
+    sent: int = 0
+    jobs: tuple[Job, ...] = ()
+
+    def __add__(self, other: ExchangeResult) -> ExchangeResult:
+        jobs = {job.id: job for job in (*self.jobs, *other.jobs)}
+        return ExchangeResult(
+            self.found + other.found, self.fresh + other.fresh, self.sent + other.sent, tuple(jobs.values())
+        )
 
 
 class DueKernels:
@@ -88,17 +96,10 @@ class DueKernels:
         self._names: set[str] = set()
         self._woken = anyio.Event()
 
-    def __bool__(self) -> bool:
-        return bool(self._names)
-
     def add_kernel(self, kernel: str) -> None:
         """Have a pass made over a kernel soon."""
         self._names.add(kernel)
         self._woken.set()
-
-    def add_again(self, kernels: Iterable[str]) -> None:
-        """Have passes made that failed, once their pause is over."""
-        self._names.update(kernels)
 
     def take_kernels(self) -> set[str]:
         """Return the kernels, which are due no more."""
@@ -159,10 +160,10 @@ class ShareExchange:
     async def run_until_cancelled(self) -> None:
         """Make passes in the background until cancelled."""
         while True:
-            await self._due.wait_for_kernel(await self._make_due_passes() if self._shared.settings.is_on else None)
+            await self._due.wait_for_kernel(await self._make_due_pass() if self._shared.settings.is_on else None)
 
-    async def _make_due_passes(self) -> float:
-        """Make the passes that are due; return the seconds until the next one is."""
+    async def _make_due_pass(self) -> float:
+        """Make the pass that is due; return the seconds until the next one is."""
         if pause_s := self._shared.pause_s(StoreUse.READ):
             return pause_s
         due = self._due.take_kernels()
@@ -170,14 +171,13 @@ class ShareExchange:
             if monotonic() >= self._next_look:
                 await self.look_around()
             elif due:
-                await self._pass_over(self._of_winners(due), Priority.VERIFY)
+                await self._pass_over(self._list_won_keys(due), Priority.VERIFY)
         except (SharedStoreDown, StoreError) as error:
-            self._due.add_again(due)
             _log.info("shared_store_not_looked_at", reason=error.message)
+            # The next look does what this pass has left.
+            self._next_look = 0.0
             return self._shared.pause_s(StoreUse.READ) or FIRST_PAUSE_S
-        until_look_s = max(0.0, self._next_look - monotonic())
-        # Winners that could not be written are due again.
-        return min(until_look_s, self._shared.pause_s(StoreUse.WRITE)) if self._due else until_look_s
+        return max(0.0, self._next_look - monotonic())
 
     async def look_around(self) -> ExchangeResult:
         """Make a pass over all kernels with winners.
@@ -186,9 +186,9 @@ class ShareExchange:
             SharedStoreDown: the store cannot be read now.
             StoreError: a job cannot be recorded.
         """
-        exchanged = await self._pass_over(self._of_winners(), Priority.VERIFY)
-        self.last_look = (time(), exchanged)
         self._next_look = monotonic() + self._shared.settings.pull_s
+        exchanged = await self._pass_over(self._list_won_keys(), Priority.VERIFY)
+        self.last_look = (time(), exchanged)
         return exchanged
 
     async def publish_all(self) -> int:
@@ -197,7 +197,7 @@ class ShareExchange:
         Raises:
             SharedStoreDown: the store cannot be used now; what was sent is there.
         """
-        exchanged = await self._pass_over(self._of_winners(), None)
+        exchanged = await self._pass_over(self._list_won_keys(), None)
         if self._shared.pause_s(StoreUse.WRITE):
             raise SharedStoreDown(self._shared.fault)
         return exchanged.sent
@@ -209,38 +209,39 @@ class ShareExchange:
             SharedStoreDown: the store cannot be read now.
             StoreError: a job cannot be recorded.
         """
-        return await self._pass_over((list(self._declared_places(kernel)) for kernel in kernels), Priority.REQUESTED)
+        return await self._pass_over(map(self._list_declared_keys, kernels), Priority.REQUESTED)
 
-    async def _pass_over(self, kernels: Iterable[Sequence[WinnerPlace]], priority: Priority | None) -> ExchangeResult:
+    async def _pass_over(self, kernels: Iterable[Sequence[PresentKey]], priority: Priority | None) -> ExchangeResult:
         """Make a pass over the keys of some kernels; without a priority nothing of others' is tried."""
-        found = fresh = sent = 0
-        jobs: dict[int, Job] = {}
+        result = ExchangeResult()
         async with self._lock:
             await self._shared.open_store()
-            for places in kernels:
+            for keys in kernels:
                 await anyio.lowlevel.checkpoint()
-                for start in range(0, len(places), MAX_CONTEXTS):
-                    part = places[start : start + MAX_CONTEXTS]
+                for start in range(0, len(keys), MAX_CONTEXTS):
+                    part = keys[start : start + MAX_CONTEXTS]
                     there = await self._shared.find_winners(part[0].kernel, part)
-                    for place in part:
-                        matching = await self._shared.match_contexts(place, there)
-                        # Matching may have learned names, which renames contexts.
-                        now = self._refresh_place(place)
-                        if now is None:
-                            continue
-                        sent += await self._publish_winner(now, matching)
-                        if not matching:
-                            continue
-                        ours = self._find_ours(now)
-                        found += 1
-                        fresh += ours is not None and ours.is_current
-                        best = rank_candidates(one.winner for one in matching)[0]
-                        job = None if priority is None else await self._queue_trial(now, best, ours, priority)
-                        if job is not None:
-                            jobs[job.id] = job
-            if sent and time() - self._tidied > TIDY_EVERY_S:
+                    for key in part:
+                        result += await self._exchange_key(key, there, priority)
+            if result.sent and time() - self._tidied > TIDY_EVERY_S:
                 await self._tidy_store()
-        return ExchangeResult(found, fresh, sent, tuple(jobs.values()))
+        return result
+
+    async def _exchange_key(self, key: PresentKey, there: Found, priority: Priority | None) -> ExchangeResult:
+        """Publish our winner of a key if the store lacks it, and queue a job if another's deserves a trial."""
+        matching = await self._shared.match_contexts(key, there)
+        # Matching may have learned names, which renames contexts.
+        now = self._make_key(key.kernel.name, key.problem, key.context.device, key.objective)
+        if now is None:
+            return ExchangeResult()
+        sent = int(await self._publish_winner(now, matching))
+        if not matching:
+            return ExchangeResult(sent=sent)
+        ours = self._find_own_winner(now)
+        is_fresh = ours is not None and ours.is_current
+        best = rank_candidates(one.winner for one in matching)[0]
+        job = None if priority is None else await self._queue_trial(now, best, ours, priority)
+        return ExchangeResult(1, int(is_fresh), sent, () if job is None else (job,))
 
     async def _tidy_store(self) -> None:
         """Tidy the store; if that is refused there is a notice, and what was published is there nevertheless."""
@@ -250,57 +251,55 @@ class ShareExchange:
         except SharedStoreDown as error:
             _log.info("shared_store_not_tidied", reason=error.message)
 
-    async def _publish_winner(self, place: WinnerPlace, matching: Sequence[StoredWinner]) -> bool:
+    async def _publish_winner(self, key: PresentKey, matching: Sequence[StoredWinner]) -> bool:
         """Publish our winner of a key if the store lacks it; return whether it was sent.
 
-        A store that cannot be written is read nevertheless: there is a notice, and the winner is due again.
+        A store that cannot be written is read nevertheless: there is a notice, and the next look comes after its pause.
         """
         settings = self._shared.settings
-        winner = self._store.get_winner(place.context.key_for(place.objective))
+        winner = self._store.get_winner(key.winner_key)
         cost = None if winner is None else cost_of(winner.objective, winner.figure)
         if winner is None or cost is None or settings.read_only:
             return False
         # Half way to its removal a winner that still holds is sent again.
         half_way = time() - settings.retention_s / 2 if settings.retention_s else 0.0
         known = rank_candidates(one.winner for one in matching if one.written >= half_way)
-        if not is_published(self._facts_of_winner(winner, place), cost, winner.config, known):
+        if not is_published(self._find_facts(winner, key), cost, winner.config, known):
             return False
-        shared = _to_shared_winner(winner, place)
+        shared = _to_shared_winner(winner, key)
         try:
-            await self._shared.call_store(StoreUse.WRITE, lambda store: store.publish(place.address, shared))
+            await self._shared.call_store(StoreUse.WRITE, lambda store: store.publish(find_address(key), shared))
         except SharedStoreDown:
-            self._due.add_again([shared.kernel])
+            self._next_look = min(self._next_look, monotonic() + self._shared.pause_s(StoreUse.WRITE))
             return False
-        _log.info("winner_shared", kernel=shared.kernel, problem=place.context.problem)
+        _log.info("winner_shared", kernel=shared.kernel, problem=key.context.problem)
         return True
 
-    def _facts_of_winner(self, winner: Winner, place: WinnerPlace) -> WinnerFacts:
-        trial = self._store.get_trial(winner.trial)
-        job = None if trial is None else self._store.get_job(trial.job)
+    def _find_facts(self, winner: Winner, key: PresentKey) -> WinnerFacts:
+        trial, job = self._store.get_trial(winner.trial), self._store.find_job_of_winner(winner)
         return WinnerFacts(
             is_final=winner.is_final,
-            is_current=winner.context == place.context and not place.kernel.unobserved,
+            is_current=winner.context == key.context and not key.kernel.unobserved,
             is_imported=trial is None or trial.detail.phase == "import",
             is_withheld=job is None or job.plan.no_share,
         )
 
     async def _queue_trial(
-        self, place: WinnerPlace, candidate: Candidate, ours: OwnWinner | None, priority: Priority
+        self, key: PresentKey, candidate: Candidate, ours: OwnWinner | None, priority: Priority
     ) -> Job | None:
         """Queue the job that a candidate calls for; return it, or the one that is open."""
-        key = place.context.key_for(place.objective)
-        known = self._store.known_trial(place.context, candidate.config)
+        known = self._store.known_trial(key.context, candidate.config)
         wanted = choose_action(
             candidate,
             ours,
             is_tried=known is not None and known.outcome is not None,
-            is_open=any(job.key == key for job in self._jobs.list_live_jobs()),
+            is_open=any(job.key == key.winner_key for job in self._jobs.list_live_jobs()),
         )
         if wanted is Action.NOTHING:
             return None
-        kernel, plan = place.kernel, place.kernel.plan
+        kernel, plan = key.kernel, key.kernel.plan
         try:
-            (is_admitted,) = await self._admission.check_configs(kernel, place.problem, [candidate.config])
+            (is_admitted,) = await self._admission.check_configs(kernel, key.problem, [candidate.config])
         except KtunedError as error:
             _log.info("shared_config_not_asked", kernel=kernel.name, reason=error.message)
             return None
@@ -309,67 +308,49 @@ class ShareExchange:
         if wanted is Action.COMPETE:
             plan = replace(plan, configs=(candidate.config,))
         arrival = await self._jobs.submit_job(
-            key, place.problem, priority=priority, reason=REASON, plan=plan, any_plan=wanted is Action.VERIFY
+            key.winner_key, key.problem, priority=priority, reason=REASON, plan=plan, any_plan=wanted is Action.VERIFY
         )
         return arrival.job
 
-    def _find_ours(self, place: WinnerPlace) -> OwnWinner | None:
-        winner = self._store.get_winner(place.context.key_for(place.objective))
-        if winner is None or self._admission.known_verdict(place.kernel, place.problem, winner.config) is False:
+    def _find_own_winner(self, key: PresentKey) -> OwnWinner | None:
+        winner = self._store.get_winner(key.winner_key)
+        if winner is None or self._admission.known_verdict(key.kernel, key.problem, winner.config) is False:
             return None
-        return OwnWinner(cost_of(winner.objective, winner.figure), winner.context == place.context)
+        return OwnWinner(cost_of(winner.objective, winner.figure), winner.context == key.context)
 
-    def _of_winners(self, kernels: Iterable[str] | None = None) -> Iterator[list[WinnerPlace]]:
+    def _list_won_keys(self, kernels: Iterable[str] | None = None) -> Iterator[list[PresentKey]]:
         """Yield the keys of our winners as they are now, kernel by kernel: of some kernels, or of all."""
         if kernels is None:
             kernels = dict.fromkeys(winner.context.kernel for winner in self._store.list_winners())
         for name in kernels:
-            places = [place for winner in self._store.list_winners(name) if (place := self._place_of(name, winner))]
-            if places:
-                yield places
+            yield list(filter(None, map(self._find_key, self._store.list_winners(name))))
 
-    def _place_of(self, name: str, winner: Winner) -> WinnerPlace | None:
+    def _find_key(self, winner: Winner) -> PresentKey | None:
         """Return a winner's key as it is now; ``None`` where it cannot be tuned."""
-        trial = self._store.get_trial(winner.trial)
-        # A winner keeps only what enters its key; the whole problem is to be had from the job that measured it.
-        job = None if trial is None else self._store.get_job(trial.job)
+        job = self._store.find_job_of_winner(winner)
+        problem = winner.problem if job is None or not job.problem else job.problem
+        return self._make_key(winner.context.kernel, problem, winner.context.device, winner.objective)
+
+    def _list_declared_keys(self, kernel: KernelInfo) -> list[PresentKey]:
+        environment, objective = self._catalog.kernel_environment(kernel), kernel.objective(None)
+        models = dict.fromkeys(device.model for device in self._machine.list_devices(environment, kernel.backend))
+        declared = product(kernel.problems, models)
+        keys = [self._make_key(kernel.name, problem, model, objective) for problem, model in declared]
+        return list(filter(None, keys))
+
+    def _make_key(self, name: str, problem: Problem, model: str, objective: str) -> PresentKey | None:
+        """Return a key as its kernel is now; ``None`` where it cannot be tuned."""
         try:
             kernel = self._catalog.resolve_kernel(name)
-            problem = winner.problem if job is None or not job.problem else job.problem
             check_problem(kernel, problem)
-            return self._make_place(kernel, problem, winner.context.device, winner.objective)
-        except (NotFound, UsageError):
-            return None
-
-    def _declared_places(self, kernel: KernelInfo) -> Iterator[WinnerPlace]:
-        environment = self._catalog.kernel_environment(kernel)
-        models = dict.fromkeys(device.model for device in self._machine.list_devices(environment, kernel.backend))
-        for problem in kernel.problems:
-            for model in models:
-                place = self._make_place(kernel, problem, model, kernel.objective(None))
-                if place is not None:
-                    yield place
-
-    def _refresh_place(self, place: WinnerPlace) -> WinnerPlace | None:
-        try:
-            kernel = self._catalog.resolve_kernel(place.kernel.name)
-        except NotFound:
-            return None
-        return self._make_place(kernel, place.problem, place.context.device, place.objective)
-
-    def _make_place(self, kernel: KernelInfo, problem: Problem, model: str, objective: str) -> WinnerPlace | None:
-        environment = self._catalog.kernel_environment(kernel)
-        try:
-            device = self._machine.find_device(environment, kernel.backend, model)
-            context = self._machine.build_context(kernel, environment, problem, device)
-            return WinnerPlace(kernel, problem, context, kernel.objective(objective))
+            return find_present_key(self._catalog, self._machine, kernel, problem, model, kernel.objective(objective))
         except KtunedError:
             return None
 
 
-def _to_shared_winner(winner: Winner, place: WinnerPlace) -> SharedWinner:
+def _to_shared_winner(winner: Winner, key: PresentKey) -> SharedWinner:
     """Return a winner of ours as others read it."""
-    context = place.context
+    context = key.context
     return SharedWinner(
         kernel=context.kernel,
         problem=dict(winner.problem),
@@ -384,5 +365,5 @@ def _to_shared_winner(winner: Winner, place: WinnerPlace) -> SharedWinner:
         decided=winner.decided,
         objective=winner.objective,
         metrics=dict(winner.metrics),
-        names=tuple(LearnedName(one.name, one.is_source, one.is_data) for one in place.kernel.learned.values()),
+        names=tuple(LearnedName(one.name, one.is_source, one.is_data) for one in key.kernel.learned.values()),
     )

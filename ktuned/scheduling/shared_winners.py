@@ -13,12 +13,11 @@ from enum import Enum, auto
 from typing import Final, TypeVar
 
 import anyio
-import msgspec
 import structlog
 
 from ktuned.catalog import Catalog, ForeignNames
 from ktuned.fleet import Bridge, Health
-from ktuned.model import Context, KernelInfo, KtunedError, Objective, Observation, Problem, canonical
+from ktuned.model import Context, KernelInfo, KtunedError, Objective, Observation, canonical
 from ktuned.sharing import (
     Candidate,
     Found,
@@ -32,6 +31,7 @@ from ktuned.sharing import (
     open_shared_store,
     rank_candidates,
 )
+from ktuned.tuning import PresentKey
 
 _log = structlog.get_logger()
 
@@ -58,18 +58,9 @@ class StoreUse(Enum):
     TIDY = auto()
 
 
-class WinnerPlace(msgspec.Struct, frozen=True):
-    """A key of a kernel as it is now: the whole problem, the present context, the objective."""
-
-    kernel: KernelInfo
-    problem: Problem
-    context: Context
-    objective: Objective
-
-    @property
-    def address(self) -> str:
-        """Where a store has the winners of this key."""
-        return address_of(self.context, self.kernel.learned.values(), self.objective)
+def find_address(key: PresentKey) -> str:
+    """Return where a store has the winners of a key."""
+    return address_of(key.context, key.kernel.learned.values(), key.objective)
 
 
 class SharedWinners:
@@ -150,13 +141,13 @@ class SharedWinners:
         if self._shared is None:
             await self.call_store(StoreUse.READ, _do_nothing)
 
-    async def find_winners(self, kernel: KernelInfo, places: Iterable[WinnerPlace]) -> Found:
+    async def find_winners(self, kernel: KernelInfo, keys: Iterable[PresentKey]) -> Found:
         """Read what others have for some keys of one kernel; what cannot be believed there is a notice.
 
         Raises:
             SharedStoreDown: the store cannot be read now.
         """
-        addresses = {place.address for place in places}
+        addresses = set(map(find_address, keys))
         found = await self.call_store(StoreUse.READ, lambda shared: shared.find(kernel.name, addresses))
         wrong = {one.address: fault for one in found.winners if (fault := one.winner.find_fault())}
         faults = [*found.faults, *(f"a winner at {address} {fault}" for address, fault in wrong.items())]
@@ -167,37 +158,36 @@ class SharedWinners:
             _log.warning("shared_winners_damaged", kernel=kernel.name, count=len(faults), reason=faults[0])
         return Found(tuple(one for one in found.winners if not one.winner.find_fault()))
 
-    async def find_best(self, kernel: KernelInfo, context: Context, objective: Objective) -> Candidate | None:
-        """Return the best config that others have found in this very context; waits for the store briefly."""
+    async def find_best(self, key: PresentKey) -> Candidate | None:
+        """Return the best config that others have found in a key's very context; waits for the store briefly."""
         if not self._settings.is_on or self.pause_s(StoreUse.READ):
             return None
-        place = WinnerPlace(kernel, {}, context, objective)
         with anyio.move_on_after(FIRST_LOOK_S):
             try:
-                found = await self.find_winners(kernel, [place])
+                found = await self.find_winners(key.kernel, [key])
             except SharedStoreDown:
                 # There is a notice of it.
                 return None
-            matching = await self.match_contexts(place, found)
+            matching = await self.match_contexts(key, found)
             return rank_candidates(one.winner for one in matching)[0] if matching else None
         return None
 
-    async def match_contexts(self, place: WinnerPlace, found: Found) -> list[StoredWinner]:
+    async def match_contexts(self, key: PresentKey, found: Found) -> list[StoredWinner]:
         """Return those winners whose very context this is; names that hold here what they held there are learned."""
-        context, address = place.context, place.address
+        context, address = key.context, find_address(key)
         groups: dict[tuple[str, tuple[str, ...]], list[StoredWinner]] = {}
         # Those of the very digest first: no number of others with other headers hides them.
         for one in sorted(found.winners, key=lambda one: one.winner.digest != context.digest):
-            if one.address == address and _is_alike(one.winner, context, place.objective):
+            if one.address == address and _is_alike(one.winner, context, key.objective):
                 names = tuple(sorted(entry.name for entry in one.winner.names))
                 groups.setdefault((one.winner.digest, names), []).append(one)
         matching: list[StoredWinner] = []
         for group in list(groups.values())[:MAX_MATCHED]:
             try:
-                if await self._is_digest(place.kernel, context, group[0].winner):
+                if await self._is_digest(key.kernel, context, group[0].winner):
                     matching += group
             except KtunedError as error:
-                _log.info("shared_names_not_matched", kernel=place.kernel.name, reason=error.message)
+                _log.info("shared_names_not_matched", kernel=key.kernel.name, reason=error.message)
         return matching
 
     async def _is_digest(self, kernel: KernelInfo, context: Context, winner: SharedWinner) -> bool:

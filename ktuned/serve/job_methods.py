@@ -106,7 +106,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         """Create jobs for a request; the answer has the place in the event stream from which their events come."""
         position = self.events.position
         errors: list[FileError] = []
-        known, moves = {kernel.name for kernel in self.catalog.kernels}, self.intake.moves
+        known = {kernel.name for kernel in self.catalog.kernels}
         watched = {root.path for root in self.catalog.roots}
         live = {job.id for job in self.jobs.list_live_jobs()}
         if wanted.path is not None:
@@ -116,11 +116,11 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         else:
             raise UsageError("there is neither a kernel nor a path", hint="name one of them")
         described = tuple(map(self.jobs.describe_job, jobs))
-        notices = [line for line in self.intake.moves if line not in moves]
+        now_watched = {root.path for root in self.catalog.roots}
+        notices = [f"{path} is gone, and is watched no longer" for path in sorted(watched - now_watched)]
         notices += [
-            f"{root.path} is watched from now on, and saves are tuned; `ktuned remove {root.path}` ends that"
-            for root in self.catalog.roots
-            if root.path not in watched
+            f"{path} is watched from now on, and saves are tuned; `ktuned remove {path}` ends that"
+            for path in sorted(now_watched - watched)
         ]
         notices += [self._describe_ambiguity(kernel) for kernel in self.catalog.kernels if kernel.name not in known]
         if wanted.trials is not None or wanted.seconds is not None:

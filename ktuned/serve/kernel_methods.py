@@ -26,7 +26,6 @@ from ktuned.protocol import (
 from ktuned.scheduling import Intake, Renewal
 from ktuned.serve.explain import Explainer
 from ktuned.serve.method import Handler, Peer
-from ktuned.store import Store
 
 
 class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +35,6 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
     explainer: Explainer
     intake: Intake
     renewal: Renewal
-    store: Store
     configured: Callable[[], Collection[str]]
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
@@ -63,13 +61,14 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
 
     async def handle_add(self, wanted: AddParams, peer: Peer) -> AddAnswer:
         """Inspect and watch a path, without tuning it."""
-        moves = self.intake.moves
+        watched = {root.path for root in self.catalog.roots}
         added = await self.intake.add_path(wanted.path, wanted.python)
+        gone = watched - {root.path for root in self.catalog.roots}
         return AddAnswer(
             RootInfo.from_root(added.root),
             tuple(map(KernelEntry.from_kernel, added.kernels)),
             tuple(added.errors),
-            tuple(line for line in self.intake.moves if line not in moves),
+            tuple(f"{path} is gone, and is watched no longer" for path in sorted(gone)),
         )
 
     async def handle_unwatch(self, wanted: UnwatchParams, peer: Peer) -> UnwatchAnswer:
@@ -86,8 +85,7 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
                 hint="remove its [[roots]] entry, then run `ktuned config --reload`",
             )
         before = {kernel.name for kernel in self.catalog.kernels_below(root.path)}
-        await self.store.remove_root(root.path)
-        await self.renewal.drop_roots([root])
+        await self.renewal.forget_root(root)
         gone = before - {kernel.name for kernel in self.catalog.kernels_below(root.path)}
         return UnwatchAnswer(root.path, root.name, tuple(sorted(gone)))
 

@@ -306,6 +306,21 @@ class Queries:
         tail = "ORDER BY winners.kernel, winners.problem, winners.device, winners.objective"
         return self._reader.fetch_values(rows.decode_winner, f"{rows.SELECT_WINNERS} {where} {tail}", *values)
 
+    def list_winners_elsewhere(self, kernel: KernelInfo) -> list[Winner]:
+        """Return the winners of a kernel's equals: of its short name and its digest, in any other project."""
+        short = f":{kernel.kernel}"
+        equal = "digest = ? AND kernel <> ? AND substr(kernel, ?) = ?"
+        keys = f"SELECT kernel, problem, device FROM contexts WHERE {equal}"
+        # The plus keeps SQLite from beginning with all trials of these contexts.
+        where = f"WHERE (winners.kernel, winners.problem, winners.device) IN ({keys}) AND +contexts.digest = ?"
+        values = kernel.digest, kernel.name, -len(short), short, kernel.digest
+        return self._reader.fetch_values(rows.decode_winner, f"{rows.SELECT_WINNERS} {where}", *values)
+
+    def find_job_of_winner(self, winner: Winner) -> Job | None:
+        """Return the job that measured a winner; its problem is the whole one, and the winner's what enters its key."""
+        trial = self.get_trial(winner.trial)
+        return None if trial is None else self.get_job(trial.job)
+
 
 def _best_first(select: str, objective: Objective, wanted: str = "") -> str:
     """Return the SELECT of a context's trials of an outcome that have an objective's figure, so many of the best."""

@@ -12,7 +12,7 @@
 
     anchors                             (configs to whose bits exact numerics keep, where that is not the default)
 
-    projects ◀── aliases                (the name of each root's project, and the names that it had before)
+    projects                            (the name of each root's project)
 
     roots   kernels   probes            (the last daemon's knowledge, so that the next one answers at once)
 
@@ -192,6 +192,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "DROP INDEX trials_by_content",
         "CREATE INDEX trials_by_content ON trials (content) WHERE content IS NOT NULL",
     ),
+    # A project that gets another name is another project, whose winners are found by what they were measured with.
+    ("DROP TABLE aliases", "CREATE INDEX contexts_by_digest ON contexts (digest)"),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

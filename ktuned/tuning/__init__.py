@@ -6,11 +6,10 @@ them out.
 
 from ktuned.tuning.compile_only import CompileOnly
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merge_deadlines
-from ktuned.tuning.job_brief import Compiler, JobBrief
+from ktuned.tuning.job_brief import Compiler, FindShared, JobBrief, PresentKey
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.prior_results import restore_winner
 from ktuned.tuning.progress import publish_winner
-from ktuned.tuning.shared_lead import SharedConfigs
 from ktuned.tuning.stages import JobStage
 from ktuned.tuning.winner_check import CheckResult, Sanitizers, WinnerCheck
 
@@ -19,11 +18,12 @@ __all__ = [
     "CheckResult",
     "CompileOnly",
     "Compiler",
+    "FindShared",
     "JobBrief",
     "JobStage",
     "Pipeline",
+    "PresentKey",
     "Sanitizers",
-    "SharedConfigs",
     "WinnerCheck",
     "merge_deadlines",
     "publish_winner",

@@ -66,9 +66,9 @@ class BatchSize:
         return max(1, min(self._most, int(self._limit_s / max(median(self._each_s), 1e-6))))
 
 
-def limit_share_of_lane(*, waiting: int, lanes: int, batch: int) -> int:
-    """Return how many waiting configs one lane takes at once, so that all lanes end at about the same time."""
-    return min(batch, max(1, -(-waiting // lanes)))
+def limit_share(waiting: int, takers: int) -> int:
+    """Return how many waiting configs one lane, or one slot, takes at most, so that all end at about the same time."""
+    return max(1, -(-waiting // max(1, takers)))
 
 
 def limit_question_size(*, lanes: int, batch: int) -> int:
@@ -97,14 +97,6 @@ _ALONE = 9
 _TOGETHER = 3
 """Latest figures whose median counts, of configs alone and of configs in groups: configs differ, and the first one in a
 process takes longer."""
-
-
-def limit_share_of_slot(*, waiting: int, slots: int) -> int:
-    """Return how many waiting configs one slot takes at most: the last ones are shared among all slots.
-
-    Otherwise one slot would work on a whole group while the others stand still.
-    """
-    return max(1, -(-waiting // max(1, slots)))
 
 
 class GroupSize:

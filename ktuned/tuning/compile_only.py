@@ -11,22 +11,20 @@ from math import inf
 from time import monotonic
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from ktuned.fleet import COURTESY_S, Fleet
 from ktuned.ipc import replies, requests
-from ktuned.model import Config, JobState, Outcome, Role, TrialResult
+from ktuned.model import JobState, Outcome, Role, TrialResult
 from ktuned.protocol import ChannelInfo, ConfigCompiled, PublishEvent
 from ktuned.store import Artifacts
-from ktuned.tuning.batches import MAX_BATCH
-from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.compile_stage import CompileStage, Enqueue
 from ktuned.tuning.exploration import Explorer, open_space
 from ktuned.tuning.hopeless import PROBES, Hopelessness
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.progress import COMPILED, Progress
 from ktuned.tuning.stages import JobStage, StageReport
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent
-from ktuned.tuning.trial_machine import NotBuilt, find_ends
+from ktuned.tuning.trial_machine import End, NotBuilt, find_ends
 
 ASK_AT_ONCE = 16
 """Configs in one question to the strategy: it learns nothing from them, so many at once do no harm."""
@@ -54,19 +52,16 @@ class CompileOnly:
         self._artifacts = artifacts
         self._publish = publish
         self._stages = StageReport(on_stage)
-        self._compiling = CompileStage(brief, fleet, artifacts, on_begun=self._report_last_compiles)
-        self._channel: MemoryObjectSendStream[Attempt] | None = None
+        self._compiling = CompileStage(
+            brief, fleet, artifacts, on_all_begun=lambda: self._stages.report_stage(JobStage.COMPILING)
+        )
         self._first_failure = ""
         self._given_up = anyio.Event()
-        self._hopelessness = Hopelessness(keeps_going=brief.job.plan.keep_going)
-        self._has_asked_all = False
+        self._hopelessness = Hopelessness(keeps_going=brief.job.plan.keep_going, on_given_up=self._given_up.set)
 
     def describe_channels(self) -> dict[str, ChannelInfo]:
         """Return how full the channel is."""
-        if self._channel is None:
-            return {}
-        now = self._channel.statistics()
-        return {"compile": ChannelInfo(now.current_buffer_used, int(now.max_buffer_size))}
+        return {"compile": self._compiling.describe_channel()}
 
     @property
     def verdict(self) -> tuple[JobState, str]:
@@ -99,18 +94,11 @@ class CompileOnly:
         """
         began = monotonic()
         ends_at = inf if self.progress.budget_s is None else began + self.progress.budget_s
-        slots = int(self._fleet.compile_slots.total_tokens)
-        self._channel, arriving = anyio.create_memory_object_stream[Attempt](
-            slots * max(self.brief.group_size, MAX_BATCH)
-        )
         try:
             async with anyio.create_task_group() as ending:
-                async with anyio.create_task_group() as tasks:
-                    ending.start_soon(self._end_job_early, tasks.cancel_scope, ends_at)
-                    tasks.start_soon(self._ask_for_configs, self._channel)
-                    for _ in range(self._fleet.compile_slots.most_inside):
-                        tasks.start_soon(self._compile_groups, arriving.clone())
-                    arriving.close()
+                with anyio.CancelScope() as compiling:
+                    ending.start_soon(self._end_job_early, compiling, ends_at)
+                    await self._compiling.run(self._propose_configs, self._publish_group, lambda: False)
                 ending.cancel_scope.cancel()
         finally:
             self.progress.add_cost("wall_s", monotonic() - began)
@@ -122,17 +110,10 @@ class CompileOnly:
             await self._given_up.wait()
         compiling.cancel()
 
-    def _record_proposed(self, configs: Sequence[Config], *, are_probes: bool) -> None:
-        self._hopelessness.record_proposed(configs, are_probes=are_probes)
-        self._give_up_if_hopeless()
-
-    def _give_up_if_hopeless(self) -> None:
-        if self._hopelessness.reason:
-            self._given_up.set()
-
-    async def _ask_for_configs(self, channel: MemoryObjectSendStream[Attempt]) -> None:
+    async def _propose_configs(self, enqueue: Enqueue) -> None:
+        """Ask the strategy for configs until it has no more."""
         plan, deadlines, default = self.brief.job.plan, self.brief.deadlines, self.brief.kernel.default
-        async with channel, self._fleet.lend_worker(Role.EXPLORE, self.brief.environment) as explorer:
+        async with self._fleet.lend_worker(Role.EXPLORE, self.brief.environment) as explorer:
             request = self.brief.make_explore_request([] if default is None else [default])
             async with self._fleet.gate.hold_for_computing(COURTESY_S):
                 found = await open_space(explorer, request, self.brief.kernel, deadlines)
@@ -145,43 +126,34 @@ class CompileOnly:
                 most = min(PROBES if is_probing else ASK_AT_ONCE, plan.trials - asked)
                 async with self._fleet.gate.hold_for_computing():
                     answer = await exploring.ask_for_configs((), most, anywhere=is_probing)
-                self._record_proposed([proposal.config for proposal in answer.proposals], are_probes=is_probing)
+                self._hopelessness.record_proposed(
+                    [proposal.config for proposal in answer.proposals], are_probes=is_probing
+                )
                 asked += len(answer.proposals)
                 for proposal in answer.proposals:
-                    await self._queue_proposal(proposal, channel)
+                    await self._start_config(proposal, enqueue)
                 # A strategy that waits for figures would wait for ever: there are none.
                 is_exhausted = answer.finished
                 if is_exhausted or not (answer.proposals or is_probing):
                     break
             self.progress.total = asked
             self._hopelessness.record_last_proposed(is_exhausted=is_exhausted)
-            self._give_up_if_hopeless()
-        self._has_asked_all = True
-        self._report_last_compiles()
 
-    def _report_last_compiles(self) -> None:
-        in_channel = 0 if self._channel is None else self._channel.statistics().current_buffer_used
-        if self._has_asked_all and not self._compiling.has_waiting_configs(in_channel):
-            self._stages.report_stage(JobStage.COMPILING)
-
-    async def _queue_proposal(self, proposal: replies.Proposal, channel: MemoryObjectSendStream[Attempt]) -> None:
+    async def _start_config(self, proposal: replies.Proposal, enqueue: Enqueue) -> None:
         if proposal.build is not None:
-            await channel.send(Attempt(0, proposal.config, self.brief.make_unit(proposal.build)))
+            unit = self.brief.make_unit(proposal.build)
+            # No lane will load this artifact now, so damage is looked for here, not by a later job.
+            await self._artifacts.verify_artifact(unit.key)
+            await enqueue(Attempt(0, proposal.config, unit))
             return
         attempt = Attempt(0, proposal.config, requests.UnitRef("", {}))
         for end in find_ends(self.brief.make_trial_machine().handle_report(NotBuilt(attempt, proposal))):
             self._publish_config(end.attempt, end.result)
 
-    async def _compile_groups(self, channel: MemoryObjectReceiveStream[Attempt]) -> None:
-        async with channel:
-            while (first := await self._compiling.take_next_attempt(channel)) is not None:
-                group = self._compiling.collect_group(first, channel, lanes_starve=False)
-                for attempt in group:
-                    # No lane will load this artifact now, so damage is looked for here, not by a later job.
-                    await self._artifacts.verify_artifact(attempt.unit.key)
-                results = {end.attempt: end.result for end in await self._compiling.compile_attempts(group)}
-                for attempt in group:
-                    self._publish_config(attempt, results.get(attempt))
+    async def _publish_group(self, group: Sequence[Attempt], ends: Sequence[End]) -> None:
+        results = {end.attempt: end.result for end in ends}
+        for attempt in group:
+            self._publish_config(attempt, results.get(attempt))
 
     def _publish_config(self, attempt: Attempt, result: TrialResult | None) -> None:
         """Count and publish a config that has its artifact, or the reason why it has none."""
@@ -193,7 +165,6 @@ class CompileOnly:
             self.progress.outcomes[outcome] += 1
             self._first_failure = self._first_failure or result.message.partition("\n")[0]
         self._hopelessness.record_outcome(attempt.config, outcome, "" if result is None else result.message)
-        self._give_up_if_hopeless()
         self.progress.add_cost("compile_s", attempt.compile_s)
         self._publish(
             ConfigCompiled(

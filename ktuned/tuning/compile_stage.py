@@ -6,6 +6,9 @@ waits for a slot, is sent to a compile worker in one request, and each result is
 *lowers*, a front end first translates the config's function, before the group takes a slot: the front end may import a
 large library, and others can compile meanwhile.
 
+*Slots.* As many groups are under way as there are slots, and each takes its configs from one bounded channel. The stage
+reports once when no config waits for a slot any more: the next job may then use what this one leaves idle.
+
 *Groups.* A backend compiles a request's configs one by one (a *batch*, whose size is bounded by time), or builds them
 as one program (a *group*, whose size is learned: :class:`~ktuned.tuning.batches.GroupSize`). The last configs of a job
 are shared out one by one, the longest first, so that all slots end at about the same time.
@@ -22,8 +25,8 @@ from __future__ import annotations
 
 import shutil
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, time
@@ -31,7 +34,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-from anyio.streams.memory import MemoryObjectReceiveStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from ktuned.fleet import (
     LIBRARY,
@@ -47,9 +50,11 @@ from ktuned.fleet import (
 )
 from ktuned.ipc import replies, requests
 from ktuned.model import Phase, Role, WorkerError
+from ktuned.protocol import ChannelInfo
 from ktuned.store import DISK_ERRORS, Artifacts, file_fault
-from ktuned.tuning.batches import COMPILE_S, BatchSize, GroupSize, limit_share_of_slot
+from ktuned.tuning.batches import COMPILE_S, MAX_BATCH, BatchSize, GroupSize, limit_share
 from ktuned.tuning.job_brief import Compiler, JobBrief
+from ktuned.tuning.stages import describe_stream, receive_waiting
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
 from ktuned.tuning.trial_machine import (
     ArtifactFound,
@@ -72,15 +77,22 @@ ABSENT_S = 4.0
 """How long a machine that could not be reached is left out."""
 
 
+Enqueue = Callable[[Attempt], Awaitable[None]]
+"""Hands a config to the compilers; waits while too many wait already."""
+
+PassOn = Callable[[Sequence[Attempt], Sequence[End]], Awaitable[None]]
+"""Takes over a group that was compiled, with the ends of those of its trials that have no artifact."""
+
+
 class CompileStage:
     """Compiles one job's configs. The fleet bounds how many groups compile at once.
 
     Args:
-        on_begun: Called whenever a group no longer waits: it has its slot, or needs none.
+        on_all_begun: Called, perhaps again and again, when no config waits for a slot any more, nor will.
     """
 
     def __init__(
-        self, brief: JobBrief, fleet: Fleet, artifacts: Artifacts, *, on_begun: Callable[[], None] = lambda: None
+        self, brief: JobBrief, fleet: Fleet, artifacts: Artifacts, *, on_all_begun: Callable[[], None] = lambda: None
     ) -> None:
         self._brief = brief
         self._machine = brief.make_trial_machine()
@@ -93,7 +105,10 @@ class CompileStage:
         self._absent: dict[Environment, float] = {}
         self._last: deque[Attempt] = deque()
         self._spent_s: dict[str, float] = {}
-        self._on_begun = on_begun
+        self._on_all_begun = on_all_begun
+        self._to_compile: MemoryObjectSendStream[Attempt] | None = None
+        self.has_all = anyio.Event()
+        """Set when no more configs will come."""
         self._longest_s = 0.0
         self._running: dict[anyio.CancelScope, tuple[float, int]] = {}
 
@@ -117,12 +132,47 @@ class CompileStage:
             (key, *_), opening = self._find_front_ends({})
             await self._fleet.front_ends.open_front_end(key, opening, brief.job.id, brief.deadlines)
 
-    def has_waiting_configs(self, in_channel: int) -> bool:
-        """Return whether a config waits to be compiled, in the channel or for a slot."""
-        if in_channel or self._last:
-            return True
+    def describe_channel(self) -> ChannelInfo:
+        """Return how full the channel of configs is that wait for a compiler."""
+        return ChannelInfo(0, 0) if self._to_compile is None else describe_stream(self._to_compile)
+
+    async def run(
+        self, propose: Callable[[Enqueue], Awaitable[None]], pass_on: PassOn, lanes_starve: Callable[[], bool]
+    ) -> None:
+        """Compile all that ``propose`` enqueues; return when it has ended and each group was passed on.
+
+        Raises:
+            WorkerError, StoreError: As :meth:`compile_attempts`.
+        """
+        # The bound is for the fastest pace; how many configs are proposed follows the pace itself.
+        most = self.slots * max(self._brief.group_size, MAX_BATCH)
+        self._to_compile, arriving = anyio.create_memory_object_stream[Attempt](most)
+        async with anyio.create_task_group() as slots, self._to_compile:
+            with arriving:
+                for _ in range(self.groups):
+                    slots.start_soon(self._compile_arriving, arriving.clone(), pass_on, lanes_starve)
+            await propose(self._to_compile.send)
+            self._to_compile.close()
+            self.has_all.set()
+            self._report_if_all_begun()
+
+    async def _compile_arriving(
+        self, channel: MemoryObjectReceiveStream[Attempt], pass_on: PassOn, lanes_starve: Callable[[], bool]
+    ) -> None:
+        """Compile one group after the other, until no more come."""
+        async with channel:
+            while (first := await self._take_next_attempt(channel)) is not None:
+                await self._fleet.pace.wait_for_step()
+                group = self._collect_group(first, channel, lanes_starve=lanes_starve())
+                await pass_on(group, await self.compile_attempts(group))
+
+    def _report_if_all_begun(self) -> None:
+        """Report that no config waits, in the channel or for a slot, once that is so."""
+        if not self.has_all.is_set() or self._last or self.describe_channel().used:
+            return
         job = self._brief.job.id
-        return any(job in self._fleet.slots_of(one.environment).waiting for one in self._brief.compilers)
+        if not any(job in self._fleet.slots_of(one.environment).waiting for one in self._brief.compilers):
+            self._on_all_begun()
 
     @property
     def running_configs(self) -> int:
@@ -136,7 +186,7 @@ class CompileStage:
             if self._longest_s and monotonic() - began > patience_s:
                 scope.cancel()
 
-    async def take_next_attempt(self, channel: MemoryObjectReceiveStream[Attempt]) -> Attempt | None:
+    async def _take_next_attempt(self, channel: MemoryObjectReceiveStream[Attempt]) -> Attempt | None:
         """Return the config that a slot compiles next, or ``None`` when there are no more.
 
         Once the last configs are known, the one with the longest expected compile comes first, so that all slots end at
@@ -152,27 +202,17 @@ class CompileStage:
         most = self.slots * (1 if self._pays_together else LAST_OF_SLOT)
         if now.open_send_streams or now.current_buffer_used >= most:
             return first
-        last = [first]
-        with suppress(anyio.EndOfStream):
-            while True:
-                last.append(channel.receive_nowait())
-        self._last.extend(sorted(last, key=lambda attempt: -attempt.expected_s))
+        self._last.extend(sorted(receive_waiting(first, channel), key=lambda attempt: -attempt.expected_s))
         return self._last.popleft()
 
-    def collect_group(
+    def _collect_group(
         self, first: Attempt, channel: MemoryObjectReceiveStream[Attempt], *, lanes_starve: bool
     ) -> list[Attempt]:
         """Return ``first`` with the waiting configs that are compiled in the same request."""
-        group = [first]
         is_batch = self._machine.compiles_one_by_one
         size = self._batch_size.next_size if is_batch else self._group_size.choose_next_size(lanes_starve=lanes_starve)
-        most = limit_share_of_slot(waiting=1 + channel.statistics().current_buffer_used, slots=self.slots)
-        for _ in range(min(size, most) - 1):
-            try:
-                group.append(channel.receive_nowait())
-            except (anyio.WouldBlock, anyio.EndOfStream):
-                break
-        return group
+        most = limit_share(1 + channel.statistics().current_buffer_used, self.slots)
+        return receive_waiting(first, channel, min(size, most))
 
     @property
     def _pays_together(self) -> bool:
@@ -200,13 +240,13 @@ class CompileStage:
                 ends += lowered
                 missing = [attempt for attempt in missing if attempt.outcome is None]
             if not missing:
-                self._on_begun()
+                self._report_if_all_begun()
                 continue
             compiler = await self._await_compiler()
             slots, gate = self._fleet.slots_of(compiler.environment), self._fleet.gate_of(compiler.environment)
             # The slot first, then the gate: a job that only waits for a slot must not hold up the quiet of another.
             async with slots.hold_turn(self._brief.job.id) as slot, gate.hold_for_compile():
-                self._on_begun()
+                self._report_if_all_begun()
                 # Look again: others may have compiled a part of it while this group waited for its slot. What others
                 # compile just now is waited for below, without the slot.
                 missing = self._use_sealed_artifacts(missing)

@@ -5,8 +5,8 @@ and go. So the best few compete under equal conditions. The steps, any of which 
 
 1. *Bits.* Where numerics are exact, likely finalists are launched on all inputs, until it is known whose bits equal the
    anchor's.
-2. *Known decision.* If the same finalists have had their rounds, nothing is measured: the decided trial is the winner.
-   That is the case after an undone edit.
+2. *Known decision.* If the same finalists have had their rounds, or nothing was measured since the winner won, nothing
+   is measured. That is so after an undone edit: the job has begun by making the best of what it knows the winner.
 3. *Other inputs.* A config that is right only for the inputs of its trial wins nothing: each finalist is checked with
    the :data:`SEEDS`, and the next best takes its place if it fails.
 4. *Rounds.* In a quiet window, in which no job compiles, each finalist is timed once per round, and so is the
@@ -40,7 +40,6 @@ from ktuned.model import (
     TrialResult,
     Winner,
     WorkerError,
-    is_exact,
     median,
     needs_metric,
     strip_numerics,
@@ -186,14 +185,11 @@ class FinalRound:
         if not finalists:
             return
         # Is it decided already?
-        if all(self._count_rounds(finalist.trial) >= rounds for finalist in finalists):
-            decided: Trial | None = min((finalist.trial for finalist in finalists), key=self._cost_or_infinity)
-        else:
-            decided = await self._find_decided_trial(rounds)
-        if decided is not None:
-            self._progress.reference_us = decided.detail.reference_us
-            self._progress.reference_spread_us = decided.detail.reference_spread_us
-            await self._reinstate_winner(decided)
+        have_competed = all(self._count_rounds(finalist.trial) >= rounds for finalist in finalists)
+        seated = self._find_seated_trial()
+        if seated is not None and (have_competed or self._is_decided(seated, rounds)):
+            self._progress.reference_us = seated.detail.reference_us
+            self._progress.reference_spread_us = seated.detail.reference_spread_us
             return
         # Are they right on other inputs, too?
         if is_judged:
@@ -241,10 +237,7 @@ class FinalRound:
         best = await load_admitted_trials(
             self._store,
             brief.admission,
-            brief.kernel,
-            brief.problem,
-            brief.context,
-            strip_numerics(brief.objective),
+            msgspec.structs.replace(brief.present_key, objective=strip_numerics(brief.objective)),
             brief.preset.finalists * MOST_TIMES,
             anchor.may_equal_anchor,
         )
@@ -335,30 +328,17 @@ class FinalRound:
                 continue
             return contest
 
-    async def _find_decided_trial(self, rounds: int) -> Trial | None:
-        """Return the trial that has won before, if nothing was measured since.
+    def _find_seated_trial(self) -> Trial | None:
+        """Return the trial of the present winner, if there is one of this very context."""
+        seated = self._find_incumbent()
+        return None if seated is None else self._store.get_trial(seated.trial)
+
+    def _is_decided(self, seated: Trial, rounds: int) -> bool:
+        """Return whether the winner has won its rounds, and nothing was measured since.
 
         Among many configs that are equally fast, another one's figure may be below the winner's: no reason to repeat.
         """
-        if self._progress.has_measured:
-            return None
-        context = self._brief.context
-        seated = self._find_incumbent()
-        if seated is None:
-            best = self._store.best_trials(
-                context,
-                1,
-                objective=self._brief.objective,
-                rounds=rounds,
-                by_energy=self._brief.needs_energy,
-            )
-            if is_exact(self._brief.objective) or needs_metric(self._brief.objective):
-                # Rounds decide among the best by one figure. By another figure, others may have been finalists.
-                top = self._store.best_trials(context, 1, objective=self._brief.objective)
-                best = best if best == top else []
-            return best[0] if best and await self._is_admitted(best[0].config) else None
-        won = self._store.get_trial(seated.trial) if await self._is_admitted(seated.config) else None
-        return None if won is None or self._count_rounds(won) < rounds else won
+        return not self._progress.has_measured and self._count_rounds(seated) >= rounds
 
     def _count_rounds(self, trial: Trial) -> int:
         """Return the number of rounds in which a trial competed by this job's figure."""
@@ -367,17 +347,6 @@ class FinalRound:
     def _cost_or_infinity(self, measured: Trial | TrialResult) -> float:
         cost = self._brief.compute_cost(measured)
         return math.inf if cost is None else cost
-
-    async def _reinstate_winner(self, best: Trial) -> None:
-        """Make a decided trial the winner again if it is not: an edit was undone."""
-        seated = self._find_incumbent()
-        if seated is None or not await self._is_admitted(seated.config):
-            publish_winner(self._publish, self._brief.kernel, await self._make_winner(best), self._brief.job.id)
-
-    async def _make_winner(self, best: Trial) -> Winner:
-        brief = self._brief
-        await brief.admission.store_verdict(brief.kernel, brief.problem, best.config)
-        return await self._store.decide_winner(best.id, objective=brief.objective)
 
     def _find_incumbent(self) -> Winner | None:
         """Return the present winner, if it is of this very context."""
@@ -392,13 +361,7 @@ class FinalRound:
         """Return the best trials whose configs the space still holds, with the incumbent and the default."""
         brief = self._brief
         best = await load_admitted_trials(
-            self._store,
-            brief.admission,
-            brief.kernel,
-            brief.problem,
-            brief.context,
-            brief.objective,
-            brief.preset.finalists * MOST_TIMES,
+            self._store, brief.admission, brief.present_key, brief.preset.finalists * MOST_TIMES
         )
         best = [trial for trial in best if brief.compute_cost(trial) is not None]
         ranges = [_estimate_range(trial, self._cost_or_infinity(trial), by_energy=brief.needs_energy) for trial in best]

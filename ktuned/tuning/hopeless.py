@@ -14,7 +14,7 @@ A config that was measured, or given up as too slow, ends the suspicion for good
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, Scalar
 
@@ -47,15 +47,16 @@ _Values = dict[str, set[Scalar]]
 
 
 class Hopelessness:
-    """Decides from the outcomes of a job's configs whether to go on.
+    """Decides from the outcomes of a job's configs whether to go on; if not, it calls ``on_given_up``.
 
     ``reason`` says why not, for people; it is empty while there is hope. With ``keeps_going`` there always is.
     ``is_proven`` says that another job on the space would end in the same way, whatever its budget and preset: probes
     from all over it failed, or it was exhausted.
     """
 
-    def __init__(self, *, keeps_going: bool = False) -> None:
+    def __init__(self, *, keeps_going: bool = False, on_given_up: Callable[[], object] = lambda: None) -> None:
         self.reason = ""
+        self._on_given_up = on_given_up
         self.is_proven = False
         self._covers_space = False
         self._is_open = not keeps_going
@@ -70,8 +71,9 @@ class Hopelessness:
         return self._is_open and self._suspect is not None and not self._has_probed
 
     def give_job_up(self, reason: str) -> None:
-        """Give the job up for a reason other than its configs' outcomes."""
+        """Give the job up, for a reason that may be another one than its configs' outcomes."""
         self.reason, self._is_open = self.reason or reason, False
+        self._on_given_up()
 
     def record_proposed(self, configs: Iterable[Config], *, are_probes: bool = False) -> None:
         """Take note of configs that are about to be tried."""
@@ -111,9 +113,8 @@ class Hopelessness:
             if count < _count_enough(outcome, symptom):
                 continue
             if all(len(known) < 2 or len(values.get(knob, ())) > 1 for knob, known in self._proposed.items()):
-                self._is_open = False
                 self.is_proven = self._covers_space
-                self.reason = (
+                self.give_job_up(
                     f"stopped: {count} configs failed alike and none could be measured "
                     f"(`--keep-going` tries the others, too); "
                     f"{outcome}: {said or symptom}"

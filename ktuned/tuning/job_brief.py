@@ -7,7 +7,7 @@ alone: what a config costs, what identifies an artifact and a measurement, which
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,12 +44,30 @@ from ktuned.model import (
     is_exact,
     strip_numerics,
 )
+from ktuned.sharing import Candidate
 from ktuned.tuning.anchor import Anchor
-from ktuned.tuning.shared_lead import SharedConfigs
 from ktuned.tuning.trial_machine import TrialMachine
 
 _COMPILED_IN = frozenset({"defines", "flags", "library", "source", "cache_key", "globals_read"})
 """Fields of Builds that decide an artifact's bytes, but nothing about how it is called."""
+
+
+class PresentKey(msgspec.Struct, frozen=True):
+    """A winner key as everything is now: the kernel, the whole problem, the context of a measurement, the objective."""
+
+    kernel: KernelInfo
+    problem: Problem
+    context: Context
+    objective: Objective
+
+    @property
+    def winner_key(self) -> WinnerKey:
+        """The key by which the store has the winner."""
+        return self.context.key_for(self.objective)
+
+
+FindShared = Callable[[PresentKey], Awaitable[Candidate | None]]
+"""Returns the best config that others have found in a key's context; takes bounded time, and raises nothing."""
 
 
 class Compiler(msgspec.Struct, frozen=True):
@@ -72,7 +90,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         portfolio: Returns the configs of the kernel's portfolio for this problem, if there is one.
         captured: The digest of the inputs that an application has handed over for the problem, or empty.
         toolchain: The files by which the context's toolchain is known, as seen on this machine.
-        shared: Asked for what others have found, if that may be used.
+        find_shared: Asked for what others have found, if that may be used.
         compilers: The machines that have the context's toolchain, this one first.
         anchor: Where numerics are exact; it is then the kernel's default, and ``declared_default`` is the file's own.
     """
@@ -96,7 +114,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     absence: str = ""
     captured: str = ""
     toolchain: Mapping[str, str] = msgspec.field(default_factory=dict)
-    shared: SharedConfigs | None = None
+    find_shared: FindShared | None = None
     compilers: tuple[Compiler, ...] = ()
     anchor: Anchor | None = None
     declared_default: Config | None = None
@@ -146,9 +164,14 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         return self.job.objective
 
     @property
+    def present_key(self) -> PresentKey:
+        """The key of the winner that the job looks for, with all that decides it."""
+        return PresentKey(self.kernel, self.problem, self.context, self.objective)
+
+    @property
     def key(self) -> WinnerKey:
         """The key of the winner that the job looks for."""
-        return self.context.key_for(self.objective)
+        return self.present_key.winner_key
 
     @property
     def needs_energy(self) -> bool:

@@ -52,6 +52,7 @@ from ktuned.tuning.deadlines import shorten_for_trial
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.prior_results import PriorResults
 from ktuned.tuning.reference import Reference
+from ktuned.tuning.stages import receive_waiting
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
 from ktuned.tuning.trial_machine import (
     ArtifactGone,
@@ -219,28 +220,21 @@ class MeasureStage:
                 yield
                 return
 
-    async def open_lane(self, lane: Lane, seed: int = 0) -> None:
-        """Open the problem on a held lane, with the inputs of ``seed``; wait while all lanes are sick.
+    async def open_lane(self, lane: Lane, seed: int = 0, *, is_early: bool = False) -> None:
+        """Open the problem on a held lane, with the inputs of ``seed``.
+
+        While all lanes are sick this waits, unless there is nothing to measure yet (``is_early``).
 
         Raises:
             CannotOpen: The problem's data cannot be made.
             ReferenceUnusable: The :attr:`reference` must be replaced.
-            LaneSick: Its device does not work, but another lane's does.
+            LaneSick: Its device does not work, but another lane's does, or it is early.
         """
         has_stand_in = bool(self._find_other_lanes(lane))
-        bench, deadlines = self.find_bench(lane, seed), self.brief.deadlines
-        await lane.open_problem(bench, deadlines, waits=not has_stand_in, has_stand_in=has_stand_in)
-
-    async def open_lane_early(self, lane: Lane) -> None:
-        """Open the problem on a held lane before there is anything to measure; leave a sick lane alone.
-
-        Raises:
-            CannotOpen: The problem's data cannot be made.
-            ReferenceUnusable: The :attr:`reference` must be replaced.
-        """
-        with suppress(LaneSick):
-            has_stand_in = bool(self._find_other_lanes(lane))
-            await lane.open_problem(self.find_bench(lane), self.brief.deadlines, waits=False, has_stand_in=has_stand_in)
+        waits = not has_stand_in and not is_early
+        await lane.open_problem(
+            self.find_bench(lane, seed), self.brief.deadlines, waits=waits, has_stand_in=has_stand_in
+        )
 
     def find_lane_facts(self, lane: Lane) -> LaneFacts:
         """Return what the trial machine must know about a lane."""
@@ -445,11 +439,7 @@ class _LaneTurn:
 
         async def take_in_arrived() -> None:
             async for first in receive:
-                arrived = [first]
-                with suppress(anyio.WouldBlock, anyio.EndOfStream):
-                    while True:
-                        arrived.append(receive.receive_nowait())
-                await self._take_in_measurements(arrived, facts, clock)
+                await self._take_in_measurements(receive_waiting(first, receive), facts, clock)
 
         def on_item(measured: replies.Measurement) -> None:
             # A worker that reports more than it was asked for: user code may write to pipes that it did not open.

@@ -20,7 +20,7 @@ may be what failed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from time import time
 
@@ -90,7 +90,7 @@ class Outcomes:
         self._publish = publish
         self._pace = pace
         self.given_up = anyio.Event()
-        self.hopelessness = Hopelessness(keeps_going=brief.job.plan.keep_going)
+        self.hopelessness = Hopelessness(keeps_going=brief.job.plan.keep_going, on_given_up=self.given_up.set)
         self._findings = Findings()
         self._dissent = Dissent(brief.kernel.default)
         self.final_fault = ""
@@ -168,7 +168,6 @@ class Outcomes:
         assert anchor is not None
         if anchor.fault:
             self.hopelessness.give_job_up(anchor.fault)
-            self._give_up_if_hopeless()
             return
         self._compared_with = anchor.bits
         if chosen is not None:
@@ -195,20 +194,6 @@ class Outcomes:
         self.progress.add_cost("reused", 1)
         self._findings.record_result(known.config, known.detail)
         self._count_outcome(known)
-
-    def record_proposed(self, configs: Iterable[Config], *, are_probes: bool) -> None:
-        """Take note of configs that are about to be tried; ``are_probes`` if they are from anywhere in the space."""
-        self.hopelessness.record_proposed(configs, are_probes=are_probes)
-        self._give_up_if_hopeless()
-
-    def record_last_proposed(self, *, is_exhausted: bool) -> None:
-        """Take note that no more configs will be tried; ``is_exhausted`` if there are none."""
-        self.hopelessness.record_last_proposed(is_exhausted=is_exhausted)
-        self._give_up_if_hopeless()
-
-    def _give_up_if_hopeless(self) -> None:
-        if self.hopelessness.reason:
-            self.given_up.set()
 
     def take_tried(self) -> list[requests.TriedConfig]:
         """Return what was tried since the last call."""
@@ -324,7 +309,6 @@ class Outcomes:
         self.hopelessness.record_outcome(
             config, Outcome.MEASURED if is_disputed else outcome, trial.message, trial.detail.phase
         )
-        self._give_up_if_hopeless()
         self.lead.record_trial(trial)
         self.summary.record_best(self.progress.done, self.progress.best)
         doubt = trial.doubt(by_energy=self._brief.needs_energy)
@@ -382,9 +366,9 @@ class Outcomes:
     async def _find_shared_lead(self) -> SharedLead:
         """Ask what others have found in this context, where the job may use that."""
         brief, plan = self._brief, self._brief.job.plan
-        if brief.shared is None or brief.kernel.batch_invariant or plan.no_share or plan.configs or plan.again:
+        if brief.find_shared is None or brief.kernel.batch_invariant or plan.no_share or plan.configs or plan.again:
             return SharedLead(objective=brief.objective)
-        candidate = await brief.shared.find_best(brief.kernel, brief.context, brief.objective)
+        candidate = await brief.find_shared(brief.present_key)
         served = [*self.opening.served, *([] if brief.kernel.default is None else [brief.kernel.default])]
         # If the context has a winner already, the job was asked to find a better one, and must search.
         return SharedLead(candidate, served, objective=brief.objective, is_decisive=not self._has_winner)
@@ -397,14 +381,7 @@ class Outcomes:
         """Make the best known config of this context the winner, unless it has one that is still admitted."""
         brief = self._brief
         winner = await restore_winner(
-            self._store,
-            brief.admission,
-            brief.kernel,
-            brief.problem,
-            brief.context,
-            brief.objective,
-            brief.preset.finalists,
-            decided_only=decided_only,
+            self._store, brief.admission, brief.present_key, brief.preset.finalists, decided_only=decided_only
         )
         if winner is not None:
             await self._announce_winner(winner)

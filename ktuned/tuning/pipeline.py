@@ -9,8 +9,8 @@
 ==============================  =======================================================================================
 task                            what it does
 ==============================  =======================================================================================
-``_ask_for_configs``, one       asks the strategy, counts configs with a known outcome, enters the others as trials
-``_compile_groups``, several    compiles configs of the first channel, and passes those with an artifact on
+``_propose_configs``, one       asks the strategy, counts configs with a known outcome, enters the others as trials
+the compile stage's, by slot    compiles configs of the first channel, and passes those with an artifact on
 ``_measure_on_lane``, by lane   waits until the job may measure, then measures a batch of the second channel
 ``_end_job_early``, one         ends the trials when the job's time is up or it is hopeless
 ``_open_lane_early``, by lane   has the lane ready by the time that there is something to measure
@@ -40,7 +40,7 @@ from time import monotonic
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from ktuned.fleet import COURTESY_S, Fleet, Lane, ReferenceUnusable, Worker
+from ktuned.fleet import COURTESY_S, Fleet, Lane, LaneSick, ReferenceUnusable, Worker
 from ktuned.ipc import replies, requests
 from ktuned.model import JobState, Role, Trial, WorkerError, canonical
 from ktuned.protocol import ChannelInfo, PublishEvent
@@ -52,9 +52,9 @@ from ktuned.tuning.batches import (
     BatchSize,
     limit_configs_under_way,
     limit_question_size,
-    limit_share_of_lane,
+    limit_share,
 )
-from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.compile_stage import CompileStage, Enqueue
 from ktuned.tuning.exploration import Explorer, open_space
 from ktuned.tuning.final_round import FinalRound
 from ktuned.tuning.hopeless import PROBES
@@ -62,7 +62,7 @@ from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.outcomes import Outcomes
 from ktuned.tuning.prior_results import PriorResults
-from ktuned.tuning.stages import JobStage, LaneAccess, StageReport
+from ktuned.tuning.stages import JobStage, LaneAccess, StageReport, describe_stream, receive_waiting
 from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.trial_machine import End, NotBuilt, find_ends
 
@@ -116,7 +116,9 @@ class Pipeline:
         self._follows_same_kernel = follows_same_kernel
         self._knows_served = False
         self._refresh_lock = anyio.Lock()
-        self._compiling = CompileStage(brief, fleet, artifacts, on_begun=self._report_last_compiles)
+        self._compiling = CompileStage(
+            brief, fleet, artifacts, on_all_begun=lambda: self._stages.report_stage(JobStage.COMPILING)
+        )
         self._prior = PriorResults(brief, store)
         self._measuring = MeasureStage(brief, self._lanes, self._compiling, artifacts, self._prior)
         self._start_lane: Callable[[Lane], None] | None = None
@@ -124,19 +126,18 @@ class Pipeline:
         self._batch_size = BatchSize(LANE_S)
         self._learns = True
         self._was_offered = False
-        self._has_asked_all = False
         self._has_fresh = anyio.Event()
         self._is_ending = False
-        self._channels: dict[str, MemoryObjectSendStream[Attempt]] = {}
+        self._to_bench: MemoryObjectSendStream[Attempt] | None = None
 
     def describe_channels(self) -> dict[str, ChannelInfo]:
         """Return how full each channel is, and how many configs are ``ahead``: proposed, but without an outcome."""
         most_ahead = self._most_under_way + self._question_size
-        found = {"ahead": ChannelInfo(len(self._outcomes.under_way), most_ahead)}
-        for name, stream in self._channels.items():
-            now = stream.statistics()
-            found[name] = ChannelInfo(now.current_buffer_used, int(now.max_buffer_size))
-        return found
+        return {
+            "ahead": ChannelInfo(len(self._outcomes.under_way), most_ahead),
+            "compile": self._compiling.describe_channel(),
+            "bench": ChannelInfo(0, 0) if self._to_bench is None else describe_stream(self._to_bench),
+        }
 
     @property
     def verdict(self) -> tuple[JobState, str]:
@@ -220,16 +221,21 @@ class Pipeline:
         An early end has two steps, so there are two scopes. ``producing`` holds the strategy and the compiles, and is
         cancelled first. ``tasks`` holds the lanes, too, which have a little longer.
         """
-        slots = self._compiling.slots
-        # These bounds are for the fastest pace; how many configs are asked for follows the pace itself.
-        to_compile, compile_from = anyio.create_memory_object_stream[Attempt](
-            slots * max(self.brief.group_size, MAX_BATCH)
-        )
         # Room for what each lane takes next, and for a whole group, so that its worker can go on with another one.
         to_bench, bench_from = anyio.create_memory_object_stream[Attempt](
             2 * len(self._lanes) * MAX_BATCH + self.brief.group_size + OPENING_AHEAD
         )
-        self._channels = {"compile": to_compile, "bench": to_bench}
+        self._to_bench = to_bench
+
+        async def pass_on(group: Sequence[Attempt], ends: Sequence[End]) -> None:
+            await self._outcomes.record_ends(ends)
+            for attempt in group:
+                if attempt.is_compiled:
+                    await to_bench.send(attempt)
+
+        def lanes_starve() -> bool:
+            return not to_bench.statistics().current_buffer_used
+
         producing = anyio.CancelScope()
         try:
             async with bench_from, anyio.create_task_group() as ending:
@@ -243,14 +249,11 @@ class Pipeline:
                     ending.start_soon(self._end_job_early, producing, tasks.cancel_scope)
                     for lane in self._lanes:
                         start_lane(lane)
-                    with to_compile, compile_from, to_bench, producing:
-                        async with anyio.create_task_group() as producers:
-                            producers.start_soon(self._ask_for_configs, to_compile)
-                            for _ in range(self._compiling.groups):
-                                producers.start_soon(self._compile_groups, compile_from.clone(), to_bench.clone())
-                            # The tasks have clones. The originals would keep the channels open.
-                            for stream in (compile_from, to_bench):
-                                stream.close()
+                    with to_bench, producing:
+                        async with anyio.create_task_group() as stragglers:
+                            stragglers.start_soon(self._end_stragglers)
+                            await self._compiling.run(self._propose_configs, pass_on, lanes_starve)
+                            stragglers.cancel_scope.cancel()
                 ending.cancel_scope.cancel()
         finally:
             self._start_lane = None
@@ -296,10 +299,10 @@ class Pipeline:
             return ASK_AT_ONCE
         return limit_question_size(lanes=len(self._lanes), batch=self._batch_size.next_size)
 
-    async def _ask_for_configs(self, channel: MemoryObjectSendStream[Attempt]) -> None:
-        """Ask the strategy for configs until it has no more, and start each; then deal with the last compiles."""
+    async def _propose_configs(self, enqueue: Enqueue) -> None:
+        """Ask the strategy for configs until it has no more, and start each."""
         plan, outcomes = self.brief.job.plan, self._outcomes
-        async with channel, self._fleet.lend_worker(Role.EXPLORE, self.brief.environment) as worker:
+        async with self._fleet.lend_worker(Role.EXPLORE, self.brief.environment) as worker:
             found, first = await self._open_space(worker)
             explorer = Explorer(worker, found.strategy, self.brief.deadlines)
             asked, remaining_lead, fruitful_at = 0, len(outcomes.lead.configs), monotonic()
@@ -313,9 +316,11 @@ class Pipeline:
                 count = min(self._question_size, plan.trials - asked, remaining_lead or self._question_size)
                 count = min(count, PROBES) if is_probing else count
                 answer = await self._request_proposals(explorer, count, anywhere=is_probing)
-                outcomes.record_proposed([proposal.config for proposal in answer.proposals], are_probes=is_probing)
+                outcomes.hopelessness.record_proposed(
+                    [proposal.config for proposal in answer.proposals], are_probes=is_probing
+                )
                 asked += len(answer.proposals)
-                await self._start_configs(answer.proposals, channel)
+                await self._start_configs(answer.proposals, enqueue)
                 self._was_offered |= answer.finished or asked > first
                 # Stop where no more configs are needed.
                 if answer.finished:
@@ -336,11 +341,7 @@ class Pipeline:
                 if not answer.proposals and outcomes.under_way:
                     await outcomes.await_untaken_outcome()
             self.progress.total = asked
-            outcomes.record_last_proposed(is_exhausted=is_exhausted)
-        self._has_asked_all = True
-        self._report_last_compiles()
-        if self.brief.preset.straggler_times is not None:
-            await self._end_stragglers(self.brief.preset.straggler_times)
+            outcomes.hopelessness.record_last_proposed(is_exhausted=is_exhausted)
 
     async def _open_space(self, worker: Worker) -> tuple[replies.Explored, int]:
         """Open the job's space in a worker; return what it found, and how many configs come before the strategy's own.
@@ -376,22 +377,20 @@ class Pipeline:
             hint="loosen `where`, give a space that yields the valid configs, or name another strategy",
         )
 
-    async def _end_stragglers(self, times: float) -> None:
-        """Once only compiles are left, end those that take many ``times`` as long as the others.
+    async def _end_stragglers(self) -> None:
+        """Once only compiles are left, end those that take the preset's many times as long as the others.
 
         One of a tuner's 85 configs compiled for 18 s, the others for 2 to 9, and somebody waits for the winner. The
         config is not lost: a later job tries it again, and other presets wait for it.
         """
-        while under_way := self._outcomes.under_way:
-            if self.progress.has_measured and self._compiling.running_configs == len(under_way):
+        times = self.brief.preset.straggler_times
+        if times is None:
+            return
+        await self._compiling.has_all.wait()
+        while True:
+            if self.progress.has_measured and self._compiling.running_configs == len(self._outcomes.under_way):
                 self._compiling.end_stragglers(times)
             await anyio.sleep(STRAGGLER_LOOK_S)
-
-    def _report_last_compiles(self) -> None:
-        """Report the stage ``COMPILING`` once no config waits to be compiled."""
-        in_channel = self._channels["compile"].statistics().current_buffer_used
-        if self._has_asked_all and not self._compiling.has_waiting_configs(in_channel):
-            self._stages.report_stage(JobStage.COMPILING)
 
     async def _await_lead_verdict(self) -> bool:
         """Wait for the shared lead's outcomes; return whether they make a search needless."""
@@ -407,9 +406,7 @@ class Pipeline:
         await self.brief.learn_names(answer.observed)
         return answer
 
-    async def _start_configs(
-        self, proposals: Sequence[replies.Proposal], channel: MemoryObjectSendStream[Attempt]
-    ) -> None:
+    async def _start_configs(self, proposals: Sequence[replies.Proposal], enqueue: Enqueue) -> None:
         """Start the new configs; those whose outcome the store knows need neither compiler nor lane."""
         # Leave out configs with a known outcome. One that was measured but lacks a figure is launched for that alone.
         self.brief.admission.note_admitted(
@@ -447,7 +444,7 @@ class Pipeline:
                 await self._outcomes.record_ends(find_ends(self._machine.handle_report(NotBuilt(attempt, proposal))))
         for attempt in attempts:
             if attempt.trial in self._outcomes.under_way:
-                await channel.send(attempt)
+                await enqueue(attempt)
 
     def _make_attempt(self, trial: int, proposal: replies.Proposal, known: Trial | None) -> Attempt:
         unit = requests.UnitRef("", {}) if proposal.build is None else self.brief.make_unit(proposal.build)
@@ -460,19 +457,6 @@ class Pipeline:
             known=known,
             expected_s=self._prior.predict_compile_s(proposal.config),
         )
-
-    async def _compile_groups(
-        self, channel: MemoryObjectReceiveStream[Attempt], onward: MemoryObjectSendStream[Attempt]
-    ) -> None:
-        async with channel, onward:
-            while (first := await self._compiling.take_next_attempt(channel)) is not None:
-                await self._fleet.pace.wait_for_step()
-                lanes_starve = not onward.statistics().current_buffer_used
-                group = self._compiling.collect_group(first, channel, lanes_starve=lanes_starve)
-                await self._outcomes.record_ends(await self._compiling.compile_attempts(group))
-                for attempt in group:
-                    if attempt.is_compiled:
-                        await onward.send(attempt)
 
     async def _await_lanes(self) -> None:
         """Wait until the job may measure; the first time, look again at what is served: others may have measured."""
@@ -505,7 +489,10 @@ class Pipeline:
                 async with lane.hold(self.brief.job.id):
                     began = monotonic()
                     try:
-                        await self._measuring.open_lane_early(lane)
+                        await self._measuring.open_lane(lane, is_early=True)
+                    except LaneSick:
+                        # It is left alone until there is something to measure.
+                        pass
                     except ReferenceUnusable as error:
                         # The next candidate is prepared before there is something to measure.
                         self._measuring.reference.replace_unusable(error)
@@ -535,20 +522,10 @@ class Pipeline:
             async for first in channel:
                 await self._await_lanes()
                 if not self._is_ending:
-                    batch = self._collect_batch(lane, first, channel)
+                    batch = self._collect_batch(first, channel)
                     await self._measuring.measure_batch(lane, batch, lambda: self.progress.best_us, record_ends)
 
-    def _collect_batch(self, lane: Lane, first: Attempt, channel: MemoryObjectReceiveStream[Attempt]) -> list[Attempt]:
+    def _collect_batch(self, first: Attempt, channel: MemoryObjectReceiveStream[Attempt]) -> list[Attempt]:
         """Return ``first`` and a lane's share of the waiting configs: no more than a short batch."""
-        batch = [first]
-        size = limit_share_of_lane(
-            waiting=1 + channel.statistics().current_buffer_used,
-            lanes=len(self._lanes),
-            batch=self._batch_size.next_size,
-        )
-        for _ in range(size - 1):
-            try:
-                batch.append(channel.receive_nowait())
-            except (anyio.WouldBlock, anyio.EndOfStream):
-                break
-        return batch
+        most = limit_share(1 + channel.statistics().current_buffer_used, len(self._lanes))
+        return receive_waiting(first, channel, min(self._batch_size.next_size, most))

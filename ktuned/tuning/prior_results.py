@@ -23,13 +23,10 @@ from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
     Config,
-    Context,
     EarlierSearch,
-    KernelInfo,
     KnownConfig,
     Objective,
     Outcome,
-    Problem,
     Trial,
     TrialResult,
     Winner,
@@ -39,7 +36,7 @@ from ktuned.model import (
     sort_by_similarity,
 )
 from ktuned.store import Store
-from ktuned.tuning.job_brief import JobBrief
+from ktuned.tuning.job_brief import JobBrief, PresentKey
 from ktuned.tuning.trial_order import TrialOrder, choose_near_configs, order_by_compile_time, order_configs
 
 RECENT_CONTEXTS = 4
@@ -105,23 +102,20 @@ _ADDED = ("energy_low", "energy_high", "bits", "row_bits", "same_bits", "nondete
 async def load_admitted_trials(
     store: Store,
     admission: Admission,
-    kernel: KernelInfo,
-    problem: Problem,
-    context: Context,
-    objective: Objective,
+    key: PresentKey,
     limit: int,
     is_wanted: Callable[[Trial], bool] = lambda trial: True,
 ) -> list[Trial]:
-    """Return the best measured trials of a context whose configs the kernel's present space still holds.
+    """Return the best measured trials of a key's context whose configs the kernel's present space still holds.
 
     Raises:
         WorkerError: The space could not be asked.
     """
     many = max(MANY_TRIALS, limit)
     while True:
-        measured = store.best_trials(context, many, objective=objective)
+        measured = store.best_trials(key.context, many, objective=key.objective)
         wanted = [trial for trial in measured if is_wanted(trial)]
-        verdicts = await admission.check_configs(kernel, problem, [trial.config for trial in wanted])
+        verdicts = await admission.check_configs(key.kernel, key.problem, [trial.config for trial in wanted])
         found = [trial for trial, is_admitted in zip(wanted, verdicts, strict=True) if is_admitted]
         if len(found) >= limit or len(measured) < many:
             return found[:limit]
@@ -129,17 +123,9 @@ async def load_admitted_trials(
 
 
 async def restore_winner(
-    store: Store,
-    admission: Admission,
-    kernel: KernelInfo,
-    problem: Problem,
-    context: Context,
-    objective: Objective,
-    finalists: int,
-    *,
-    decided_only: bool = False,
+    store: Store, admission: Admission, key: PresentKey, finalists: int, *, decided_only: bool = False
 ) -> Winner | None:
-    """Make the best known trial of a context its winner, unless it has a winner that the space still holds.
+    """Make the best known trial of a key's context its winner, unless it has a winner that the space still holds.
 
     That is needed after an undone edit, which brings an old context back, and after an edit of the space that removed
     the winner's config. With ``decided_only`` the trial must have been in a final round: the first figure of a context
@@ -151,20 +137,18 @@ async def restore_winner(
     Raises:
         WorkerError: The space could not be asked.
     """
-    seated = store.get_winner(context.key_for(objective))
-    if seated is not None and seated.context == context:
-        (is_admitted,) = await admission.check_configs(kernel, problem, [seated.config])
+    seated = store.get_winner(key.winner_key)
+    if seated is not None and seated.context == key.context:
+        (is_admitted,) = await admission.check_configs(key.kernel, key.problem, [seated.config])
         if is_admitted:
             return None
-    best = find_last_winner(
-        await load_admitted_trials(store, admission, kernel, problem, context, objective, finalists), objective
-    )
+    best = find_last_winner(await load_admitted_trials(store, admission, key, finalists), key.objective)
     if best is None:
         return None
-    is_final = best.detail.count_rounds(by_energy=kernel.needs_energy(objective)) > 0
+    is_final = best.detail.count_rounds(by_energy=key.kernel.needs_energy(key.objective)) > 0
     if decided_only and not is_final:
         return None
-    return await store.decide_winner(best.id, objective=objective, is_final=is_final)
+    return await store.decide_winner(best.id, objective=key.objective, is_final=is_final)
 
 
 def load_earlier_searches(store: Store, winners: Sequence[Winner], objective: Objective) -> tuple[EarlierSearch, ...]:

@@ -7,12 +7,9 @@ search, and its final round is among these few. If it is not, it was the first c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 from ktuned.model import (
     Config,
-    Context,
-    KernelInfo,
     Objective,
     Outcome,
     Trial,
@@ -22,13 +19,6 @@ from ktuned.model import (
     unit_of,
 )
 from ktuned.sharing import Candidate, cost_holds
-
-
-class SharedConfigs(Protocol):
-    """Winners that other daemons have found."""
-
-    async def find_best(self, kernel: KernelInfo, context: Context, objective: Objective) -> Candidate | None:
-        """Return the best config that others have found in a context; takes bounded time, and raises nothing."""
 
 
 class SharedLead:

@@ -1,4 +1,4 @@
-"""The stages of a running job, and its access to the lanes of its device model. Decides nothing.
+"""The stages of a running job, the channels between them, and its access to the lanes. Decides nothing.
 
 Jobs overlap so that slots and lanes always have work: while one job measures, the next ones explore and compile. The
 job machine decides which job has the lanes. A pipeline reports its stage, and waits for its access before each batch.
@@ -7,10 +7,17 @@ job machine decides which job has the lanes. A pipeline reports its stage, and w
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
 from time import monotonic
+from typing import Any, TypeVar
 
 import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from ktuned.protocol import ChannelInfo
+
+T = TypeVar("T")
 
 
 class JobStage(IntEnum):
@@ -27,6 +34,21 @@ class JobStage(IntEnum):
 
     DECIDING = 3
     """Its finalists compete, and keep the lanes to themselves."""
+
+
+def describe_stream(stream: MemoryObjectSendStream[Any]) -> ChannelInfo:
+    """Return how full a channel is."""
+    now = stream.statistics()
+    return ChannelInfo(now.current_buffer_used, int(now.max_buffer_size))
+
+
+def receive_waiting(first: T, channel: MemoryObjectReceiveStream[T], most: int | None = None) -> list[T]:
+    """Return what was received ``first`` with all that waits in its channel, or with so much that it is ``most``."""
+    received = [first]
+    with suppress(anyio.WouldBlock, anyio.EndOfStream):
+        while most is None or len(received) < most:
+            received.append(channel.receive_nowait())
+    return received
 
 
 class StageReport:

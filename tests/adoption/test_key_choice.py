@@ -11,7 +11,7 @@ def choose_all(choice: KeyChoice, loss: float) -> list[Problem]:
     chosen: list[Problem] = []
     while True:
         for problem in choice.unlearned:
-            choice.record_tuning(problem)
+            choice.selection.record_tuning(problem)
             choice.record_loss(problem, loss)
         if (key := choice.choose_next()) is None:
             return chosen
@@ -41,11 +41,11 @@ def test_a_key_under_way_serves_no_other_and_is_chosen_once() -> None:
     chosen = choice.choose_next()
     assert chosen is not None
     other = {"length": 130_000 - chosen.problem["length"]}  # type: ignore[operator]
-    assert choice.find_nearest_tuned(other) == {"length": 1024}
+    assert choice.selection.find_nearest_tuned(other) == {"length": 1024}
     assert not choice.is_waiting(chosen.problem)
     assert chosen.problem in choice.unlearned
-    choice.record_tuning(chosen.problem)
-    assert choice.find_nearest_tuned(other) == chosen.problem
+    choice.selection.record_tuning(chosen.problem)
+    assert choice.selection.find_nearest_tuned(other) == chosen.problem
 
 
 def test_a_loss_that_is_not_known_teaches_nothing() -> None:
@@ -53,4 +53,4 @@ def test_a_loss_that_is_not_known_teaches_nothing() -> None:
     choice = KeyChoice([{"length": 64}])
     choice.record_loss({"length": 64}, None)
     assert choice.unlearned == []
-    assert choice.find_nearest_tuned({"length": 65}) == {"length": 64}
+    assert choice.selection.find_nearest_tuned({"length": 65}) == {"length": 64}

@@ -43,8 +43,8 @@ def tune_chosen(measured: Latencies) -> KeyChoice:
         choice.take_in_key({"length": length}, "a call")
     while True:
         for problem in choice.unlearned:
-            choice.record_tuning(problem)
-            neighbour, own = choice.find_neighbour(problem), measured[int(problem["length"])]
+            choice.selection.record_tuning(problem)
+            neighbour, own = choice.selection.find_neighbour(problem), measured[int(problem["length"])]
             theirs = None if neighbour is None else find_best(measured[int(neighbour["length"])])
             choice.record_loss(problem, None if theirs is None else own[theirs] / own[find_best(own)] - 1.0)
         if choice.choose_next() is None:
@@ -65,7 +65,7 @@ def test_a_step_over_500_lengths_is_within_3_percent_of_having_tuned_them_all() 
     measured, taken = load_latencies()
     assert len(measured) == 500
     choice = tune_chosen(measured)
-    launches = choice.sum_launches_nearby()
+    launches = choice.selection.sum_weights_nearby()
     tuned: list[Problem] = [json.loads(text) for text in launches]
     assert len(tuned) <= MAX_TUNED
     rows = tuple(measured[int(problem["length"])] for problem in tuned)
@@ -73,7 +73,7 @@ def test_a_step_over_500_lengths_is_within_3_percent_of_having_tuned_them_all() 
     portfolio = fit_portfolio(Matrix(tuple(tuned), weights, rows), PORTFOLIO_CONFIGS, 0.01)
     served = {length: portfolio.find_leaf({"length": length}).config for length in measured}
     nearest = {
-        length: find_best(measured[int((choice.find_nearest_tuned({"length": length}) or {})["length"])])
+        length: find_best(measured[int((choice.selection.find_nearest_tuned({"length": length}) or {})["length"])])
         for length in measured
     }
     assert lose_step(served, taken) < 0.03

@@ -16,7 +16,6 @@ from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
 from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_requests import TuningRequest
-from ktuned.scheduling.root_moves import RootMoves
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 from tests.fleet.playing import until
 
@@ -25,8 +24,8 @@ DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, seconds=
 
 def test_a_wish_overrides_only_what_it_names() -> None:
     """What is not wished for stays as the kernel file has it; nought is a wish."""
-    assert TuningRequest().plan_for(DECLARED) == DECLARED
-    wished = TuningRequest(preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0).plan_for(DECLARED)
+    assert TuningRequest().apply_to_plan(DECLARED) == DECLARED
+    wished = TuningRequest(preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0).apply_to_plan(DECLARED)
     assert wished == replace(DECLARED, preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0)
 
 
@@ -43,7 +42,7 @@ def test_a_wish_overrides_only_what_it_names() -> None:
 def test_a_wish_that_cannot_be_followed_names_its_field(wish: TuningRequest, words: str) -> None:
     """The error says which, and what would do."""
     with pytest.raises(UsageError, match=words) as refused:
-        wish.plan_for(DECLARED)
+        wish.apply_to_plan(DECLARED)
     assert refused.value.hint
 
 
@@ -56,7 +55,7 @@ def limited(parts: Parts, directories: int) -> Intake:
         store=parts.store,
         requests=parts.requests,
         renewal=parts.renewal,
-        moves=RootMoves(catalog=parts.catalog, store=parts.store, configured=set, drop=parts.renewal.drop_roots),
+        gone_roots=parts.daemon.gone_roots,
         max_directories=directories,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,6 @@ from ktuned.protocol import JobQueued
 from ktuned.scheduling.job_events import (
     Advanced,
     Arrived,
-    Attended,
     BeginAgainAsked,
     CancelAsked,
     Close,
@@ -31,12 +31,9 @@ from ktuned.scheduling.job_events import (
     Inspected,
     Instruction,
     Joined,
-    Left,
     PauseAsked,
-    PausesChanged,
     Publish,
     Record,
-    Refused,
     ResumeAsked,
     Reviewed,
     Start,
@@ -68,12 +65,20 @@ def job(number: int = 1, **changes: Any) -> Job:
     return replace(base, **changes)
 
 
-def machine(*events: Event, **options: Any) -> JobMachine:
-    """Return a machine that has taken some events."""
+def machine(*events: Event | Callable[[JobMachine], None], **options: Any) -> JobMachine:
+    """Return a machine that has taken some events; a function tells its queue something in between."""
     made = JobMachine(clock=lambda: 1000.0, now=lambda: NOW, **options)
     for event in events:
-        made.handle_event(event)
+        if callable(event):
+            event(made)
+        else:
+            made.handle_event(event)
     return made
+
+
+def paused(*devices: str) -> Callable[[JobMachine], None]:
+    """Return what pauses these device models and no others."""
+    return lambda made: setattr(made.queue, "pauses", {*devices})
 
 
 def summary(instructions: Sequence[Instruction]) -> list[str]:
@@ -95,12 +100,12 @@ ARRIVED = Arrived(job())
 STARTED = (ARRIVED, Reviewed())
 STARTS = ["Start 1", "GrantLanes 1"]
 
-PLACES: dict[str, tuple[Event, ...]] = {
+PLACES: dict[str, tuple[Event | Callable[[JobMachine], None], ...]] = {
     "unknown": (),
     "waiting": (ARRIVED,),
     "paused": (ARRIVED, PauseAsked(1)),
     "running": STARTED,
-    "yielding": (*STARTED, PausesChanged({"x"}), Reviewed(), PausesChanged(())),
+    "yielding": (*STARTED, paused("x"), Reviewed(), paused()),
     "pausing": (*STARTED, PauseAsked(1)),
     "cancelling": (*STARTED, CancelAsked(1)),
 }
@@ -109,7 +114,6 @@ PLACES: dict[str, tuple[Event, ...]] = {
 ASKED: dict[str, Callable[[], Event]] = {
     "join": lambda: Joined(1, Priority.ASKED, "looked up"),
     "tune": lambda: Joined(1, Priority.REQUESTED, "asked for", Plan(trials=10**6)),
-    "refuse": lambda: Refused(1, "no device"),
     "again": lambda: BeginAgainAsked(1, "changed"),
     "cancel": lambda: CancelAsked(1),
     "pause": lambda: PauseAsked(1),
@@ -134,7 +138,6 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
     "waiting": {
         "join": [],
         "tune": ["Record 1"],
-        "refuse": ["Close 1"],
         "again": [],
         "cancel": ["Close 1"],
         "pause": _PAUSED,
@@ -206,9 +209,9 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
 
 def seen(made: JobMachine) -> Any:
     """Return all that can be seen of a machine."""
-    lives = {number: (life.place, tuple(life.story)) for number, life in made._lives.items()}
-    known = made.running, dict(made._stages), dict(made._holders), dict(made._decides_at), list(made.queue)
-    return lives, known, made.stalled, dict(made._kills), dict(made._stop_reasons)
+    lives = [(life.job, life.place, tuple(life.story), life.kills, life.changes) for life in made._lives.values()]
+    runs = [copy(run) for run in made._runs.values()]
+    return lives, runs, dict(made._holders), list(made.queue), made.stalled
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -261,9 +264,9 @@ def test_a_running_job_makes_way_for_a_pause_and_a_policy() -> None:
     (waiting,) = made.queue
     assert waiting.message == "made way: the machine is used"
     refusals["why"] = ""
-    made.handle_event(PausesChanged({EVERYTHING}))
+    made.queue.pauses = {EVERYTHING}
     assert made.handle_event(Reviewed()) == []
-    made.handle_event(PausesChanged(()))
+    made.queue.pauses = set()
     assert summary(made.handle_event(Reviewed())) == STARTS
 
 
@@ -364,9 +367,11 @@ def test_what_the_last_daemon_left_is_taken_up_once() -> None:
 
 def test_a_client_that_waits_lifts_its_job() -> None:
     """The job makes the other yield, until the client leaves."""
-    made = machine(Arrived(job(1)), Reviewed(), Arrived(job(2)), Attended("me", [2]), Left("me"))
+    made = machine(Arrived(job(1)), Reviewed(), Arrived(job(2)))
+    made.queue.add_waiter("me", [2])
+    made.queue.remove_waiter("me")
     assert made.handle_event(Reviewed()) == []
-    made.handle_event(Attended("me", [2]))
+    made.queue.add_waiter("me", [2])
     assert summary(made.handle_event(Reviewed())) == ["Stop 1"]
 
 
@@ -387,7 +392,7 @@ def test_the_next_job_starts_while_one_measures() -> None:
     assert made.handle_event(Reviewed()) == []
     made.handle_event(Advanced(2, JobStage.COMPILING))
     assert summary(made.handle_event(Reviewed())) == ["Start 3"]
-    assert made.lane_holder("x") == made.running[0]
+    assert made.find_lane_holder("x") == made.running[0]
     made.handle_event(Ended(made.running[0], Ending.DONE))
     assert summary(made.handle_event(Reviewed())) == ["GrantLanes 2"]
 
@@ -443,7 +448,7 @@ def test_only_so_many_jobs_run_at_once() -> None:
     """The next one waits until one has ended."""
     numbers = range(1, MOST_RUNNING + 2)
     made = machine(*(Arrived(job(number)) for number in numbers), *compiling(*numbers[:-1]))
-    assert [one.id for one in made.running_on("x")] == list(numbers[:-1])
+    assert [one.id for one in made.list_running_on("x")] == list(numbers[:-1])
     assert made.handle_event(Reviewed()) == []
     made.handle_event(Ended(made.running[3], Ending.DONE))
     assert summary(made.handle_event(Reviewed())) == [f"Start {numbers[-1]}"]
@@ -461,7 +466,7 @@ def test_jobs_that_do_the_same_work_run_one_after_the_other() -> None:
     )
     assert summary(made.handle_event(Reviewed())) == ["Start 4"]
     made.handle_event(Advanced(4, JobStage.COMPILING))
-    made.handle_event(Attended("me", [2]))
+    made.queue.add_waiter("me", [2])
     assert summary(made.handle_event(Reviewed())) == ["Stop 1", "Stop 4"]
     made.handle_event(Ended(made.running[1], Ending.STOPPED))
     assert made.handle_event(Reviewed()) == []
@@ -478,21 +483,22 @@ def test_a_higher_rank_stops_all_jobs_that_it_outranks() -> None:
     for running in made.running[1:]:
         made.handle_event(Ended(running, Ending.STOPPED))
     assert summary(made.handle_event(Reviewed())) == ["Start 4"]
-    assert made.lane_holder("x") == made.running[0]
+    assert made.find_lane_holder("x") == made.running[0]
 
 
 def test_the_lanes_go_to_the_highest_rank_but_not_away_from_finalists() -> None:
     """A client that waits for a job gives it the lanes; an equal does not take them back."""
-    made = machine(Arrived(job(1)), Arrived(job(2)), Arrived(job(3)), *compiling(1, 2, 3), Attended("me", [3]))
+    made = machine(Arrived(job(1)), Arrived(job(2)), Arrived(job(3)), *compiling(1, 2, 3))
+    made.queue.add_waiter("me", [3])
     assert summary(made.handle_event(Reviewed())) == ["GrantLanes 3"]
-    made.handle_event(Left("me"))
+    made.queue.remove_waiter("me")
     assert made.handle_event(Reviewed()) == []
     assert measured(made, 3) == ["GrantLanes 1"]
-    made.handle_event(Attended("me", [3]))
+    made.queue.add_waiter("me", [3])
     assert summary(made.handle_event(Reviewed())) == ["GrantLanes 3"]
     made.handle_event(Advanced(3, JobStage.DECIDING))
-    made.handle_event(Left("me"))
-    made.handle_event(Attended("me", [2]))
+    made.queue.remove_waiter("me")
+    made.queue.add_waiter("me", [2])
     assert made.handle_event(Reviewed()) == []
     made.handle_event(Ended(made.running[2], Ending.DONE))
     assert summary(made.handle_event(Reviewed())) == ["GrantLanes 2"]
@@ -515,11 +521,11 @@ def test_a_job_that_cannot_be_prepared_leaves_the_lanes() -> None:
 def test_slots_go_to_the_job_that_measures_sooner() -> None:
     """Of equals: the one that has the lanes, then in the order of their starts; of two devices neither is the first."""
     made = machine(*(Arrived(job(number)) for number in (1, 2, 3)), Arrived(job(4, device="y")), *compiling(1, 2, 3, 4))
-    assert [made.slot_rank(number) for number in (1, 2, 3, 4, 99)] == [200, 199, 198, 200, 0]
-    made.handle_event(Attended("me", [3]))
+    assert [made.find_slot_rank(number) for number in (1, 2, 3, 4, 99)] == [200, 199, 198, 200, 0]
+    made.queue.add_waiter("me", [3])
     made.handle_event(Reviewed())
-    made.handle_event(Left("me"))
-    assert [made.slot_rank(number) for number in (1, 2, 3)] == [199, 198, 200]
+    made.queue.remove_waiter("me")
+    assert [made.find_slot_rank(number) for number in (1, 2, 3)] == [199, 198, 200]
 
 
 def test_a_job_that_runs_without_the_lanes_still_waits() -> None:
@@ -529,10 +535,10 @@ def test_a_job_that_runs_without_the_lanes_still_waits() -> None:
     for event in (Arrived(job(1)), Arrived(job(2)), *compiling(1, 2)):
         made.handle_event(event)
     now = AGE_S
-    assert (made.queue.rank_of_job(1), made.queue.rank_of_job(2)) == (200, 300)
+    assert (made.queue.find_rank(1), made.queue.find_rank(2)) == (200, 300)
     assert summary(made.handle_event(Reviewed())) == ["GrantLanes 2"]
     now += TURN_S
-    assert (made.queue.rank_of_job(1), made.queue.rank_of_job(2)) == (200, 200)
+    assert (made.queue.find_rank(1), made.queue.find_rank(2)) == (200, 200)
 
 
 DEVICES = st.sampled_from(["x", "y"])
@@ -561,7 +567,7 @@ class RandomEvents(RuleBasedStateMachine):
         for one in instructions:
             if isinstance(one, Start):
                 assert one.job.id not in self.pipelines
-                beside = [other for other in self.machine.running_on(one.job.device) if other.id != one.job.id]
+                beside = [other for other in self.machine.list_running_on(one.job.device) if other.id != one.job.id]
                 between = (JobStage.COMPILING, JobStage.MEASURED)
                 assert all(self.stages[other.id] in between for other in beside)
                 assert all(self.pipelines[other.id] for other in beside)
@@ -601,17 +607,16 @@ class RandomEvents(RuleBasedStateMachine):
     def begin_again(self, number: int) -> None:
         self.give(BeginAgainAsked(number, "changed"))
 
-    @rule(number=IDS)
-    def refuse(self, number: int) -> None:
-        self.give(Refused(number, "no device"))
-
     @rule(devices=st.sets(st.sampled_from(["x", "y", EVERYTHING]), max_size=1))
     def pause_devices(self, devices: set[str]) -> None:
-        self.give(PausesChanged(devices))
+        self.machine.queue.pauses = devices
 
     @rule(number=IDS, leaves=st.booleans())
     def wait_for(self, number: int, leaves: bool) -> None:
-        self.give(Left(number) if leaves else Attended(number, [number]))
+        if leaves:
+            self.machine.queue.remove_waiter(number)
+        else:
+            self.machine.queue.add_waiter(number, [number])
 
     @rule()
     def review(self) -> None:
@@ -637,7 +642,7 @@ class RandomEvents(RuleBasedStateMachine):
     @rule(data=st.data(), ending=st.sampled_from(Ending), gets_on=st.booleans())
     def end(self, data: st.DataObject, ending: Ending, gets_on: bool) -> None:
         number = data.draw(st.sampled_from(sorted(self.pipelines)))
-        running = self.machine.running_job(number)
+        running = self.machine.find_running_job(number)
         assert running is not None
         if ending is Ending.STOPPED and self.pipelines[number]:
             # A pipeline is stopped only when that was instructed.
@@ -651,9 +656,9 @@ class RandomEvents(RuleBasedStateMachine):
         assert {one.id for one in running} == self.pipelines.keys()
         assert len({one.key for one in running}) == len(running)
         for device in ("x", "y"):
-            here = self.machine.running_on(device)
+            here = self.machine.list_running_on(device)
             assert len(here) <= MOST_RUNNING
-            holder = self.machine.lane_holder(device)
+            holder = self.machine.find_lane_holder(device)
             assert holder is None or holder in here
 
     @invariant()
@@ -661,10 +666,10 @@ class RandomEvents(RuleBasedStateMachine):
         if self.machine.stalled:
             return
         self.give(Reviewed())
-        rank = self.machine.queue.rank_of_job
+        rank = self.machine.queue.find_rank
         for device in ("x", "y"):
-            able = [one for one in self.machine.running_on(device) if self.pipelines[one.id]]
-            holder = self.machine.lane_holder(device)
+            able = [one for one in self.machine.list_running_on(device) if self.pipelines[one.id]]
+            holder = self.machine.find_lane_holder(device)
             assert bool(able) <= (holder in able)
             if holder in able and self.stages[holder.id] < JobStage.MEASURED:
                 assert rank(holder.id) == max(rank(one.id) for one in able)

@@ -30,14 +30,14 @@ def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
     """Another digest, toolchain, driver or space may work; what worked once has not failed."""
     grounds = KnownFailures()
     grounds.record_ending(brief(), JobState.FAILED, "no")
-    assert grounds.failure_message(GROUND, "plan") == "no"
-    assert grounds.failure_message(GROUND, "larger plan") == ""
+    assert grounds.find_message(GROUND, "plan") == "no"
+    assert grounds.find_message(GROUND, "larger plan") == ""
     for part in ("digest", "toolchain", "device_fingerprint", "device", "problem"):
-        assert grounds.failure_message(replace(GROUND, **{part: "another"}), "plan") == ""  # type: ignore[arg-type]
+        assert grounds.find_message(replace(GROUND, **{part: "another"}), "plan") == ""  # type: ignore[arg-type]
     grounds.record_ending(brief(), JobState.CANCELLED, "superseded")
-    assert grounds.failure_message(GROUND, "plan") == "no"
+    assert grounds.find_message(GROUND, "plan") == "no"
     grounds.record_ending(brief(), JobState.DONE, "")
-    assert grounds.failure_message(GROUND, "plan") == ""
+    assert grounds.find_message(GROUND, "plan") == ""
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_job_that_did_not_try_all_proves_nothing(job: Any, counts: bool) -> None
     """A smaller budget, another way or no device leaves configs that may work."""
     grounds = KnownFailures()
     grounds.record_ending(job, JobState.FAILED, "no")
-    assert bool(grounds.failure_message(GROUND, "plan")) is counts
+    assert bool(grounds.find_message(GROUND, "plan")) is counts
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_hopeless_job_proves_it_whatever_its_budget(job: Any, counts: bool) ->
     """It ended because all configs fail alike; of chosen ones that says nothing of the others."""
     grounds = KnownFailures()
     grounds.record_ending(job, JobState.FAILED, "stopped: no", is_hopeless=True)
-    assert bool(grounds.failure_message(GROUND, "plan")) is counts
+    assert bool(grounds.find_message(GROUND, "plan")) is counts
 
 
 def test_failures_are_forgotten_by_kernel_and_for_room() -> None:
@@ -79,9 +79,9 @@ def test_failures_are_forgotten_by_kernel_and_for_room() -> None:
     several = [replace(GROUND, kernel=KernelName(f"project:{name}")) for name in "abc"]
     for ground in several:
         grounds.record_ending(brief(ground), JobState.FAILED, "no")
-    told = [grounds.failure_message(ground, "plan") for ground in several]
+    told = [grounds.find_message(ground, "plan") for ground in several]
     assert told == ["", "no", "no"]
     grounds.forget_failures("project:b")
-    assert [grounds.failure_message(ground, "plan") for ground in several] == ["", "", "no"]
+    assert [grounds.find_message(ground, "plan") for ground in several] == ["", "", "no"]
     grounds.forget_failures()
-    assert [grounds.failure_message(ground, "plan") for ground in several] == ["", "", ""]
+    assert [grounds.find_message(ground, "plan") for ground in several] == ["", "", ""]

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from ktuned.model import KernelInfo, Objective, PortfolioRequest, Priority, UsageError
-from ktuned.portfolio import Branch, Condition, Leaf, Matrix, Portfolio, list_leaves
+from ktuned.portfolio import Matrix, Portfolio, find_border_problems
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.scheduling.portfolios import PortfolioBuild, PortfolioSpec, find_border_problems
+from ktuned.scheduling.portfolio_maker import PortfolioBuild, PortfolioSpec
 from tests.assembled import PATIENCE_S, Parts, assembled
 
 pytestmark = pytest.mark.anyio
@@ -159,26 +159,6 @@ async def test_a_portfolio_of_one_problem_is_refused(parts: Parts) -> None:
     kernel = await parts.inspect(kernel_file())
     with pytest.raises(UsageError, match="configs is 99"):
         PortfolioSpec.from_request(kernel, PortfolioRequest(configs=99))
-
-
-def test_borders_are_whole_numbers_of_one_field() -> None:
-    """Both sides of each, with the other fields of the nearest problem; a product has none."""
-    small, large = Leaf("a", 0.0, 0.0, 2), Leaf("b", 0.0, 0.0, 2)
-    problems = [{"m": 8, "n": 1}, {"m": 60, "n": 2}, {"m": 90, "n": 3}, {"m": 500, "n": 4}]
-    tree = Branch(Condition(("m",), 70), small, Branch(Condition(("m", "n"), 300), large, small))
-    assert find_border_problems(tree, problems) == [{"m": 70, "n": 2}, {"m": 71, "n": 2}]
-    assert len(list(list_leaves(tree))) == 3
-
-
-def test_borders_are_the_nearest_problems_that_can_be_measured_where_not_all_can() -> None:
-    """On either side of each border, also of a product; a side that has none has none."""
-    small, large = Leaf("a", 0.0, 0.0, 2), Leaf("b", 0.0, 0.0, 2)
-    problems = [{"m": 8, "n": 1}, {"m": 60, "n": 2}, {"m": 90, "n": 3}, {"m": 500, "n": 4}]
-    tree = Branch(Condition(("m",), 70), small, Branch(Condition(("m", "n"), 300), large, small))
-    measurable = [{"m": 9, "n": 1}, {"m": 50, "n": 1}, {"m": 80, "n": 3}, {"m": 100, "n": 4}]
-    sides = [{"m": 50, "n": 1}, {"m": 80, "n": 3}, {"m": 100, "n": 4}]
-    assert find_border_problems(tree, problems, measurable) == sides
-    assert find_border_problems(tree, problems, measurable[2:]) == sides[1:]
 
 
 async def test_a_daemon_without_work_makes_nothing(tmp_path: Any) -> None:

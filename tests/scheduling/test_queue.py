@@ -49,8 +49,8 @@ def start(queue: JobQueue, number: int) -> None:
 
 def preempts(queue: JobQueue, running: Job) -> bool:
     """Return whether a waiting job outranks one that runs."""
-    first = queue.next_for(running.device)
-    return first is not None and queue.rank_of_job(first.id) > queue.rank_of_job(running.id)
+    first = queue.choose_next_job(running.device)
+    return first is not None and queue.find_rank(first.id) > queue.find_rank(running.id)
 
 
 def test_important_first_then_oldest() -> None:
@@ -58,7 +58,7 @@ def test_important_first_then_oldest() -> None:
     queue = JobQueue([job(3), job(1, priority=100), job(4, created=3.0), job(2, priority=300), job(5, device="y")])
     assert [one.id for one in queue] == [2, 3, 4, 5, 1]
     order = []
-    while (first := queue.next_for("x")) is not None:
+    while (first := queue.choose_next_job("x")) is not None:
         order.append(first.id)
         queue.remove_job(first.id)
     assert order == [2, 3, 4, 1]
@@ -106,19 +106,19 @@ def test_held_job_waits_until_its_kernel_is_released() -> None:
     """It neither runs nor preempts, and others pass it; it is still found, listed and removable."""
     queue = JobQueue([job(1), job(2, kernel="p:other")])
     queue.hold_job(1)
-    assert queue.next_for("x") == queue.get_job(2)
+    assert queue.choose_next_job("x") == queue.get_job(2)
     assert queue.find_matching_job(job(1).key) is not None
     queue.remove_job(2)
-    assert queue.next_for("x") is None
+    assert queue.choose_next_job("x") is None
     assert not preempts(queue, works(queue, job(3, priority=100)))
     queue.release_kernel("p:other")
-    assert queue.next_for("x") is None
+    assert queue.choose_next_job("x") is None
     queue.release_kernel("p:k")
-    assert queue.next_for("x") == queue.get_job(1)
+    assert queue.choose_next_job("x") == queue.get_job(1)
     queue.hold_job(1)
     queue.remove_job(1)
     queue.add_job(job(1))
-    assert queue.next_for("x") == queue.get_job(1)
+    assert queue.choose_next_job("x") == queue.get_job(1)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_who_waits_lifts_a_job_until_he_leaves() -> None:
     queue.add_waiter("me", [2, 99])
     queue.add_waiter("you", [2])
     assert [one.id for one in queue] == [2, 1, 3]
-    assert (queue.level_of_job(2), queue.count_waiters(2)) == (400, 2)
+    assert (queue.find_level(2), queue.count_waiters(2)) == (400, 2)
     start(queue, 2)
     assert not preempts(queue, job(2))
     queue.remove_waiter("me")
@@ -174,9 +174,9 @@ def test_given_priority_holds_whoever_waits() -> None:
     queue = JobQueue()
     queue.add_job(job(1, priority=100), is_fixed=True)
     queue.add_waiter("me", [1])
-    assert queue.level_of_job(1) == 100
+    assert queue.find_level(1) == 100
     queue.raise_job(job(1, priority=100), 200, "looked up")
-    assert queue.level_of_job(1) == 400
+    assert queue.find_level(1) == 400
 
 
 def test_lookups_order_equals_by_how_many_and_how_recent() -> None:
@@ -202,7 +202,10 @@ def test_what_costs_applications_most_goes_first_among_equals() -> None:
     assert [one.id for one in queue] == [4, 3, 2, 1]
     queue.record_launch_cost(job(2).key, LaunchCost(launches=20, cost_s=4.0))
     assert [one.id for one in queue] == [4, 2, 3, 1]
-    assert (queue.launch_cost(job(3, plan=by_energy).key).launches, queue.launch_cost(job(1).key).launches) == (1000, 0)
+    assert (
+        queue.find_launch_cost(job(3, plan=by_energy).key).launches,
+        queue.find_launch_cost(job(1).key).launches,
+    ) == (1000, 0)
 
 
 def test_only_so_many_uses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +214,7 @@ def test_only_so_many_uses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = JobQueue()
     for number in (1, 2, 1, 3):
         queue.record_launch_cost(job(number).key, LaunchCost(number, 1.0))
-    assert [queue.launch_cost(job(number).key).launches for number in (1, 2, 3)] == [1, 0, 3]
+    assert [queue.find_launch_cost(job(number).key).launches for number in (1, 2, 3)] == [1, 0, 3]
 
 
 def test_pauses_keep_from_running_and_make_no_age() -> None:
@@ -219,27 +222,27 @@ def test_pauses_keep_from_running_and_make_no_age() -> None:
     clock = Clock()
     queue = JobQueue([job(1), job(2, priority=100), job(3, device="y")], clock=clock)
     assert queue.pause_job(1).state is JobState.PAUSED
-    assert [queue.why_not_now(one) for one in queue] == ["", "", "it is paused"]
-    assert queue.next_for("x") == queue.get_job(2)
+    assert [queue.explain_wait(one) for one in queue] == ["", "", "it is paused"]
+    assert queue.choose_next_job("x") == queue.get_job(2)
     clock.now += 10 * AGE_S
     assert queue.resume_job(1).state is JobState.QUEUED
-    assert queue.rank_of_job(1) == 200
+    assert queue.find_rank(1) == 200
     queue.pauses = {"x"}
-    assert (queue.next_for("x"), queue.next_for("y")) == (None, queue.get_job(3))
-    assert queue.why_not_now(job(1)) == "its device is paused"
+    assert (queue.choose_next_job("x"), queue.choose_next_job("y")) == (None, queue.get_job(3))
+    assert queue.explain_wait(job(1)) == "its device is paused"
     queue.pauses = {EVERYTHING}
-    assert queue.next_for("y") is None
-    assert queue.why_not_now(job(3, device="y")) == "all tuning is paused"
+    assert queue.choose_next_job("y") is None
+    assert queue.explain_wait(job(3, device="y")) == "all tuning is paused"
 
 
 def test_refused_jobs_wait_and_are_passed() -> None:
     """What a policy refuses neither runs nor preempts, and says why."""
     queue = JobQueue([job(1), job(2, priority=400)], refuse=lambda one, level: "busy" if level < 400 else "")
-    assert queue.next_for("x") == queue.get_job(2)
+    assert queue.choose_next_job("x") == queue.get_job(2)
     queue.remove_job(2)
-    assert (queue.next_for("x"), queue.why_not_now(job(1))) == (None, "busy")
+    assert (queue.choose_next_job("x"), queue.explain_wait(job(1))) == (None, "busy")
     queue.add_waiter("me", [1])
-    assert queue.next_for("x") == queue.get_job(1)
+    assert queue.choose_next_job("x") == queue.get_job(1)
 
 
 def test_a_turn_that_was_waited_for_is_not_taken_away() -> None:
@@ -249,9 +252,9 @@ def test_a_turn_that_was_waited_for_is_not_taken_away() -> None:
     clock.now += 4 * AGE_S
     waits = job(2, priority=400)
     queue.add_job(waits)
-    first = queue.next_for("x")
+    first = queue.choose_next_job("x")
     assert first is not None
-    assert (first.id, queue.rank_of_job(1)) == (1, 500)
+    assert (first.id, queue.find_rank(1)) == (1, 500)
     start(queue, 1)
     assert not preempts(queue, first)
     clock.now += TURN_S - 1
@@ -259,8 +262,8 @@ def test_a_turn_that_was_waited_for_is_not_taken_away() -> None:
     clock.now += 1
     assert preempts(queue, first)
     queue.add_job(first)
-    assert queue.next_for("x") == waits
-    assert queue.rank_of_job(1) == 100
+    assert queue.choose_next_job("x") == waits
+    assert queue.find_rank(1) == 100
 
 
 def test_a_turn_that_was_cut_short_counts_as_waiting() -> None:
@@ -271,7 +274,7 @@ def test_a_turn_that_was_cut_short_counts_as_waiting() -> None:
     clock.now += TURN_S - 1
     queue.add_job(job(1, priority=100))
     clock.now += AGE_S - TURN_S + 1
-    assert queue.rank_of_job(1) == 200
+    assert queue.find_rank(1) == 200
 
 
 @pytest.mark.parametrize("newcomers", [200, 300, 400, 999])
@@ -298,7 +301,7 @@ def test_nothing_starves(newcomers: int, works_s: float) -> None:
                 queue.forget_job(running.id)
             running = None
         if running is None:
-            running = queue.next_for("x")
+            running = queue.choose_next_job("x")
             assert running is not None
             start(queue, running.id)
             ends = clock.now + (1e9 if running.id == 1 else works_s)
@@ -345,7 +348,7 @@ class QueueMachine(RuleBasedStateMachine):
     def run_next(self, device: str) -> None:
         mine = [one for one in self.model.values() if one.device == device]
         expected = min(mine, key=lambda one: (-one.priority, one.created, one.id), default=None)
-        assert self.queue.next_for(device) == expected
+        assert self.queue.choose_next_job(device) == expected
         if expected is not None:
             self.queue.remove_job(expected.id)
             del self.model[expected.id]

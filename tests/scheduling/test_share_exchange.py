@@ -30,7 +30,7 @@ from ktuned.model.trial import Context
 from ktuned.model.values import Status
 from ktuned.scheduling import shared_winners
 from ktuned.scheduling.job_requests import TuningRequest
-from ktuned.scheduling.shared_winners import StoreUse, WinnerPlace
+from ktuned.scheduling.shared_winners import StoreUse, find_address
 from ktuned.sharing import (
     Found,
     LearnedName,
@@ -41,6 +41,7 @@ from ktuned.sharing import (
     StoredWinner,
     address_of,
 )
+from ktuned.tuning import PresentKey
 from ktuned_team.objects import make_kernel_prefix, read_object, write_object
 from ktuned_team.team_store import TeamStore
 from tests.assembled import PATIENCE_S, Parts, assembled, kernel_text
@@ -101,6 +102,11 @@ def context_of(parts: Parts, kernel: KernelInfo) -> Context:
     """Return the present context of a kernel's problem."""
     device = parts.machine.find_device(parts.environment, "fake", None)
     return parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
+
+
+def key_of(parts: Parts, kernel: KernelInfo) -> PresentKey:
+    """Return the present key of a kernel's problem, by energy."""
+    return PresentKey(kernel, {"n": 64}, context_of(parts, kernel), ENERGY)
 
 
 def publish(
@@ -224,18 +230,18 @@ async def test_damage_is_a_notice_and_no_answer(member: Parts, store: Path, dama
     else:
         changed = {"cut": data[:-7], "changed": data.replace(b"us", b"uz"), "empty": b"", "endless": bytes(10**6)}
         place.write_bytes(changed[damage])
-    winners, context = member.daemon.shared_winners, context_of(member, kernel)
-    assert await winners.find_best(kernel, context, ENERGY) is None
+    winners = member.daemon.shared_winners
+    assert await winners.find_best(key_of(member, kernel)) is None
     (notice,) = winners.notices
     assert "damaged winners, which are left out" in notice
     publish(store, member, kernel, SECOND, 0.03)
-    best = await winners.find_best(kernel, context, ENERGY)
+    best = await winners.find_best(key_of(member, kernel))
     assert (None if best is None else best.config, len(winners.notices)) == (SECOND, 1)
     for one in objects(store):
         if one != place:
             one.unlink()
     place.write_bytes(data)
-    best = await winners.find_best(kernel, context, ENERGY)
+    best = await winners.find_best(key_of(member, kernel))
     assert winners.notices == ([] if damage != "newer" else winners.notices)
     assert best is not None
 
@@ -259,7 +265,7 @@ async def test_another_context_under_this_address_is_no_answer(
     """An object's place is what its writer says: what it holds is compared with the context, field by field."""
     kernel = await member.inspect(KERNEL)
     publish(store, member, kernel, BEST, 0.02, **foreign)
-    assert await member.daemon.shared_winners.find_best(kernel, context_of(member, kernel), ENERGY) is None
+    assert await member.daemon.shared_winners.find_best(key_of(member, kernel)) is None
 
 
 async def test_a_store_that_is_not_there_is_a_notice(member: Parts, store: Path) -> None:
@@ -268,7 +274,7 @@ async def test_a_store_that_is_not_there_is_a_notice(member: Parts, store: Path)
     kernel = await member.inspect(kernel_text())
     await decided(member, kernel)
     winners, exchange = member.daemon.shared_winners, member.daemon.share_exchange
-    assert await member.daemon.shared_winners.find_best(kernel, context_of(member, kernel), ENERGY) is None
+    assert await member.daemon.shared_winners.find_best(key_of(member, kernel)) is None
     with pytest.raises(SharedStoreDown):
         await exchange.publish_all()
     (notice,) = winners.notices
@@ -366,9 +372,7 @@ async def test_a_winner_is_published_when_its_job_ends(
         (stored,) = memory.winners
         assert (dict(stored.winner.config), memory.refusals) == (BEST, 0)
         # A stranger's winner counts as any other's.
-        best = await parts.daemon.shared_winners.find_best(
-            parts.catalog.resolve_kernel("it"), context_of(parts, parts.catalog.resolve_kernel("it")), ENERGY
-        )
+        best = await parts.daemon.shared_winners.find_best(key_of(parts, parts.catalog.resolve_kernel("it")))
         assert (None if best is None else best.config) == BEST
         tasks.cancel_scope.cancel()
 
@@ -376,23 +380,23 @@ async def test_a_winner_is_published_when_its_job_ends(
 async def test_a_store_that_is_wrong_harms_nothing(member: Parts) -> None:
     """One that raises anything is a notice; so is a winner that has no figure, and another one beside it counts."""
     kernel = await member.inspect(KERNEL)
-    place = WinnerPlace(kernel, {"n": 64}, context_of(member, kernel), ENERGY)
+    key = key_of(member, kernel)
     memory = MemoryStore(ShareSettings("memory://"), member.daemon.bridge)
     winners = member.daemon.shared_winners
     winners._opened = lambda settings, bridge: memory
     member.daemon.share_exchange.apply_settings(memory.settings)
-    sound = replace(shared_winner(place.context, BEST, 0.02), names=learned_names(kernel))
-    memory.winners = [StoredWinner(place.address, one, 1.0) for one in (replace(sound, metrics={}), sound)]
-    best = await winners.find_best(kernel, place.context, ENERGY)
+    sound = replace(shared_winner(key.context, BEST, 0.02), names=learned_names(kernel))
+    memory.winners = [StoredWinner(find_address(key), one, 1.0) for one in (replace(sound, metrics={}), sound)]
+    best = await winners.find_best(key)
     assert (None if best is None else best.config) == BEST
     (notice,) = winners.notices
-    assert notice.endswith(f"a winner at {place.address} has no figure by energy")
+    assert notice.endswith(f"a winner at {find_address(key)} has no figure by energy")
 
     async def broken(kernel: str, addresses: Collection[str]) -> Found:
         raise KeyError("its own mistake")
 
     memory.find = broken  # type: ignore[method-assign]
-    assert await winners.find_best(kernel, place.context, ENERGY) is None
+    assert await winners.find_best(key) is None
     assert winners.notices[0] == "the shared store: KeyError: 'its own mistake'; tuning goes on without it"
 
 
@@ -409,7 +413,7 @@ async def test_a_url_that_no_plugin_serves_is_a_notice_with_the_remedy(member: P
     await decided(member, kernel)
     exchange = member.daemon.share_exchange
     exchange.apply_settings(ShareSettings("corp://kernels"))
-    assert await member.daemon.shared_winners.find_best(kernel, context_of(member, kernel), ENERGY) is None
+    assert await member.daemon.shared_winners.find_best(key_of(member, kernel)) is None
     words = "corp://kernels: no plugin that serves corp:// is installed (pip install 'ktuned[team]')"
     assert member.daemon.shared_winners.notices == [f"the shared store: {words}; tuning goes on without it"]
     with pytest.raises(SharedStoreDown, match="no plugin that serves corp://"):
@@ -462,7 +466,7 @@ async def test_learned_names_are_compared_by_content(tmp_path: Path, store: Path
             parts.write(content, "cfg.h")
             kernel = await parts.inspect(KERNEL)
             assert place.parent.name == address_of(context_of(parts, kernel), kernel.learned.values(), ENERGY)
-            best = await parts.daemon.shared_winners.find_best(kernel, context_of(parts, kernel), ENERGY)
+            best = await parts.daemon.shared_winners.find_best(key_of(parts, kernel))
             assert (best is not None) is is_found
             assert ("cfg.h" in parts.catalog.resolve_kernel("it").learned) is is_found
 
@@ -510,7 +514,7 @@ async def test_a_store_that_cannot_be_written_is_read_nevertheless(member: Parts
     with pytest.raises(SharedStoreDown):
         await exchange.publish_all()
     assert winners.pause_s(StoreUse.WRITE) > 0
-    best = await member.daemon.shared_winners.find_best(kernel, context_of(member, kernel), ENERGY)
+    best = await member.daemon.shared_winners.find_best(key_of(member, kernel))
     assert (None if best is None else best.config, winners.pause_s(StoreUse.READ)) == (SECOND, 0.0)
     (notice,) = winners.notices
     assert "Not a directory; tuning goes on without it" in notice
@@ -539,7 +543,7 @@ async def test_others_with_other_headers_hide_nothing(member: Parts, store: Path
     for number in range(6):
         names = (LearnedName(f"absent{number}.h", is_source=True),)
         publish(store, member, kernel, SECOND, 0.01, digest=f"{number}" * 64, names=names)
-    best = await member.daemon.shared_winners.find_best(kernel, context_of(member, kernel), ENERGY)
+    best = await member.daemon.shared_winners.find_best(key_of(member, kernel))
     assert (None if best is None else best.config) == BEST
 
 
@@ -571,7 +575,7 @@ async def test_absurd_figures_decide_nothing(member: Parts, store: Path) -> None
     ]
     for one in fields:
         publish(store, member, kernel, SECOND, 0.001, **one)
-    best = await member.daemon.shared_winners.find_best(kernel, context_of(member, kernel), ENERGY)
+    best = await member.daemon.shared_winners.find_best(key_of(member, kernel))
     assert (len(objects(store)), None if best is None else best.config) == (6, SECOND)
     async with member.working():
         await tuned(member, kernel)

@@ -11,7 +11,6 @@ from ktuned.tuning.batches import (
     BatchSize,
     limit_configs_under_way,
     limit_question_size,
-    limit_share_of_lane,
 )
 
 
@@ -52,12 +51,6 @@ def test_questions_grow_with_the_lanes_up_to_a_bound() -> None:
     """Each has its batch from one question, within a bound."""
     assert [limit_question_size(lanes=lanes, batch=1) for lanes in (1, 8, 64, 256)] == [4, 8, 32, 32]
     assert limit_question_size(lanes=4, batch=8) == 32
-
-
-@pytest.mark.parametrize(("waiting", "count"), [(1, 1), (4, 2), (5, 3), (100, 16)])
-def test_waiting_configs_are_divided_among_the_lanes(waiting: int, count: int) -> None:
-    """Two lanes take half of it each, so that both end at about the same time, and no more than a batch."""
-    assert limit_share_of_lane(waiting=waiting, lanes=2, batch=16) == count
 
 
 def test_few_slow_configs_are_under_way_at_once() -> None:

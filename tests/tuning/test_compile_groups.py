@@ -2,7 +2,7 @@
 
 import pytest
 
-from ktuned.tuning.batches import TRY_EVERY, GroupSize, limit_share_of_slot
+from ktuned.tuning.batches import TRY_EVERY, GroupSize, limit_share
 
 
 def sizes(group_size: GroupSize, count: int, *, starve: bool = False) -> list[int]:
@@ -69,4 +69,4 @@ def test_a_later_gain_of_groups_is_noticed() -> None:
 )
 def test_the_last_configs_are_shared_among_all_slots(waiting: int, slots: int, most: int) -> None:
     """No slot has a group left while others stand still: with no more configs than slots each is alone."""
-    assert limit_share_of_slot(waiting=waiting, slots=slots) == most
+    assert limit_share(waiting, slots) == most

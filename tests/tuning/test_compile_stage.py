@@ -203,7 +203,7 @@ async def test_the_longest_of_the_last_compiles_starts_first(parts: Parts) -> No
 
     async def slot() -> None:
         async with receive.clone() as channel:
-            while (attempt := await compiling.take_next_attempt(channel)) is not None:
+            while (attempt := await compiling._take_next_attempt(channel)) is not None:
                 taken.append(attempt.trial)
                 await anyio.lowlevel.checkpoint()
 

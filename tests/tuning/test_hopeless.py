@@ -20,8 +20,8 @@ def _configs(count: int) -> list[Config]:
     return [{"tile": 2**number, "unroll": 1 + number % 2} for number in range(count)]
 
 
-def _told(configs: Iterable[Config], outcome: Outcome, message: str, **options: bool) -> Hopelessness:
-    found = Hopelessness(**options)
+def _told(configs: Iterable[Config], outcome: Outcome, message: str, *, keeps_going: bool = False) -> Hopelessness:
+    found = Hopelessness(keeps_going=keeps_going)
     for config in configs:
         found.record_proposed([config])
         found.record_outcome(config, outcome, message, "first_launch")
@@ -136,7 +136,7 @@ class TestJobs:
         kernel = parts.catalog.resolve_kernel("it")
         device = parts.machine.find_device(parts.environment, "fake", None)
         context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
-        assert parts.jobs.last_failure(context, LATENCY, kernel.plan_digest) == ended["message"]
+        assert parts.jobs.find_last_failure(context, LATENCY, kernel.plan_digest) == ended["message"]
 
     async def test_keep_going_tries_them_all(self, parts: Parts) -> None:
         """With ``keep_going`` every config has its own outcome."""

@@ -1,0 +1,173 @@
+"""The spool as the daemon reads it: with suspicion, since anything may lie there.
+
+=====================================================  ================================================================
+what lies there                                        what becomes of it
+=====================================================  ================================================================
+a record                                               it is read; whoever takes it in removes it
+counts of launches                                     they are read, and the file is removed
+a file that is being written, or was an hour ago       it is left alone; then it is removed
+anything else, a file that cannot be read, or a        one notice, and it is removed
+record that is too old
+a file that cannot even be removed                     one notice, and it is passed over
+=====================================================  ================================================================
+
+Notifications tell of news, and may be lost, or not be available: the spool is also looked through every
+:data:`SURVEY_S`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import time
+from typing import Final
+
+import anyio.to_thread
+import structlog
+
+from ktuned.spool import (
+    COUNTS_SUFFIX,
+    MAX_RECORDS,
+    RECORD_SUFFIX,
+    STAGED_PREFIX,
+    CallRecord,
+    InvalidRecord,
+    LaunchCounts,
+    RefusedFile,
+    read_file,
+)
+from ktuned.watch import DirectoryGone, Notifications, WatchError
+
+_log = structlog.get_logger()
+
+MAX_AGE_S: Final = 30 * 86400.0
+"""A record that has waited this long is of a program that nobody runs any more."""
+
+SURVEY_S: Final = 30.0
+"""The spool is also looked through at this interval: notifications may be lost, or not be available."""
+
+STAGED_S: Final = 3600.0
+"""A file that has been under way this long was left by a process that was killed."""
+
+MAX_NOTICES: Final = 20
+"""Most refused records in a status; the log has all of them."""
+
+_STEP_MS: Final = 100
+
+
+class SpoolReader:
+    """Reads the files of the spool's ``directory``. A record is returned once, until it is put back.
+
+    ``notices`` has a line for each of the last refused files.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.notices: list[str] = []
+        self._under_way: set[str] = set()
+        self._stuck: set[str] = set()
+
+    def read_files(self) -> tuple[list[tuple[str, CallRecord]], list[LaunchCounts]]:
+        """Return new records with the names of their files, the oldest first, and counts of launches."""
+        records: list[tuple[str, CallRecord]] = []
+        counts: list[LaunchCounts] = []
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in _list_oldest_first(self.directory):
+            if path.name in self._under_way or path.name in self._stuck:
+                continue
+            if path.suffix == COUNTS_SUFFIX:
+                counts += self._take_in_counts(path)
+            elif path.suffix == RECORD_SUFFIX:
+                record = self._read_record(path)
+                if record is not None:
+                    records.append((path.name, record))
+            elif not path.name.startswith(STAGED_PREFIX):
+                self.refuse_file(path.name, "it is not a record")
+            elif _measure_age_s(path) > STAGED_S:
+                self.remove_file(path.name)
+        self._under_way |= {name for name, _ in records}
+        return records, counts
+
+    def put_back(self, name: str) -> None:
+        """Have a record returned again by the next look."""
+        self._under_way.discard(name)
+
+    def refuse_file(self, name: str, why: str) -> None:
+        """Remove a file, with a notice."""
+        path = self.directory / name
+        line = f"a call that an application left in {path} is not tuned: {why}"
+        _log.warning("record_refused", path=str(path), reason=why)
+        self.notices = [*self.notices, line][-MAX_NOTICES:]
+        self.remove_file(name)
+
+    def remove_file(self, name: str) -> None:
+        """Remove a file that nothing is to be learned from any more."""
+        path = self.directory / name
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            # It may be a directory. From now on it is passed over.
+            self._stuck.add(name)
+            _log.warning("record_not_removed", path=str(path), reason=error.strerror)
+        self._under_way.discard(name)
+
+    def _read_record(self, path: Path) -> CallRecord | None:
+        try:
+            age = _measure_age_s(path)
+            record = CallRecord.from_bytes(read_file(path))
+        except FileNotFoundError:
+            return None
+        except (RefusedFile, InvalidRecord) as error:
+            self.refuse_file(path.name, str(error))
+            return None
+        if age > MAX_AGE_S:
+            self.refuse_file(path.name, f"it has waited for {age / 86400:.0f} days")
+            return None
+        return record
+
+    def _take_in_counts(self, path: Path) -> list[LaunchCounts]:
+        try:
+            counts = LaunchCounts.from_bytes(read_file(path))
+        except FileNotFoundError:
+            return []
+        except (RefusedFile, InvalidRecord) as error:
+            self.refuse_file(path.name, str(error))
+            return []
+        self.remove_file(path.name)
+        return [] if path.name in self._stuck else [counts]
+
+    async def watch_directory(self, on_change: Callable[[], None]) -> None:
+        """Call ``on_change`` when something happens in the spool, until cancelled."""
+        stop = threading.Event()
+        try:
+            while True:
+                await anyio.to_thread.run_sync(self._await_change, stop, abandon_on_cancel=True)
+                on_change()
+        finally:
+            stop.set()
+
+    def _await_change(self, stop: threading.Event) -> None:
+        try:
+            with Notifications([str(self.directory)], [], stop) as notifications:
+                notifications.wait_for_changes(SURVEY_S, _STEP_MS)
+        except (DirectoryGone, WatchError):
+            # The survey will find what comes meanwhile.
+            stop.wait(SURVEY_S)
+
+
+def _list_oldest_first(directory: Path) -> list[Path]:
+    try:
+        with os.scandir(directory) as entries:
+            found = [(entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in entries]
+    except OSError:
+        return []
+    return [directory / name for _, name in sorted(found)[: 2 * MAX_RECORDS]]
+
+
+def _measure_age_s(path: Path) -> float:
+    try:
+        return time() - path.lstat().st_mtime
+    except FileNotFoundError:
+        return 0.0
