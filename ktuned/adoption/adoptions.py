@@ -123,6 +123,7 @@ class Adoptions:
 
     async def run(self) -> None:
         """Take records in until cancelled."""
+        await anyio.to_thread.run_sync(self._spool.make_directory)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._spool.watch_directory, self.look_through_spool)
             while True:

@@ -69,11 +69,14 @@ class SpoolReader:
         self._under_way: set[str] = set()
         self._stuck: set[str] = set()
 
+    def make_directory(self) -> None:
+        """Make the spool's directory, unless it is there: only then can it be watched."""
+        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
     def read_files(self) -> tuple[list[tuple[str, CallRecord]], list[LaunchCounts]]:
         """Return new records with the names of their files, the oldest first, and counts of launches."""
         records: list[tuple[str, CallRecord]] = []
         counts: list[LaunchCounts] = []
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in _list_oldest_first(self.directory):
             if path.name in self._under_way or path.name in self._stuck:
                 continue

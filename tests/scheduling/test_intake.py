@@ -22,15 +22,15 @@ from tests.fleet.playing import until
 DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, seconds=9.0)
 
 
-def test_a_wish_overrides_only_what_it_names() -> None:
-    """What is not wished for stays as the kernel file has it; nought is a wish."""
+def test_a_request_overrides_only_what_it_names() -> None:
+    """What is not given stays as the kernel file has it; 0 is given."""
     assert TuningRequest().apply_to_plan(DECLARED) == DECLARED
-    wished = TuningRequest(preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0).apply_to_plan(DECLARED)
-    assert wished == replace(DECLARED, preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0)
+    changed = TuningRequest(preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0).apply_to_plan(DECLARED)
+    assert changed == replace(DECLARED, preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0)
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("asked", "words"),
     [
         (TuningRequest(preset="quick"), "'quick'"),
         (TuningRequest(trials=0), "trials is 0"),
@@ -39,10 +39,10 @@ def test_a_wish_overrides_only_what_it_names() -> None:
         (TuningRequest(seconds=float("nan")), "seconds is nan"),
     ],
 )
-def test_a_wish_that_cannot_be_followed_names_its_field(wish: TuningRequest, words: str) -> None:
+def test_a_request_that_cannot_be_followed_names_its_field(asked: TuningRequest, words: str) -> None:
     """The error says which, and what would do."""
     with pytest.raises(UsageError, match=words) as refused:
-        wish.apply_to_plan(DECLARED)
+        asked.apply_to_plan(DECLARED)
     assert refused.value.hint
 
 
@@ -221,7 +221,7 @@ class TestTunePath:
         parts.kill_workers()
 
     async def test_wish_comes_before_what_a_change_sets_off(self, parts: Parts) -> None:
-        """A tuned kernel that was edited meanwhile is tuned as wished, not as its file says."""
+        """A tuned kernel that was edited meanwhile is tuned as changed, not as its file says."""
         kernel = await parts.inspect(kernel_text())
         await parts.measured(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
         path = parts.write(kernel_text(rtol="0.5"))

@@ -14,11 +14,11 @@ from ktuned.model.plan import Plan
 from ktuned.model.trial import Context
 from ktuned.scheduling.known_failures import KnownFailures
 
-GROUND = Context(KernelName("project:it"), KeyProblem('{"n":64}'), DeviceModel("CPU"), "digest", "toolchain", "driver")
+CONTEXT = Context(KernelName("project:it"), KeyProblem('{"n":64}'), DeviceModel("CPU"), "digest", "toolchain", "driver")
 DECLARED = Plan(trials=10)
 
 
-def brief(ground: Context = GROUND, plan: Plan = DECLARED, plan_digest: str = "plan", *, devices: bool = True) -> Any:
+def brief(ground: Context = CONTEXT, plan: Plan = DECLARED, plan_digest: str = "plan", *, devices: bool = True) -> Any:
     """Return what a job of such a plan works on."""
     kernel = SimpleNamespace(plan=DECLARED, plan_digest=plan_digest)
     return SimpleNamespace(
@@ -28,16 +28,16 @@ def brief(ground: Context = GROUND, plan: Plan = DECLARED, plan_digest: str = "p
 
 def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
     """Another digest, toolchain, driver or space may work; what worked once has not failed."""
-    grounds = KnownFailures()
-    grounds.record_ending(brief(), JobState.FAILED, "no")
-    assert grounds.find_message(GROUND, "plan") == "no"
-    assert grounds.find_message(GROUND, "larger plan") == ""
+    failures = KnownFailures()
+    failures.record_ending(brief(), JobState.FAILED, "no")
+    assert failures.find_message(CONTEXT, "plan") == "no"
+    assert failures.find_message(CONTEXT, "larger plan") == ""
     for part in ("digest", "toolchain", "device_fingerprint", "device", "problem"):
-        assert grounds.find_message(replace(GROUND, **{part: "another"}), "plan") == ""  # type: ignore[arg-type]
-    grounds.record_ending(brief(), JobState.CANCELLED, "superseded")
-    assert grounds.find_message(GROUND, "plan") == "no"
-    grounds.record_ending(brief(), JobState.DONE, "")
-    assert grounds.find_message(GROUND, "plan") == ""
+        assert failures.find_message(replace(CONTEXT, **{part: "another"}), "plan") == ""  # type: ignore[arg-type]
+    failures.record_ending(brief(), JobState.CANCELLED, "superseded")
+    assert failures.find_message(CONTEXT, "plan") == "no"
+    failures.record_ending(brief(), JobState.DONE, "")
+    assert failures.find_message(CONTEXT, "plan") == ""
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
 )
 def test_job_that_did_not_try_all_proves_nothing(job: Any, counts: bool) -> None:
     """A smaller budget, another way or no device leaves configs that may work."""
-    grounds = KnownFailures()
-    grounds.record_ending(job, JobState.FAILED, "no")
-    assert bool(grounds.find_message(GROUND, "plan")) is counts
+    failures = KnownFailures()
+    failures.record_ending(job, JobState.FAILED, "no")
+    assert bool(failures.find_message(CONTEXT, "plan")) is counts
 
 
 @pytest.mark.parametrize(
@@ -68,20 +68,20 @@ def test_job_that_did_not_try_all_proves_nothing(job: Any, counts: bool) -> None
 )
 def test_a_hopeless_job_proves_it_whatever_its_budget(job: Any, counts: bool) -> None:
     """It ended because all configs fail alike; of chosen ones that says nothing of the others."""
-    grounds = KnownFailures()
-    grounds.record_ending(job, JobState.FAILED, "stopped: no", is_hopeless=True)
-    assert bool(grounds.find_message(GROUND, "plan")) is counts
+    failures = KnownFailures()
+    failures.record_ending(job, JobState.FAILED, "stopped: no", is_hopeless=True)
+    assert bool(failures.find_message(CONTEXT, "plan")) is counts
 
 
 def test_failures_are_forgotten_by_kernel_and_for_room() -> None:
     """One kernel's, all, or the oldest when there are too many."""
-    grounds = KnownFailures(limit=2)
-    several = [replace(GROUND, kernel=KernelName(f"project:{name}")) for name in "abc"]
+    failures = KnownFailures(limit=2)
+    several = [replace(CONTEXT, kernel=KernelName(f"project:{name}")) for name in "abc"]
     for ground in several:
-        grounds.record_ending(brief(ground), JobState.FAILED, "no")
-    told = [grounds.find_message(ground, "plan") for ground in several]
+        failures.record_ending(brief(ground), JobState.FAILED, "no")
+    told = [failures.find_message(ground, "plan") for ground in several]
     assert told == ["", "no", "no"]
-    grounds.forget_failures("project:b")
-    assert [grounds.find_message(ground, "plan") for ground in several] == ["", "", "no"]
-    grounds.forget_failures()
-    assert [grounds.find_message(ground, "plan") for ground in several] == ["", "", ""]
+    failures.forget_failures("project:b")
+    assert [failures.find_message(ground, "plan") for ground in several] == ["", "", "no"]
+    failures.forget_failures()
+    assert [failures.find_message(ground, "plan") for ground in several] == ["", "", ""]

@@ -32,17 +32,17 @@ def without_device(parts: Parts, **env: str) -> None:
     parts.environment = parts.catalog.kernel_environment(parts.catalog.resolve_kernel("it"))
 
 
-async def ask(parts: Parts, wish: TuningRequest) -> Job:
-    """Have the kernel ``it`` tuned or compiled as wished."""
-    (job,) = await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), wish)
+async def ask(parts: Parts, request: TuningRequest) -> Job:
+    """Have the kernel ``it`` tuned or compiled as requested."""
+    (job,) = await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), request)
     return job
 
 
-async def ended(parts: Parts, *wishes: TuningRequest) -> dict[str, Any]:
-    """Carry wishes out one after the other, and return the last job as it ended."""
+async def ended(parts: Parts, *requests: TuningRequest) -> dict[str, Any]:
+    """Make requests one after the other, and return the last job as it ended."""
     async with parts.working():
-        for number, wish in enumerate(wishes, len(parts.told.of("job_done")) + 1):
-            await ask(parts, wish)
+        for number, request in enumerate(requests, len(parts.told.of("job_done")) + 1):
+            await ask(parts, request)
             jobs = await parts.told.ended(number)
     return jobs[-1]
 
