@@ -27,7 +27,8 @@ def measured(launch: Callable[[], object], restore: Callable[[], None] | None = 
     latency_us = timing.samples.median_us
     meter = EnergyMeter(nvml.Gpu(uuid).energy_j, "cuda:0", returns_early=True)
     restored = TimedLaunches(lambda: (launch(), None)[1], restore=restore)
-    found, _ = meter.measure_energy(restored, PRESETS["default"], latency_us)
+    found = meter.measure_energy(restored, PRESETS["default"], latency_us).energy
+    assert found is not None
     return found, latency_us / 1e6
 
 
