@@ -40,7 +40,7 @@ def test_a_gpu_counts_its_energy() -> None:
     backend = registry.load("torch")
     devices = backend.devices()
     assert isinstance(devices, (list, tuple))
-    assert energy.absence_of_energy(backend, devices[0]) == ""
+    assert energy.explain_missing_energy(backend, devices[0]) == ""
 
 
 def test_the_power_is_one_that_a_gpu_has_and_the_figure_repeats() -> None:
