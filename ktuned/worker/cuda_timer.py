@@ -190,6 +190,8 @@ class CudaTimer:
             WrongLaunch: one of the compared launches is wrong.
         """
         self._ensure_warm_clock()
+        # One that was not called belongs to a config whose launch has raised.
+        self._meanwhile = None
         in_graph = self.method == GRAPH and not launches.restores
         self._limit_s = rules.preset.timing_s
         # Launches outside the graph are cold, and say nothing about those in it.
