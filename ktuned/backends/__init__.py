@@ -25,8 +25,14 @@ from ktuned.backends.contract import (
 from ktuned.backends.cpu import CpuTicks, read_ticks
 from ktuned.backends.process_directory import process_directory
 from ktuned.backends.programs import compiler_files, on_path
-from ktuned.backends.registry import ENTRY_POINT_GROUP, Registry, extra_of, install_hint
-from ktuned.backends.variables import COMPILING_VARIABLES, MEASURING_VARIABLES, deciding, finding, private
+from ktuned.backends.registry import ENTRY_POINT_GROUP, Registry, find_extra, install_hint
+from ktuned.backends.variables import (
+    COMPILING_VARIABLES,
+    MEASURING_VARIABLES,
+    digest_own_variables,
+    select_deciding_variables,
+    select_finding_variables,
+)
 
 if TYPE_CHECKING:
     from ktuned.backends import cpu, cubin, cuda_headers, launch_limits, nvml, ptxas
@@ -39,7 +45,7 @@ if TYPE_CHECKING:
         runs_on,
         torch_cuda_devices,
     )
-    from ktuned.backends.energy import absence_of_energy, energy_counter
+    from ktuned.backends.energy import energy_counter, explain_missing_energy
     from ktuned.backends.launch_limits import occupancy_fact
     from ktuned.backends.ptxas import Resources
     from ktuned.backends.winner import LoadedKernel, load_winner
@@ -64,7 +70,6 @@ __all__ = [
     "Registry",
     "Resources",
     "Unit",
-    "absence_of_energy",
     "compile_together",
     "compiler_files",
     "compute_target",
@@ -72,10 +77,10 @@ __all__ = [
     "cubin",
     "cuda_devices",
     "cuda_headers",
-    "deciding",
+    "digest_own_variables",
     "energy_counter",
-    "extra_of",
-    "finding",
+    "explain_missing_energy",
+    "find_extra",
     "gpu_uuids",
     "hold_only_context",
     "install_hint",
@@ -84,11 +89,12 @@ __all__ = [
     "nvml",
     "occupancy_fact",
     "on_path",
-    "private",
     "process_directory",
     "ptxas",
     "read_ticks",
     "runs_on",
+    "select_deciding_variables",
+    "select_finding_variables",
     "torch_cuda_devices",
     "unknown_tensor",
 ]
@@ -98,7 +104,7 @@ _HOMES = {
     "DEFAULT_TARGET": "cuda",
     "LoadedKernel": "winner",
     "Resources": "ptxas",
-    "absence_of_energy": "energy",
+    "explain_missing_energy": "energy",
     "compute_target": "cuda",
     "cuda_devices": "cuda",
     "energy_counter": "energy",

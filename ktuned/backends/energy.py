@@ -32,7 +32,7 @@ def energy_counter(backend: Backend, device: Device) -> EnergyCounter:
     return gpu.energy_j
 
 
-def absence_of_energy(backend: Backend, device: Device) -> str:
+def explain_missing_energy(backend: Backend, device: Device) -> str:
     """Return why a device's energy cannot be measured; empty if it can."""
     try:
         energy_counter(backend, device)

@@ -24,13 +24,13 @@ def install_hint(backend: str, python: str = "") -> str:
 
     If ktuned has no extra for it (a backend of another distribution, or a misspelt name), return a remedy in words.
     """
-    if extra := extra_of(backend):
+    if extra := find_extra(backend):
         return f"{f'{python} -m ' if python else ''}pip install '{extra}'"
     place = f"for {python}" if python else "into this interpreter"
     return f"install the plugin that has it {place}, or correct `backend=` in the kernel file"
 
 
-def extra_of(backend: str) -> str:
+def find_extra(backend: str) -> str:
     """Return ktuned with the extra for a backend, such as ``ktuned[tvm-ffi]``; empty if there is none.
 
     A plugin's backend for GPUs (``tvm_ffi_cuda``) comes with the one for CPUs.

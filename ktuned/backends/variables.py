@@ -53,12 +53,12 @@ FINDING_VARIABLES: Final = (
 """Variables by which compilers, packages and devices are found; when one changes, a probe shows what is found now."""
 
 
-def finding(environment: Mapping[str, str]) -> dict[str, str]:
+def select_finding_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the finding variables of an environment, by their names in a fingerprint."""
     return {ENVIRONMENT + name: shorten_value(environment[name]) for name in FINDING_VARIABLES if name in environment}
 
 
-def deciding(patterns: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+def select_deciding_variables(patterns: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of an environment that match a backend's ``patterns``, by their names in a fingerprint."""
     wanted = tuple(patterns)
     environment = {**environment, **_remove_observer(environment)}
@@ -85,7 +85,7 @@ def shorten_value(value: str) -> str:
     return value if len(value) <= MAX_SHOWN else f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:16]}"
 
 
-def private(variables: Mapping[str, str]) -> dict[str, str]:
+def digest_own_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return a root's own variables for a fingerprint, by digest, because they may be secrets."""
     return {
         ENVIRONMENT + name: f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:16]}"

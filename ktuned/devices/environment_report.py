@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ktuned.backends import deciding, finding
+from ktuned.backends import select_deciding_variables, select_finding_variables
 from ktuned.ipc import find_changed_file, replies
 from ktuned.model import ENVIRONMENT, Device, canonical
 from ktuned.protocol import EnvironmentInfo
@@ -45,7 +45,7 @@ def find_difference(
         return "its toolchain was never looked at"
     if changed := find_changed_file(observed.files):
         return f"{changed} changed"
-    present = deciding(observed.patterns, variables) | finding(variables)
+    present = select_deciding_variables(observed.patterns, variables) | select_finding_variables(variables)
     for name in sorted({*present, *observed.variables}):
         if present.get(name) != observed.variables.get(name):
             return f"the environment variable {name.removeprefix(ENVIRONMENT)} changed"

@@ -36,7 +36,7 @@ import anyio
 import msgspec
 import structlog
 
-from ktuned.backends import cpu, extra_of
+from ktuned.backends import cpu, find_extra
 from ktuned.devices.environment_report import (
     EnvironmentReport,
     find_difference,
@@ -356,7 +356,7 @@ class Environments:
             names = (await self.probe_environment(environment, again=True)).strategies
         if names is not None and name not in names:
             # A plugin's strategies begin with its name: optuna_tpe.
-            extra = extra_of(name.partition("_")[0]) if "_" in name else ""
+            extra = find_extra(name.partition("_")[0]) if "_" in name else ""
             other = f"{suggest_name(name, names)} name one that is installed".lstrip()
             raise UsageError(
                 f"there is no strategy {name!r} in {environment.python} (installed: {', '.join(names)})",

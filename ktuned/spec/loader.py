@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
-from ktuned.backends import extra_of, install_hint
+from ktuned.backends import find_extra, install_hint
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded, ImportEnd, is_ours
 from ktuned.ipc import ABSENT, Untrusted, normalize_path, stamps_agree
 from ktuned.model import KernelFileError, Record, listed, record
@@ -251,7 +251,7 @@ def _quote_syntax_error(error: SyntaxError) -> str:
 def suggest_distribution(package: str) -> str:
     """Return the name that pip installs a package by; empty for packages of other fields, whose names may differ."""
     if package.startswith("ktuned_"):
-        extra = extra_of(package.removeprefix("ktuned_"))
+        extra = find_extra(package.removeprefix("ktuned_"))
         return f"'{extra}'" if extra else ""
     return _DISTRIBUTION_OF_PACKAGE.get(package, "")
 

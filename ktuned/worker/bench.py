@@ -336,10 +336,10 @@ class Bench:
         launches = TimedLaunches(problem.observers.begin_config(request, reference))
         problem.observers.begin_samples()
         try:
-            timing = timer.time_launches(launches, RaceRules(request.preset))
+            race = timer.time_launches(launches, RaceRules(request.preset))
         except Exception as error:
             return replies.Measurement(TrialResult(None) if in_graph else make_raised_result(error, Phase.REFERENCE))
-        return replies.Measurement(problem.observers.end_samples(make_timed_result(timing), timing.samples))
+        return replies.Measurement(problem.observers.end_samples(make_timed_result(race), race.samples))
 
     def _require_open_problem(self) -> OpenProblem:
         if self._open is None:

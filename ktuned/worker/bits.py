@@ -6,7 +6,7 @@ launched twice: outputs that differ reveal atomics or a race. None of these laun
 what is right for a denormal or a NaN.
 
 All inputs together take some ten launches and as many digests. So only the anchor and the finalists get them, and
-configs so quick that it does not matter (:func:`is_cheap`). Of all others just the first digest is known.
+configs so quick that it does not matter (:data:`FREE_US`). Of all others just the first digest is known.
 """
 
 from __future__ import annotations
@@ -92,14 +92,6 @@ def launch_inputs(
     )
 
 
-def is_cheap(timed: TrialResult, digest_us: float, inputs: int) -> bool:
-    """Return whether launching a config on so many inputs costs next to nothing.
-
-    Copying an input into place takes as long as digesting it.
-    """
-    return inputs * LAUNCHES * ((timed.latency_us or 0.0) + 2 * digest_us) <= FREE_US
-
-
 def add_bits(timed: TrialResult, found: LaunchDigests, wanted: requests.SameBits) -> TrialResult:
     """Return a result with the digests of its launches, and whether they equal the anchor's."""
     differs = timed.detail.nondeterministic or found.has_differed
@@ -136,7 +128,9 @@ class BitsComparison:
     ) -> TrialResult:
         """Add the bits that a timed config leaves: on all inputs if that is wanted, or costs next to no time."""
         inputs = self._wanted.inputs
-        if not self._wanted.on_all_inputs and not is_cheap(timed, self._digest_us, inputs):
+        # Copying an input into place takes as long as digesting it.
+        takes_us = inputs * LAUNCHES * ((timed.latency_us or 0.0) + 2 * self._digest_us)
+        if not self._wanted.on_all_inputs and takes_us > FREE_US:
             inputs = 1
         digests = launch_inputs(self._data, self._launch, synchronize, self._own, inputs, on_input)
         return add_bits(timed, digests, self._wanted)

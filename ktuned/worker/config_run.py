@@ -29,7 +29,6 @@ from ktuned.worker.cuda_timer import GRAPH_BYTES, CudaTimer
 from ktuned.worker.judged_outputs import JudgedOutputs
 from ktuned.worker.measurement import (
     add_check_errors,
-    make_damage_measurement,
     make_disputed_result,
     make_failed_result,
     make_raised_result,
@@ -86,13 +85,13 @@ class ConfigRun:
             bits = BitsComparison(data, self._launch, request.same_bits)
             bits.digest_own_outputs()
         launches = self._make_timed_launches(is_right=is_right, following=following)
-        timed, ends_checked = self._time_launches(launches, request, SURE_COMPARED, known_us, first_us)
+        timed = self._time_launches(launches, request, SURE_COMPARED, known_us, first_us)
         if not is_right:
             return make_disputed_result(timed, first)
         # Check again, the inputs too; events leave the last timed launch's outputs in place, a graph does not.
         last = first
         if timed.outcome is Outcome.MEASURED and data.is_judged:
-            relaunched = None if ends_checked else self._launch_once(self._launch, Phase.CHECK)
+            relaunched = None if launches.leave_own_outputs else self._launch_once(self._launch, Phase.CHECK)
             last = relaunched if isinstance(relaunched, TrialResult) else self._judge_last_launch()
             if last.outcome is not Outcome.MEASURED:
                 return replace(last, message=f"the first launch was right, a later one was not: {last.message}")
@@ -119,8 +118,7 @@ class ConfigRun:
         if not is_right and first.detail.undisputed is None:
             return first
         launches = self._make_timed_launches(is_right=is_right)
-        timed, _ = self._time_launches(launches, request, FINALIST_COMPARED, request.known_us)
-        return timed
+        return self._time_launches(launches, request, FINALIST_COMPARED, request.known_us)
 
     def look_for_damage(self, result: TrialResult) -> replies.Measurement:
         """Return the config's measurement, or one that says where it wrote outside its tensors."""
@@ -130,7 +128,10 @@ class ConfigRun:
         except RuntimeError as error:
             is_known = result.outcome is Outcome.LAUNCH_ERROR
             return replies.Measurement(result if is_known else make_raised_result(error, Phase.CHECK))
-        return make_damage_measurement(damage, Phase.CHECK) if damage else replies.Measurement(result)
+        if damage is None:
+            return replies.Measurement(result)
+        failed = make_failed_result(Outcome.MISMATCH, damage.message, Phase.CHECK)
+        return replies.Measurement(failed, is_guilty=True, is_unsound=not damage.is_contained)
 
     def _launch_once(self, launch: Launch, phase: Phase) -> float | TrialResult:
         """Launch once on poisoned outputs; return how long it took at most, in µs, or its result if it failed."""
@@ -191,19 +192,15 @@ class ConfigRun:
         most_compared: int,
         known_us: float | None,
         first_us: float | None = None,
-    ) -> tuple[TrialResult, bool]:
-        """Time launches, and let observers complete the result; a wrong launch among them makes a mismatch.
-
-        Returns:
-            The result, and whether the last launch's outputs can be judged without launching again.
-        """
-        before, ends_checked = launches.compared, False
+    ) -> TrialResult:
+        """Time launches, and let observers complete the result; a wrong launch among them makes a mismatch."""
+        before = launches.compared
         self._phases.begin_phase(Phase.TIMING)
         try:
             self._problem.observers.begin_samples()
             timed = TrialResult(Outcome.MEASURED, known_us)
             if known_us is None:
-                timed, ends_checked = self._sample_launches(launches, request, most_compared, first_us)
+                timed = self._sample_launches(launches, request, most_compared, first_us)
             timed = self._problem.observers.complete(timed, launches, partial(self._phases.begin_phase, Phase.TIMING))
         except WrongLaunch as wrong:
             # If the outputs are compared with the default's, this is no more than a difference.
@@ -213,7 +210,7 @@ class ConfigRun:
             timed = make_raised_result(error, Phase.TIMING)
         self._problem.compared[self._key] = launches.compared
         compared = launches.compared - before or None
-        return timed.add_details(nondeterministic=launches.has_differed or None, compared=compared), ends_checked
+        return timed.add_details(nondeterministic=launches.has_differed or None, compared=compared)
 
     def _sample_launches(
         self,
@@ -221,17 +218,17 @@ class ConfigRun:
         request: requests.Trial | requests.Time,
         most_compared: int,
         first_us: float | None,
-    ) -> tuple[TrialResult, bool]:
+    ) -> TrialResult:
         problem = self._problem
         # The first launch has shown already what the config reads.
         with ACCESSES.pause_recording():
-            timing = problem.timer.time_launches(launches, problem.make_race_rules(request, first_us))
-        timed = problem.observers.end_samples(make_timed_result(timing), timing.samples)
-        if timed.outcome is Outcome.MEASURED and timing.is_full:
-            problem.noise.add_config(timing.samples, first_us)
-        if timed.outcome is Outcome.MEASURED and timing.may_win:
+            race = problem.timer.time_launches(launches, problem.make_race_rules(request, first_us))
+        timed = problem.observers.end_samples(make_timed_result(race), race.samples)
+        if timed.outcome is Outcome.MEASURED and race.is_full:
+            problem.noise.add_config(race.samples, first_us)
+        if timed.outcome is Outcome.MEASURED and race.may_win:
             launches.top_up_comparisons(most_compared, request.preset.timing_s, problem.timer.synchronize)
-        return timed, timing.ends_checked
+        return timed
 
     def _compare_bits(self, bits: BitsComparison, timed: TrialResult) -> TrialResult:
         try:

@@ -58,14 +58,12 @@ class Costs(Record):
         latency_us, joules, detail = result.latency_us, result.metrics.get(ENERGY), result.detail
         if result.outcome is not Outcome.MEASURED or latency_us is None:
             return None
-        ends = (
-            [self.compute_cost(end) for end in (detail.low_us, detail.high_us) if end is not None]
-            if joules is None
-            else [
-                self.compute_cost(latency_us, end) for end in (detail.energy_low, detail.energy_high) if end is not None
-            ]
-        )
-        known = sorted(end for end in ends if end is not None)
+        if joules is None:
+            costs = [self.compute_cost(end) for end in (detail.low_us, detail.high_us) if end is not None]
+        else:
+            ends = (detail.energy_low, detail.energy_high)
+            costs = [self.compute_cost(latency_us, end) for end in ends if end is not None]
+        known = sorted(cost for cost in costs if cost is not None)
         cost = self.compute_cost(latency_us, joules)
         return None if cost is None or not known else replies.CostRange(cost, known[0], known[-1])
 

@@ -34,7 +34,6 @@ from typing import Any
 from ktuned.worker.race import Race, RaceRules
 from ktuned.worker.samples import Samples
 from ktuned.worker.timed_launches import TimedLaunches
-from ktuned.worker.timing import Timing
 
 EVENTS, GRAPH = "events", "graph"
 
@@ -181,8 +180,8 @@ class CudaTimer:
         """Wait until the device has done everything. A kernel's fault surfaces here as an exception."""
         self._torch.cuda.synchronize(self._device)
 
-    def time_launches(self, launches: TimedLaunches, rules: RaceRules) -> Timing:
-        """Time launches as long as the :class:`~ktuned.worker.race.Race` wants more samples.
+    def time_launches(self, launches: TimedLaunches, rules: RaceRules) -> Race:
+        """Time launches as long as the race wants more samples; return the race, which has ended.
 
         Outputs are poisoned, and inputs restored, before the flush, so that neither is in the figure. If inputs are
         restored, ``events`` is used whatever the method: a restore between launches would be a part of the graph.
@@ -191,6 +190,8 @@ class CudaTimer:
             WrongLaunch: one of the compared launches is wrong.
         """
         self._ensure_warm_clock()
+        # One that was not called belongs to a config whose launch has raised.
+        self._meanwhile = None
         in_graph = self.method == GRAPH and not launches.restores
         self._limit_s = rules.preset.timing_s
         # Launches outside the graph are cold, and say nothing about those in it.
@@ -214,7 +215,8 @@ class CudaTimer:
                 fits = int((self._limit_s - (perf_counter() - began)) / max(pace_s, 1e-6))
                 self._time_batch(launches, run, max(1, min(batch, fits)), race.samples)
         self._last_work = perf_counter()
-        return Timing.from_race(race, ends_checked=not in_graph and len(race.samples) > 0)
+        launches.leave_own_outputs = not in_graph and len(race.samples) > 0
+        return race
 
     def _wait_for_batch(self) -> None:
         meanwhile, self._meanwhile = self._meanwhile, None

@@ -17,7 +17,7 @@ from typing import Any
 from ktuned.backends import EnergyCounter, Launch
 from ktuned.ipc import replies, requests
 from ktuned.model import Outcome, Phase, Preset, TrialResult, compute_energy_figures
-from ktuned.worker.energy_trace import SETTLED_S, CounterStopped, Energy, EnergyTrace
+from ktuned.worker.energy_trace import SETTLED_S, CounterStopped, EnergyTrace
 from ktuned.worker.launch_observer import LaunchObserver, Restart
 from ktuned.worker.measurement import make_failed_result
 from ktuned.worker.race import Ending
@@ -74,15 +74,17 @@ class EnergyMeter(LaunchObserver):
         restart()
         incumbent = request.incumbent if isinstance(request, requests.Trial) else None
         try:
-            energy, ending = self.measure_energy(launches, request.preset, latency_us, incumbent)
+            trace = self.measure_energy(launches, request.preset, latency_us, incumbent)
         except CounterStopped as error:
             # This says nothing about the config: it is tried again.
             return make_failed_result(Outcome.CONTENDED, f"the energy counter of {self._device}: {error}", Phase.TIMING)
+        energy = trace.energy
+        assert energy is not None
         figures = compute_energy_figures(energy.joules, latency_us)
         timed = replace(timed, metrics={**timed.metrics, **figures}).add_details(
             energy_low=energy.low, energy_high=energy.high
         )
-        if ending is not Ending.BEATEN:
+        if trace.ending is not Ending.BEATEN:
             return timed
         message = f"cannot win: {energy.low:.4g} to {energy.high:.4g} J"
         return replace(timed, message=message).add_details(beaten=True)
@@ -93,8 +95,8 @@ class EnergyMeter(LaunchObserver):
         preset: Preset,
         latency_us: float,
         incumbent: replies.CostRange | None = None,
-    ) -> tuple[Energy, Ending | None]:
-        """Measure the energy of a launch; return it, and why measuring has stopped.
+    ) -> EnergyTrace:
+        """Measure the energy of a launch; return the readings, from which it is known.
 
         Raises:
             CounterStopped: the counter does not move.
@@ -105,11 +107,12 @@ class EnergyMeter(LaunchObserver):
         if restore is not None:
             restoring = EnergyTrace(limit_s)
             self._run_repeatedly(restore, latency_us, restoring)
-            apart_j = _require_energy(restoring).joules
+            assert restoring.energy is not None
+            apart_j = restoring.energy.joules
         cost = partial(self._compute_cost, latency_us)
         trace = EnergyTrace(limit_s, incumbent=incumbent, cost=cost, apart_j=apart_j)
         self._run_repeatedly(launch if restore is None else _restore_before(restore, launch), latency_us, trace)
-        return _require_energy(trace), trace.ending
+        return trace
 
     def _run_repeatedly(self, work: Callable[[], object], latency_us: float, trace: EnergyTrace) -> None:
         if self._returns_early:
@@ -162,12 +165,6 @@ class EnergyMeter(LaunchObserver):
             each_s, chunk_began = now - chunk_began, now
             trace.add_reading(done, self._counter(), now - began)
         torch.cuda.synchronize(self._device)
-
-
-def _require_energy(trace: EnergyTrace) -> Energy:
-    energy = trace.energy
-    assert energy is not None
-    return energy
 
 
 def _restore_before(restore: Callable[[], None], launch: Launch) -> Callable[[], None]:

@@ -25,23 +25,21 @@ from dataclasses import replace
 from ktuned.ipc import replies, requests
 from ktuned.model import Outcome, Phase, TrialDetail, TrialResult
 from ktuned.worker.check import Verdict
-from ktuned.worker.damage import Damage
 from ktuned.worker.failures import describe_error
-from ktuned.worker.race import Ending
-from ktuned.worker.timing import Timing
+from ktuned.worker.race import Ending, Race
 
 KEPT_SAMPLES = 200
 """Most samples that are sent with a measurement, evenly chosen by rank: enough to show a distribution."""
 
 
-def make_timed_result(timing: Timing) -> TrialResult:
+def make_timed_result(race: Race) -> TrialResult:
     """Return the result of a config that was timed, to the end or until it could not win any more."""
-    samples = timing.samples
-    low_us, high_us = timing.interval_us
+    samples = race.samples
+    low_us, high_us = race.interval_us
     kept = samples.sorted_us[:: max(1, len(samples) // KEPT_SAMPLES)]
-    is_beaten = timing.ending is Ending.BEATEN
+    is_beaten = race.ending is Ending.BEATEN
     return TrialResult(
-        Outcome.SLOWER if timing.stopped_early else Outcome.MEASURED,
+        Outcome.SLOWER if race.is_hopeless else Outcome.MEASURED,
         samples.median_us,
         samples.spread_us,
         message=f"cannot win: {low_us:,.1f} to {high_us:,.1f} µs by {len(samples)} samples" if is_beaten else "",
@@ -103,9 +101,3 @@ def make_raised_result(error: Exception, phase: Phase) -> TrialResult:
     if isinstance(error, MemoryError):
         raise error
     return make_failed_result(Outcome.LAUNCH_ERROR, describe_error(error), phase)
-
-
-def make_damage_measurement(damage: Damage, phase: Phase) -> replies.Measurement:
-    """Return the measurement of a config that wrote outside its tensors."""
-    failed = make_failed_result(Outcome.MISMATCH, damage.message, phase)
-    return replies.Measurement(failed, is_guilty=True, is_unsound=not damage.is_contained)

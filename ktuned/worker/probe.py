@@ -17,9 +17,9 @@ from pathlib import Path
 from ktuned.backends import (
     Absent,
     Registry,
-    absence_of_energy,
     cpu,
     cuda_devices,
+    explain_missing_energy,
     hold_only_context,
     nvml,
 )
@@ -80,7 +80,7 @@ def _probe_backend(registry: Registry, name: str, observation: ToolchainObservat
                 replace(
                     device,
                     fingerprint={**device.fingerprint, **observation.find_limits(device), **variables},
-                    no_energy=absence_of_energy(backend, device),
+                    no_energy=explain_missing_energy(backend, device),
                 )
                 for device in devices_found
             )

@@ -196,6 +196,11 @@ class Race:
         return self._incumbent.high * (1 + margin) + self._resolution_us
 
     @property
+    def is_hopeless(self) -> bool:
+        """True if the config was given up as hopelessly slow, so that its figure is only a rough one."""
+        return self.ending is Ending.HOPELESS
+
+    @property
     def may_win(self) -> bool:
         """True unless the config was given up, or the whole interval of its median costs more than the incumbent."""
         if self.ending in (Ending.BEATEN, Ending.HOPELESS):

@@ -78,6 +78,10 @@ class TimedLaunches:
         compared: how many of the config's launches were compared before.
         meanwhile: called at most once, while a GPU works on the first batch of samples. Their events are in its queue
             by then, so that nothing the host does disturbs them.
+
+    Attributes:
+        leave_own_outputs: whether the last timed launch left its outputs in the problem's own tensors, where they can
+            be judged without another launch.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class TimedLaunches:
         self.restore = restore
         self.compared = compared
         self.meanwhile = meanwhile
+        self.leave_own_outputs = False
         self._judged = judged
         self._bind = bind
         self._most_copies = most_copies

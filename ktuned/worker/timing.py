@@ -12,9 +12,7 @@ from dataclasses import replace
 from functools import cache
 from time import perf_counter_ns
 
-from ktuned.model import Record, record
-from ktuned.worker.race import Ending, Race, RaceRules
-from ktuned.worker.samples import Samples
+from ktuned.worker.race import Race, RaceRules
 from ktuned.worker.timed_launches import TimedLaunches
 
 SAMPLE_FLOOR_NS = 50_000
@@ -66,39 +64,6 @@ def measure_clock_cost_ns() -> int:
     return min(-perf_counter_ns() + perf_counter_ns() for _ in range(1000))
 
 
-@record
-class Timing(Record):
-    """The result of timing one config.
-
-    Attributes:
-        samples: the launch times.
-        ending: why sampling ended.
-        interval_us: the 95 % interval of the median, in µs.
-        is_full: whether there are as many samples as were wanted, or as there was time for, and enough for an interval.
-        ends_checked: whether the last timed launch left its outputs in the problem's own tensors, where they can be
-            judged without another launch.
-        may_win: whether the config may still be better than the incumbent.
-    """
-
-    samples: Samples
-    ending: Ending
-    interval_us: tuple[float, float]
-    is_full: bool
-    ends_checked: bool = False
-    may_win: bool = True
-
-    @classmethod
-    def from_race(cls, race: Race, *, ends_checked: bool = False) -> Timing:
-        """Return the result of a race that has ended."""
-        assert race.ending is not None
-        return cls(race.samples, race.ending, race.interval_us, race.is_full, ends_checked, race.may_win)
-
-    @property
-    def stopped_early(self) -> bool:
-        """True if the config was given up as hopelessly slow, so that its figure is only a rough one."""
-        return self.ending is Ending.HOPELESS
-
-
 class HostTimer:
     """Times launches that return when their work is done (CPU kernels), by the host's monotonic clock.
 
@@ -109,8 +74,8 @@ class HostTimer:
     def synchronize(self) -> None:
         """Do nothing: a launch that has returned is done."""
 
-    def time_launches(self, launches: TimedLaunches, rules: RaceRules) -> Timing:
-        """Time launches as long as the :class:`~ktuned.worker.race.Race` wants more samples.
+    def time_launches(self, launches: TimedLaunches, rules: RaceRules) -> Race:
+        """Time launches as long as the race wants more samples; return the race, which has ended.
 
         Raises:
             InvalidTime: the launch reports a figure that cannot be a time.
@@ -125,7 +90,7 @@ class HostTimer:
             elapsed_ns, reported_us = _time_ring(launches)
             race.warm.add(elapsed_ns / 1000 if reported_us is None else reported_us)
         if race.gives_up((perf_counter_ns() - start) / 1e9):
-            return Timing.from_race(race)
+            return race
         # Choose the size of a ring and of a sample by the fastest run.
         fastest_ns = int(race.warm.sorted_us[0] * 1000)
         rings = 1
@@ -144,7 +109,7 @@ class HostTimer:
                 race.samples.add(each_us if reported_us is None else reported_us)
                 if (perf_counter_ns() - start) / 1e9 >= rules.preset.timing_s:
                     break
-        return Timing.from_race(race)
+        return race
 
 
 def _time_ring(launches: TimedLaunches) -> tuple[int, float | None]:

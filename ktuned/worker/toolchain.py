@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ktuned.backends import deciding, finding, private
+from ktuned.backends import digest_own_variables, select_deciding_variables, select_finding_variables
 from ktuned.ipc import ABSENT, replies, stamp, take_sight
 from ktuned.model import Device
 
@@ -38,7 +38,7 @@ class ToolchainObservation:
 
     def __init__(self, environment: Mapping[str, str], own: Iterable[str], limits: Mapping[str, str]) -> None:
         self._environment = environment
-        self._own = private({name: environment[name] for name in own if name in environment})
+        self._own = digest_own_variables({name: environment[name] for name in own if name in environment})
         self._limits = limits
         self._files: dict[str, str] = {}
         self._patterns: dict[str, None] = {}
@@ -76,7 +76,7 @@ class ToolchainObservation:
         """Return the variables that count: those that a backend's patterns match, and the project's own."""
         listed = tuple(patterns)
         self._patterns |= dict.fromkeys(listed)
-        return {**deciding(listed, self._environment), **self._own}
+        return {**select_deciding_variables(listed, self._environment), **self._own}
 
     def find_limits(self, device: Device) -> dict[str, str]:
         """Return the limits that apply to a device; only CPUs have any."""
@@ -85,7 +85,7 @@ class ToolchainObservation:
     def make_report(self) -> replies.ProbeDependencies:
         """Return what the daemon has to look at."""
         patterns = tuple(self._patterns)
-        variables = deciding(patterns, self._environment) | finding(self._environment)
+        variables = select_deciding_variables(patterns, self._environment) | select_finding_variables(self._environment)
         return replies.ProbeDependencies(self._files, patterns, variables, self._limits)
 
     def _note_file(self, path: Path | None) -> None:

@@ -1,6 +1,6 @@
 """torch's tensors, on a CPU or a GPU. torch is imported when it is first used.
 
-The methods are documented in :class:`~ktuned.worker.tensor_library.TensorLibrary`; docstrings here say how they work.
+:class:`~ktuned.worker.numpy_tensors.NumPyTensors` says what each method is for; docstrings here say how it works.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TorchTensors:
-    """Implements :class:`ktuned.worker.tensor_library.TensorLibrary`."""
+    """The operations of :class:`~ktuned.worker.numpy_tensors.NumPyTensors`, on torch's tensors."""
 
     word = "torch.Tensor"
 
@@ -261,9 +261,9 @@ def _move_allocation(host: Any, array: Any, device: str, moved: dict[int, Any]) 
     """Copy an array's whole allocation to a device, unless it was moved already, and return the array's view of it."""
     import torch
 
-    from ktuned.worker.numpy_tensors import ALIGNMENT, find_allocation
+    from ktuned.worker.numpy_tensors import ALIGNMENT, NumPyTensors
 
-    start, size = find_allocation(array)
+    start, size = NumPyTensors().find_allocation(array)
     is_whole = (start, size) == (array.ctypes.data, array.nbytes)
     first = start % ALIGNMENT if not is_whole else 0
     is_alone = is_whole and host.is_contiguous() and start not in moved

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from ktuned.backends import cpu, finding
+from ktuned.backends import cpu, select_finding_variables
 from ktuned.devices.environments import Environments
 from ktuned.devices.machine import Machine
 from ktuned.fleet.executor import Environment
@@ -41,7 +41,7 @@ class Probed:
         backend = BackendReport("1", {"compiler": COMPILERS[environment.host]}, devices=(DEVICE,))
 
         async def send_request(request: object, deadlines: Mapping[str, float]) -> tuple[replies.ProbeReport, None]:
-            observed = replies.ProbeDependencies({}, (), finding(os.environ), cpu.limits())
+            observed = replies.ProbeDependencies({}, (), select_finding_variables(os.environ), cpu.limits())
             return replies.ProbeReport("3.12", {"fake": backend}, observed=observed), None
 
         yield SimpleNamespace(send_request=send_request)

@@ -155,7 +155,7 @@ def test_a_cold_first_launch_gives_up_no_config_in_a_graph(
     timing = CudaTimer("cuda:0", method).time_launches(
         TimedLaunches(gpu.launch), RaceRules(PRESETS["default"], stop_above_us=3 * WARM_US)
     )
-    assert timing.stopped_early is stops
+    assert timing.is_hopeless is stops
 
 
 def test_a_graphs_median_is_known_to_the_graphs_resolution(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,9 @@ from ktuned.worker.cuda_timer import CudaTimer
 from ktuned.worker.launch_observer import LaunchObserver
 from ktuned.worker.open_problem import OpenProblem
 from ktuned.worker.process_state import ProcessState
-from ktuned.worker.race import Ending, RaceRules
+from ktuned.worker.race import Ending, Race, RaceRules
 from ktuned.worker.reply import Reply
-from ktuned.worker.samples import Samples
 from ktuned.worker.timed_launches import TimedLaunches
-from ktuned.worker.timing import Timing
 
 GPU = Device(DeviceName("cuda:0"), DeviceModel("a GPU"), Target("sm_90"))
 
@@ -36,14 +34,15 @@ class PlayedTimer(CudaTimer):
     def synchronize(self) -> None:
         """Wait for nothing."""
 
-    def time_launches(self, launches: TimedLaunches, rules: RaceRules) -> Timing:
+    def time_launches(self, launches: TimedLaunches, rules: RaceRules) -> Race:
         """Call back at once: the batch counts as enqueued."""
         self._diary.append("samples enqueued")
         if launches.meanwhile is not None:
             launches.meanwhile()
-        samples = Samples()
-        samples.add(5.0)
-        return Timing(samples, Ending.KNOWN, (5.0, 5.0), is_full=False, may_win=False)
+        race = Race(rules)
+        race.samples.add(5.0)
+        race.ending = Ending.BEATEN
+        return race
 
 
 class PlayedData:

@@ -7,13 +7,12 @@ import pytest
 
 from ktuned.model.plan import Preset
 from ktuned.worker import timing
-from ktuned.worker.race import RaceRules
+from ktuned.worker.race import Race, RaceRules
 from ktuned.worker.timed_launches import TimedLaunches
 from ktuned.worker.timing import (
     MAX_LAUNCHES_PER_SAMPLE,
     SAMPLE_FLOOR_NS,
     HostTimer,
-    Timing,
     count_launches_per_sample,
 )
 
@@ -47,7 +46,7 @@ def time_launch(
     *,
     restore: Callable[[], None] | None = None,
     stop_above_us: float = math.inf,
-) -> Timing:
+) -> Race:
     """Time a plain launch, with nothing to beat."""
     rules = RaceRules(preset, stop_above_us=stop_above_us)
     return HostTimer().time_launches(TimedLaunches(launch, restore=restore), rules)
@@ -66,7 +65,7 @@ def test_a_sample_lasts_long_enough_to_be_read(launch_ns: int) -> None:
 def test_a_steady_kernel_is_timed_exactly(monkeypatch: pytest.MonkeyPatch, launch_us: float) -> None:
     """Whatever the size of a sample, the figure is the time of one launch in µs."""
     found = time_launch(Clock(monkeypatch, launch_us).launch)
-    assert (found.stopped_early, found.samples.spread_us) == (False, 0.0)
+    assert (found.is_hopeless, found.samples.spread_us) == (False, 0.0)
     assert found.samples.median_us == pytest.approx(launch_us)
     assert len(found.samples) >= PRESET.repetitions
 
@@ -103,7 +102,7 @@ def test_a_slow_kernel_is_given_up(monkeypatch: pytest.MonkeyPatch, first: list[
     """It stops when the best of the first launches is above the limit; one fast launch proves that it may be good."""
     clock = Clock(monkeypatch, *first)
     found = time_launch(clock.launch, stop_above_us=300.0)
-    assert found.stopped_early is stops
+    assert found.is_hopeless is stops
     if stops:
         assert len(clock.log) == 4, "the launch of the warm-up counts as well as three samples"
         assert found.samples.median_us == pytest.approx(500.0)
@@ -112,7 +111,7 @@ def test_a_slow_kernel_is_given_up(monkeypatch: pytest.MonkeyPatch, first: list[
 def test_a_very_slow_kernel_is_given_up_after_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """When one launch alone takes the preset's time, no second one is needed to see that it is too slow."""
     clock = Clock(monkeypatch, 3e6)
-    assert time_launch(clock.launch, stop_above_us=1.0).stopped_early
+    assert time_launch(clock.launch, stop_above_us=1.0).is_hopeless
     assert clock.log == ["launch"]
 
 
