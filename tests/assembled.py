@@ -17,7 +17,7 @@ import msgspec
 from ktuned.catalog.catalog import environment_of
 from ktuned.daemon import assembly
 from ktuned.daemon.assembly import Replacements
-from ktuned.daemon.config import Settings, load_settings
+from ktuned.daemon.config import ConfigFile, Settings, load_settings
 from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import SurveyIntervals
@@ -271,7 +271,5 @@ def _settings(directory: Path, policy: str) -> Settings:
         compile_slots=2,
         slots_are_given=True,
         compile_cores=frozenset(),
-        judges_contention=False,
-        keeps_spares=False,
-        policy=policy,
+        file=ConfigFile(policy=policy, contention=False, spares=False),
     )

@@ -118,7 +118,7 @@ class Parts:
         deadlines = self.deadlines = dict(settings.deadlines)
 
         # What runs workers: policy, executors, the fleet.
-        idle_policy = self.idle_policy = IdlePolicy(settings.policy)
+        idle_policy = self.idle_policy = IdlePolicy(settings.file.policy)
         job_machine = JobMachine(pauses=store.load_pauses(), refuse=idle_policy.refuse_job)
         trust = self.trust = Trust(settings.trusted_directories)
         base_env = dict(os.environ) if replaced.base_env is None else replaced.base_env
@@ -165,7 +165,7 @@ class Parts:
             compile_slots=settings.compile_slots,
             spawn_s=settings.deadlines["spawn"],
             memory_limits=(settings.bench_bytes, settings.compile_bytes),
-            keeps_spares=settings.keeps_spares,
+            keeps_spares=settings.file.spares,
             rank_of=job_machine.find_slot_rank,
             cores=replaced.cores or cpu.cores(),
             spare_modules=replaced.spare_modules,
@@ -185,7 +185,10 @@ class Parts:
             fleet, store, deadlines=deadlines, settled=executors.await_hosts, base_env=replaced.base_env
         )
         machine = self.machine = Machine(
-            environments, arch=settings.arch, chosen=settings.devices, captured=captured_inputs.digest_of_inputs
+            environments,
+            arch=settings.file.arch,
+            chosen=settings.file.devices,
+            captured=captured_inputs.digest_of_inputs,
         )
 
         # What acts on events, and the router.
@@ -340,7 +343,7 @@ class Parts:
         )
 
         def list_kernels_in_use() -> set[str]:
-            return {*lookups.looked_up(), *(job.kernel for job in jobs.list_live_jobs())}
+            return {*lookups.list_looked_up(), *(job.kernel for job in jobs.list_live_jobs())}
 
         self.share_exchange = ShareExchange(
             shared_winners, to_share, admission=admission, catalog=catalog, machine=machine, store=store, jobs=jobs
@@ -366,7 +369,7 @@ class Parts:
             await renewal.react_to_changes(changes, saved=saved)
 
         self.watcher = Watcher(
-            catalog, inspector, on_changes, lookups.looked_up, doubts_changed=caches.forget_all_answers
+            catalog, inspector, on_changes, lookups.list_looked_up, doubts_changed=caches.forget_all_answers
         )
 
     def list_configured_roots(self) -> set[str]:

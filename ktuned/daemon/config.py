@@ -84,11 +84,6 @@ class Settings(msgspec.Struct, frozen=True):
     slots_are_given: bool
     compile_cores: frozenset[int]
     artifacts_bytes: int
-    policy: str
-    judges_contention: bool
-    keeps_spares: bool
-    arch: str
-    devices: tuple[str, ...]
     bench_bytes: int
     compile_bytes: int
     idle_exit_s: float | None
@@ -111,7 +106,7 @@ class Settings(msgspec.Struct, frozen=True):
     @property
     def job_settings(self) -> JobSettings:
         """The settings that every job follows."""
-        return JobSettings(self.judges_contention, self.slots_are_given)
+        return JobSettings(self.file.contention, self.slots_are_given)
 
     @property
     def share(self) -> ShareSettings:
@@ -195,12 +190,7 @@ def load_settings(
         compile_slots=slots,
         slots_are_given=file.compile_slots is not None,
         compile_cores=compile_cores,
-        policy=file.policy,
         artifacts_bytes=int(file.artifacts_gib * 2**30),
-        judges_contention=file.contention,
-        keeps_spares=file.spares,
-        arch=file.arch,
-        devices=file.devices,
         bench_bytes=_to_bytes(file.bench_memory_gib, bench_bytes),
         compile_bytes=_to_bytes(file.compile_memory_gib, compile_bytes),
         idle_exit_s=file.idle_exit_s if idle_exit_s is None else idle_exit_s,

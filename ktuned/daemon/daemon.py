@@ -144,7 +144,7 @@ class Daemon:
                 lane=parts.dispatcher.get_lane,
             ).list_handlers(),
             *CallMethods(parts.adoptions, parts.applications).list_handlers(),
-            *Captures(parts.captured_inputs, catalog, jobs, lookups.results_changed).list_handlers(),
+            *Captures(parts.captured_inputs, catalog, jobs, lookups.forget_results).list_handlers(),
             *KernelMethods(
                 catalog=catalog,
                 explainer=Explainer(catalog, parts.admission, machine, store, lookups.find_doubt),

@@ -81,7 +81,7 @@ class Reload:
         parts.deadlines.update(settings.deadlines)
         parts.preparation.settings = settings.job_settings
         self._lifetime.apply_limit(settings.idle_exit_s)
-        parts.idle_policy.policy = settings.policy
+        parts.idle_policy.policy = settings.file.policy
         parts.jobs.request_review()
         # With more time or memory a config that failed may work.
         parts.jobs.forget_failures()
@@ -90,9 +90,9 @@ class Reload:
             parts.fleet.outdate_workers()
         parts.fleet.apply_limits(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
         parts.fleet.spawn_s = settings.deadlines["spawn"]
-        parts.fleet.machine.keeps_spares = settings.keeps_spares
+        parts.fleet.machine.keeps_spares = settings.file.spares
         parts.artifacts.cap_bytes = settings.artifacts_bytes
-        parts.machine.arch, parts.machine.chosen = settings.arch, settings.devices
+        parts.machine.arch, parts.machine.chosen = settings.file.arch, settings.file.devices
         parts.artifact_cleanup.request_collection()
         parts.share_exchange.apply_settings(settings.share)
         parts.executors.apply_settings(settings.executors, limits_are_given=settings.limits_are_given)

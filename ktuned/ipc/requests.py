@@ -456,31 +456,11 @@ def choose_incumbent(
 
 
 REQUESTS: Mapping[str, type[Request[Any, Any]]] = {
-    request.operation: request
-    for request in (
-        Prepare,
-        Probe,
-        GpuUsers,
-        Inspect,
-        Explore,
-        Ask,
-        Admits,
-        Represent,
-        FitPortfolio,
-        OpenFrontEnd,
-        Lower,
-        Compile,
-        Open,
-        Close,
-        Canary,
-        MeasurePeaks,
-        Trial,
-        Time,
-        Check,
-        TimeReference,
-    )
+    found.operation: found
+    for found in list(vars().values())
+    if isinstance(found, type) and issubclass(found, Request) and found is not Request
 }
-"""Every operation by its name."""
+"""Every operation above by its name."""
 
 
 def encode(request: Request[Any, Any]) -> bytes:

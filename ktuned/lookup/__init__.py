@@ -3,7 +3,7 @@
 from ktuned.lookup.answer import Lookup
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.certainty import Certainty
-from ktuned.lookup.ladder import not_observed
+from ktuned.lookup.ladder import explain_unobserved
 from ktuned.lookup.served_winners import ServedWinners
 from ktuned.lookup.service import SETTLE_S, Lookups
 from ktuned.lookup.shortcuts import Shortcuts
@@ -18,5 +18,5 @@ __all__ = [
     "ServedWinners",
     "Shortcuts",
     "WinnerTable",
-    "not_observed",
+    "explain_unobserved",
 ]

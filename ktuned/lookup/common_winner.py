@@ -20,7 +20,7 @@ class Common(Record):
     objective: Objective
 
 
-def common_config(tried: Sequence[tuple[float, Mapping[str, float]]], is_out: Iterable[str] = ()) -> str | None:
+def choose_common_config(tried: Sequence[tuple[float, Mapping[str, float]]], is_out: Iterable[str] = ()) -> str | None:
     """Return the config of the least weighted cost, as canonical text; ``None`` if none was measured on all problems.
 
     ``tried`` has a weight and the costs by config for each problem: latencies, or what another objective makes of a
@@ -35,7 +35,7 @@ def common_config(tried: Sequence[tuple[float, Mapping[str, float]]], is_out: It
     return min(total, key=lambda text: (total[text], text), default=None)
 
 
-def with_common(winners: Iterable[Winner], common: Iterable[Common]) -> list[Winner]:
+def put_common_winners(winners: Iterable[Winner], common: Iterable[Common]) -> list[Winner]:
     """Return winners with those of the set in the place of the ones that are best for a problem alone."""
     own = {winner.key: winner for winner in winners}
     for one in common:

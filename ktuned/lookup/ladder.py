@@ -130,6 +130,6 @@ def decide_answer(
     return Decision(Status.DEFAULT, None, default, tuple(undecided.values()), is_certain)
 
 
-def not_observed(kernel: KernelInfo) -> str:
+def explain_unobserved(kernel: KernelInfo) -> str:
     """Return the message of an answer that is stale because its kernel is not fully observed."""
     return f"not fully observed: {kernel.unobserved}; name the files that decide with depends=[…] in @kernel"

@@ -10,7 +10,7 @@ from ktuned.catalog import Admission, Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.lookup.answer_caches import AnswerCaches
-from ktuned.lookup.common_winner import MAX_TRIALS, Common, common_config, with_common
+from ktuned.lookup.common_winner import MAX_TRIALS, Common, choose_common_config, put_common_winners
 from ktuned.model import (
     Candidate,
     Context,
@@ -46,11 +46,11 @@ class ServedWinners:
         """Return a kernel's winners on all devices, by all objectives."""
         known = self._known.get(kernel.name)
         if known is None:
-            own = self._with_shared(self._store.list_winners(kernel.name), kernel, environment)
-            known = self._known[kernel.name] = self.in_place_of(own, kernel, environment)
+            own = self._add_shared_winners(self._store.list_winners(kernel.name), kernel, environment)
+            known = self._known[kernel.name] = self.replace_by_common(own, kernel, environment)
         return known
 
-    def _with_shared(self, own: list[Winner], kernel: KernelInfo, environment: Environment) -> list[Winner]:
+    def _add_shared_winners(self, own: list[Winner], kernel: KernelInfo, environment: Environment) -> list[Winner]:
         """Return winners with those of other projects' equal kernels that were measured in this one's own context.
 
         Checkouts of one project are projects of their own here: worktrees, clones, and what it was before it was moved
@@ -81,7 +81,7 @@ class ServedWinners:
             return False
         return self._machine.build_context(kernel, environment, winner.problem, device) == context
 
-    def in_place_of(self, own: list[Winner], kernel: KernelInfo, environment: Environment) -> list[Winner]:
+    def replace_by_common(self, own: list[Winner], kernel: KernelInfo, environment: Environment) -> list[Winner]:
         """Return problems' own winners with the common ones in their place, where the kernel file asks for those.
 
         Problems whose rows are to have equal bits have no winner until a class of configs is known to leave them.
@@ -94,9 +94,9 @@ class ServedWinners:
         for device in sorted(models & {winner.context.device for winner in own}):
             for objective in objectives:
                 if kernel.weights:
-                    own = with_common(own, self._common_trials(kernel, environment, device, objective))
+                    own = put_common_winners(own, self._find_common_trials(kernel, environment, device, objective))
                 for group in kernel.find_batch_groups():
-                    own = self._with_class(own, kernel, environment, device, objective, group)
+                    own = self._replace_by_class(own, kernel, environment, device, objective, group)
         return own
 
     def find_verdicts(self, kernel: KernelInfo, environment: Environment) -> dict[tuple[str, Objective], list[Verdict]]:
@@ -113,7 +113,7 @@ class ServedWinners:
         verdicts = self.find_verdicts(kernel, environment).get((device, objective), [])
         return next((verdict for verdict in verdicts if canonical(problem) in verdict.problems), None)
 
-    def _with_class(
+    def _replace_by_class(
         self,
         own: list[Winner],
         kernel: KernelInfo,
@@ -157,7 +157,7 @@ class ServedWinners:
         common = [Common(context, trial, objective) for context, trial in trials if trial is not None]
         if len(common) < len(group):
             return [winner for winner in own if winner.key not in keys]
-        return with_common(own, common)
+        return put_common_winners(own, common)
 
     def _candidates(
         self, kernel: KernelInfo, problem: Problem, context: Context, objective: Objective
@@ -167,7 +167,7 @@ class ServedWinners:
             if self._admission.known_verdict(kernel, problem, json.loads(one.config)) is not False:
                 yield one
 
-    def _common_trials(
+    def _find_common_trials(
         self, kernel: KernelInfo, environment: Environment, model: str, objective: Objective
     ) -> Iterable[Common]:
         """Return the trials of the config that is best for all problems by an objective, once all are tuned."""
@@ -188,7 +188,7 @@ class ServedWinners:
             {known.text: cost for known in configs if (cost := cost_of(objective, known.figure)) is not None}
             for configs in tried
         ]
-        chosen = common_config(list(zip(kernel.weights, costs, strict=True)), is_out)
+        chosen = choose_common_config(list(zip(kernel.weights, costs, strict=True)), is_out)
         if chosen is None:
             return []
         config = next(known.config for known in tried[0] if known.text == chosen)

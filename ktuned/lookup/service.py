@@ -37,7 +37,7 @@ from ktuned.lookup.answer import Lookup, compute_age
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.certainty import Certainty
 from ktuned.lookup.follow_ups import MAX_FOLLOW_UPS, FollowUps
-from ktuned.lookup.ladder import Admits, decide_answer, not_observed
+from ktuned.lookup.ladder import Admits, decide_answer, explain_unobserved
 from ktuned.lookup.pins import Pins
 from ktuned.lookup.publication import Publication
 from ktuned.lookup.served_winners import ServedWinners
@@ -125,9 +125,9 @@ class Lookups:
             catalog,
             machine,
             certainty,
-            in_use=self.looked_up,
+            in_use=self.list_looked_up,
             winners=served.list_winners,
-            answer=partial(self._best_known, tune=False, admits=None),
+            answer=partial(self._find_best_answer, tune=False, admits=None),
         )
         caches.when_changed = self._publication.request_publication
 
@@ -136,7 +136,7 @@ class Lookups:
         """Lookups answered since the start."""
         return self._answered + self.shortcuts.lookups
 
-    def looked_up(self, within_s: float = LATELY_S) -> list[str]:
+    def list_looked_up(self, within_s: float = LATELY_S) -> list[str]:
         """Return the kernels that were looked up so recently, here or in the table, and forget all others."""
         since = monotonic() - within_s
         self._looked_up = {name: at for name, at in self._looked_up.items() if at >= since}
@@ -199,7 +199,7 @@ class Lookups:
         self._looked_up[kernel.name] = monotonic()
         check_problem(kernel, problem)
         by = kernel.objective(objective)
-        found = self._best_known(kernel, problem, device, by, tune=tune, admits=admits)
+        found = self._find_best_answer(kernel, problem, device, by, tune=tune, admits=admits)
         self._publication.publish_answered(kernel, name, directory, problem, found, tune=tune)
         return found
 
@@ -256,12 +256,12 @@ class Lookups:
         """Return why answers for a kernel cannot be relied on now; nothing if they can."""
         return self._certainty.find_doubt(kernel, self._catalog.kernel_environment(kernel))
 
-    def results_changed(self, kernel: str) -> None:
+    def forget_results(self, kernel: str) -> None:
         """Let lookups tune a kernel again, whose results were forgotten or whose inputs were replaced."""
         self._follow_ups.forget_tunings(kernel)
         self.caches.forget_answers(kernel)
 
-    def _best_known(
+    def _find_best_answer(
         self,
         kernel: KernelInfo,
         problem: Problem,
@@ -355,7 +355,7 @@ class Lookups:
         if verdict is not None and not message and (found.is_current or verdict.waiting):
             message = verdict.describe()
         if found.is_unobserved:
-            message = not_observed(kernel)
+            message = explain_unobserved(kernel)
         if found.status is Status.DEFAULT and found.config is None and kernel.default is not None:
             message = failure or "the space does not admit the default for this problem"
         if found.status is Status.DEFAULT and not message:
@@ -369,7 +369,7 @@ class Lookups:
             config=None if found.config is None else kernel.order_config(found.config),
             latency_us=None if incumbent is None else incumbent.latency_us,
             # Only an artifact of this very problem and source can be launched for it as it is.
-            artifact=self._artifact_of(incumbent) if incumbent is not None and found.is_current else None,
+            artifact=self._locate_artifact(incumbent) if incumbent is not None and found.is_current else None,
             age_s=compute_age(decided),
             decided=decided,
             file=kernel.file,
@@ -377,7 +377,7 @@ class Lookups:
             generation=self.table.generation(kernel.name),
             is_final=found.is_final and not is_noisy_one,
             metrics={} if incumbent is None else incumbent.metrics,
-            measured=None if incumbent is None else self._measured_problem(kernel, problem, incumbent),
+            measured=None if incumbent is None else self._find_measured_problem(kernel, problem, incumbent),
             objective=by,
             expected_loss=found.expected_loss,
         )
@@ -408,7 +408,7 @@ class Lookups:
                 found = look_up()
         return found
 
-    def _measured_problem(self, kernel: KernelInfo, problem: Problem, incumbent: Winner) -> Problem | None:
+    def _find_measured_problem(self, kernel: KernelInfo, problem: Problem, incumbent: Winner) -> Problem | None:
         """Return the problem that a winner was measured for, if it is not the one that was asked for."""
         if kernel.specialize is None:
             measured = incumbent.problem
@@ -419,7 +419,7 @@ class Lookups:
             measured = incumbent.problem if job is None else job.problem
         return None if canonical(measured) == canonical(problem) else kernel.order_problem(measured)
 
-    def _artifact_of(self, incumbent: Winner) -> str | None:
+    def _locate_artifact(self, incumbent: Winner) -> str | None:
         path = None if incumbent.artifact is None else self._artifacts.find_artifact(incumbent.artifact)
         if path is None or incumbent.artifact is None:
             return None

@@ -114,7 +114,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             kernel = self.catalog.resolve_kernel(name)
         except NotFound:
             return winners
-        served = self.served.in_place_of(winners, kernel, self.catalog.kernel_environment(kernel))
+        served = self.served.replace_by_common(winners, kernel, self.catalog.kernel_environment(kernel))
         known = {winner.key for winner in winners}
         return [winner for winner in served if winner.context.device == device and winner.key in known]
 
@@ -133,7 +133,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             kernel: KernelInfo = self.catalog.resolve_kernel(document.kernel)
         except NotFound as error:
             raise self._unknown_kernel(document.kernel) from error
-        kernel, exported = await self._with_names(kernel, document, is_dry=wanted.dry_run)
+        kernel, exported = await self._add_names(kernel, document, is_dry=wanted.dry_run)
         taken: list[Winner] = []
         entries = []
         for objective, offered in document.by_objective.items():
@@ -173,7 +173,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             hint="`ktuned add PATH` watches the directory that declares it",
         )
 
-    async def _with_names(
+    async def _add_names(
         self, kernel: KernelInfo, document: WinnersDocument, *, is_dry: bool
     ) -> tuple[KernelInfo, str]:
         """Return a kernel with a document's names too, and the digest that it has with these names alone.
@@ -246,7 +246,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
 
     def _judge_offer(self, kernel: KernelInfo, offer: Winner) -> tuple[Status, exchange.Decision]:
         """Return what a winner would be served as, and whether it takes the place of ours."""
-        today = self._context_today(kernel, offer.problem, offer.context.device)
+        today = self._build_context_today(kernel, offer.problem, offer.context.device)
         ours = self.store.get_winner(offer.key)
         if ours is not None and self.admission.known_verdict(kernel, offer.problem, ours.config) is False:
             # It is served no more.
@@ -261,7 +261,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         (is_admitted,) = await self.admission.check_configs(kernel, problem, [config])
         return is_admitted
 
-    def _context_today(self, kernel: KernelInfo, problem: Problem, model: str) -> Context | None:
+    def _build_context_today(self, kernel: KernelInfo, problem: Problem, model: str) -> Context | None:
         """Return what a measurement made here now would stand on; ``None`` where the device is not here."""
         try:
             environment = self.catalog.kernel_environment(kernel)

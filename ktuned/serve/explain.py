@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ktuned.catalog import Admission, Catalog, complete_config
 from ktuned.devices import Machine
-from ktuned.lookup import not_observed
+from ktuned.lookup import explain_unobserved
 from ktuned.model import (
     CAPTURED,
     SPACE,
@@ -65,13 +65,13 @@ class Explainer(msgspec.Struct, frozen=True):
         if fault := self.catalog.file_fault(kernel):
             return _as_stale(standing, fault)
         try:
-            now = self._context_now(kernel, winner)
+            now = self._build_context_now(kernel, winner)
         except KtunedError as error:
             return _as_stale(standing, error.message)
         if now != winner.context:
             changes = self._describe_changes(kernel, winner.context, now)
             standing = _as_stale(standing, self._last_words(winner), changes)
-        elif doubt := not_observed(kernel) if kernel.unobserved else self.doubt(kernel):
+        elif doubt := explain_unobserved(kernel) if kernel.unobserved else self.doubt(kernel):
             standing = _as_stale(standing, doubt)
         outside = self._why_outside_space(kernel, winner)
         return standing if outside is None else _as_stale(standing, standing.message, [*standing.changes, outside])
@@ -96,7 +96,7 @@ class Explainer(msgspec.Struct, frozen=True):
         declared = (problem for problem in kernel.problems if kernel.make_key_problem(problem) == wanted)
         return next(declared, winner.problem)
 
-    def _context_now(self, kernel: KernelInfo, winner: Winner) -> Context:
+    def _build_context_now(self, kernel: KernelInfo, winner: Winner) -> Context:
         environment = self.catalog.kernel_environment(kernel)
         device = self.machine.find_device(environment, kernel.backend, winner.context.device)
         return self.machine.build_context(kernel, environment, winner.problem, device)

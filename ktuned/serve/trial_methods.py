@@ -132,7 +132,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
             await self.jobs.cancel_jobs_of_kernel(name)
         forgotten = await self.store.forget_trials(name, wanted.outcome)
         self.jobs.forget_failures(name)
-        self.lookups.results_changed(name)
+        self.lookups.forget_results(name)
         return ForgetAnswer(name, forgotten)
 
 

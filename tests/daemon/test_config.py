@@ -55,7 +55,7 @@ def test_each_field_of_the_file_is_followed(home: Path, tmp_path: Path) -> None:
         """,
     )
     settings = load_settings(home, environment={})
-    assert (settings.compile_slots, settings.artifacts_bytes, settings.judges_contention) == (3, 2**29, False)
+    assert (settings.compile_slots, settings.artifacts_bytes, settings.file.contention) == (3, 2**29, False)
     assert settings.deadlines == {**DEFAULT_DEADLINES, "compile": 7}
     (root,) = settings.roots
     assert (root.path, root.name, root.env) == (f"{tmp_path}/project", "kernels", {"A": "1"})

@@ -160,9 +160,9 @@ async def test_who_reads_the_table_uses_the_kernel(parts: Parts) -> None:
     await tuned(parts)
     ask(parts)
     parts.lookups._looked_up.clear()
-    assert parts.lookups.looked_up() == []
+    assert parts.lookups.list_looked_up() == []
     assert read(parts) is not None
-    assert parts.lookups.looked_up() == ["project:it"]
+    assert parts.lookups.list_looked_up() == ["project:it"]
 
 
 async def test_what_a_pin_holds_is_its_own(parts: Parts) -> None:

@@ -75,11 +75,11 @@ async def test_answer_has_all_its_fields(parts: Parts) -> None:
 async def test_recent_lookups_are_known(parts: Parts) -> None:
     """The kernels that were looked up within a while are listed once each; names that are no kernel's are not."""
     await tuned(parts)
-    assert parts.lookups.looked_up() == []
+    assert parts.lookups.list_looked_up() == []
     for name in ("it", "project:it", "other"):
         parts.lookups.look_up(name, {"n": 64}, None, tune=False)
-    assert parts.lookups.looked_up() == ["project:it"]
-    assert parts.lookups.looked_up(within_s=0.0) == []
+    assert parts.lookups.list_looked_up() == ["project:it"]
+    assert parts.lookups.list_looked_up(within_s=0.0) == []
 
 
 async def test_ladder_from_unknown_to_fresh_and_down_to_stale(parts: Parts) -> None:

@@ -19,8 +19,8 @@ from ktuned.sharing.decision import (
     is_published,
     rank_candidates,
 )
+from ktuned_team.calls import Entry
 from ktuned_team.retention import select_surplus
-from ktuned_team.storage import Entry
 from tests.team.test_objects import WINNER
 
 SHARED = Candidate({"BM": 64}, 100.0)

@@ -174,7 +174,7 @@ async def test_pins_hold_an_answer_for_each_objective(parts: Parts) -> None:
     ]
     assert [found.answer.config for found in held] == [FAST, FRUGAL]
     await parts.store.forget_trials(kernel.name)
-    parts.lookups.results_changed(kernel.name)
+    parts.lookups.forget_results(kernel.name)
     for objective, config in ((None, FAST), ("latency", FAST), ("energy", FRUGAL)):
         answer = _pinned(parts, objective)
         assert isinstance(answer, Lookup)

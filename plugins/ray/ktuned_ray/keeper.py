@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import itertools
+import math
 import os
 import platform
 import shutil
 import signal
 import socket
 import sys
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from ktuned.bridge import Call, CallFailed, CallServer, Send, Service
 from ktuned.fleet import DeadlineExpired, Environment, LocalExecutor, Output, RequestFailed, Worker, WorkerDied, memory
 from ktuned.ipc import Trust, find_changed_file, replies, requests, to_message
 from ktuned.model import Record, Role, WorkerError
-from ktuned_ray import node_calls, parcels
+from ktuned_ray import node_calls
 from ktuned_ray.node_artifacts import NodeArtifacts
 from ktuned_ray.node_layout import NodeLayouts
 
@@ -149,38 +149,25 @@ class Keeper(Service):
         if call.parcels:
             await self.artifacts.take_parcels(call.parcels)
         request = requests.decode(call.message)
-        waiting: deque[tuple[Any, Output]] = deque()
-        news = asyncio.Event()
+        # At most the items of a batch wait.
+        arriving, waiting = anyio.create_memory_object_stream[tuple[Any, Output]](math.inf)
 
-        def on_item(value: Any) -> None:
-            waiting.append((value, worker.take_output()))
-            news.set()
+        async def pass_items_on() -> None:
+            async with waiting:
+                async for value, output in waiting:
+                    artifact = await self.artifacts.pack_artifact(value)
+                    await send(node_calls.Item(to_message(value), output.stdout, output.stderr, artifact))
 
-        async def pass_on() -> None:
-            while True:
-                await news.wait()
-                news.clear()
-                while waiting:
-                    await send(await self._make_item(*waiting[0]))
-                    # Removed only now: if this task is cancelled in the send, the item still goes with the reply.
-                    waiting.popleft()
-
-        passing = asyncio.ensure_future(pass_on())
-        try:
-            ended = await _run_request(worker, request, call.deadlines, on_item)
-        finally:
-            passing.cancel()
-        last = [await self._make_item(*one) for one in waiting]
-        if sum(len(item.artifact) for item in last) > parcels.MAX_ALL_IN_FRAME_BYTES:
-            for item in last:
-                await send(item)
-            last = []
-        # Items that came with the end travel in its answer: each answer may cost a call of an actor.
-        return replace(ended, last=tuple(last), seconds=monotonic() - began)
-
-    async def _make_item(self, value: Any, output: Output) -> node_calls.Item:
-        artifact = await self.artifacts.pack_artifact(value)
-        return node_calls.Item(to_message(value), output.stdout, output.stderr, artifact)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pass_items_on)
+            with arriving:
+                ended = await _run_request(
+                    worker,
+                    request,
+                    call.deadlines,
+                    lambda value: arriving.send_nowait((value, worker.take_output())),
+                )
+        return replace(ended, seconds=monotonic() - began)
 
     async def watch_memory(self) -> None:
         """Kill workers that outgrow their limits, until cancelled."""

@@ -126,7 +126,7 @@ class Item(Record):
 
 @record
 class Exchanged(Record):
-    """The end of an exchange: a reply's ``value``, or a failure; ``last`` are the items that were not sent before it.
+    """The end of an exchange: a reply's ``value``, or a failure.
 
     It took ``seconds`` at the keeper. ``phase`` is where it ended, ``phases`` the seconds of each phase. If the worker
     died there is a ``returncode``, and the reason why it was ``stopped`` or the ``fault`` that it reported. If a phase
@@ -144,7 +144,6 @@ class Exchanged(Record):
     stopped: str = ""
     fault: str = ""
     expired_s: float | None = None
-    last: tuple[Item, ...] = ()
     seconds: float = 0.0
 
 

@@ -150,8 +150,6 @@ class RemoteWorker(Worker):
         )
         # Each item begins the deadline again, as it does for a phase.
         ended = await self._link.call_keeper(call, sum(deadlines.values()) + GRACE_S, take_item)
-        for item in ended.last:
-            take_item(item)
         ended_at = monotonic()
         for value, packed in brought:
             # At most the group of units that was compiled.
