@@ -373,7 +373,8 @@ class Kernel:
         """
         latency_s = latency_us / 1e6
         with self.site.wrap_failures("flops(p) or bytes(p)"):
-            found = compute_throughput(*self.evaluate_work(problem), latency_us)
+            flops, moved = self.evaluate_work(problem)
+            found = compute_throughput(flops, moved, latency_us)
         for name, metric in self.metrics.items():
             is_of_energy = name in self.energy_metrics
             if is_of_energy and energy_j is None:
