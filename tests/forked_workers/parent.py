@@ -60,9 +60,10 @@ def _look_installed_packages_up() -> None:
     import importlib.metadata
 
     from ktuned.dependencies.distributions import find_owners
-    from ktuned.dependencies.origin import InstalledPlace, find_installed_place
+    from ktuned.dependencies.origin import InstalledPlace, find_installed_place, prepare_origins
 
     importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
+    prepare_origins()
     for place in filter(None, (find_installed_place(f"{path}/x") for path in sys.path)):
         # Only of a package that no distribution has named after itself all lists are read.
         find_owners(InstalledPlace(place.site, "no package"))
