@@ -62,7 +62,7 @@ def _look_installed_packages_up() -> None:
     from ktuned.dependencies.distributions import find_owners
     from ktuned.dependencies.origin import InstalledPlace, find_installed_place, prepare_origins
 
-    importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)
+    importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)  # type: ignore[assignment]
     prepare_origins()
     for place in filter(None, (find_installed_place(f"{path}/x") for path in sys.path)):
         # Only of a package that no distribution has named after itself all lists are read.
