@@ -22,11 +22,12 @@ from typing import Any
 
 import pytest
 
+from tests.assembled import PATIENCE_S
 from tests.author.conftest import Script, share
 from tests.author.oracle import WRONG
 from tests.author.project import DOWN_EVERY, HASTY_EVERY, IMPORTS, KERNEL, SITES, Project
 from tests.author.tally import Tally
-from tests.e2e.harness import PATIENCE_S, Daemon
+from tests.e2e.harness import Daemon
 
 HERE = Path(__file__).parent
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.assembled import PATIENCE_S
 from tests.chaos.conftest import Row, Scale
 from tests.chaos.watching import Baseline, ChaosDaemon, Listener, Victim
-from tests.e2e.harness import PATIENCE_S, kernel_text
+from tests.e2e.harness import kernel_text
 from tests.fake_tensors import REFERENCE
 
 KILLS = 100

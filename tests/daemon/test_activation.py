@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from ktuned_client import Client
-from tests.e2e.harness import PATIENCE_S, Daemon, kernel_text
+from tests.assembled import PATIENCE_S
+from tests.e2e.harness import Daemon, kernel_text
 
 ACTIVATE = shutil.which("systemd-socket-activate")
 ACCEPTS = 0x10000

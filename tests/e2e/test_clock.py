@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.e2e.harness import FAKE_BACKEND, UNHURRIED, Daemon, kernel_text
+from tests.assembled import FAKE_BACKEND
+from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
 
 DAY_S = 86_400
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import PATIENCE_S, UNHURRIED, kernel_text, running
+from tests.assembled import PATIENCE_S
+from tests.e2e.harness import UNHURRIED, kernel_text, running
 
 SOURCE = """\
 #include <tvm/ffi/container/tensor.h>

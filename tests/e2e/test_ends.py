@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import PATIENCE_S, Daemon, kernel_text
+from tests.assembled import PATIENCE_S
+from tests.e2e.harness import Daemon, kernel_text
 
 TEXT = kernel_text("space([dict(us=20.0, tag='a'), dict(us=30.0, tag='b')])")
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import PATIENCE_S, Daemon, kernel_text
+from tests.assembled import PATIENCE_S
+from tests.e2e.harness import Daemon, kernel_text
 
 SCRIPT = Path(__file__).with_suffix(".lua").with_stem("neovim")
 

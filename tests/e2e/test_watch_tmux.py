@@ -14,7 +14,8 @@ from time import monotonic
 
 import pytest
 
-from tests.e2e.harness import PATIENCE_S, UNHURRIED, Daemon, kernel_text
+from tests.assembled import PATIENCE_S
+from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
 
 SPACE = """space([
     dict(us=300.0, does='work', tag='good', gate=''),

@@ -43,11 +43,30 @@ def main(control: socket.socket, role: str) -> None:
     from ktuned.ipc import Places
     from ktuned.worker.main import Operations
 
+    _look_installed_packages_up()
     Operations(Places({}, "", "", "")).import_for_role(role)
     sys.modules["__main__"] = program
     gc.collect()
     gc.freeze()
     _serve(control)
+
+
+def _look_installed_packages_up() -> None:
+    """Look up plugins, and which distribution each package belongs to, which takes a worker 0.1 s.
+
+    Workers have the parent's path, and nothing is installed there meanwhile.
+    """
+    import functools
+    import importlib.metadata
+
+    from ktuned.dependencies.distributions import find_owners
+    from ktuned.dependencies.origin import InstalledPlace, find_installed_place, prepare_origins
+
+    importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)  # type: ignore[assignment]
+    prepare_origins()
+    for place in filter(None, (find_installed_place(f"{path}/x") for path in sys.path)):
+        # Only of a package that no distribution has named after itself all lists are read.
+        find_owners(InstalledPlace(place.site, "no package"))
 
 
 def _serve(control: socket.socket) -> None:

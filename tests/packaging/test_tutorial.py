@@ -42,6 +42,8 @@ def environment(home: Path) -> Iterator[dict[str, str]]:
         **inherited,
         "HOME": str(home),
         "XDG_CACHE_HOME": cache,
+        # Most modules of what it installs are never imported.
+        "PIP_NO_COMPILE": "1",
         "KTUNED_HOME": str(home / "state"),
         "KTUNED_SOCKET": str(home / "run/ktuned.sock"),
         "PATH": f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}",

@@ -158,7 +158,18 @@ def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
     venv.create(home, symlinks=True)
     python = home / "bin/python"
     (site,) = home.glob("lib/python*/site-packages")
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "-q",
+        "--no-compile",
+        "--no-deps",
+        "--no-index",
+    ]
     subprocess.run([*command, *map(str, wheels.values())], check=True, capture_output=True, text=True)
     # After the install, or pip takes the editable ones for installed; behind it in sys.path, so that the wheels win.
     (site / "development.pth").write_text(sysconfig.get_path("purelib") + "\n")

@@ -18,7 +18,8 @@ import pytest
 
 from benchmarks.hostile import P99_BUDGET, Crowd, measure
 from ktuned_client import DaemonError, wire
-from tests.e2e.harness import PATIENCE_S, Daemon, kernel_text
+from tests.assembled import PATIENCE_S
+from tests.e2e.harness import Daemon, kernel_text
 
 ROUNDS = 8
 """A busy machine may spoil a p99; it does not spoil the best of so many."""

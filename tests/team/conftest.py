@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.harness import PATIENCE_S, Daemon
+from tests.assembled import PATIENCE_S
+from tests.e2e.harness import Daemon
 
 Home = Callable[..., Daemon]
 
