@@ -14,7 +14,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -29,6 +28,8 @@ from ktuned.backends import (
     Unit,
     compiler_files,
     cpu,
+    cut_message,
+    find_version,
     torch_cuda_devices,
 )
 from ktuned.model import Device, KernelFileError, Outcome, Unsupported
@@ -39,9 +40,6 @@ from ktuned_torch.triton_launches import find_launch_without_gpu
 
 KERNEL_FILE = "kernel.json"
 CODE_FILE = "inductor.bin"
-
-MAX_MESSAGE_CHARS = 4000
-"""Limit for an error message: torch's first lines have the error, the rest is advice and tracebacks."""
 
 EAGER = "an eager function is only imported; not persistable: re-made on load"
 ON_DEVICE = "Inductor compiles for CUDA on the device itself, which lanes own; not persistable: re-made on load"
@@ -112,10 +110,10 @@ class Torch(backends.Backend):
     def fingerprint(self) -> Mapping[str, str]:
         """Return the versions of torch, Triton, this plugin and the C++ compiler that Inductor calls."""
         return {
-            "torch": _find_version("torch"),
-            "triton": _find_version("triton"),
+            "torch": find_version("torch") or "none",
+            "triton": find_version("triton") or "none",
             "compiler": _read_compiler_version(),
-            "ktuned-torch": _find_version("ktuned-torch"),
+            "ktuned-torch": find_version("ktuned-torch") or "none",
         }
 
     def toolchain_files(self) -> Iterable[Path]:
@@ -213,14 +211,7 @@ def _render_error(error: Exception) -> str:
     """Return an error's message, capped, with its type where that adds information."""
     message = str(error).strip()
     text = message if isinstance(error, KernelFileError | LookupError) else f"{type(error).__name__}: {message}"
-    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
-
-
-def _find_version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "none"
+    return cut_message(text)
 
 
 def _find_compiler_command() -> list[str]:

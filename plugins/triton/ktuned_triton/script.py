@@ -24,7 +24,8 @@ from operator import attrgetter
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from ktuned_triton.call import NotTunable, is_wrapper
+from ktuned.dropin import NotTunable
+from ktuned_triton.call import is_wrapper
 from ktuned_triton.evaluation import find_globals_read, to_plain_code
 
 MAIN = "__main__"
