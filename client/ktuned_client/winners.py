@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from ktuned_client.answers import NO_METRICS, Hit
@@ -199,6 +199,28 @@ class Winners:
         self._short.setdefault(name.rpartition(":")[2], set()).add(name)
 
 
+class _Winner(NamedTuple):
+    """A winner of a file; ``artifact`` is the name of its directory among the file's artifacts."""
+
+    config: Mapping[str, Any]
+    latency_us: float
+    decided: float
+    metrics: Mapping[str, float]
+    artifact: str | None
+
+    @classmethod
+    def read(cls, winner: Mapping[str, Any]) -> _Winner:
+        """Read a map that :func:`check_document` has checked."""
+        artifact = winner.get("artifact")
+        return cls(
+            winner["config"],
+            winner["latency_us"],
+            winner["decided"],
+            winner.get("metrics", NO_METRICS),
+            artifact if isinstance(artifact, str) and os.path.basename(artifact) == artifact else None,
+        )
+
+
 class _WinnersFile:
     """The winners of one file: of one kernel on one device model."""
 
@@ -213,7 +235,7 @@ class _WinnersFile:
         self._objective: str = document.get("objective", _LATENCY)
         lists = {**document.get("objectives", {}), _LATENCY: document["winners"]}
         self._winners = {
-            name: {_to_canonical_json(winner["problem"]): winner for winner in winners}
+            name: {_to_canonical_json(winner["problem"]): _Winner.read(winner) for winner in winners}
             for name, winners in lists.items()
         }
         artifacts = document.get("artifacts")
@@ -241,21 +263,20 @@ class _WinnersFile:
             problem,
             self._device,
             status,
-            winner["config"],
-            winner["latency_us"],
+            winner.config,
+            winner.latency_us,
             self._find_artifact(winner),
-            winner["decided"],
+            winner.decided,
             message=message,
-            metrics=winner.get("metrics", NO_METRICS),
+            metrics=winner.metrics,
             measured=None if whole == dict(problem) else whole,
             objective=wanted,
         )
 
-    def _find_artifact(self, winner: Mapping[str, Any]) -> str | None:
-        key = winner.get("artifact")
-        if self._artifacts is None or not isinstance(key, str) or os.path.basename(key) != key:
+    def _find_artifact(self, winner: _Winner) -> str | None:
+        if self._artifacts is None or winner.artifact is None:
             return None
-        path = os.path.join(self._artifacts, key)
+        path = os.path.join(self._artifacts, winner.artifact)
         return os.path.abspath(path) if os.path.isdir(path) else None
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import tempfile
@@ -34,7 +33,8 @@ from ktuned.backends import (
 from ktuned.dependencies import is_users_header
 from ktuned.model import Outcome, Unsupported
 from ktuned_nvrtc import precompiled, program
-from ktuned_nvrtc.build import Build, list_name_expressions, pad_to_three
+from ktuned_nvrtc.build import Build, list_name_expressions
+from ktuned_nvrtc.description import Description
 from ktuned_nvrtc.program import CompileError, Program
 
 CUBIN_FILE = "kernel.cubin"
@@ -199,26 +199,15 @@ def _write_artifact(
 ) -> dict[str, Any]:
     """Write one unit's artifact and return its facts."""
     build = cast(Build, unit.build)
-    symbol = compiled.symbols[build.entry]
-    description: dict[str, Any] = {
-        "entry": build.entry,
-        "lowered": symbol,
-        "target": unit.target,
-        "grid": pad_to_three(build.grid),
-        "block": pad_to_three(build.block),
-        "cluster": pad_to_three(build.cluster),
-        "shared_bytes": build.shared_bytes,
-    }
-    if build.constants:
-        description["constants"] = {name: compiled.symbols[f"&{name}"] for name in sorted(build.constants)}
+    description = Description.from_compiled(build, unit, compiled.symbols)
     (artifact / CUBIN_FILE).write_bytes(compiled.cubin)
-    (artifact / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1, sort_keys=True))
+    (artifact / DESCRIPTION_FILE).write_text(description.to_json())
     sources = {source.path: source.content, **{path: path.read_bytes() for path in source.headers}}
     write_sources(sources, artifact / SOURCES_DIRECTORY)
-    resources = used.get(symbol)
+    resources = used.get(description.lowered)
     shared_bytes = build.shared_bytes + (resources.static_shared_bytes if resources else 0)
     return {
-        "lowered": symbol,
+        "lowered": description.lowered,
         "options": list(source.options),
         "dynamic_shared_bytes": build.shared_bytes,
         **(asdict(resources) if resources else {}),

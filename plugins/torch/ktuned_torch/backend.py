@@ -36,7 +36,6 @@ from ktuned.model import Device, KernelFileError, Outcome, Unsupported
 from ktuned.spec import functions
 from ktuned_torch import inductor
 from ktuned_torch.bound_function import FunctionCall, TorchKernel, explain_unsupported
-from ktuned_torch.triton_launches import find_launch_without_gpu
 
 KERNEL_FILE = "kernel.json"
 CODE_FILE = "inductor.bin"
@@ -169,7 +168,7 @@ def _compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
     """Compile a unit into the directory ``artifact`` and return its facts.
 
     Raises:
-        Unsupported: the unit is for another CPU, or runs only on GPUs.
+        Unsupported: the unit is for another CPU.
         Exception: any error of finding or compiling the function.
     """
     build = cast(Build, unit.build)
@@ -177,8 +176,6 @@ def _compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
     if is_for_cpu and unit.target != cpu.target():
         raise Unsupported(f"the target is {unit.target}; this is {cpu.target()}")
     function = functions.find_function(str(build.function), unit.kernel_file)
-    if is_for_cpu and (launched := find_launch_without_gpu(function)):
-        raise Unsupported(f"the Triton kernel {launched!r} runs only on GPUs, and this machine has none")
     code, reason = b"", EAGER
     if build.compile is not None:
         function = inductor.compile_function(function, build.compile)
