@@ -112,7 +112,7 @@ def check_document(document: Any) -> None:
         _check_metrics(winner.get("metrics", {}), f"winner {number}: its metrics")
 
 
-def render(document: Mapping[str, Any]) -> str:
+def render_document(document: Mapping[str, Any]) -> str:
     """Return a file's text: sorted, with a line for each field and winner; equal content gives equal text."""
     head = {name: value for name, value in document.items() if name not in ("winners", "objectives")}
     lines = [
@@ -136,12 +136,12 @@ def _list_winners(document: Mapping[str, Any]) -> list[Any]:
     return [*document["winners"], *(winner for others in document.get("objectives", {}).values() for winner in others)]
 
 
-def file_name(kernel: str, device: str) -> str:
+def make_file_name(kernel: str, device: str) -> str:
     """Return the name of the file of a kernel and a device model."""
     return f"{_to_file_name(kernel)}@{_to_file_name(device)}.json"
 
 
-def paths_of(path: str | os.PathLike[str]) -> list[str]:
+def list_files(path: str | os.PathLike[str]) -> list[str]:
     """Return the files at a path: the file itself, or the ``*.json`` of a directory, by name.
 
     Raises:
@@ -166,7 +166,7 @@ class Winners:
     def read(cls, path: str | os.PathLike[str]) -> Winners:
         """Read a file, or a directory of them; raises as :func:`read_file`."""
         winners = cls()
-        for file in paths_of(path):
+        for file in list_files(path):
             winners._add_file(file, read_file(file))
         return winners
 

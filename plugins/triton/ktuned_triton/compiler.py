@@ -343,9 +343,9 @@ def _locate_error(cause: Any, function: Any) -> str:
     if function is None or line is None:
         return ""
     near = (value for value in function.fn.__globals__.values() if isinstance(value, type(function)))
-    for one in (function, *near):
-        if one.src == getattr(cause, "src", None):
-            decorators = itertools.takewhile(lambda text: not text.lstrip().startswith("def "), one.raw_src)
-            first = one.starting_line_number + sum(1 for _ in decorators)
-            return f"{Path(one.fn.__code__.co_filename).name}:{first + line - 1}: "
+    for candidate in (function, *near):
+        if candidate.src == getattr(cause, "src", None):
+            decorators = itertools.takewhile(lambda text: not text.lstrip().startswith("def "), candidate.raw_src)
+            first = candidate.starting_line_number + sum(1 for _ in decorators)
+            return f"{Path(candidate.fn.__code__.co_filename).name}:{first + line - 1}: "
     return ""
