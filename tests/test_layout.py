@@ -73,7 +73,7 @@ PLUGINS_MAY_IMPORT = {"dropin", "spec", "dependencies", "backends", "model"}
 LIGHT = WORKER_MAY_IMPORT | {"__init__", "bridge", "dropin", "spool", "worker"}
 """Imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
 
-LAZILY_IN_WORKERS = {"torch", "safetensors", "numpy", "pynvml"}
+LAZILY_IN_WORKERS = {"cuda", "torch", "safetensors", "numpy", "pynvml"}
 BY_NAME_ALONE = {
     "ktuned.search.convergence",
     "ktuned.search.guided",
@@ -84,7 +84,7 @@ BY_NAME_ALONE = {
 }
 """Modules that need NumPy; an entry point imports them, and no other module does."""
 
-HEAVY = LAZILY_IN_WORKERS | {"ray", "cloudpickle", "tvm_ffi", "cuda", "cutlass", "tilelang", "tvm", "triton"}
+HEAVY = LAZILY_IN_WORKERS | {"ray", "cloudpickle", "tvm_ffi", "cutlass", "tilelang", "tvm", "triton"}
 """Packages that the daemon must never have imported."""
 
 AT_REST = {

@@ -255,7 +255,7 @@ class Client:
 
     def _look_up(self, question: Question, packed: bytes | None) -> Hit:
         key = self._knowledge.find_hit(question, packed)
-        if type(key) is not bytes:
+        if not isinstance(key, bytes):
             return key
         try:
             request = LOOKUP + self._knowledge.encode_opening(question) + key

@@ -14,7 +14,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from ktuned_client.answers import NO_METRICS, Hit
@@ -112,7 +112,7 @@ def check_document(document: Any) -> None:
         _check_metrics(winner.get("metrics", {}), f"winner {number}: its metrics")
 
 
-def render(document: Mapping[str, Any]) -> str:
+def render_document(document: Mapping[str, Any]) -> str:
     """Return a file's text: sorted, with a line for each field and winner; equal content gives equal text."""
     head = {name: value for name, value in document.items() if name not in ("winners", "objectives")}
     lines = [
@@ -136,12 +136,12 @@ def _list_winners(document: Mapping[str, Any]) -> list[Any]:
     return [*document["winners"], *(winner for others in document.get("objectives", {}).values() for winner in others)]
 
 
-def file_name(kernel: str, device: str) -> str:
+def make_file_name(kernel: str, device: str) -> str:
     """Return the name of the file of a kernel and a device model."""
     return f"{_to_file_name(kernel)}@{_to_file_name(device)}.json"
 
 
-def paths_of(path: str | os.PathLike[str]) -> list[str]:
+def list_files(path: str | os.PathLike[str]) -> list[str]:
     """Return the files at a path: the file itself, or the ``*.json`` of a directory, by name.
 
     Raises:
@@ -166,7 +166,7 @@ class Winners:
     def read(cls, path: str | os.PathLike[str]) -> Winners:
         """Read a file, or a directory of them; raises as :func:`read_file`."""
         winners = cls()
-        for file in paths_of(path):
+        for file in list_files(path):
             winners._add_file(file, read_file(file))
         return winners
 
@@ -199,6 +199,28 @@ class Winners:
         self._short.setdefault(name.rpartition(":")[2], set()).add(name)
 
 
+class _Winner(NamedTuple):
+    """A winner of a file; ``artifact`` is the name of its directory among the file's artifacts."""
+
+    config: Mapping[str, Any]
+    latency_us: float
+    decided: float
+    metrics: Mapping[str, float]
+    artifact: str | None
+
+    @classmethod
+    def read(cls, winner: Mapping[str, Any]) -> _Winner:
+        """Read a map that :func:`check_document` has checked."""
+        artifact = winner.get("artifact")
+        return cls(
+            winner["config"],
+            winner["latency_us"],
+            winner["decided"],
+            winner.get("metrics", NO_METRICS),
+            artifact if isinstance(artifact, str) and os.path.basename(artifact) == artifact else None,
+        )
+
+
 class _WinnersFile:
     """The winners of one file: of one kernel on one device model."""
 
@@ -213,7 +235,7 @@ class _WinnersFile:
         self._objective: str = document.get("objective", _LATENCY)
         lists = {**document.get("objectives", {}), _LATENCY: document["winners"]}
         self._winners = {
-            name: {_to_canonical_json(winner["problem"]): winner for winner in winners}
+            name: {_to_canonical_json(winner["problem"]): _Winner.read(winner) for winner in winners}
             for name, winners in lists.items()
         }
         artifacts = document.get("artifacts")
@@ -241,21 +263,20 @@ class _WinnersFile:
             problem,
             self._device,
             status,
-            winner["config"],
-            winner["latency_us"],
+            winner.config,
+            winner.latency_us,
             self._find_artifact(winner),
-            winner["decided"],
+            winner.decided,
             message=message,
-            metrics=winner.get("metrics", NO_METRICS),
+            metrics=winner.metrics,
             measured=None if whole == dict(problem) else whole,
             objective=wanted,
         )
 
-    def _find_artifact(self, winner: Mapping[str, Any]) -> str | None:
-        key = winner.get("artifact")
-        if self._artifacts is None or not isinstance(key, str) or os.path.basename(key) != key:
+    def _find_artifact(self, winner: _Winner) -> str | None:
+        if self._artifacts is None or winner.artifact is None:
             return None
-        path = os.path.join(self._artifacts, key)
+        path = os.path.join(self._artifacts, winner.artifact)
         return os.path.abspath(path) if os.path.isdir(path) else None
 
 

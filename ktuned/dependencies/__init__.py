@@ -9,7 +9,7 @@ by a file's place what stands for it: its content, a distribution (:mod:`.distri
 from ktuned.dependencies.accesses import ACCESSES
 from ktuned.dependencies.code_observer import OBSERVER, FreshProcessNeeded, ImportEnd
 from ktuned.dependencies.distributions import find_distribution, find_owners, read_installed_versions
-from ktuned.dependencies.origin import find_installed_place, is_ours
+from ktuned.dependencies.origin import find_installed_place, is_ours, is_users_header
 from ktuned.dependencies.python_files import digest_meaning, mentions_source_text
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "find_installed_place",
     "find_owners",
     "is_ours",
+    "is_users_header",
     "mentions_source_text",
     "read_installed_versions",
 ]

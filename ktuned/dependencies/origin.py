@@ -77,6 +77,11 @@ def find_installed_place(path: str) -> InstalledPlace | None:
     return None
 
 
+def is_users_header(path: Path) -> bool:
+    """Return whether a header is the user's own, not one of the system, a toolkit or an installed package."""
+    return not str(path).startswith(("/usr/", "/opt/")) and find_installed_place(str(path)) is None
+
+
 @cache
 def _is_site(directory: str) -> bool:
     """Return whether pip has installed into a directory, which may have any name (``pip install --target``)."""

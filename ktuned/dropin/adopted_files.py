@@ -32,7 +32,8 @@ class AdoptedFiles(Generic[Call]):
 
     def read_declaration(self, kind: type[Declared], identity: str) -> Declared:
         """Return the declaration of a function."""
-        return self._read_file(kind, f"{identity}.declaration.json")
+        declared: Declared = self._read_file(kind, f"{identity}.declaration.json")
+        return declared
 
     def find_call(self, problem: Problem) -> Call:
         """Return the call that a problem names; each is read once.

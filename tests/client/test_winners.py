@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ktuned_client import AsyncClient, Client
-from ktuned_client.winners import WinnersError, file_name, render
+from ktuned_client.winners import WinnersError, make_file_name, render_document
 
 DEFAULT = {"BM": 64}
 WINNER = {
@@ -39,7 +39,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 def written(path: Path, **changes: Any) -> Path:
     """Write a file and return its path."""
-    path.write_text(render(document(**changes)))
+    path.write_text(render_document(document(**changes)))
     return path
 
 
@@ -161,16 +161,18 @@ def test_a_missing_file_or_an_empty_directory_is_an_error(tmp_path: Path) -> Non
 def test_equal_winners_give_equal_files() -> None:
     """In whatever order they come, one line each, so that a diff shows what changed."""
     winners = [{**WINNER, "problem": {"M": size}} for size in (1, 2, 3)]
-    text = render(document(winners=winners))
-    assert render(document(winners=winners[::-1])) == text
+    text = render_document(document(winners=winners))
+    assert render_document(document(winners=winners[::-1])) == text
     assert json.loads(text) == document(winners=winners)
-    changed = render(document(winners=[*winners[:2], {**winners[2], "latency_us": 9.0}]))
+    changed = render_document(document(winners=[*winners[:2], {**winners[2], "latency_us": 9.0}]))
     assert sum(one != other for one, other in zip(text.splitlines(), changed.splitlines(), strict=True)) == 1
 
 
 def test_names_of_files_are_plain_and_differ() -> None:
     """Whatever a device calls itself, the file's name is safe, and two devices never share one."""
-    names = [file_name("p:gemm", device) for device in ("NVIDIA H200", "NVIDIA-H200!", "a/../b", "a b", "a(b", "…")]
+    names = [
+        make_file_name("p:gemm", device) for device in ("NVIDIA H200", "NVIDIA-H200!", "a/../b", "a b", "a(b", "…")
+    ]
     assert names[0] == "p-gemm@NVIDIA-H200.json"
     assert len(set(names)) == len(names)
     assert all("/" not in name and not name.startswith(".") for name in names)

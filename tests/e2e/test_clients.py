@@ -282,7 +282,7 @@ def test_winners_are_shared_through_files(tuned: Daemon, tmp_path: Path) -> None
     document["winners"][0]["digest"] = "0" * 64
     document["winners"].append({**document["winners"][0], "problem": {"m": 1}})
     document["winners"].append({**document["winners"][0], "config": {"us": 5.0}})
-    file.write_text(winners.render(document))
+    file.write_text(winners.render_document(document))
     told = tuned.ktuned("import", str(shared)).stdout
     assert "taken, stale" in told
     assert "refused: project:it: the problem names m" in told

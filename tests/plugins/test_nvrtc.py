@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.backends import cuda_headers, ptxas
+from ktuned.backends import MAX_MESSAGE_CHARS, cuda_headers, move_error_first, ptxas
 from ktuned.backends.contract import Absence, Absent, Compiled, Unit
 from ktuned.backends.registry import Registry
 from ktuned.ipc.manifest import file_digest
@@ -282,9 +282,9 @@ def test_a_source_that_is_gone_is_a_result(compile_one: Compile, tmp_path: Path)
 
 def test_a_flood_of_words_is_capped() -> None:
     """However much NVRTC says, the first error stays and the rest is cut."""
-    kept = program.move_error_first("k.cu(1): warning: w\n" * 5000 + "k.cu(2): error: no\n" + "note\n" * 10_000)
+    kept = move_error_first("k.cu(1): warning: w\n" * 5000 + "k.cu(2): error: no\n" + "note\n" * 10_000, program.ERROR)
     assert kept.startswith("k.cu(2): error: no\n")
-    assert len(kept) == program.MAX_MESSAGE_CHARS
+    assert len(kept) == MAX_MESSAGE_CHARS
 
 
 @pytest.mark.parametrize("target", ["sm_20", "sm_999", "native-elsewhere", ""])

@@ -14,7 +14,6 @@ from ktuned.backends.contract import Absent, Launch, Unit
 from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
 from ktuned_nvrtc import Build, Nvrtc, NvrtcKernel, bf16, f16, f32, fields, i8, i16, pointer, struct, texture, u16
-from ktuned_nvrtc.launch import _read_parameter_sizes
 from tests.plugins import scale
 
 pytestmark = pytest.mark.gpu
@@ -123,7 +122,7 @@ def test_textures_are_made_of_tensors(load: Load) -> None:
 def test_the_parameters_sizes_are_the_kernels(load: Load) -> None:
     """As the C compiler laid them out, the structure with its padding."""
     kernel = load(Build("scalars"))  # its library is unloaded with it
-    assert _read_parameter_sizes(kernel._function) == [8, 1, 1, 2, 4, 4, 8, 8, 4, 8, 2, 2, 16]
+    assert kernel.read_parameter_sizes() == [8, 1, 1, 2, 4, 4, 8, 8, 4, 8, 2, 2, 16]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 import torch
 import triton
 
-from ktuned.dropin import account
+from ktuned.dropin import NotTunable, account
 from ktuned_triton import autotune
-from ktuned_triton.call import NotTunable, find_jit_function
+from ktuned_triton.call import find_jit_function
 from ktuned_triton.script import is_importable, write_module
 from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_calls import clean_account, left_to_triton, link, records, spool

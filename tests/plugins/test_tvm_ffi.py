@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ktuned import backends
+from ktuned.backends import MAX_MESSAGE_CHARS, move_error_first
 from ktuned.backends.contract import Absence, Absent, Compiled, Unit
 from ktuned.backends.registry import Registry
 from ktuned.ipc.manifest import file_digest
@@ -22,7 +23,7 @@ from ktuned.model.errors import BackendError, Unsupported
 from ktuned.model.values import Outcome
 from ktuned.testing.backends import check_backend
 from ktuned_tvm_ffi import Build, TvmFfi, prelude
-from ktuned_tvm_ffi.compiler import MAX_MESSAGE_CHARS, STANDARD_FLAGS, Compiler, move_error_first
+from ktuned_tvm_ffi.compiler import ERROR, STANDARD_FLAGS, Compiler
 from tests.plugins.axpy import EXAMPLE, SOURCE
 
 Compile = Callable[..., tuple[Compiled, Path]]
@@ -134,7 +135,7 @@ def test_what_the_compiler_refuses_starts_with_its_first_error(compile_one: Comp
 def test_a_compilers_flood_of_words_is_capped() -> None:
     """However much a compiler says, the first error stays and the rest is cut."""
     said = "In file included from a\n" * 5000 + "a.cc:1: error: no\n" + "note\n" * 100_000
-    kept = move_error_first(said)
+    kept = move_error_first(said, ERROR)
     assert kept.startswith("a.cc:1: error: no\nIn file")
     assert len(kept) == MAX_MESSAGE_CHARS
 

@@ -18,7 +18,7 @@ from ktuned.model.objective import ENERGY, LATENCY
 from ktuned.model.trace import Observation
 from ktuned.protocol import ExportParams, ImportedWinner, ImportParams
 from ktuned.serve.exchange import WinnerExchange
-from ktuned_client.winners import check_document, render
+from ktuned_client.winners import check_document, render_document
 from tests.assembled import ALL_ROUNDS, Parts, assembled, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -197,7 +197,7 @@ async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
     assert "metrics" not in shared["winners"][0]
     (frugal,) = shared["objectives"]["energy"]
     assert frugal["metrics"] == {"energy": 2.0}
-    check_document(json.loads(render(shared)))
+    check_document(json.loads(render_document(shared)))
     better = {**frugal, "config": {"us": 90.0}, "latency_us": 9.0, "metrics": {"energy": 1.0}}
     unknown = {**better, "config": {"us": 90.0}, "metrics": {}}
     offered = {**shared, "winners": [], "objectives": {"energy": [better, unknown], "max:speed": [better]}}

@@ -152,7 +152,9 @@ def _exported_files(document: WinnersDocument, form: str, by: str) -> dict[str, 
         return vllm_files(document, by)
     if form == "c":
         return dict([c_file(document)])
-    return {winners.file_name(document.kernel, document.device): winners.render(msgspec.to_builtins(document))}
+    return {
+        winners.make_file_name(document.kernel, document.device): winners.render_document(msgspec.to_builtins(document))
+    }
 
 
 @click.command("import")
@@ -195,7 +197,7 @@ def read_documents(paths: Iterable[str]) -> list[tuple[str, WinnersDocument]]:
     """
     found = []
     try:
-        for path in (path for given_path in paths for path in winners.paths_of(given_path)):
+        for path in (path for given_path in paths for path in winners.list_files(given_path)):
             content = winners.read_file(path)
             try:
                 found.append((path, WinnersDocument.read(content)))

@@ -7,7 +7,6 @@ import functools
 import os
 import shlex
 import shutil
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -23,11 +22,12 @@ from ktuned.backends import (
     Compiled,
     Launch,
     Unit,
+    compile_singly,
     compiler_files,
     runs_on,
     torch_cuda_devices,
 )
-from ktuned.model import BackendError, Device, Outcome, Scalar, Unsupported
+from ktuned.model import BackendError, Device, Scalar, Unsupported
 from ktuned_cutedsl.build import Build
 from ktuned_cutedsl.compiler import LIBRARY_FILE, CompileError, compile_unit
 from ktuned_cutedsl.linker import (
@@ -116,8 +116,7 @@ class CuteDsl(backends.Backend):
             linker = Linker.find()
             # Imported before the first unit, so that the import counts for none.
             import_module("cutlass.cute")
-            for unit in units:
-                yield _compile_one_unit(unit, into / unit.key, linker)
+            yield from compile_singly(units, into, functools.partial(compile_unit, linker=linker), CompileError)
         except NoLinker as error:
             raise BackendError(str(error), hint=INSTALL_HINT) from error
         except NoRuntime as error:
@@ -146,14 +145,3 @@ class CuteDsl(backends.Backend):
             raise BackendError(str(error), hint=REINSTALL_HINT) from error
         module = tvm_ffi.load_module(str((artifact / LIBRARY_FILE).resolve()))
         return CuteDslKernel(module.get_function(build.symbol), build.args)
-
-
-def _compile_one_unit(unit: Unit, artifact: Path, linker: Linker) -> Compiled:
-    started = time.perf_counter()
-    try:
-        facts = compile_unit(unit, artifact, linker)
-    except Unsupported as error:
-        return Compiled(unit.key, Outcome.UNSUPPORTED, error.message, time.perf_counter() - started)
-    except CompileError as error:
-        return Compiled(unit.key, Outcome.COMPILE_ERROR, str(error), time.perf_counter() - started)
-    return Compiled(unit.key, seconds=time.perf_counter() - started, facts=facts)

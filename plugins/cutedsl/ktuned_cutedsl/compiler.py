@@ -5,18 +5,16 @@ What a config can be blamed for becomes :class:`CompileError` or ``Unsupported``
 
 from __future__ import annotations
 
-import errno
 import math
 import re
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from ktuned.backends import Unit, cubin, occupancy_fact
-from ktuned.model import BackendError, KernelFileError, Unsupported
+from ktuned.backends import Unit, cubin, cut_message, lend_scratch_directory, occupancy_fact
+from ktuned.model import KernelFileError, Unsupported
 from ktuned.spec import functions, iterate_causes, locate_user_line
 from ktuned_cutedsl import limits, resources
 from ktuned_cutedsl.build import Build
@@ -27,13 +25,9 @@ LIBRARY_FILE = "kernel.so"
 CUBIN_FILE = "kernel.cubin"
 _OBJECT_FILE = "kernel.o"
 
-MAX_MESSAGE_CHARS = 4000
-"""Limit for an error message; CuTe DSL's first lines have the error and its place."""
-
 _TARGET = re.compile(r"sm_\d+[af]?")
 _NOT_THEIRS = frozenset({"cutlass", "inspect"})
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class CompileError(Exception):
@@ -57,13 +51,8 @@ def compile_unit(unit: Unit, artifact: Path, linker: Linker) -> dict[str, Any]:
         function = functions.find_function(str(build.function), unit.kernel_file)
     except (KernelFileError, LookupError) as error:
         raise CompileError(str(error)) from error
-    try:
-        with tempfile.TemporaryDirectory(prefix="ktuned-cute-") as scratch:
-            return _compile_function(function, build, unit.target, artifact, linker, Path(scratch))
-    except OSError as error:
-        if error.errno in _DISK_IS_FULL:
-            raise BackendError(f"no room to compile in: {error}", hint="free some space") from error
-        raise
+    with lend_scratch_directory("cute") as scratch:
+        return _compile_function(function, build, unit.target, artifact, linker, scratch)
 
 
 def _compile_function(
@@ -141,4 +130,4 @@ def _render_error(error: Exception) -> str:
     if not type(error).__module__.startswith("cutlass."):
         # An error of user code during tracing; CuTe DSL's own errors contain their place.
         message = f"{locate_user_line(error, _NOT_THEIRS)}{type(error).__name__}: {message}"
-    return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 1] + "…"
+    return cut_message(message)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ktuned_nvrtc.limits import unwrap_result
+from ktuned.backends import unwrap_result
 from ktuned_nvrtc.scalars import to_bytes
 
 _ALIGNMENT = 16

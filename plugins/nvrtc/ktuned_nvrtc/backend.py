@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
@@ -16,6 +15,7 @@ from ktuned.model import BackendError, Device, Unsupported
 from ktuned_nvrtc import program
 from ktuned_nvrtc.build import Build
 from ktuned_nvrtc.compiler import CUBIN_FILE, DESCRIPTION_FILE, compile_units, list_standard_options
+from ktuned_nvrtc.description import Description
 from ktuned_nvrtc.launch import NvrtcKernel
 from ktuned_nvrtc.program import INSTALL_HINT, NoNvrtc
 
@@ -89,9 +89,8 @@ class Nvrtc(backends.Backend):
             Unsupported: it is for another architecture, or needs more than the device has.
             BackendError: the device cannot be reached.
         """
-        description = json.loads((artifact / DESCRIPTION_FILE).read_text())
-        if not runs_on(description["target"], device.target):
-            raise Unsupported(f"compiled for {description['target']}, and {device.name} is {device.target}")
+        description = Description.from_json((artifact / DESCRIPTION_FILE).read_text())
+        if not runs_on(description.target, device.target):
+            raise Unsupported(f"compiled for {description.target}, and {device.name} is {device.target}")
         cubin = (artifact / CUBIN_FILE).read_bytes()
-        build, constants = cast(Build, unit.build), description.get("constants", {})
-        return NvrtcKernel(cubin, description["lowered"], build, device, constants)
+        return NvrtcKernel(cubin, description.lowered, cast(Build, unit.build), device, description.constants)

@@ -76,11 +76,7 @@ class Build(backends.Build):
     @property
     def macros(self) -> tuple[str, ...]:
         """The ``-D`` options, sorted by name so that the order of ``defines`` never changes a binary."""
-        return tuple(
-            f"-D{name}" if value is True else f"-D{name}={value}"
-            for name, value in sorted(self.defines.items())
-            if value is not False
-        )
+        return backends.list_macro_options(self.defines)
 
 
 def list_name_expressions(build: Build) -> tuple[str, ...]:

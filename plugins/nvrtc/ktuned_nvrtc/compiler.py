@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import tempfile
@@ -21,11 +20,21 @@ from math import prod
 from pathlib import Path
 from typing import Any, cast
 
-from ktuned.backends import Compiled, Resources, Unit, compile_together, cuda_headers, occupancy_fact, ptxas
-from ktuned.dependencies import find_installed_place
+from ktuned.backends import (
+    Compiled,
+    Resources,
+    Unit,
+    compile_together,
+    cuda_headers,
+    occupancy_fact,
+    ptxas,
+    write_sources,
+)
+from ktuned.dependencies import is_users_header
 from ktuned.model import Outcome, Unsupported
 from ktuned_nvrtc import precompiled, program
-from ktuned_nvrtc.build import Build, list_name_expressions, pad_to_three
+from ktuned_nvrtc.build import Build, list_name_expressions
+from ktuned_nvrtc.description import Description
 from ktuned_nvrtc.program import CompileError, Program
 
 CUBIN_FILE = "kernel.cubin"
@@ -132,7 +141,7 @@ class _Source:
             compiled = program.compile_program(self.content, self.path.name, entries, options)
             precompiled.record_result(self._prefix_key, compiled.heap_bytes_wanted)
             read = (_normalise_path(base / name) for name in program.read_traced_headers(trace))
-            self.headers.update(path for path in read if path.is_file() and _belongs_to_user(path))
+            self.headers.update(path for path in read if path.is_file() and is_users_header(path))
         # With a precompiled header the trace lacks the headers inside it: add those of earlier compiles.
         self.headers.update(_remember_headers(self._key, self.headers) if header_options else ())
         return compiled
@@ -149,15 +158,6 @@ class _Source:
     def _key(self) -> str:
         return "\0".join((str(self.path), *self.options))
 
-    def copy_into(self, into: Path) -> None:
-        """Copy the compiled sources, keeping their relative paths."""
-        files = {self.path: self.content, **{path: path.read_bytes() for path in self.headers}}
-        root = Path(os.path.commonpath([path.parent for path in files]))
-        for path, content in files.items():
-            target = into / path.relative_to(root)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-
 
 _headers: dict[str, dict[Path, str]] = {}
 """The headers that compiles in this process read, by source and options, each with the digest of its first content."""
@@ -165,11 +165,6 @@ _headers: dict[str, dict[Path, str]] = {}
 
 def _normalise_path(path: Path) -> Path:
     return Path(os.path.normpath(path))
-
-
-def _belongs_to_user(path: Path) -> bool:
-    """Return whether a header is the user's own, not one of the system, a toolkit or an installed package."""
-    return not str(path).startswith(("/usr/", "/opt/")) and find_installed_place(str(path)) is None
 
 
 def _digest_file(path: Path) -> str:
@@ -204,25 +199,15 @@ def _write_artifact(
 ) -> dict[str, Any]:
     """Write one unit's artifact and return its facts."""
     build = cast(Build, unit.build)
-    symbol = compiled.symbols[build.entry]
-    description: dict[str, Any] = {
-        "entry": build.entry,
-        "lowered": symbol,
-        "target": unit.target,
-        "grid": pad_to_three(build.grid),
-        "block": pad_to_three(build.block),
-        "cluster": pad_to_three(build.cluster),
-        "shared_bytes": build.shared_bytes,
-    }
-    if build.constants:
-        description["constants"] = {name: compiled.symbols[f"&{name}"] for name in sorted(build.constants)}
+    description = Description.from_compiled(build, unit, compiled.symbols)
     (artifact / CUBIN_FILE).write_bytes(compiled.cubin)
-    (artifact / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1, sort_keys=True))
-    source.copy_into(artifact / SOURCES_DIRECTORY)
-    resources = used.get(symbol)
+    (artifact / DESCRIPTION_FILE).write_text(description.to_json())
+    sources = {source.path: source.content, **{path: path.read_bytes() for path in source.headers}}
+    write_sources(sources, artifact / SOURCES_DIRECTORY)
+    resources = used.get(description.lowered)
     shared_bytes = build.shared_bytes + (resources.static_shared_bytes if resources else 0)
     return {
-        "lowered": symbol,
+        "lowered": description.lowered,
         "options": list(source.options),
         "dynamic_shared_bytes": build.shared_bytes,
         **(asdict(resources) if resources else {}),

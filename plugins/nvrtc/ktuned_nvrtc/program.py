@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ktuned.backends import move_error_first
 from ktuned.model import BackendError
 
 INSTALL_HINT = "pip install 'ktuned-nvrtc[cu13]' (or [cu12]), or install the CUDA Toolkit"
@@ -19,10 +20,7 @@ FIRST_WITH_CACHE = (12, 9)
 FIRST_WITH_SEED = (13, 0)
 FIRST_WITH_TRACE = (13, 0)
 
-MAX_MESSAGE_CHARS = 4000
-"""Limit for an error message: some forty lines of NVRTC's log, with the first errors."""
-
-_ERROR = re.compile(r"\berror\b|\bfatal\b", re.IGNORECASE)
+ERROR = re.compile(r"\berror\b|\bfatal\b", re.IGNORECASE)
 _TOOLS_VERSION = re.compile(rb"release [\d.]+, V(\d+\.\d+\.\d+)")
 
 
@@ -126,9 +124,9 @@ def compile_program(source: bytes, name: str, entries: Sequence[str], options: S
         raw_log = _read_text(handle, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
         log = raw_log.replace(b"\0", b"\n").decode(errors="replace")
         if result in (nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION, nvrtc.nvrtcResult.NVRTC_ERROR_INVALID_OPTION):
-            raise CompileError(move_error_first(log) or result.name)
+            raise CompileError(move_error_first(log, ERROR) or result.name)
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise BackendError(f"NVRTC failed with {result.name}: {move_error_first(log)}", hint=INSTALL_HINT)
+            raise BackendError(f"NVRTC failed with {result.name}: {move_error_first(log, ERROR)}", hint=INSTALL_HINT)
         cubin = _read_text(handle, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
         symbols = {
             entry: _unwrap_result(nvrtc.nvrtcGetLoweredName(handle, entry.encode())).decode() for entry in entries
@@ -162,14 +160,6 @@ def reserve_heap(size_bytes: int) -> None:
     from cuda.bindings import nvrtc
 
     _unwrap_result(nvrtc.nvrtcSetPCHHeapSize(size_bytes))
-
-
-def move_error_first(log: str) -> str:
-    """Return NVRTC's log, its first line with an error moved to the front, cut to MAX_MESSAGE_CHARS."""
-    lines = log.strip().splitlines()
-    first = next((index for index, line in enumerate(lines) if _ERROR.search(line)), 0)
-    text = "\n".join([*lines[first : first + 1], *lines[:first], *lines[first + 1 :]])
-    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
 def _read_heap_bytes_wanted(handle: Any) -> int:

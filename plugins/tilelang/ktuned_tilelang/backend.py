@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import cast
 
 from ktuned import backends
-from ktuned.backends import COMPILING_VARIABLES, DEFAULT_TARGET, Absent, Compiled, Unit, on_path, torch_cuda_devices
-from ktuned.model import BackendError, Device, Outcome, Unsupported
+from ktuned.backends import (
+    COMPILING_VARIABLES,
+    DEFAULT_TARGET,
+    Absent,
+    Compiled,
+    Unit,
+    compile_singly,
+    find_version,
+    on_path,
+    torch_cuda_devices,
+)
+from ktuned.model import BackendError, Device
 from ktuned_tilelang.artifact import RECIPE_FILE, SIGNATURE_FILE
 from ktuned_tilelang.build import Build
 from ktuned_tilelang.compiler import CompileError, compile_unit, prepare_process
@@ -37,7 +45,7 @@ class TileLang(backends.Backend):
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return the versions of TileLang, of the packages that it compiles with, and of this plugin."""
-        return {name: found for name in _PARTS if (found := _find_version(name))}
+        return {name: found for name in _PARTS if (found := find_version(name))}
 
     def toolchain_files(self) -> Iterable[Path]:
         """Return the paths of nvcc, which some execution backends call."""
@@ -57,8 +65,7 @@ class TileLang(backends.Backend):
             BackendError: TileLang cannot be imported; the disk is full.
         """
         self.prepare()
-        for unit in units:
-            yield _compile_one_unit(unit, into / unit.key)
+        yield from compile_singly(units, into, compile_unit, CompileError)
 
     def prepare(self) -> None:
         """Import TileLang.
@@ -79,21 +86,3 @@ class TileLang(backends.Backend):
             BackendError: the device cannot be reached.
         """
         return load_kernel_on(artifact, device, cast(Build, unit.build).args)
-
-
-def _compile_one_unit(unit: Unit, artifact: Path) -> Compiled:
-    started = time.perf_counter()
-    try:
-        facts = compile_unit(unit, artifact)
-    except Unsupported as error:
-        return Compiled(unit.key, Outcome.UNSUPPORTED, error.message, time.perf_counter() - started)
-    except CompileError as error:
-        return Compiled(unit.key, Outcome.COMPILE_ERROR, str(error), time.perf_counter() - started)
-    return Compiled(unit.key, seconds=time.perf_counter() - started, facts=facts)
-
-
-def _find_version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return ""

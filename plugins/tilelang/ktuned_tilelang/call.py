@@ -133,7 +133,7 @@ class EvaluatedCall:
         """Return the call for its record, and the files that it names."""
         save: Any = importlib.import_module("tilelang").tvm.ir.save_json
         # Without a time stamp, so that equal programs are equal files.
-        files = {name: gzip.compress(save(one).encode(), 1, mtime=0) for name, one in self.programs.items()}
+        files = {name: gzip.compress(save(program).encode(), 1, mtime=0) for name, program in self.programs.items()}
         captured = {name: value.detach().to("cpu", copy=True) for name, value in self.captured.items()}
         call, content = self.call.pack_captured(captured)
         return call, {**files, **content}

@@ -6,21 +6,28 @@ What a config can be blamed for becomes :class:`CompileError` or ``Unsupported``
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import importlib
 import json
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from ktuned.backends import Unit, compute_target, cubin, launch_limits, occupancy_fact
-from ktuned.model import BackendError, KernelFileError, Unsupported
+from ktuned.backends import (
+    Unit,
+    compute_target,
+    cubin,
+    cut_message,
+    launch_limits,
+    lend_scratch_directory,
+    occupancy_fact,
+    redirect_compiler,
+)
+from ktuned.model import KernelFileError, Unsupported
 from ktuned.spec import iterate_causes, locate_user_line
 from ktuned_tilelang.artifact import RECIPE_FILE, SIGNATURE_FILE, check_version
 from ktuned_tilelang.build import Build
@@ -29,9 +36,6 @@ from ktuned_tilelang.execution import CODE_FILES, PARAMETERS_FILE
 from ktuned_tilelang.lowering import CALLEE_ALLOCATES, LoweredProgram, generate_code
 from ktuned_tilelang.recipe import Recipe
 
-MAX_MESSAGE_CHARS = 4000
-"""Limit for an error message; its first line names the error."""
-
 _TARGET = re.compile(r"sm_(\d+)(\d)[af]?")
 _COMPILER_ERROR = re.compile(r"^.*(?:\berror\b|fatal).*$", re.MULTILINE)
 _BEHIND_THE_SOURCE = "Compilation error:\n"
@@ -39,7 +43,6 @@ _BEHIND_THE_SOURCE = "Compilation error:\n"
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NOT_THEIRS = frozenset({"tilelang", "tvm", "tvm_ffi", "inspect", "contextlib"})
-_DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class CompileError(Exception):
@@ -70,19 +73,14 @@ def compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
         raise Unsupported(f"TileLang compiles for NVIDIA GPUs (sm_90a), not for {unit.target}")
     if unit.sources:
         raise CompileError("a tilelang kernel has no sources: what the kernel file imports is followed without them")
-    try:
-        with tempfile.TemporaryDirectory(prefix="ktuned-tilelang-") as scratch:
-            return _compile_program(unit, artifact, Path(scratch))
-    except OSError as error:
-        if error.errno in _DISK_IS_FULL:
-            raise BackendError(f"no room to compile in: {error}", hint="free some space") from error
-        raise
+    with lend_scratch_directory("tilelang") as scratch:
+        return _compile_program(unit, artifact, scratch)
 
 
 def _compile_program(unit: Unit, artifact: Path, scratch: Path) -> dict[str, Any]:
     output_file = scratch / "said"
     try:
-        with _redirect_files(scratch), _capture_output(output_file):
+        with redirect_compiler(_make_variables(scratch), scratch), _capture_output(output_file):
             program = elaborate_build(cast(Build, unit.build), unit.kernel_file, unit.target)
             _check_args(cast(Build, unit.build), _list_parameter_names(program.prim_func))
             lowered = LoweredProgram(program)
@@ -100,7 +98,9 @@ def _compile_program(unit: Unit, artifact: Path, scratch: Path) -> dict[str, Any
                 raise cause from error
         raise CompileError(_render_error(error, output_file.read_text(errors="replace"))) from error
     kernels = _read_kernels(artifact, lowered.execution_backend)
-    _check_kernels(unit.target, kernels, launches)
+    sole = _find_sole_kernel(kernels, launches)
+    if sole is not None and (reason := launch_limits.why_too_large(unit.target, sole[1], sole[0].registers, sole[2])):
+        raise Unsupported(reason)
     _write_description(lowered, unit.target, artifact)
     return {
         "function": lowered.name,
@@ -110,7 +110,7 @@ def _compile_program(unit: Unit, artifact: Path, scratch: Path) -> dict[str, Any
         "kernels": [asdict(kernel) for kernel in kernels],
         "threads": max((threads for threads, _ in launches), default=0),
         "dynamic_shared_bytes": max((shared for _, shared in launches), default=0),
-        **_compute_occupancy(unit.target, kernels, launches),
+        **(occupancy_fact(unit.target, sole[1], sole[0].registers, sole[2]) if sole is not None else {}),
     }
 
 
@@ -136,15 +136,15 @@ def _check_launches(target: str, launches: list[tuple[int, int]]) -> None:
             raise Unsupported(reason)
 
 
-def _check_kernels(target: str, kernels: list[cubin.Kernel], launches: list[tuple[int, int]]) -> None:
-    # With several kernels it is not known which launch belongs to which kernel.
+def _find_sole_kernel(
+    kernels: list[cubin.Kernel], launches: list[tuple[int, int]]
+) -> tuple[cubin.Kernel, int, int] | None:
+    """Return the only kernel, its launch's threads and its shared bytes; ``None`` if several may belong together."""
     if len(launches) != 1 or len(kernels) != 1:
-        return
+        return None
     ((threads, shared_bytes),) = launches
     (kernel,) = kernels
-    total = kernel.shared_bytes + shared_bytes
-    if reason := launch_limits.why_too_large(target, threads, kernel.registers, total):
-        raise Unsupported(reason)
+    return kernel, threads, kernel.shared_bytes + shared_bytes
 
 
 def _read_kernels(artifact: Path, execution_backend: str) -> list[cubin.Kernel]:
@@ -155,15 +155,6 @@ def _read_kernels(artifact: Path, execution_backend: str) -> list[cubin.Kernel]:
             for binary in cubin.cubins((artifact / name).read_bytes()):
                 kernels += cubin.kernels(binary)
     return kernels
-
-
-def _compute_occupancy(target: str, kernels: list[cubin.Kernel], launches: list[tuple[int, int]]) -> dict[str, float]:
-    # With several kernels it is not known which launch belongs to which kernel.
-    if len(launches) != 1 or len(kernels) != 1:
-        return {}
-    ((threads, shared_bytes),) = launches
-    (kernel,) = kernels
-    return occupancy_fact(target, threads, kernel.registers, kernel.shared_bytes + shared_bytes)
 
 
 def _summarise_resources(kernels: list[cubin.Kernel]) -> dict[str, int]:
@@ -216,30 +207,16 @@ def _make_signature(tvm: Any, prim_func: Any) -> str:
     return str(tvm.ir.save_json(stub))
 
 
-@contextlib.contextmanager
-def _redirect_files(scratch: Path) -> Iterator[None]:
-    """Have TileLang and its compilers keep their files below ``scratch``, and print no announcements.
+def _make_variables(scratch: Path) -> dict[str, str]:
+    """Return the variables that have TileLang keep its files below ``scratch``, and print no announcements.
 
     In the user's own cache hundreds of losing configs would pile up.
     """
-    changed = {
+    return {
         "TILELANG_CACHE_DIR": str(scratch),
         "TILELANG_DISABLE_CACHE": "1",
         "TILELANG_PRINT_ON_COMPILATION": "0",
     }
-    before = {name: os.environ.get(name) for name in changed}
-    directory = tempfile.tempdir
-    os.environ.update(changed)
-    tempfile.tempdir = str(scratch)
-    try:
-        yield
-    finally:
-        tempfile.tempdir = directory
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager
@@ -269,4 +246,4 @@ def _render_error(error: Exception, printed: str) -> str:
         message = f"{match[0].strip()}\n{compiler.strip()}"
     else:
         message = f"{locate_user_line(error, _NOT_THEIRS)}{type(error).__name__}: {message}"
-    return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 1] + "…"
+    return cut_message(message)

@@ -33,7 +33,7 @@ from ktuned.dropin import (
 )
 from ktuned.model import Unsupported
 from ktuned_tilelang.artifact import load
-from ktuned_tilelang.call import CompileOptions, EvaluatedCall, RecordedCall, evaluate_call
+from ktuned_tilelang.call import Call, CompileOptions, EvaluatedCall, evaluate_call
 from ktuned_tilelang.declaration import Declaration
 from ktuned_tilelang.environment import find_deciding_variables
 from ktuned_tilelang.execution import AUTO, CUTEDSL
@@ -212,7 +212,7 @@ class TileLangCall(KeyedCall):
             # Do not keep the application's tensors alive.
             self._evaluated = replace(self._evaluated, captured={})
 
-    def pack_call(self) -> tuple[RecordedCall, Mapping[str, bytes]]:
+    def pack_call(self) -> tuple[Call, Mapping[str, bytes]]:
         """Return the call as data, and its programs and tensors."""
         return self._evaluated.pack_files()
 

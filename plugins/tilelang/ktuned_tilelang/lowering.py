@@ -11,11 +11,11 @@ import importlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ktuned.backends import cuda_headers
+from ktuned.backends import cuda_headers, redirect_compiler
 from ktuned_tilelang import precompiled
 from ktuned_tilelang.elaboration import Program
 from ktuned_tilelang.execution import CODE_FILES, HOST_SOURCE_FILE, SOURCE_FILE
@@ -166,19 +166,10 @@ def _make_driver_stand_in(directory: Path) -> Path:
     return directory
 
 
-@contextlib.contextmanager
-def _link_against(directory: Path) -> Iterator[None]:
+def _link_against(directory: Path) -> contextlib.AbstractContextManager[None]:
     """Have compilers also look for libraries in a directory, after those that their command names."""
-    name = "LIBRARY_PATH"
-    before = os.environ.get(name)
-    os.environ[name] = os.pathsep.join(filter(None, [str(directory), before]))
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+    listed = filter(None, [str(directory), os.environ.get("LIBRARY_PATH")])
+    return redirect_compiler({"LIBRARY_PATH": os.pathsep.join(listed)})
 
 
 _GENERATORS: Mapping[str, Callable[[LoweredProgram, Path, Path], str]] = {

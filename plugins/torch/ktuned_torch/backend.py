@@ -14,7 +14,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -29,19 +28,17 @@ from ktuned.backends import (
     Unit,
     compiler_files,
     cpu,
+    cut_message,
+    find_version,
     torch_cuda_devices,
 )
 from ktuned.model import Device, KernelFileError, Outcome, Unsupported
 from ktuned.spec import functions
 from ktuned_torch import inductor
 from ktuned_torch.bound_function import FunctionCall, TorchKernel, explain_unsupported
-from ktuned_torch.triton_launches import find_launch_without_gpu
 
 KERNEL_FILE = "kernel.json"
 CODE_FILE = "inductor.bin"
-
-MAX_MESSAGE_CHARS = 4000
-"""Limit for an error message: torch's first lines have the error, the rest is advice and tracebacks."""
 
 EAGER = "an eager function is only imported; not persistable: re-made on load"
 ON_DEVICE = "Inductor compiles for CUDA on the device itself, which lanes own; not persistable: re-made on load"
@@ -112,10 +109,10 @@ class Torch(backends.Backend):
     def fingerprint(self) -> Mapping[str, str]:
         """Return the versions of torch, Triton, this plugin and the C++ compiler that Inductor calls."""
         return {
-            "torch": _find_version("torch"),
-            "triton": _find_version("triton"),
+            "torch": find_version("torch") or "none",
+            "triton": find_version("triton") or "none",
             "compiler": _read_compiler_version(),
-            "ktuned-torch": _find_version("ktuned-torch"),
+            "ktuned-torch": find_version("ktuned-torch") or "none",
         }
 
     def toolchain_files(self) -> Iterable[Path]:
@@ -171,7 +168,7 @@ def _compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
     """Compile a unit into the directory ``artifact`` and return its facts.
 
     Raises:
-        Unsupported: the unit is for another CPU, or runs only on GPUs.
+        Unsupported: the unit is for another CPU.
         Exception: any error of finding or compiling the function.
     """
     build = cast(Build, unit.build)
@@ -179,8 +176,6 @@ def _compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
     if is_for_cpu and unit.target != cpu.target():
         raise Unsupported(f"the target is {unit.target}; this is {cpu.target()}")
     function = functions.find_function(str(build.function), unit.kernel_file)
-    if is_for_cpu and (launched := find_launch_without_gpu(function)):
-        raise Unsupported(f"the Triton kernel {launched!r} runs only on GPUs, and this machine has none")
     code, reason = b"", EAGER
     if build.compile is not None:
         function = inductor.compile_function(function, build.compile)
@@ -213,14 +208,7 @@ def _render_error(error: Exception) -> str:
     """Return an error's message, capped, with its type where that adds information."""
     message = str(error).strip()
     text = message if isinstance(error, KernelFileError | LookupError) else f"{type(error).__name__}: {message}"
-    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
-
-
-def _find_version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "none"
+    return cut_message(text)
 
 
 def _find_compiler_command() -> list[str]:

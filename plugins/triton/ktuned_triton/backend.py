@@ -10,8 +10,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from ktuned import backends
-from ktuned.backends import DEFAULT_TARGET, Absent, Compiled, Kernel, Unit, torch_cuda_devices
-from ktuned.model import BackendError, Device, Outcome, Unsupported
+from ktuned.backends import (
+    DEFAULT_TARGET,
+    Absent,
+    Compiled,
+    Kernel,
+    Unit,
+    compile_singly,
+    refuse_unit,
+    torch_cuda_devices,
+)
+from ktuned.model import BackendError, Device, Unsupported
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE, load
 from ktuned_triton.build import Build
 from ktuned_triton.compiler import CompileError, compile_unit, lower_unit, prepare_process
@@ -55,8 +64,7 @@ class Triton(backends.Backend):
             BackendError: Triton cannot be imported; the disk is full.
         """
         self.prepare()
-        for unit in units:
-            yield _compile_one_unit(unit, into / unit.key)
+        yield from compile_singly(units, into, compile_unit, CompileError)
 
     def prepare(self) -> None:
         """Import Triton's compiler.
@@ -88,7 +96,7 @@ class Triton(backends.Backend):
         try:
             return lower_unit(unit)
         except (CompileError, Unsupported) as error:
-            return _report_refusal(unit, error, time.perf_counter() - started)
+            return refuse_unit(unit, error, started)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
         """Load ``kernel.cubin`` into the device's primary context, which becomes current; Triton is not imported.
@@ -98,17 +106,3 @@ class Triton(backends.Backend):
             BackendError: the device cannot be reached.
         """
         return load(artifact, device)
-
-
-def _compile_one_unit(unit: Unit, artifact: Path) -> Compiled:
-    started = time.perf_counter()
-    try:
-        facts = compile_unit(unit, artifact)
-    except (CompileError, Unsupported) as error:
-        return _report_refusal(unit, error, time.perf_counter() - started)
-    return Compiled(unit.key, seconds=time.perf_counter() - started, facts=facts)
-
-
-def _report_refusal(unit: Unit, error: CompileError | Unsupported, seconds: float) -> Compiled:
-    outcome = Outcome.UNSUPPORTED if isinstance(error, Unsupported) else Outcome.COMPILE_ERROR
-    return Compiled(unit.key, outcome, str(error), seconds)

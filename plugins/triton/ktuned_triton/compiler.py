@@ -13,13 +13,10 @@ What a config can be blamed for becomes :class:`CompileError` or ``Unsupported``
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import itertools
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib import import_module
@@ -27,7 +24,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from ktuned.backends import Unit, compute_target, occupancy_fact, ptxas
+from ktuned.backends import (
+    Unit,
+    compute_target,
+    cut_message,
+    lend_scratch_directory,
+    occupancy_fact,
+    ptxas,
+    redirect_compiler,
+)
 from ktuned.model import BackendError, KernelFileError, Unsupported
 from ktuned.spec import iterate_causes, locate_user_line
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE
@@ -39,9 +44,6 @@ from ktuned_triton.limits import explain_unlaunchable
 from ktuned_triton.lowering import Lowered, UnreadableText, compile_lowered, is_supported_version, run_front_end
 from ktuned_triton.signature import ArgumentMismatch, find_launch_parameters, make_call_arguments
 
-MAX_MESSAGE_CHARS = 4000
-"""Limit for an error message; its first lines have the error and its place."""
-
 MAX_LOWERED_BYTES = 8 << 20
 """Half of a message to a worker; a matrix product takes 40 KB. A function with more text is compiled in one piece."""
 
@@ -50,7 +52,6 @@ MAJOR_VERSION = "3"
 
 _ASSEMBLER_ERROR = re.compile(r"^ptxas\S*\s.*(?:fatal|error).*$", re.MULTILINE)
 _TARGET = re.compile(r"sm_(\d+)(\d)([af]?)")
-_DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 _device_numbers = itertools.count()
 
@@ -90,10 +91,10 @@ def compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
     """
     capability = _parse_capability(unit.target)
     if unit.lowered:
-        with contextlib.suppress(UnreadableText), _lend_scratch_directory() as scratch:
+        with contextlib.suppress(UnreadableText), lend_scratch_directory("triton") as scratch:
             return _compile_lowered_unit(unit, capability, artifact, scratch)
     function = _find_unit_function(unit)
-    with _lend_scratch_directory() as scratch:
+    with lend_scratch_directory("triton") as scratch:
         return _compile_function(function, unit, capability, artifact, scratch)
 
 
@@ -114,7 +115,7 @@ def lower_unit(unit: Unit) -> bytes:
         return b""
     function = _find_unit_function(unit)
     build = cast(Build, unit.build)
-    with _lend_scratch_directory() as scratch, _convert_errors(function):
+    with lend_scratch_directory("triton") as scratch, _convert_errors(function):
         arguments = make_call_arguments(function, build, unit.kernel_file)
         with _redirect_triton(capability, scratch) as device:
             try:
@@ -144,18 +145,6 @@ def _find_unit_function(unit: Unit) -> Any:
     if not hasattr(function, "warmup") or not hasattr(function, "params"):
         raise CompileError(f"{name} is not decorated with @triton.jit")
     return function
-
-
-@contextlib.contextmanager
-def _lend_scratch_directory() -> Iterator[Path]:
-    """Provide a directory for one compile; a full disk becomes a ``BackendError``."""
-    try:
-        with tempfile.TemporaryDirectory(prefix="ktuned-triton-") as scratch:
-            yield Path(scratch)
-    except OSError as error:
-        if error.errno in _DISK_IS_FULL:
-            raise BackendError(f"no room to compile in: {error}", hint="free some space") from error
-        raise
 
 
 @contextlib.contextmanager
@@ -275,25 +264,14 @@ def _redirect_triton(capability: int, scratch: Path) -> Iterator[int]:
     """
     from triton.runtime.driver import driver
 
-    changed = {"TRITON_CACHE_DIR": str(scratch), "TRITON_DUMP_PTXAS_LOG": "1"}
-    before = {name: os.environ.get(name) for name in changed}
-    directory = tempfile.tempdir
-    os.environ.update(changed)
-    # The assembler's temporary files, which stay behind if the worker is killed.
-    tempfile.tempdir = str(scratch)
     absent = _AbsentDriver(capability)
-    driver.set_active(cast(Any, absent))
-    try:
-        yield absent.number
-    finally:
-        # Whoever asks next gets the real driver, found anew.
-        driver.set_active(cast(Any, None))
-        tempfile.tempdir = directory
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    with redirect_compiler({"TRITON_CACHE_DIR": str(scratch), "TRITON_DUMP_PTXAS_LOG": "1"}, scratch):
+        driver.set_active(cast(Any, absent))
+        try:
+            yield absent.number
+        finally:
+            # Whoever asks next gets the real driver, found anew.
+            driver.set_active(cast(Any, None))
 
 
 def _make_plan(kernel: Any, parameters: tuple[Parameter, ...], build: Build, target: str) -> LaunchPlan:
@@ -340,7 +318,7 @@ def _render_error(error: Exception, function: Any) -> str:
         message = f"{locate_user_line(error, ('triton',))}{type(error).__name__}: {message}"
     else:
         message = f"{_find_reason_line(error, function)}{message}"
-    return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 1] + "…"
+    return cut_message(message)
 
 
 def _find_reason_line(error: Exception, function: Any) -> str:
@@ -365,9 +343,9 @@ def _locate_error(cause: Any, function: Any) -> str:
     if function is None or line is None:
         return ""
     near = (value for value in function.fn.__globals__.values() if isinstance(value, type(function)))
-    for one in (function, *near):
-        if one.src == getattr(cause, "src", None):
-            decorators = itertools.takewhile(lambda text: not text.lstrip().startswith("def "), one.raw_src)
-            first = one.starting_line_number + sum(1 for _ in decorators)
-            return f"{Path(one.fn.__code__.co_filename).name}:{first + line - 1}: "
+    for candidate in (function, *near):
+        if candidate.src == getattr(cause, "src", None):
+            decorators = itertools.takewhile(lambda text: not text.lstrip().startswith("def "), candidate.raw_src)
+            first = candidate.starting_line_number + sum(1 for _ in decorators)
+            return f"{Path(candidate.fn.__code__.co_filename).name}:{first + line - 1}: "
     return ""

@@ -61,7 +61,7 @@ class TritonCall(KeyedCall):
         policy: Policy,
     ) -> None:
         super().__init__(function, problem, model, declaration, configs, policy)
-        self._tuner = weakref.ref(tuner)
+        self._tuner: Any = weakref.ref(tuner)
         self._files = declaration.files
         self._measures_itself = getattr(tuner, "_do_bench", None) is not None and not declaration.is_timed_by_graph
         self._configs: dict[str, Any] = {}

@@ -24,7 +24,8 @@ from operator import attrgetter
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from ktuned_triton.call import NotTunable, is_wrapper
+from ktuned.dropin import NotTunable
+from ktuned_triton.call import is_wrapper
 from ktuned_triton.evaluation import find_globals_read, to_plain_code
 
 MAIN = "__main__"
@@ -77,7 +78,7 @@ class _Module:
         # Not `sys.modules[...]`: a debugger or a notebook that runs a script is itself the module of that name.
         self._home = home
         annotations = home.get("__annotations__", {})
-        self._constants = {name for name, one in annotations.items() if "constexpr" in str(one)}
+        self._constants = {name for name, annotation in annotations.items() if "constexpr" in str(annotation)}
         self._bound: dict[str, str] = {}
         self._values: dict[str, Any] = {}
         self._sources: dict[int, list[str]] = {}
@@ -86,7 +87,9 @@ class _Module:
     def render_text(self, function: Any) -> str:
         self._bind_name(function.__name__, function)
         statements = [_FUTURE] if self._has_lazy_annotations else []
-        lines = ["; ".join([*statements, *filter(None, self._bound.values()), f"{_AS_IT_IS} = lambda one: one"])]
+        lines = [
+            "; ".join([*statements, *filter(None, self._bound.values()), f"{_AS_IT_IS} = lambda function: function"])
+        ]
         for first, source in sorted(self._sources.items()):
             lines += [""] * (first - 1 - len(lines))
             if len(lines) != first - 1:
@@ -175,8 +178,8 @@ def _is_code_of(tree: ast.FunctionDef, function: FunctionType) -> bool:
     imports = ast.parse("\n".join(f"import {name}" for name in modules)).body
     compiled_constants = compile(ast.Module([*imports, tree], []), "", "exec", dont_inherit=True).co_consts
     return any(
-        isinstance(one, CodeType) and to_plain_code(one) == to_plain_code(function.__code__)
-        for one in compiled_constants
+        isinstance(constant, CodeType) and to_plain_code(constant) == to_plain_code(function.__code__)
+        for constant in compiled_constants
     )
 
 

@@ -61,8 +61,4 @@ class Build(backends.Build):
     @property
     def macros(self) -> tuple[str, ...]:
         """The ``-D`` flags, sorted by name so that the order of ``defines`` never changes a binary."""
-        return tuple(
-            f"-D{name}" if value is True else f"-D{name}={value}"
-            for name, value in sorted(self.defines.items())
-            if value is not False
-        )
+        return backends.list_macro_options(self.defines)

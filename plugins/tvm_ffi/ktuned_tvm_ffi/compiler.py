@@ -19,14 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from ktuned.backends import compiler_files
+from ktuned.backends import compiler_files, move_error_first
 from ktuned.model import BackendError
 
 STANDARD_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-g0")
 """Standard flags; ``-g0`` because debugging data contains paths."""
-
-MAX_MESSAGE_CHARS = 4000
-"""Limit for an error message: some forty lines, with the first errors."""
 
 MAX_OUTPUT_BYTES = 1_000_000
 """Limit for the output that is read: one wrong template argument can make a compiler write hundreds of MB."""
@@ -34,16 +31,13 @@ MAX_OUTPUT_BYTES = 1_000_000
 INSTALL_HINT = "apt install g++, or set CXX"
 
 _CANDIDATES = ("c++", "g++", "clang++")
-_ERROR = re.compile(
+ERROR = re.compile(
     r"\berror\s*:|\bfatal\s*:|undefined reference|multiple definition|cannot find -l|internal compiler error"
 )
 
 
 class NoCompiler(Exception):
     """No C++ compiler can be found."""
-
-
-_IN_DEFINES = "<command-line>:"
 
 
 class CompileError(Exception):
@@ -190,7 +184,7 @@ class Compiler:
                     f"the disk is full for the C++ compiler: {output.strip().splitlines()[0]}",
                     hint=f"free some space in {tempfile.gettempdir()} and in ktuned's home and cache",
                 )
-            raise CompileError(move_error_first(output) or f"{command[0]} exited with {code} and no message")
+            raise CompileError(move_error_first(output, ERROR) or f"{command[0]} exited with {code} and no message")
         return output
 
     def _run_and_read(self, command: Sequence[str], directory: Path) -> tuple[int, str]:
@@ -208,21 +202,6 @@ class Compiler:
             )
             output.seek(0)
             return done.returncode, output.read(MAX_OUTPUT_BYTES).decode(errors="replace")
-
-
-def move_error_first(message: str) -> str:
-    """Return a compiler's message, its first line with an error moved to the front, cut to MAX_MESSAGE_CHARS.
-
-    Errors in the text of a ``-D`` stand at ``<command-line>``. One that follows says where the macro was used.
-    """
-    lines = message.strip().splitlines()
-    errors = [index for index, line in enumerate(lines) if _ERROR.search(line)] or [0]
-    first = next((index for index in errors if not lines[index].startswith(_IN_DEFINES)), errors[0]) if lines else 0
-    head = lines[first : first + 1]
-    if lines and lines[errors[0]].startswith(_IN_DEFINES):
-        head[0] += " (is a name there also a macro in defines?)"
-    text = "\n".join([*head, *lines[:first], *lines[first + 1 :]])
-    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
 def parse_prerequisites(rule: str, base: Path) -> list[Path]:

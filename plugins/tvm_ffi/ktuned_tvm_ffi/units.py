@@ -6,7 +6,6 @@ are then parsed once for the group.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from ktuned.backends import Compiled, Resources, Unit, compile_together, ptxas
-from ktuned.dependencies import find_installed_place
+from ktuned.backends import Compiled, Resources, Unit, compile_together, ptxas, write_sources
+from ktuned.dependencies import is_users_header
 from ktuned_tvm_ffi.build import Build
 from ktuned_tvm_ffi.compiler import CompileError, Compiler
 from ktuned_tvm_ffi.prelude import find_or_make_prelude
@@ -91,9 +90,10 @@ def _compile_library(
                 f"{sources[0].name}: error: no source exports {build.function!r}; "
                 f"add TVM_FFI_DLL_EXPORT_TYPED_FUNC({build.function}, …)"
             )
+        texts = {path: path.read_bytes() for path in {*sources, *filter(is_users_header, read)}}
         for unit in units:
             shutil.copyfile(library, into / unit.key / KERNEL_FILE)
-            _copy_sources({*sources, *filter(_belongs_to_user, read)}, into / unit.key / SOURCES_DIRECTORY)
+            write_sources(texts, into / unit.key / SOURCES_DIRECTORY)
     used = ptxas.parse("\n".join(outputs))
     shared = {"command": commands, **_summarise_resources(used)}
     return {unit.key: {"function": cast(Build, unit.build).symbol, **shared} for unit in units}
@@ -116,17 +116,3 @@ def _summarise_resources(used: Mapping[str, Resources]) -> dict[str, Any]:
         return {}
     kernels = {symbol: asdict(resources) for symbol, resources in used.items()}
     return {"kernels": kernels, **(next(iter(kernels.values())) if len(kernels) == 1 else {})}
-
-
-def _belongs_to_user(path: Path) -> bool:
-    """Return whether a header is the user's own, not one of the system, a toolkit or an installed package."""
-    return not str(path).startswith(("/usr/", "/opt/")) and find_installed_place(str(path)) is None
-
-
-def _copy_sources(files: set[Path], into: Path) -> None:
-    """Copy the sources of a group of units into an artifact, keeping their relative paths."""
-    root = Path(os.path.commonpath([path.parent for path in files]))
-    for path in files:
-        target = into / path.relative_to(root)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
