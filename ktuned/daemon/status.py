@@ -62,7 +62,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
             gate=self.fleet.gate.state,
             compile_slots=self.fleet.compile_slots.total_tokens,
             channels=self.jobs.describe_channels()
-            | {"errands": self.lookups.describe_follow_ups(), "writer": self.store.describe_writer()},
+            | {"follow_ups": self.lookups.describe_follow_ups(), "writer": self.store.describe_writer()},
             caches=self.lookups.measure_caches(),
             server=self.traffic.describe_traffic(),
             events=self.events.describe_ring(),
