@@ -450,10 +450,10 @@ def check_problem(kernel: KernelInfo, problem: Problem) -> None:
         is_text = isinstance(value, str)
         if not any(isinstance(declared.get(key), str) is is_text for declared in kernel.problems):
             kind, wanted = ("text", "number") if is_text else ("number", "text")
-            declared_value = next(declared[key] for declared in kernel.problems if key in declared)
+            known = next(declared[key] for declared in kernel.problems if key in declared)
             raise UsageError(
                 f"{kernel.name}: the problem's {key} is the {kind} {value!r}",
-                hint=f"give a {wanted}, such as {key}={declared_value}",
+                hint=f"give a {wanted}, such as {key}={known}",
             )
 
 

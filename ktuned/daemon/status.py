@@ -37,7 +37,7 @@ def collect_status(parts: Parts, server: Server, lifetime: Lifetime, notices: tu
         gate=fleet.gate.state,
         compile_slots=fleet.compile_slots.total_tokens,
         channels=jobs.describe_channels()
-        | {"errands": parts.lookups.describe_follow_ups(), "writer": parts.store.describe_writer()},
+        | {"follow_ups": parts.lookups.describe_follow_ups(), "writer": parts.store.describe_writer()},
         caches=parts.lookups.measure_caches(),
         server=server.describe_traffic(),
         events=parts.events.describe_ring(),

@@ -108,6 +108,7 @@ class OtherWinner(Struct, frozen=True):
 class Section(Struct, frozen=True):
     """One kernel, problem and device model: its winner, the trials of one context, and the contexts before.
 
+    ``ends`` are the least and the greatest number that the space has of each knob, nothing where it lists no numbers;
     ``left_out`` is how many trials the page has no room for; ``others`` are the winners by other objectives;
     ``numerics`` says which classes of equal bits there are, and what the anchor's costs.
     """
@@ -120,6 +121,7 @@ class Section(Struct, frozen=True):
     default: Mapping[str, Scalar] | None
     bars: Sequence[Bar]
     knobs: Sequence[str]
+    ends: Sequence[Sequence[float]]
     facts: Sequence[str]
     metrics: Sequence[str]
     trials: PackedColumns

@@ -26,6 +26,7 @@ from ktuned.model import (
     Outcome,
     Peaks,
     Problem,
+    SpaceInfo,
     Winner,
     WinnerKey,
     canonical,
@@ -176,7 +177,7 @@ def _build_section(
     metrics = [row.metrics for row in kept]
     fact_names = list(dict.fromkeys(name for found in facts for name in found))
     metric_names = list(dict.fromkeys(name for found in metrics for name in found))
-    axes: Mapping[str, Sequence[Any]] = (kernel.space.axes or {}) if kernel is not None else {}
+    axes = {} if kernel is None else _list_axes(kernel.space, knobs)
     problem = parse_key_problem(key.problem)
     return Section(
         kernel=key.kernel,
@@ -187,6 +188,7 @@ def _build_section(
         default=None if kernel is None or kernel.default is None else kernel.order_config(kernel.default),
         bars=_compare_with_default(winner, jobs),
         knobs=knobs,
+        ends=[_find_ends(axes.get(knob, ())) for knob in knobs],
         facts=fact_names,
         metrics=metric_names,
         trials=_pack_trials(kept, configs, knobs, axes, (facts, fact_names), (metrics, metric_names)),
@@ -262,6 +264,17 @@ def _pack_trials(
         for number, name in enumerate(names):
             packer.add_figures(f"{prefix} {number}", [found.get(name) for found in values])
     return packer.pack_columns()
+
+
+def _list_axes(space: SpaceInfo, knobs: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+    """Return the values that a space has of each knob, as far as it lists them."""
+    return space.axes or {knob: [config[knob] for config in space.configs or () if knob in config] for knob in knobs}
+
+
+def _find_ends(declared: Sequence[Any]) -> Sequence[float]:
+    """Return the least and the greatest of a knob's values; nothing where these are not all numbers."""
+    is_numeric = declared and all(type(value) in (int, float) for value in declared)
+    return (min(declared), max(declared)) if is_numeric else ()
 
 
 def _sort_values(declared: Sequence[Any], configs: Sequence[Config], knob: str) -> list[Any]:

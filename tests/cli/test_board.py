@@ -108,6 +108,22 @@ def test_tuning_anew_without_a_save_compares_with_the_winner_before() -> None:
     assert (row(board).before, row(board).current) == (12.5, 10.0)
 
 
+def test_a_row_shows_the_running_job_until_the_next_one_starts() -> None:
+    """Whichever of the two was heard of first, and from then on only the newer one."""
+    first, second = state_event("job_started", job_map(1)), state_event("job_queued", job_map(2, state="queued"))
+    for events in ((first, second), (second, first)):
+        shown = row(after(*events)).job
+        assert shown is not None
+        assert shown.id == 1
+    board = after(
+        first, second, state_event("job_done", job_map(1, state="done")), state_event("job_started", job_map(2))
+    )
+    shown = row(board).job
+    assert shown is not None
+    assert (shown.id, row(board).state) == (2, "running")
+    assert row(after(first, board=board)).job == shown
+
+
 def test_catching_up_makes_no_news() -> None:
     """Jobs that were there before show their state, not a comparison; the newest of a case counts."""
     jobs = [job_info(3, state="paused"), job_info(1, state="done", best_us=9.0, finished=5.0)]

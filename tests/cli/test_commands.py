@@ -216,6 +216,19 @@ def test_a_path_without_kernels_is_one_line(run: Run, serve: Serve) -> None:
     assert "NameError" in ran.out
 
 
+def test_a_directory_with_a_kernel_s_name_is_a_path_and_says_how_the_kernel_is_named(
+    run: Run, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What exists is a path; the hint has the kernel's full name."""
+    (tmp_path / "gemm").mkdir()
+    monkeypatch.chdir(tmp_path)
+    serve(kernels={"kernels": [], "errors": [], "roots": []})
+    said = run("kernels", "gemm").err
+    assert "gemm is a path" in said
+    assert "for a kernel of that name write PROJECT:gemm" in said
+    assert "PROJECT" not in run("kernels", "./gemm").err
+
+
 def test_commands_that_take_no_kernel_say_so(run: Run, serve: Serve) -> None:
     """A kernel's name in place of a path is named as what it may be; a kernel without winners is named, too."""
     serve(export={"shared": []}, kernels={"kernels": []})

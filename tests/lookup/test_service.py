@@ -380,7 +380,7 @@ class FullOnce(Store):
         return await super().create_job(key, problem, **options)
 
 
-async def test_errand_that_failed_is_sent_again(tmp_path: Path) -> None:
+async def test_a_tuning_that_could_not_be_recorded_is_asked_for_again(tmp_path: Path) -> None:
     """A tuning that could not be recorded is asked for by the next lookup."""
     async with assembled(tmp_path, store_type=FullOnce) as parts:
         await parts.inspect(kernel_text())

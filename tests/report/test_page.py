@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -367,18 +368,23 @@ def test_a_roofline_needs_a_limit(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_a_winner_at_the_end_of_a_knob_is_named(browser: Browser, tmp_path: Path) -> None:
-    """A space that ends where the latency still falls is worth a sentence, and one that turns before is not."""
+    """A space that ends where the latency still falls is worth a sentence, not one that turns before or goes on."""
     path = tmp_path / "ktuned.sqlite"
     SampleStore(path).add("kernels:gemm", {"N": 1}, 60, axes={"TILE": list(range(1, 61))}, default=False)
     said = []
-    for latency in ("1000.0 / json_extract(config, '$.TILE')", "100.0 + abs(50 - json_extract(config, '$.TILE'))"):
+    falling, turning = "1000.0 / json_extract(config, '$.TILE')", "100.0 + abs(50 - json_extract(config, '$.TILE'))"
+    for latency, most in ((falling, 60), (turning, 60), (falling, 61)):
         with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute(f"UPDATE trials SET outcome = 'measured', latency_us = {latency}")
+            axis = json.dumps(list(range(1, most + 1)))
+            connection.execute("UPDATE kernels SET info = json_set(info, '$.space.axes.TILE', json(?))", (axis,))
             connection.execute("UPDATE winners SET trial_id = (SELECT id FROM trials ORDER BY latency_us LIMIT 1)")
         with Opened(browser, file(_page_of(tmp_path))) as opened:
             said.append(opened.page.locator(".insights").inner_text())
     assert "TILE=60 is the largest value of its knob" in said[0]
     assert "of its knob" not in said[1]
+    # A value of the space beyond it was not tried.
+    assert "of its knob" not in said[2]
 
 
 def test_a_reference_that_took_too_long_has_a_badge(browser: Browser, tmp_path: Path) -> None:

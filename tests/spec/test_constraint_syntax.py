@@ -70,7 +70,7 @@ CODE: list[Callable[[Any, Any], object]] = [
     lambda p, c: c.BM <= INFINITE,
     lambda p, c: str(c.BM).startswith("1"),
     lambda p, c: random.random() < c.BM,
-    lambda p, c: id(c.BM) > 0,
+    lambda p, c: isinstance(c.BM, int),
     lambda p, c: round(number=c.BM),
     lambda p, c: c,
     lambda *both: True,

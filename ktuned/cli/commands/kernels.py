@@ -59,9 +59,10 @@ def kernels(target: str | None, as_json: bool) -> int:
     elif target is None or answer.kernels or answer.errors:
         show_kernels(answer)
     if target is not None and not answer.kernels and not answer.errors:
+        meant = "" if "/" in target else f"; for a kernel of that name write PROJECT:{target}"
         output.print_error(
-            f"{target} declares no known kernel",
-            "`ktuned add PATH` adds a file or a directory, `ktuned tune PATH` tunes it, too",
+            f"{target} is a path, and declares no known kernel",
+            f"`ktuned add PATH` adds a file or a directory, `ktuned tune PATH` tunes it, too{meant}",
         )
         return Exit.NOT_REACHED
     return Exit.NOT_REACHED if answer.errors and target is not None else Exit.DONE

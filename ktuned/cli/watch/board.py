@@ -207,8 +207,7 @@ def _take_job(board: Board, view: JobView, *, is_news: bool) -> Board:
         # It measures nothing: no figure of its own could be faster or stale.
         return board
     board, row = _adopt_row(board, BoardRow(job.kernel, job.problem, job.device, objective=job.objective))
-    if row.job is not None and job.id < row.job.id:
-        # The row shows a newer job.
+    if row.job is not None and _keeps_job(row.job, job):
         return board
     begins = row.job is None or row.job.id != job.id
     if begins and is_news and row.current is not None:
@@ -226,6 +225,15 @@ def _take_job(board: Board, view: JobView, *, is_news: bool) -> Board:
     elif job.state is JobState.CANCELLED and row.current is None and row.before is not None:
         row = replace(row, state="stale")
     return _with_row(board, row)
+
+
+def _keeps_job(shown: JobInfo, job: JobInfo) -> bool:
+    """Return whether a row keeps the job that it shows: the newest, but a running one until the next one starts."""
+    if job.id == shown.id:
+        return False
+    older, newer = sorted((shown, job), key=lambda one: one.id)
+    is_older_shown = older.state is JobState.RUNNING and newer.state in (JobState.QUEUED, JobState.PAUSED)
+    return shown is (older if is_older_shown else newer)
 
 
 def _count_devices(board: Board, kernel: str, problem: Problem) -> int:

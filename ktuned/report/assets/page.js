@@ -313,15 +313,17 @@ function insights(section) {
 
 const FEWEST_STEPS = 3; // of two values one is always at the end
 
-/** Return a sentence for each knob whose winning number is the first or the last, where the latency falls all the way to it. */
+/** Return a sentence for each knob whose winning number is the space's first or last, where the latency falls all the way to it. */
 function edges(section) {
   if (section.winnerRow < 0) return [];
-  return section.varied.flatMap(({ knob }) => {
+  return section.varied.flatMap(({ knob, i: place }) => {
     if (!knob.values.every((value) => typeof value === "number")) return [];
     const fastest = byValue(section, Array.from(section.isMeasured.keys()).filter((row) => section.isMeasured[row]), knob).map((group) => group[0]).filter((value) => value !== undefined);
     const code = knob.codes[section.winnerRow];
     const [isFirst, isLast] = [code === 0, code === knob.values.length - 1];
-    if (fastest.length < FEWEST_STEPS || fastest.length < knob.values.length || !(isFirst || isLast)) return [];
+    // A value that was not tried may lie beyond.
+    if (!(isFirst || isLast) || !section.plain.ends[place].includes(knob.values[code])) return [];
+    if (fastest.length < FEWEST_STEPS || fastest.length < knob.values.length) return [];
     const towards = isFirst ? fastest.reverse() : fastest;
     if (!towards.every((value, i) => i === 0 || value < towards[i - 1])) return [];
     return [`${knob.name}=${knob.labels[code]} is the ${isFirst ? "smallest" : "largest"} value of its knob, and the latency falls towards it: a ${isFirst ? "smaller" : "larger"} one may be faster.`];
