@@ -114,7 +114,6 @@ def write_atomically(path: Path, content: str) -> bool:
     Raises:
         OSError: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and path.read_bytes() == content.encode():
         return False
     staged = path.with_name(f".{path.name}.{os.getpid()}")

@@ -114,6 +114,7 @@ def export(
                     document = replace(document, artifacts=os.path.relpath(artifacts.resolve(), directory.resolve()))
                 for name, content in _exported_files(document, form, by or DEFAULT_SIZE).items():
                     path = directory / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
                     changed = output.write_atomically(path, content)
                     count = document.count_winners()
                     place = {"kernel": entry.kernel, "device": entry.device, "winners": count}

@@ -58,10 +58,10 @@ GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table of kernels: its title, its width, and whether it stands at the right."""
+    """A column of a table: its title, its width (0 is what its words need), and whether it stands at the right."""
 
     title: str
-    width: int
+    width: int = 0
     is_figure: bool = False
 
 
