@@ -110,8 +110,14 @@ class Rows(DataTable[Text]):
         """The key of the line under the cursor; None where there is none."""
         return self.shown[self.cursor_row] if 0 <= self.cursor_row < len(self.shown) else None
 
-    def show_lines(self, columns: Sequence[cells.Column], lines: Mapping[Any, Sequence[tuple[str, str]]]) -> None:
-        """Show lines by their keys, each cell with its words and style; ``chosen`` stays where it was."""
+    def show_lines(
+        self,
+        columns: Sequence[cells.Column],
+        lines: Mapping[Any, Sequence[tuple[str, str]]],
+        *,
+        keeps_choice: bool = True,
+    ) -> None:
+        """Show lines by their keys, each cell with its words and style; the cursor goes to the line that was chosen."""
         texts = {
             key: [
                 ShownText(words, style=style, justify="right" if column.is_figure else "left")
@@ -134,7 +140,7 @@ class Rows(DataTable[Text]):
         for line in texts.values():
             self.add_row(*line, height=None)
         self._layout, self.shown = list(columns), keys
-        if chosen in keys:
+        if keeps_choice and chosen in keys:
             self.move_cursor(row=keys.index(chosen))
 
 
@@ -411,11 +417,10 @@ class WatchApp(App[None]):
         titles = ["trial", metric_of(log.row.objective), "× best", *knobs, "outcome"]
         rows = {trial.id: cells.config_cells(log, trial, knobs) for trial in trials}
         columns = cells.fit_configs(titles, knobs, [[words for words, _ in row] for row in rows.values()], layout[-1])
-        if not table.has_focus:
-            # The best stay in sight until somebody chooses among them.
-            table.move_cursor(row=0)
         shown = {trial: [row[place] for place, _ in columns] for trial, row in rows.items()}
-        table.show_lines([cells.Column(title) for _, title in columns], shown)
+        # The best stay in sight until somebody chooses among them.
+        titled = [cells.Column(title) for _, title in columns]
+        table.show_lines(titled, shown, keeps_choice=table.has_focus)
 
     # What keys do
 
