@@ -145,14 +145,21 @@ def report_waiting(task: str, every_s: float = MAX_SILENCE_S) -> Iterator[None]:
         reminder.join()
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
+Row = Sequence[str | int | None]
+"""The cells of one line of a table; ``None`` is shown as absent."""
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Row], *, right: Iterable[str] = ()) -> None:
     """Print rows below a heading, so that they fit the terminal; a pipe gets a line for each row.
 
     ``right`` names the columns of figures.
     """
     is_terminal = sys.stdout.isatty()
     figures = [column in set(right) for column in columns]
-    cells = [tuple(columns), *(tuple(map(show_controls, row)) for row in rows)]
+    cells = [
+        tuple(columns),
+        *(tuple(text.ABSENT if cell is None else show_controls(str(cell)) for cell in row) for row in rows),
+    ]
     width = shutil.get_terminal_size().columns if is_terminal else None
     for number, line in enumerate(table_lines(cells, figures, width)):
         emit_line(line, is_heading=number == 0 and is_terminal)
