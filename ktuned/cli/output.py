@@ -97,14 +97,14 @@ def print_error(message: str, hint: str = "") -> None:
     print_message(f"{COMPLAINT}{what}; {mend}" if mend else f"{COMPLAINT}{what}")
 
 
-def complain_of(errors: Iterable[FileError]) -> None:
+def print_file_errors(errors: Iterable[FileError]) -> None:
     """Print a line for each error in a kernel file, and its line of source."""
     # Not at the top: a daemon that starts prints its errors by this module, and needs no client.
     from ktuned.cli import lines
 
     for error in errors:
-        print_error(lines.error_line(error), error.hint)
-        for line in lines.source_excerpt(error):
+        print_error(lines.format_file_error(error), error.hint)
+        for line in lines.format_excerpt(error):
             print_message(line)
 
 

@@ -20,7 +20,7 @@ def is_t1(path: Path) -> bool:
     return path.suffix == ".json" and path.is_file()
 
 
-def kernel_file_of(path: Path) -> tuple[Path, bool]:
+def write_kernel_file(path: Path) -> tuple[Path, bool]:
     """Return the kernel file that declares the kernel of a T1 file, beside it, and whether it was written now.
 
     Raises:

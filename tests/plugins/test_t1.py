@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ktuned.backends import Unit
-from ktuned.cli.t1_file import kernel_file_of
+from ktuned.cli.t1_file import write_kernel_file
 from ktuned.model import UsageError
 from ktuned.spec import Kernel, load_file
 from ktuned_nvrtc import Build, Nvrtc, i32
@@ -26,7 +26,7 @@ def project(tmp_path: Path) -> Path:
     """Return a directory with a T1 file, its source and the kernel file that names it."""
     for name in (T1, "t1_scale.cu"):
         shutil.copy(HERE / name, tmp_path)
-    assert kernel_file_of(tmp_path / T1) == (tmp_path / "tune_scale.py", True)
+    assert write_kernel_file(tmp_path / T1) == (tmp_path / "tune_scale.py", True)
     return tmp_path
 
 
@@ -124,9 +124,9 @@ def test_the_kernel_file_is_written_once(project: Path) -> None:
     """A kernel file that names the T1 file is kept as it is; another one of that name is not touched."""
     place = project / "tune_scale.py"
     place.write_text(place.read_text() + "# mine\n")
-    assert kernel_file_of(project / T1) == (place, False)
+    assert write_kernel_file(project / T1) == (place, False)
     assert place.read_text().endswith("# mine\n")
     place.write_text("x = 1\n")
     with pytest.raises(UsageError, match="is another kernel file"):
-        kernel_file_of(project / T1)
+        write_kernel_file(project / T1)
     assert place.read_text() == "x = 1\n"

@@ -120,7 +120,9 @@ def export(
                     place = {"kernel": entry.kernel, "device": entry.device, "winners": count}
                     written.append({**place, "path": str(path), "changed": changed})
                     if not as_json:
-                        output.emit_line(f"{path}  {text.count_of(count, 'winner')}{'' if changed else ', unchanged'}")
+                        output.emit_line(
+                            f"{path}  {text.format_count(count, 'winner')}{'' if changed else ', unchanged'}"
+                        )
             except OSError as error:
                 raise CannotShare(f"{error.filename or directory} cannot be written: {error.strerror}") from error
     if as_json:

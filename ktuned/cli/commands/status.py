@@ -76,8 +76,8 @@ def _summary_lines(found: StatusAnswer) -> Iterator[str]:
         yield f"paused     {names}; `ktuned jobs --resume` ends it"
     if (store := found.store) is not None:
         yield (
-            f"store      {text.count_of(store.trials, 'trial')}, {text.count_of(store.winners, 'winner')}, "
-            f"{text.count_of(store.jobs, 'job')}, {text.format_size(store.bytes)}"
+            f"store      {text.format_count(store.trials, 'trial')}, {text.format_count(store.winners, 'winner')}, "
+            f"{text.format_count(store.jobs, 'job')}, {text.format_size(store.bytes)}"
         )
     if (artifacts := found.artifacts) is not None:
         yield f"artifacts  {text.format_size(artifacts.bytes)} of at most {text.format_size(artifacts.cap_bytes)}"

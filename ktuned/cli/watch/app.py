@@ -28,7 +28,7 @@ from textual.timer import Timer
 from textual.widgets import DataTable, Footer, Input, Sparkline, Static
 
 from ktuned.cli import text
-from ktuned.cli.lines import error_line, source_excerpt
+from ktuned.cli.lines import format_excerpt, format_file_error
 from ktuned.cli.progress import Case
 from ktuned.cli.trials import describe_facts, list_messages
 from ktuned.cli.watch import cells
@@ -253,7 +253,7 @@ class WatchApp(App[None]):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
         self.query_one("#kernels", Rows).focus()
         self.query_one("#filter", Input).can_focus = False
-        self._arrange()
+        self._choose_layout()
         for part in (self.session.follow_events(), self.session.observe_load(), self._draw_changes()):
             self.run_worker(self._guard_task(part), exit_on_error=False)
 
@@ -268,7 +268,7 @@ class WatchApp(App[None]):
         """Lay the parts out for the new size."""
         self._is_due.set()
 
-    def _arrange(self) -> None:
+    def _choose_layout(self) -> None:
         has_room = self.size.width >= SIDE_BY_SIDE
         is_long = len(self.rows) > self.size.height // 2
         self.set_class(has_room and is_long, "wide")
@@ -323,13 +323,13 @@ class WatchApp(App[None]):
         if self._said:
             head.append(f"   {self._said}", style="italic")
         self.query_one("#head", Static).update(head)
-        warnings = cells.warnings_of(session.board, session.load, session.notices)
+        warnings = cells.list_warnings(session.board, session.load, session.notices)
         shown = [Text(line, style=style) for line, style in warnings[:MAX_WARNINGS]]
         if len(warnings) > MAX_WARNINGS:
             shown.append(ShownText(f"and {len(warnings) - MAX_WARNINGS} more: e shows them", style="dim"))
         self.query_one("#warnings").display = bool(shown)
         self.query_one("#warnings", Static).update(Text("\n").join(shown))
-        self._arrange()
+        self._choose_layout()
         self._show_kernels(now)
         self._show_detail()
 
@@ -337,14 +337,14 @@ class WatchApp(App[None]):
         rows = self.rows
         width = self.size.width - self._detail_width if self.has_class("wide") else self.size.width
         # Two cells around each column's words are the table's, and two are for its scrollbar.
-        names = cells.names_of(self.session.board)
+        names = cells.name_rows(self.session.board)
         columns = cells.columns_for(width - 4, rows, names)
         lines = {row.case: [self._kernel_cell(row, column, names, now) for column in columns] for row in rows}
         self.query_one("#kernels", Rows).show_lines(columns, lines)
         if not rows:
             said = "no kernel yet: a kernel file is named tune_*.py and declares an @kernel"
             if self.session.board.rows:
-                said = f"none of {text.count_of(len(self.session.board.rows), 'row')} has {self._kernels.query!r}"
+                said = f"none of {text.format_count(len(self.session.board.rows), 'row')} has {self._kernels.query!r}"
             self.query_one("#facts", Static).update(ShownText(said, style="dim"))
 
     @property
@@ -388,8 +388,8 @@ class WatchApp(App[None]):
             self._open = row.case
             self.session.log = log = None
             self.run_worker(self._carry_out_request(self.session.open_row(row)), group="open", exclusive=True)
-        title = ShownText(cells.title_of(row), style="bold")
-        facts = _in_two_columns(cells.detail_of(row, log), "dim")
+        title = ShownText(cells.compose_title(row), style="bold")
+        facts = _in_two_columns(cells.list_row_facts(row, log), "dim")
         self.query_one("#facts", Static).update(Group(title, facts))
         steps = list(row.view.best_so_far) if row.view is not None else []
         spark = self.query_one("#spark", Sparkline)
@@ -397,7 +397,7 @@ class WatchApp(App[None]):
         spark.display = len(set(steps)) > 1 and self.size.height >= ROOMY
         spark.data = steps
         self._show_configs()
-        words, style = cells.message_of(row, self.selected_trial)
+        words, style = cells.choose_message(row, self.selected_trial)
         # Without a message the best so far has its room.
         self.query_one("#message").display = bool(words)
         self.set_class(not words, "quiet")
@@ -592,7 +592,7 @@ def problem_lines(session: Session) -> list[Text]:
     """Return all problems: of kernel files, jobs, configs, and the daemon."""
     lines: list[Text] = []
     for error in session.board.errors:
-        lines += [ShownText(error_line(error), style="red"), *map(ShownText, source_excerpt(error))]
+        lines += [ShownText(format_file_error(error), style="red"), *map(ShownText, format_excerpt(error))]
         lines += [*([ShownText(error.hint)] if error.hint else []), ShownText("")]
     for row in session.board.rows.values():
         said = [] if row.job is None or row.state != "failed" else [row.job.message]
@@ -618,7 +618,7 @@ def show_screen(path: str | None, project: str | None, since: tuple[int, int] | 
         # Where a parent has exported them they do not follow this terminal's window.
         os.environ.pop(name, None)
 
-    async def sit() -> None:
+    async def run_app() -> None:
         async with AsyncClient() as client:
             session = Session(client, path=path, project=project, since=since)
             app = WatchApp(session, f"ktuned watch {path or ''}".rstrip())
@@ -628,4 +628,4 @@ def show_screen(path: str | None, project: str | None, since: tuple[int, int] | 
             if app.was_interrupted:
                 raise KeyboardInterrupt
 
-    asyncio.run(sit())
+    asyncio.run(run_app())
