@@ -203,7 +203,7 @@ def check_hosts(status: StatusAnswer, version: str) -> Iterator[Finding]:
             said = f"{executor.name} is not joined; the notices say why"
             yield Finding(Level.WARN, name, said, executor.mend)
             continue
-        count = text.count_of(len(executor.hosts), "host")
+        count = text.format_count(len(executor.hosts), "host")
         yield Finding(Level.OK, name, f"{executor.name}: {executor.version}, {count}")
         for host in executor.hosts:
             yield _check_host(host, status.environments, version)
@@ -221,7 +221,7 @@ def _check_host(host: HostInfo, environments: Iterable[EnvironmentInfo], version
         differs.append(f"Python {host.python}, here {platform.python_version()}")
     if missing := _find_missing_backends(host, environments):
         differs.append(f"no backend {', '.join(sorted(missing))}")
-    found = f"{host.interpreter}, {text.count_of(host.cpus, 'CPU')}, {text.count_of(host.gpus, 'GPU')}"
+    found = f"{host.interpreter}, {text.format_count(host.cpus, 'CPU')}, {text.format_count(host.gpus, 'GPU')}"
     if not differs:
         return Finding(Level.OK, name, found)
     return Finding(Level.WARN, name, f"{found}; {'; '.join(differs)}", host.mend)

@@ -35,7 +35,7 @@ def _compose_title(kernel: str, problem: Problem, device: str, objective: Object
     return f"{named}{mention_objective(objective)}"
 
 
-def doubt_lines(job: Job) -> list[str]:
+def describe_doubts(job: Job) -> list[str]:
     """Return lines that warn where the figures of a tuned job are hardly known, or hardly believable."""
     if not job.has_winner:
         return []
@@ -69,7 +69,7 @@ def _bound_spread(latency_us: float | None, spread_us: float | None) -> tuple[fl
     return latency_us - half_us, latency_us + half_us
 
 
-def job_progress(job: Job) -> str:
+def format_progress(job: Job) -> str:
     """Return a job's progress: ``done/total``, or ``done`` if the space cannot be counted."""
     return f"{job.done}/{job.total}" if job.total is not None else str(job.done)
 
@@ -82,14 +82,14 @@ def describe_open_jobs(view: View, now: float | None = None) -> list[str]:
     views = sorted(view.active, key=lambda one: one.job.state is not JobState.RUNNING)
     found = [f"{job_title(one.job)}: {_describe_open_job(one, now)}" for one in views[:MAX_STANDING]]
     left = len(views) - MAX_STANDING
-    return [*found, f"and {text.count_of(left, 'more job')}"] if left > 0 else found
+    return [*found, f"and {text.format_count(left, 'more job')}"] if left > 0 else found
 
 
 def _describe_open_job(view: JobView, now: float | None) -> str:
     job = view.job
     if job.state is not JobState.RUNNING:
         return f"{job.state}, {job.waits_for}" if job.waits_for else str(job.state)
-    tried = f"{job_progress(job)} tried"
+    tried = f"{format_progress(job)} tried"
     facts = [
         tried if now is None or not job.started else f"{tried} in {text.format_duration(max(0.0, now - job.started))}"
     ]
@@ -100,7 +100,7 @@ def _describe_open_job(view: JobView, now: float | None) -> str:
     return ", ".join(filter(None, (*facts, text.format_time_left(job.left_s))))
 
 
-def lines_of(news: News) -> list[str]:
+def describe_news(news: News) -> list[str]:
     """Return the lines for one piece of news; none for what other lines say already."""
     match news:
         case JobBegan(job):
@@ -111,7 +111,7 @@ def lines_of(news: News) -> list[str]:
             speedup = compute_gain(job.objective, job.default, figure)
             better = f" ({text.format_factor(speedup)} the default)" if speedup else ""
             best = text.by_objective(job.objective, figure)
-            return [f"{job_title(job)}: {job_progress(job)} best {best}{better}  {text.format_values(config)}"]
+            return [f"{job_title(job)}: {format_progress(job)} best {best}{better}  {text.format_values(config)}"]
         case FirstFailure(job, trial):
             why = text.first_line(trial.message)
             said = f"{job_title(job)}: {trial.outcome}  {text.format_values(trial.config)}"
@@ -175,15 +175,15 @@ def _describe_reload(news: KernelsReloaded) -> list[str]:
         )
         if names
     ]
-    return lines + [error_line(error) for error in news.errors]
+    return lines + [format_file_error(error) for error in news.errors]
 
 
-def source_excerpt(error: FileError) -> list[str]:
+def format_excerpt(error: FileError) -> list[str]:
     """Return the line of source of a kernel file's error and the caret below it, indented; nothing without them."""
     return [f"    {line}" for line in text.clean_message(error.excerpt).splitlines()]
 
 
-def error_line(error: FileError) -> str:
+def format_file_error(error: FileError) -> str:
     """Return a kernel file's error, with its place unless the message starts with it."""
     where = f"{error.path}:{error.line}" if error.line else error.path
     words = text.first_line(error.message, limit=500)

@@ -97,14 +97,14 @@ def print_error(message: str, hint: str = "") -> None:
     print_message(f"{COMPLAINT}{what}; {mend}" if mend else f"{COMPLAINT}{what}")
 
 
-def complain_of(errors: Iterable[FileError]) -> None:
+def print_file_errors(errors: Iterable[FileError]) -> None:
     """Print a line for each error in a kernel file, and its line of source."""
     # Not at the top: a daemon that starts prints its errors by this module, and needs no client.
     from ktuned.cli import lines
 
     for error in errors:
-        print_error(lines.error_line(error), error.hint)
-        for line in lines.source_excerpt(error):
+        print_error(lines.format_file_error(error), error.hint)
+        for line in lines.format_excerpt(error):
             print_message(line)
 
 
@@ -114,7 +114,6 @@ def write_atomically(path: Path, content: str) -> bool:
     Raises:
         OSError: it cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and path.read_bytes() == content.encode():
         return False
     staged = path.with_name(f".{path.name}.{os.getpid()}")
@@ -146,14 +145,21 @@ def report_waiting(task: str, every_s: float = MAX_SILENCE_S) -> Iterator[None]:
         reminder.join()
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
+Row = Sequence[str | int | None]
+"""The cells of one line of a table; ``None`` is shown as absent."""
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Row], *, right: Iterable[str] = ()) -> None:
     """Print rows below a heading, so that they fit the terminal; a pipe gets a line for each row.
 
     ``right`` names the columns of figures.
     """
     is_terminal = sys.stdout.isatty()
     figures = [column in set(right) for column in columns]
-    cells = [tuple(columns), *(tuple(map(show_controls, row)) for row in rows)]
+    cells = [
+        tuple(columns),
+        *(tuple(text.ABSENT if cell is None else show_controls(str(cell)) for cell in row) for row in rows),
+    ]
     width = shutil.get_terminal_size().columns if is_terminal else None
     for number, line in enumerate(table_lines(cells, figures, width)):
         emit_line(line, is_heading=number == 0 and is_terminal)

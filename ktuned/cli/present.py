@@ -101,7 +101,7 @@ class LinePresenter(Presenter):
         with self._printing:
             self._view = view
             for piece in news:
-                self._print_lines(lines.lines_of(piece))
+                self._print_lines(lines.describe_news(piece))
 
     def _print_lines(self, said: Sequence[str]) -> None:
         for line in said:
@@ -150,7 +150,7 @@ class LivePresenter(Presenter):
         self._view = view
         for piece in news:
             if not isinstance(piece, NewBest | JobBegan):
-                for line in lines.lines_of(piece):
+                for line in lines.describe_news(piece):
                     self._console.print(show_controls(line))
 
     def _render_board(self) -> RenderableType:
@@ -170,7 +170,7 @@ def draw_board(view: View) -> Table:
         job = one.job
         bar = ProgressBar(total=job.total, completed=job.done, width=BAR_COLUMNS, pulse=job.total is None)
         head = Table.grid(padding=(0, 2))
-        head.add_row(bar, Text(lines.job_progress(job)), Text(_describe_stage(one)))
+        head.add_row(bar, Text(lines.format_progress(job)), Text(_describe_stage(one)))
         grid.add_row(Text(show_controls(lines.job_title(job)), style="bold", no_wrap=True, overflow="ellipsis"))
         grid.add_row(head)
         grid.add_row(Text(f"  {show_controls(_describe_best(one))}", no_wrap=True, overflow="ellipsis"))
@@ -254,7 +254,7 @@ def request_tuning(client: Client, method: Method[P, TuneAnswer], wanted: P) -> 
             "the daemon goes on with the request: `ktuned jobs` has its jobs, `ktuned jobs JOB --cancel` cancels one"
         )
         raise
-    output.complain_of(accepted.errors)
+    output.print_file_errors(accepted.errors)
     for notice in accepted.notices:
         output.print_message(notice)
     return accepted

@@ -81,9 +81,10 @@ class _Commands(click.Group):
             return None
         module = importlib.import_module(f"ktuned.cli.commands.{COMMANDS[cmd_name].module}")
         command: click.Command = getattr(module, f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name)
-        if command.callback is not None:
+        callback = command.callback
+        if callback is not None:
             command = copy.copy(command)
-            command.callback = _prepare_callback(cmd_name, command.callback)
+            command.callback = _prepare_callback(cmd_name, callback)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -179,16 +180,10 @@ def _carry_out(arguments: Sequence[str] | None) -> int:
     except DaemonSilent as error:
         output.print_error(error.message, f"{error.hint}; {_how_to_end_it()}")
         return Exit.NO_DAEMON
-    except DaemonUnavailable as error:
+    except (DaemonUnavailable, DaemonNotStarted) as error:
         output.print_error(error.message, error.hint)
         return Exit.NO_DAEMON
-    except DaemonError as error:
-        output.print_error(error.message, error.hint)
-        return Exit.USAGE if error.code in USAGE_CODES else Exit.NOT_REACHED
-    except DaemonNotStarted as error:
-        output.print_error(error.message, error.hint)
-        return Exit.NO_DAEMON
-    except KtunedError as error:
+    except (DaemonError, KtunedError) as error:
         output.print_error(error.message, error.hint)
         return Exit.USAGE if error.code in USAGE_CODES else Exit.NOT_REACHED
 

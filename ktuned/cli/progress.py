@@ -178,7 +178,7 @@ def begin_view(jobs: Iterable[JobInfo], limits: Limits | None = None) -> View:
 def add_earlier_winners(view: View, finished: Iterable[JobInfo]) -> View:
     """Return the view with the winners of jobs that ended earlier, in any order, to compare later ones with."""
     by_age = sorted(finished, key=lambda job: job.finished or 0.0)
-    found = {_case_of(job): job.best for job in by_age if job.best}
+    found = {_make_job_case(job): job.best for job in by_age if job.best}
     return replace(view, winners={**found, **view.winners})
 
 
@@ -221,7 +221,7 @@ def _with_job(view: View, job: JobView) -> View:
     return replace(view, jobs={**view.jobs, job.job.id: job})
 
 
-def _case_of(job: Job) -> Case:
+def _make_job_case(job: Job) -> Case:
     return make_case(job.kernel, job.problem, job.device, job.objective)
 
 
@@ -230,7 +230,7 @@ def _take_job(view: View, job: JobInfo) -> tuple[View, tuple[News, ...]]:
     new = replace(old, job=job) if old is not None else JobView(job, announced=cost_of(job.objective, job.best))
     news: tuple[News, ...] = ()
     if job.state is JobState.RUNNING and (old is None or old.job.state is not JobState.RUNNING):
-        new = replace(new, before=view.winners.get(_case_of(job)))
+        new = replace(new, before=view.winners.get(_make_job_case(job)))
         news = (JobBegan(job),)
     elif job.is_ended and not (old and old.job.is_ended):
         new = replace(new, round=None)
@@ -284,11 +284,11 @@ def _take_winner(view: View, event: WinnerChanged) -> View:
         return view
     figure = event.figure if needs_metric(event.objective) else None
     job = replace(known.job, best_us=event.latency_us, best_figure=figure)
-    share = share_of(event.metrics, view.limits, event.device)
+    share = describe_share(event.metrics, view.limits, event.device)
     return _with_job(view, replace(known, job=job, best_config=event.config, share=share))
 
 
-def share_of(metrics: Mapping[str, float], known: Limits, device: str | None) -> str:
+def describe_share(metrics: Mapping[str, float], known: Limits, device: str | None) -> str:
     """Return the share of the limit that is nearest, or an empty text where none is known."""
     peaks = known.get(device or "")
     found = [] if peaks is None else compute_shares(metrics, peaks)

@@ -57,7 +57,7 @@ def format_latency(value_us: float | None, digits: int = 4) -> str:
     return f"{_format_digits(value_us / 1e6, digits)} s"
 
 
-def latency_within(value_us: float | None, spread_us: float | None) -> str:
+def format_with_spread(value_us: float | None, spread_us: float | None) -> str:
     """Return a latency with half its spread in percent, if there is one."""
     if not value_us or not spread_us:
         return format_latency(value_us)
@@ -76,7 +76,7 @@ def _format_digits(value: float, digits: int) -> str:
     return f"{value:.{max(0, digits - before_point)}f}"
 
 
-def count_of(count: int, thing: str) -> str:
+def format_count(count: int, thing: str) -> str:
     """Return a count with its noun."""
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 

@@ -30,15 +30,15 @@ _LABELS = {
 
 def load_all_trials(client: Client, wanted: ResultsParams) -> list[ListedTrial]:
     """Return all trials that ``results`` chooses, in the order of its table, from as many requests as they take."""
-    found: list[ListedTrial] = []
+    found: dict[int, ListedTrial] = {}
     page = msgspec.structs.replace(wanted, limit=PAGE, order="newest")
     while True:
-        more = call_method(client, RESULTS, page, deadline_s=_DEADLINE_S).trials
-        # A page that brings nothing older is the end, or a daemon that does not know `before`.
-        if not more or (found and more[0].id >= found[-1].id):
-            return sorted(found, key=_table_key)
-        found += more
-        page = msgspec.structs.replace(page, before=found[-1].id)
+        trials = {trial.id: trial for trial in call_method(client, RESULTS, page, deadline_s=_DEADLINE_S).trials}
+        # A page without an older trial is the end, or comes from a daemon that does not know `before`.
+        if not trials.keys() - found.keys():
+            return sorted(found.values(), key=_table_key)
+        found |= trials
+        page = msgspec.structs.replace(page, before=min(trials))
 
 
 def _table_key(trial: ListedTrial) -> tuple[bool, str, str, float, int]:

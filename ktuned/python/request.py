@@ -153,7 +153,8 @@ def _follow_to_end(client: Client, accepted: TuneAnswer, progress: bool | None) 
         print_message(
             f"detached; job {number} continues: the same call joins it, `ktuned jobs {number} --cancel` cancels it"
         )
-        raise
+        # The interpreter ends with 130 for the class itself alone.
+        raise KeyboardInterrupt from None
 
 
 def _make_file_error(error: FileError) -> KernelFileError:

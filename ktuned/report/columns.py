@@ -12,6 +12,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from msgspec import Struct
@@ -103,23 +104,13 @@ class Packer:
         """Add a column of Unix times in s."""
         low, high = min(values, default=0.0), max(values, default=0.0)
         span = max(high - low, 1e-3)
-        coded = array("I", bytes(4 * self._count))
-        before = 0
-        for row, value in enumerate(values):
-            now = round((value - low) / span * INSTANTS)
-            coded[row] = (now - before) & 0xFFFFFFFF
-            before = now
-        self._add_column(Column(name, "time", 4, (), low, low + span, INSTANTS), coded)
+        steps = [round((value - low) / span * INSTANTS) for value in values]
+        self._add_column(Column(name, "time", 4, (), low, low + span, INSTANTS), _code_differences(steps, 0))
 
     def add_whole_numbers(self, name: str, values: Sequence[int]) -> None:
         """Add a column of whole numbers, exactly; the greatest is less than 2³¹ above the least."""
         low = min(values, default=0)
-        coded = array("I", bytes(4 * self._count))
-        before = low
-        for row, value in enumerate(values):
-            coded[row] = (value - before) & 0xFFFFFFFF
-            before = value
-        self._add_column(Column(name, "whole", 4, (), low), coded)
+        self._add_column(Column(name, "whole", 4, (), low), _code_differences(values, low))
 
     def pack_columns(self) -> PackedColumns:
         """Return all columns."""
@@ -133,3 +124,8 @@ class Packer:
         places = range(width) if sys.byteorder == "little" else range(size - 1, size - 1 - width, -1)
         self._columns.append(column)
         self._parts += [raw[place::size] for place in places]
+
+
+def _code_differences(values: Sequence[int], first: int) -> array[int]:
+    """Return what each value is above the one before it, by 32 bits."""
+    return array("I", [(value - before) & 0xFFFFFFFF for before, value in pairwise([first, *values])])

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ktuned.cli.lines import error_line
+from ktuned.cli.lines import format_file_error
 from ktuned.cli.watch.board import Board, BoardRow, add_answers, add_estimates, catch_up, fold_event, keep_kernels
 from ktuned.cli.watch.cells import shorten_path
 from ktuned.model.objective import LATENCY
@@ -141,7 +141,7 @@ def test_catching_up_makes_no_news() -> None:
     root = {"path": "/src", "name": "project", "python": "/python"}
     known = keep_kernels(board, known_kernels(errors=[error], roots=[root]))
     assert list(known.rows) == [CASE]
-    assert [error_line(error) for error in known.errors] == ["/src/tune_x.py:3: NameError: x"]
+    assert [format_file_error(error) for error in known.errors] == ["/src/tune_x.py:3: NameError: x"]
     assert (known.roots, known.problems) == (("/src",), 1)
     assert keep_kernels(add_answers(Board(), [answer()]), known_kernels()).rows == {}
 

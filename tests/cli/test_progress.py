@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ktuned.cli import progress
-from ktuned.cli.lines import lines_of
+from ktuned.cli.lines import describe_news
 from ktuned.cli.progress import (
     FAILURES,
     FirstFailure,
@@ -189,7 +189,7 @@ def test_what_concerns_an_unknown_job_makes_no_job(event: str) -> None:
     }
     view, news = told(View(), told_of)
     assert view.jobs == {}
-    assert [line for piece in news for line in lines_of(piece)] == []
+    assert [line for piece in news for line in describe_news(piece)] == []
 
 
 def test_a_round_of_refining_shows_until_the_job_ends() -> None:
@@ -264,9 +264,9 @@ def test_a_winner_that_needed_no_job_is_news() -> None:
     """An undone edit leads back to one; a job's own winner is reported by its trials."""
     _, (news,) = told(begin_view([]), winner({"BM": 1}, 7.0, job=None))
     assert isinstance(news, WinnerChanged)
-    assert lines_of(news) == [f"{KERNEL} [M=64 dtype=float32] on {DEVICE}: known already, 7.000 µs  BM=1"]
+    assert describe_news(news) == [f"{KERNEL} [M=64 dtype=float32] on {DEVICE}: known already, 7.000 µs  BM=1"]
     _, (of_job,) = told(begin_view([job_info()]), winner({"BM": 1}, 7.0))
-    assert lines_of(of_job) == []
+    assert describe_news(of_job) == []
 
 
 @pytest.mark.parametrize(
@@ -297,6 +297,6 @@ def test_notices_follow_a_jobs_end() -> None:
     view = begin_view([job_info()])
     ended = job_map(state="done", best_us=5.0, message="random tried 3 configs\nnotice: X has no effect")
     _, news = told(view, state_event("job_done", ended))
-    (line, notice) = lines_of(news[-1])
+    (line, notice) = describe_news(news[-1])
     assert notice == "  notice: X has no effect"
     assert "random" not in line

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.cli.commands.regressions import case_of, compare_answers, find_previous_best
+from ktuned.cli.commands.regressions import compare_answers, find_previous_best, make_answer_case
 from ktuned.model import LATENCY, Objective
 from tests.cli.samples import DEVICE, answer, listed_trial
 
@@ -25,7 +25,7 @@ from tests.cli.samples import DEVICE, answer, listed_trial
 def test_verdicts(before: float | None, now: tuple[str, float], verdict: str) -> None:
     """Within the tolerance is the same; without a figure for the files as they are, it failed."""
     after = answer(status=now[0], latency_us=now[1])
-    (found,) = compare_answers({case_of(after): before}, [after], 0.03)
+    (found,) = compare_answers({make_answer_case(after): before}, [after], 0.03)
     assert found.verdict == verdict
     assert found.is_regression is (verdict in ("slower", "failed"))
     assert found.to_plain()["verdict"] == verdict
@@ -33,7 +33,7 @@ def test_verdicts(before: float | None, now: tuple[str, float], verdict: str) ->
 
 def test_cases_are_compared_by_kernel_and_problem() -> None:
     """The order of a problem's keys does not matter; what is gone is no regression."""
-    before = {case_of(answer(problem={"a": 1, "b": 2})): 10.0, case_of(answer(problem={"a": 9})): 1.0}
+    before = {make_answer_case(answer(problem={"a": 1, "b": 2})): 10.0, make_answer_case(answer(problem={"a": 9})): 1.0}
     after = [answer(problem={"b": 2, "a": 1}, latency_us=20.0), answer(kernel="p:other", latency_us=3.0)]
     found = compare_answers(before, after, 0.5)
     assert [(entry.before, entry.now, entry.verdict) for entry in found] == [
@@ -73,7 +73,7 @@ def test_winners_of_other_objectives_are_compared_by_their_figures(
     """Not by their latency, and beside the winner by latency, which is a case of its own."""
     new = answer(latency_us=99.0, objective=objective, metrics=now)
     by_latency = answer(latency_us=12.5)
-    earlier = {case_of(new): next(iter(before.values()), None), case_of(by_latency): 12.5}
+    earlier = {make_answer_case(new): next(iter(before.values()), None), make_answer_case(by_latency): 12.5}
     found = compare_answers(earlier, [new, by_latency], 0.03)
     assert [entry.verdict for entry in found] == [verdict, "same"]
     assert (found[0].to_plain()["now"], found[0].to_plain()["now_us"]) == (next(iter(now.values()), None), None)

@@ -20,13 +20,13 @@ def test_what_is_left() -> None:
 
 def test_a_spread_beyond_all_bounds_is_no_figure() -> None:
     """Rounds that contradict each other leave nothing that digits could say."""
-    assert text.latency_within(20.0, 4.0) == "20.00 µs ±10 %"
-    assert text.latency_within(20.0, 20_000.0) == "20.00 µs ±>100 %"
+    assert text.format_with_spread(20.0, 4.0) == "20.00 µs ±10 %"
+    assert text.format_with_spread(20.0, 20_000.0) == "20.00 µs ±>100 %"
 
 
 def test_a_figure_without_a_spread_has_no_plus_minus() -> None:
     """Of one round nothing is known, which is not ``±0 %``."""
-    assert [text.latency_within(20.0, spread_us) for spread_us in (None, 0.0)] == ["20.00 µs", "20.00 µs"]
+    assert [text.format_with_spread(20.0, spread_us) for spread_us in (None, 0.0)] == ["20.00 µs", "20.00 µs"]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_spread(value: float | None, expected: str) -> None:
 @pytest.mark.parametrize(("count", "expected"), [(0, "0 jobs"), (1, "1 job"), (1234567, "1,234,567 jobs")])
 def test_number(count: int, expected: str) -> None:
     """One of a thing has no s."""
-    assert text.count_of(count, "job") == expected
+    assert text.format_count(count, "job") == expected
 
 
 @pytest.mark.parametrize(
@@ -100,21 +100,21 @@ def test_escape_sequences_leave_their_words(message: str) -> None:
 )
 def test_an_errors_place_is_said_once(path: str, line: int, message: str, expected: str) -> None:
     """``file:line`` stands before the message unless the message begins with it."""
-    assert lines.error_line(FileError(path, line, message, "")) == expected
+    assert lines.format_file_error(FileError(path, line, message, "")) == expected
 
 
 def test_lines_that_need_no_job() -> None:
     """Lanes and reloads read as one line each; a pause has none."""
     lane = LaneChanged(device=DeviceName("cuda:0"), state="sick", reason="no canary")
-    assert lines.lines_of(lane) == ["lane cuda:0: sick (no canary)"]
+    assert lines.describe_news(lane) == ["lane cuda:0: sick (no canary)"]
     errors = (FileError("b.py", 1, "no", ""),)
     reloaded = KernelsReloaded(added=("a",), removed=("c", "d"), errors=errors)
-    assert lines.lines_of(reloaded) == ["added: a", "removed: c, d", "b.py:1: no"]
-    assert lines.lines_of(KernelsReloaded(mended=("/src/x.py",))) == ["no error any more: /src/x.py"]
-    assert lines.lines_of(TuningPaused(device="")) == []
+    assert lines.describe_news(reloaded) == ["added: a", "removed: c, d", "b.py:1: no"]
+    assert lines.describe_news(KernelsReloaded(mended=("/src/x.py",))) == ["no error any more: /src/x.py"]
+    assert lines.describe_news(TuningPaused(device="")) == []
 
 
 def test_an_end_without_figures_is_a_line_too() -> None:
     """A job that ended with nothing to show still says how."""
     view = begin_view([job_info(state="cancelled", problem={})])
-    assert lines.lines_of(JobEnded(view.jobs[1])) == ["project:gemm on cpu-model: job 1 cancelled"]
+    assert lines.describe_news(JobEnded(view.jobs[1])) == ["project:gemm on cpu-model: job 1 cancelled"]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_BYTES = 3_000_000
 MADE_S = 10.0
 OPENED_S = 3.0
-PROBLEM = {"M": 4096, "N": 4096, "K": 4096, "dtype": "float16"}
+PROBLEM: dict[str, Any] = {"M": 4096, "N": 4096, "K": 4096, "dtype": "float16"}
 HOSTILE = '</script><img src=x onerror="window.owned=1"><!--<script>\'${1}`{a|b}'
 TITLES = {
     "Best so far",

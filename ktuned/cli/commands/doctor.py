@@ -92,7 +92,7 @@ def _summarise_findings(findings: Sequence[Finding]) -> str:
     if not any(count for count, _ in counts):
         return "all is well"
     words = {Level.FAIL: "failure", Level.WARN: "warning"}
-    return ", ".join(text.count_of(count, words[level]) for count, level in counts if count)
+    return ", ".join(text.format_count(count, words[level]) for count, level in counts if count)
 
 
 def _is_new(home: Path) -> bool:

@@ -175,7 +175,7 @@ def _job_row(job: JobInfo, now: float) -> list[str]:
         job.device,
         job.state,
         f"{job.reason}{waits}",
-        lines.job_progress(job),
+        lines.format_progress(job),
         text.format_duration(job.left_s),
         *_best_and_default(job),
         f"{job.launches:,}" if job.launches else text.ABSENT,

@@ -108,9 +108,9 @@ def show_kernels(answer: KernelsAnswer | AddAnswer) -> None:
 
 def _show_faults(answer: KernelsAnswer | AddAnswer) -> None:
     for error in answer.errors:
-        what = lines.error_line(error)
+        what = lines.format_file_error(error)
         output.emit_line(f"{what}; {error.hint}" if error.hint else what)
-        for line in lines.source_excerpt(error):
+        for line in lines.format_excerpt(error):
             output.emit_line(line)
 
 
@@ -172,6 +172,6 @@ def remove(path: str, as_json: bool) -> int:
     with Client() as client:
         # Not resolved here: the directory may be gone.
         gone = call_method(client, UNWATCH, UnwatchParams(os.path.abspath(path)))
-    forgotten = text.count_of(len(gone.kernels), "kernel")
+    forgotten = text.format_count(len(gone.kernels), "kernel")
     output.emit_answer(gone, as_json, f"{gone.path} is no longer watched; {forgotten} forgotten")
     return Exit.DONE

@@ -19,7 +19,7 @@ from ktuned.cli.options import (
     problem_option,
 )
 from ktuned.cli.output import Exit
-from ktuned.cli.progress import share_of
+from ktuned.cli.progress import describe_share
 from ktuned.model import Change, JobState, Status, describe_change, is_exact, mention_objective
 from ktuned.protocol import (
     JOBS,
@@ -93,7 +93,7 @@ def lookup(
         changes = _load_changes(client, answer) if why and is_known else []
         place_in_line = _place_in_line(client, answer) if answer.status in (Status.DEFAULT, Status.NEAR) else ""
         # Few kernels have metrics: the others' lookups ask for nothing more.
-        share = share_of(answer.metrics, call_method(client, PEAKS).by_device, answer.device) if answer.metrics else ""
+        limits = call_method(client, PEAKS).by_device if answer.metrics else {}
         classes = _load_bit_classes(client, answer) if is_exact(answer.objective) and not as_json else []
     if as_json:
         plain = msgspec.to_builtins(answer) | ({"changes": msgspec.to_builtins(changes)} if why and is_known else {})
@@ -106,7 +106,7 @@ def lookup(
             answer.device,
             text.format_latency(answer.latency_us),
             text.format_metrics(answer.metrics),
-            share,
+            describe_share(answer.metrics, limits, answer.device),
             "" if answer.expected_loss is None else f"expected loss {answer.expected_loss:.1%}",
             "" if answer.age_s is None else f"{text.format_duration(answer.age_s)} old",
         ]
@@ -132,7 +132,7 @@ def _place_in_line(client: Client, answer: Answer) -> str:
         if job.kernel == answer.kernel and job.problem.items() <= answer.problem.items():
             if job.state is JobState.RUNNING:
                 return f"job {job.id} tunes it now"
-            after = f"after {text.count_of(place, 'other job')}" if place else "next"
+            after = f"after {text.format_count(place, 'other job')}" if place else "next"
             return f"job {job.id} tunes it {after}"
     return ""
 
@@ -177,5 +177,5 @@ def _release_pin(pin: str, as_json: bool) -> int:
     """Give a pin up: its questions get the best answers again."""
     with Client() as client:
         found = call_method(client, UNPIN, UnpinParams(pin))
-    output.emit_answer(found, as_json, f"{pin}: {text.count_of(found.questions, 'question')} forgotten")
+    output.emit_answer(found, as_json, f"{pin}: {text.format_count(found.questions, 'question')} forgotten")
     return Exit.DONE

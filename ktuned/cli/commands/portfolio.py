@@ -113,7 +113,9 @@ def _make_portfolio(client: Client, params: PortfolioParams, *, as_json: bool) -
     answer = call_method(client, PORTFOLIO, params)
     before, waiting = "", threading.Event()
     while (build := answer.making[-1]).is_under_way:
-        line = f"{text.count_of(build.tuned, 'problem')} tuned, {text.count_of(build.measured, 'config')} measured"
+        line = (
+            f"{text.format_count(build.tuned, 'problem')} tuned, {text.format_count(build.measured, 'config')} measured"
+        )
         if line != before and not as_json:
             output.emit_line(f"{build.kernel} on {build.device}: {line} for {build.problems} problems")
             before = line
@@ -141,7 +143,7 @@ def _choose_portfolio(answer: PortfolioAnswer, device: str | None, objective: st
 
 def _describe_portfolio(kernel: str, found: PortfolioInfo, fitted: Portfolio) -> Iterator[str]:
     """Yield the lines that show a portfolio: its configs, its tree, its losses."""
-    configs = text.count_of(len(fitted.configs), "config")
+    configs = text.format_count(len(fitted.configs), "config")
     yield f"{kernel} on {found.device}: {configs} for {fitted.problems} problems"
     yield f"expected loss {fitted.expected_loss:.1%}; of one config for all {fitted.single_loss:.1%}"
     if not found.current:

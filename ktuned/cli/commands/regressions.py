@@ -104,14 +104,14 @@ class Comparison(Record):
         }
 
 
-def case_of(answer: Answer) -> Case:
+def make_answer_case(answer: Answer) -> Case:
     """Return what an answer is compared as."""
     return answer.kernel, canonical(answer.problem), answer.objective
 
 
 def compare_answers(before: Mapping[Case, float | None], after: Iterable[Answer], tolerance: float) -> list[Comparison]:
     """Compare the figures ``before`` with the answers ``after``; ``tolerance`` is a share (0.03 is 3 %)."""
-    return [_judge_case(before.get(case_of(answer)), answer, tolerance) for answer in after]
+    return [_judge_case(before.get(make_answer_case(answer)), answer, tolerance) for answer in after]
 
 
 def _judge_case(before: float | None, answer: Answer, tolerance: float) -> Comparison:
@@ -149,7 +149,7 @@ def check_regressions(client: Client, root: str | None, tolerance: float, agains
     """
     # Before any inspection: the present winners are the baseline of the comparison.
     answers = _look_up(client, _list_questions(client, root))
-    before = {case_of(answer): _find_earlier_figure(client, answer) for answer in answers}
+    before = {make_answer_case(answer): _find_earlier_figure(client, answer) for answer in answers}
     places = [root] if root is not None else [known.path for known in call_method(client, KERNELS).roots]
     errors: list[FileError] = []
     for place in places:
@@ -215,7 +215,7 @@ def _read_committed_figures(place: Path, answers: Iterable[Answer]) -> dict[Case
         # A winner's problem is the part that the kernel is specialised for.
         alike = [winner for winner in by if winner.problem.items() <= answer.problem.items()]
         for winner in alike[:1]:
-            found[case_of(answer)] = figure_of(answer.objective, winner.latency_us, winner.metrics or {})
+            found[make_answer_case(answer)] = figure_of(answer.objective, winner.latency_us, winner.metrics or {})
     return found
 
 

@@ -75,8 +75,10 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
     except OSError as error:
         raise UsageError(f"{place} cannot be written: {error.strerror}") from error
     trials = sum(section.trials.count for section in document.sections)
-    problems = text.count_of(len(document.sections), "problem")
-    output.emit_line(f"{place}  {problems}, {text.count_of(trials, 'trial')}, {text.format_size(len(page.encode()))}")
+    problems = text.format_count(len(document.sections), "problem")
+    output.emit_line(
+        f"{place}  {problems}, {text.format_count(trials, 'trial')}, {text.format_size(len(page.encode()))}"
+    )
     if opens:
         _open_browser(place.resolve().as_uri(), str(place.resolve()))
     return Exit.DONE

@@ -14,7 +14,7 @@ from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.options import WholeNumber, device_option, json_option, problem_option
 from ktuned.cli.output import Exit
-from ktuned.cli.progress import Limits, share_of
+from ktuned.cli.progress import Limits, describe_share
 from ktuned.cli.trials import describe_facts, list_messages, load_all_trials
 from ktuned.model import ListedTrial, Outcome, canonical, is_noisy, mention_objective
 from ktuned.protocol import PEAKS, RESULTS, NumericsReport, ResultsParams, call_method
@@ -159,7 +159,7 @@ def _show_trials(trials: Sequence[ListedTrial], known: Limits, *, with_age: bool
     now = time.time()
     named = [{**trial.metrics, **trial.facts} for trial in trials]
     figures = list(dict.fromkeys(name for found in named for name in found))
-    shares = [share_of(trial.metrics, known, trial.device) for trial in trials]
+    shares = [describe_share(trial.metrics, known, trial.device) for trial in trials]
     limit = ["of the limit"] if any(shares) else []
     has_classes = any(trial.bit_class for trial in trials)
     rows = (

@@ -61,12 +61,12 @@ def summarise_account(account: Account, *, has_device: bool = True) -> list[str]
     lines = [f"{note}" for note in account.notes]
     if account.adopted:
         lines.append(
-            f"adopted {text.count_of(len(account.adopted), 'function')}: {', '.join(_by_library(account.adopted))}"
+            f"adopted {text.format_count(len(account.adopted), 'function')}: {', '.join(_by_library(account.adopted))}"
         )
     states = list(account.keys.values())
     tuned, recorded = states.count(TUNED), states.count(RECORDED)
     if states:
-        lines.append(f"{text.count_of(len(states), 'tuning key')}: {tuned} tuned, {recorded} recorded now")
+        lines.append(f"{text.format_count(len(states), 'tuning key')}: {tuned} tuned, {recorded} recorded now")
     lines += [f"{key}: {state}" for key, state in sorted(account.keys.items()) if state not in (TUNED, RECORDED)]
     lines += [f"left alone: {name}: {reason}" for name, reason in sorted(account.left_alone.items())]
     if not account.drop_ins:

@@ -55,6 +55,7 @@ def install(no_start: bool, force: bool, as_json: bool) -> int:
         )
     for name, text in wanted.items():
         try:
+            place.mkdir(parents=True, exist_ok=True)
             output.write_atomically(place / name, text)
         except OSError as error:
             raise ServiceError(

@@ -114,12 +114,15 @@ def export(
                     document = replace(document, artifacts=os.path.relpath(artifacts.resolve(), directory.resolve()))
                 for name, content in _exported_files(document, form, by or DEFAULT_SIZE).items():
                     path = directory / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
                     changed = output.write_atomically(path, content)
                     count = document.count_winners()
                     place = {"kernel": entry.kernel, "device": entry.device, "winners": count}
                     written.append({**place, "path": str(path), "changed": changed})
                     if not as_json:
-                        output.emit_line(f"{path}  {text.count_of(count, 'winner')}{'' if changed else ', unchanged'}")
+                        output.emit_line(
+                            f"{path}  {text.format_count(count, 'winner')}{'' if changed else ', unchanged'}"
+                        )
             except OSError as error:
                 raise CannotShare(f"{error.filename or directory} cannot be written: {error.strerror}") from error
     if as_json:

@@ -44,7 +44,7 @@ def _state_lines(state: ShareAnswer) -> Iterator[str]:
     if state.looked is None:
         yield "not looked at yet"
     else:
-        found, looked = text.count_of(state.found or 0, "problem"), _format_age(state.looked)
+        found, looked = text.format_count(state.found or 0, "problem"), _format_age(state.looked)
         yield f"winners for {found} of this machine's, {state.fresh} fresh here; looked at {looked}"
     yield from state.notices
 
@@ -88,7 +88,7 @@ def pull(kernel: str | None, no_spawn: bool, as_json: bool) -> int:
         output.emit_json({"url": accepted.url, "found": accepted.found, "fresh": accepted.fresh, "jobs": jobs})
     else:
         output.emit_line(
-            f"{accepted.url} has winners for {text.count_of(accepted.found, 'problem')} of this machine's: "
+            f"{accepted.url} has winners for {text.format_count(accepted.found, 'problem')} of this machine's: "
             f"{accepted.fresh} known here, {len(jobs)} tried now"
         )
         for job in jobs:

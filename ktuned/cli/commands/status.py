@@ -76,8 +76,8 @@ def _summary_lines(found: StatusAnswer) -> Iterator[str]:
         yield f"paused     {names}; `ktuned jobs --resume` ends it"
     if (store := found.store) is not None:
         yield (
-            f"store      {text.count_of(store.trials, 'trial')}, {text.count_of(store.winners, 'winner')}, "
-            f"{text.count_of(store.jobs, 'job')}, {text.format_size(store.bytes)}"
+            f"store      {text.format_count(store.trials, 'trial')}, {text.format_count(store.winners, 'winner')}, "
+            f"{text.format_count(store.jobs, 'job')}, {text.format_size(store.bytes)}"
         )
     if (artifacts := found.artifacts) is not None:
         yield f"artifacts  {text.format_size(artifacts.bytes)} of at most {text.format_size(artifacts.cap_bytes)}"
@@ -92,62 +92,36 @@ def _jobs_line(jobs: JobCounts, policy: str) -> str:
     return ", ".join(counts) + (f"; waiting: {', '.join(waits)}" if waits else "") + said
 
 
-def _list_tables(found: StatusAnswer) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    yield (
-        "lanes",
-        ["device", "model", "state", "job", "worker", "reason"],
+def _list_tables(found: StatusAnswer) -> Iterator[tuple[str, list[str], list[output.Row]]]:
+    """Yield each table's title, its columns and its rows."""
+    lanes: list[output.Row] = [
+        [lane.device, lane.model, lane.state, lane.job, lane.worker_pid, text.first_line(lane.reason) or None]
+        for lane in found.lanes
+    ]
+    yield "lanes", ["device", "model", "state", "job", "worker", "reason"], lanes
+    hosts: list[output.Row] = [
+        [host.name, host.state, host.cpus, host.gpus, host.interpreter or None, text.first_line(host.reason) or None]
+        for executor in found.executors.values()
+        for host in executor.hosts
+    ]
+    yield "hosts", ["host", "state", "CPUs", "GPUs", "interpreter", "reason"], hosts
+    workers: list[output.Row] = [
         [
-            [
-                lane.device,
-                lane.model,
-                lane.state,
-                _or_absent(lane.job),
-                _or_absent(lane.worker_pid),
-                text.first_line(lane.reason) or text.ABSENT,
-            ]
-            for lane in found.lanes
-        ],
-    )
-    yield (
-        "hosts",
-        ["host", "state", "CPUs", "GPUs", "interpreter", "reason"],
-        [
-            [
-                host.name,
-                host.state,
-                str(host.cpus),
-                str(host.gpus),
-                host.interpreter or text.ABSENT,
-                text.first_line(host.reason) or text.ABSENT,
-            ]
-            for executor in found.executors.values()
-            for host in executor.hosts
-        ],
-    )
-    yield (
-        "workers",
-        ["pid", "role", "state", "age", "requests"],
-        [
-            [
-                f"{worker.host}/{worker.pid}" if worker.host else str(worker.pid),
-                worker.role,
-                worker.state,
-                text.format_duration(worker.age_s),
-                str(worker.requests),
-            ]
-            for worker in found.workers
-        ],
-    )
-    yield (
-        "channels",
-        ["channel", "state"],
-        [[name, text.format_values(msgspec.to_builtins(channel))] for name, channel in found.channels.items()],
-    )
-    yield (
-        "roots",
-        ["path", "project", "python"],
-        [[_describe_place(root.path), root.name, root.python] for root in found.roots],
-    )
+            f"{one.host}/{one.pid}" if one.host else one.pid,
+            one.role,
+            one.state,
+            text.format_duration(one.age_s),
+            one.requests,
+        ]
+        for one in found.workers
+    ]
+    yield "workers", ["pid", "role", "state", "age", "requests"], workers
+    channels: list[output.Row] = [
+        [name, text.format_values(msgspec.to_builtins(channel))] for name, channel in found.channels.items()
+    ]
+    yield "channels", ["channel", "state"], channels
+    roots: list[output.Row] = [[_describe_place(root.path), root.name, root.python] for root in found.roots]
+    yield "roots", ["path", "project", "python"], roots
 
 
 def _describe_place(path: str) -> str:

@@ -181,7 +181,7 @@ def _print_outcome(client: Client, view: View, over: Collection[int]) -> None:
     rows = (_job_row(client, one, one.job.id in over) for one in view.jobs.values())
     output.print_table(columns, rows, right=figures)
     for job in jobs:
-        for doubt in lines.doubt_lines(job):
+        for doubt in lines.describe_doubts(job):
             output.emit_line(doubt)
     failures = [row for one in view.jobs.values() for row in _list_failures(one)]
     if failures:
@@ -204,7 +204,8 @@ def _job_row(client: Client, view: JobView, was_over: bool) -> list[str]:
         job.state,
         *_best_and_default(job),
         text.format_factor(job.speedup),
-        text.latency_within(job.reference_us, job.reference_spread_us) + (" noisy" if job.has_noisy_reference else ""),
+        text.format_with_spread(job.reference_us, job.reference_spread_us)
+        + (" noisy" if job.has_noisy_reference else ""),
         # Last, because it may be long; without a winner, the reason, unless a line has had it.
         text.format_values(_load_winner(client, view)) if job.has_winner else why or text.ABSENT,
     ]
@@ -215,7 +216,7 @@ def _best_and_default(job: Job) -> list[str]:
     if needs_metric(job.objective):
         return [text.by_objective(job.objective, figure) for figure in (job.best, job.default)]
     best, default = (job.best_us, job.best_spread_us), (job.default_us, job.default_spread_us)
-    return [text.latency_within(*best), text.latency_within(*default)]
+    return [text.format_with_spread(*best), text.format_with_spread(*default)]
 
 
 def _load_winner(client: Client, view: JobView) -> Config | None:

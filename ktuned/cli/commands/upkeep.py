@@ -30,7 +30,7 @@ def prune(dry_run: bool, keep_gib: float | None, as_json: bool) -> int:
     with Client() as client, output.report_waiting("removing artifacts"):
         found = call_method(client, COLLECT, CollectParams(dry_run, keep_gib), deadline_s=PRUNE_DEADLINE_S)
     done = "would be removed" if dry_run else "removed"
-    removed = f"{text.count_of(found.artifacts, 'artifact')} {done}, {text.format_size(found.freed_bytes)}"
+    removed = f"{text.format_count(found.artifacts, 'artifact')} {done}, {text.format_size(found.freed_bytes)}"
     in_use = f"{text.format_size(found.bytes)} of at most {text.format_size(found.cap_bytes)} in use"
     output.emit_answer(found, as_json, removed, in_use)
     return Exit.DONE
@@ -50,5 +50,5 @@ def forget(kernel: str, outcome: str | None, as_json: bool) -> int:
     with Client() as client:
         wanted = ForgetParams(kernel, None if outcome is None else Outcome(outcome))
         found = call_method(client, FORGET, wanted)
-    output.emit_answer(found, as_json, f"{found.kernel}: {text.count_of(found.trials, 'trial')} forgotten")
+    output.emit_answer(found, as_json, f"{found.kernel}: {text.format_count(found.trials, 'trial')} forgotten")
     return Exit.DONE

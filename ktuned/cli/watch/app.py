@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -21,13 +21,14 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.containers import Container, Vertical, VerticalScroll
+from textual.coordinate import Coordinate
 from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.timer import Timer
 from textual.widgets import DataTable, Footer, Input, Sparkline, Static
 
 from ktuned.cli import text
-from ktuned.cli.lines import error_line, source_excerpt
+from ktuned.cli.lines import format_excerpt, format_file_error
 from ktuned.cli.progress import Case
 from ktuned.cli.trials import describe_facts, list_messages
 from ktuned.cli.watch import cells
@@ -90,7 +91,7 @@ class ShownText(Text):
 
 
 class Rows(DataTable[Text]):
-    """A table whose cursor moves by lines alone."""
+    """A table whose cursor moves by lines alone; ``shown`` are the keys of its lines."""
 
     BINDINGS: ClassVar[list[Binding | tuple[str, str] | tuple[str, str, str]]] = [
         Binding("home", "scroll_top", show=False),
@@ -98,6 +99,49 @@ class Rows(DataTable[Text]):
         Binding("k", "cursor_up", show=False),
         Binding("j", "cursor_down", show=False),
     ]
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cursor_type="row", **options)
+        self.shown: list[Any] = []
+        self._layout: list[cells.Column] = []
+
+    @property
+    def chosen(self) -> Any:
+        """The key of the line under the cursor; None where there is none."""
+        return self.shown[self.cursor_row] if 0 <= self.cursor_row < len(self.shown) else None
+
+    def show_lines(
+        self,
+        columns: Sequence[cells.Column],
+        lines: Mapping[Any, Sequence[tuple[str, str]]],
+        *,
+        keeps_choice: bool = True,
+    ) -> None:
+        """Show lines by their keys, each cell with its words and style; the cursor goes to the line that was chosen."""
+        texts = {
+            key: [
+                ShownText(words, style=style, justify="right" if column.is_figure else "left")
+                for column, (words, style) in zip(columns, line, strict=True)
+            ]
+            for key, line in lines.items()
+        }
+        keys = list(lines)
+        if columns == self._layout and keys == self.shown:
+            for row, line in enumerate(texts.values()):
+                for place, text in enumerate(line):
+                    if self.get_cell_at(Coordinate(row, place)) != text:
+                        self.update_cell_at(Coordinate(row, place), text)
+            return
+        chosen = self.chosen
+        self.clear(columns=True)
+        for column in columns:
+            title = ShownText(column.title, justify="right" if column.is_figure else "left")
+            self.add_column(title, width=column.width or None)
+        for line in texts.values():
+            self.add_row(*line, height=None)
+        self._layout, self.shown = list(columns), keys
+        if keeps_choice and chosen in keys:
+            self.move_cursor(row=keys.index(chosen))
 
 
 class TextPage(ModalScreen[None]):
@@ -178,13 +222,10 @@ class WatchApp(App[None]):
         self._configs = Choice()
         self._said = ""
         self._is_due = asyncio.Event()
-        self._shown: list[Case] = []
-        self._columns: list[str] = []
         self._bests: dict[Case, float | None] = {}
         self._flashes: dict[Case, float] = {}
         self._open: Case | None = None
-        self._trials: list[int] = []
-        self._layout: tuple[list[str], int] = ([], 0)
+        self._layout: tuple[object, ...] = ()
         self._ticker: Timer | None = None
 
     def compose(self) -> ComposeResult:
@@ -192,12 +233,12 @@ class WatchApp(App[None]):
         yield Static(id="head")
         yield Static(id="warnings")
         with Container(id="body"):
-            yield Rows(id="kernels", cursor_type="row", zebra_stripes=True)
+            yield Rows(id="kernels", zebra_stripes=True)
             with Vertical(id="detail"):
                 with Vertical(id="about"):
                     yield Static(id="facts")
                     yield Sparkline([], id="spark", summary_function=min)
-                yield Rows(id="configs", cursor_type="row")
+                yield Rows(id="configs")
                 with VerticalScroll(id="message"):
                     yield Static(id="said")
         yield Input(id="filter", placeholder="words to filter by; Enter keeps them, Esc clears them", compact=True)
@@ -212,7 +253,7 @@ class WatchApp(App[None]):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
         self.query_one("#kernels", Rows).focus()
         self.query_one("#filter", Input).can_focus = False
-        self._arrange()
+        self._choose_layout()
         for part in (self.session.follow_events(), self.session.observe_load(), self._draw_changes()):
             self.run_worker(self._guard_task(part), exit_on_error=False)
 
@@ -225,10 +266,9 @@ class WatchApp(App[None]):
 
     def on_resize(self, event: Resize) -> None:
         """Lay the parts out for the new size."""
-        self._columns = []
         self._is_due.set()
 
-    def _arrange(self) -> None:
+    def _choose_layout(self) -> None:
         has_room = self.size.width >= SIDE_BY_SIDE
         is_long = len(self.rows) > self.size.height // 2
         self.set_class(has_room and is_long, "wide")
@@ -255,8 +295,7 @@ class WatchApp(App[None]):
     @property
     def selected(self) -> BoardRow | None:
         """The row that keys act on."""
-        place = self.query_one("#kernels", Rows).cursor_row
-        return self.session.board.rows.get(self._shown[place]) if 0 <= place < len(self._shown) else None
+        return self.session.board.rows.get(self.query_one("#kernels", Rows).chosen)
 
     @property
     def trials(self) -> list[Trial]:
@@ -267,11 +306,8 @@ class WatchApp(App[None]):
     @property
     def selected_trial(self) -> Trial | None:
         """The config that is chosen, if its table has the focus."""
-        table = self.query_one("#configs", Rows)
-        log = self.session.log
-        if log is None or not table.has_focus or not 0 <= table.cursor_row < len(self._trials):
-            return None
-        return log.trials.get(self._trials[table.cursor_row])
+        table, log = self.query_one("#configs", Rows), self.session.log
+        return log.trials.get(table.chosen) if log is not None and table.has_focus else None
 
     def show(self) -> None:
         """Bring all widgets up to date."""
@@ -287,45 +323,28 @@ class WatchApp(App[None]):
         if self._said:
             head.append(f"   {self._said}", style="italic")
         self.query_one("#head", Static).update(head)
-        warnings = cells.warnings_of(session.board, session.load, session.notices)
+        warnings = cells.list_warnings(session.board, session.load, session.notices)
         shown = [Text(line, style=style) for line, style in warnings[:MAX_WARNINGS]]
         if len(warnings) > MAX_WARNINGS:
             shown.append(ShownText(f"and {len(warnings) - MAX_WARNINGS} more: e shows them", style="dim"))
         self.query_one("#warnings").display = bool(shown)
         self.query_one("#warnings", Static).update(Text("\n").join(shown))
-        self._arrange()
+        self._choose_layout()
         self._show_kernels(now)
         self._show_detail()
 
     def _show_kernels(self, now: float) -> None:
-        table = self.query_one("#kernels", Rows)
         rows = self.rows
         width = self.size.width - self._detail_width if self.has_class("wide") else self.size.width
         # Two cells around each column's words are the table's, and two are for its scrollbar.
-        names = cells.names_of(self.session.board)
+        names = cells.name_rows(self.session.board)
         columns = cells.columns_for(width - 4, rows, names)
-        titles = [f"{column.title}:{column.width}" for column in columns]
-        cases: list[Case] = [row.case for row in rows]
-        if titles != self._columns or cases != self._shown:
-            chosen = self.selected
-            table.clear(columns=True)
-            for column in columns:
-                title = ShownText(column.title, justify="right" if column.is_figure else "left")
-                table.add_column(title, width=column.width, key=column.title)
-            for row in rows:
-                table.add_row(*self._row_cells(row, columns, names, now), key=str(row.case), height=None)
-            self._columns, self._shown = titles, cases
-            if chosen is not None and chosen.case in cases:
-                table.move_cursor(row=cases.index(chosen.case))
-        else:
-            for row in rows:
-                for column, words in zip(columns, self._row_cells(row, columns, names, now), strict=True):
-                    if table.get_cell(str(row.case), column.title) != words:
-                        table.update_cell(str(row.case), column.title, words)
+        lines = {row.case: [self._kernel_cell(row, column, names, now) for column in columns] for row in rows}
+        self.query_one("#kernels", Rows).show_lines(columns, lines)
         if not rows:
             said = "no kernel yet: a kernel file is named tune_*.py and declares an @kernel"
             if self.session.board.rows:
-                said = f"none of {text.count_of(len(self.session.board.rows), 'row')} has {self._kernels.query!r}"
+                said = f"none of {text.format_count(len(self.session.board.rows), 'row')} has {self._kernels.query!r}"
             self.query_one("#facts", Static).update(ShownText(said, style="dim"))
 
     @property
@@ -338,43 +357,39 @@ class WatchApp(App[None]):
         """The columns of the configs' table, less its border and its scrollbar."""
         return (self.size.width // 2 if self.has_class("broad") else self._detail_width) - 2
 
-    def _row_cells(
-        self, row: BoardRow, columns: Sequence[cells.Column], names: dict[object, str], now: float
-    ) -> list[Text]:
+    def _kernel_cell(
+        self, row: BoardRow, column: cells.Column, names: Mapping[object, str], now: float
+    ) -> tuple[str, str]:
+        match column.title:
+            case "kernel":
+                return names[row.case], "red" if row.is_problem else ""
+            case "best" if self._is_flashing(row, now):
+                return cells.cell_text(row, "best", now)[0], "bold black on green"
+        return cells.cell_text(row, column.title, now, column.width)
+
+    def _is_flashing(self, row: BoardRow, now: float) -> bool:
+        """Return whether an open job's best is new, or was a moment ago."""
         best = row.job.best if row.job is not None and row.is_open else row.current
         before = self._bests.get(row.case)
-        if best is not None and before is not None and best != before and row.is_open:
-            self._flashes[row.case] = now + FLASH_S
         self._bests[row.case] = best
-        is_flashing = self._flashes.get(row.case, 0.0) > now
-        if not is_flashing:
+        if row.is_open and None not in (best, before) and best != before:
+            self._flashes[row.case] = now + FLASH_S
+        elif self._flashes.get(row.case, 0.0) <= now:
             self._flashes.pop(row.case, None)
-        found: list[Text] = []
-        for column in columns:
-            words, style = (
-                (names[row.case], "")
-                if column.title == "kernel"
-                else cells.cell_text(row, column.title, now, column.width)
-            )
-            if column.title == "best" and is_flashing:
-                style = "bold black on green"
-            if column.title == "kernel" and row.is_problem:
-                style = "red"
-            found.append(ShownText(words, style=style, justify="right" if column.is_figure else "left"))
-        return found
+        return row.case in self._flashes
 
     def _show_detail(self) -> None:
         row, log = self.selected, self.session.log
         detail = self.query_one("#detail")
-        detail.display = row is not None or not self._shown
+        detail.display = row is not None or not self.rows
         if row is None:
             return
         if row.case != self._open:
             self._open = row.case
             self.session.log = log = None
             self.run_worker(self._carry_out_request(self.session.open_row(row)), group="open", exclusive=True)
-        title = ShownText(cells.title_of(row), style="bold")
-        facts = _in_two_columns(cells.detail_of(row, log), "dim")
+        title = ShownText(cells.compose_title(row), style="bold")
+        facts = _in_two_columns(cells.list_row_facts(row, log), "dim")
         self.query_one("#facts", Static).update(Group(title, facts))
         steps = list(row.view.best_so_far) if row.view is not None else []
         spark = self.query_one("#spark", Sparkline)
@@ -382,7 +397,7 @@ class WatchApp(App[None]):
         spark.display = len(set(steps)) > 1 and self.size.height >= ROOMY
         spark.data = steps
         self._show_configs()
-        words, style = cells.message_of(row, self.selected_trial)
+        words, style = cells.choose_message(row, self.selected_trial)
         # Without a message the best so far has its room.
         self.query_one("#message").display = bool(words)
         self.set_class(not words, "quiet")
@@ -393,25 +408,19 @@ class WatchApp(App[None]):
         table.display = bool(trials)
         if log is None:
             return
-        knobs = cells.varied_knobs(log)
-        numbers = [trial.id for trial in trials]
-        titles = ["trial", metric_of(log.row.objective), "× best"]
-        titles += [*knobs, "outcome"]
-        layout = (titles, self._configs_width)
-        if layout == self._layout and numbers == self._trials:
+        # Hundreds of lines are made again only if something in them has changed.
+        layout = (log.row.case, [(trial.id, trial.outcome) for trial in trials], log.winner, self._configs_width)
+        if layout == self._layout:
             return
+        self._layout = layout
+        knobs = cells.varied_knobs(log)
+        titles = ["trial", metric_of(log.row.objective), "× best", *knobs, "outcome"]
+        rows = {trial.id: cells.config_cells(log, trial, knobs) for trial in trials}
+        columns = cells.fit_configs(titles, knobs, [[words for words, _ in row] for row in rows.values()], layout[-1])
+        shown = {trial: [row[place] for place, _ in columns] for trial, row in rows.items()}
         # The best stay in sight until somebody chooses among them.
-        chosen = self.selected_trial.id if self.selected_trial is not None else None
-        table.clear(columns=True)
-        rows = [cells.config_cells(log, trial, knobs) for trial in trials]
-        columns = cells.fit_configs(titles, knobs, [[words for words, _ in row] for row in rows], layout[1])
-        table.add_columns(*(title for _, title in columns))
-        for trial, row in zip(trials, rows, strict=True):
-            shown = (row[place] for place, _ in columns)
-            table.add_row(*(ShownText(words, style=style) for words, style in shown), key=str(trial.id))
-        self._layout, self._trials = layout, numbers
-        if chosen in numbers:
-            table.move_cursor(row=numbers.index(chosen))
+        titled = [cells.Column(title) for _, title in columns]
+        table.show_lines(titled, shown, keeps_choice=table.has_focus)
 
     # What keys do
 
@@ -434,7 +443,7 @@ class WatchApp(App[None]):
             return
         configs = self.query_one("#configs", Rows)
         if not configs.has_focus:
-            if self._trials:
+            if configs.shown:
                 # At once, so that the next key is the configs'.
                 self.screen.set_focus(configs)
             self._is_due.set()
@@ -475,7 +484,7 @@ class WatchApp(App[None]):
         entry = self.query_one("#filter", Input)
         entry.remove_class("shown")
         entry.can_focus = False
-        self.screen.set_focus(self.query_one("#configs" if self._is_on_configs and self._trials else "#kernels", Rows))
+        self.screen.set_focus(self.query_one("#configs" if self._is_on_configs and self.trials else "#kernels", Rows))
 
     def action_leave(self) -> None:
         """Clear the filter, or go back to the list of kernels."""
@@ -583,7 +592,7 @@ def problem_lines(session: Session) -> list[Text]:
     """Return all problems: of kernel files, jobs, configs, and the daemon."""
     lines: list[Text] = []
     for error in session.board.errors:
-        lines += [ShownText(error_line(error), style="red"), *map(ShownText, source_excerpt(error))]
+        lines += [ShownText(format_file_error(error), style="red"), *map(ShownText, format_excerpt(error))]
         lines += [*([ShownText(error.hint)] if error.hint else []), ShownText("")]
     for row in session.board.rows.values():
         said = [] if row.job is None or row.state != "failed" else [row.job.message]
@@ -609,7 +618,7 @@ def show_screen(path: str | None, project: str | None, since: tuple[int, int] | 
         # Where a parent has exported them they do not follow this terminal's window.
         os.environ.pop(name, None)
 
-    async def sit() -> None:
+    async def run_app() -> None:
         async with AsyncClient() as client:
             session = Session(client, path=path, project=project, since=since)
             app = WatchApp(session, f"ktuned watch {path or ''}".rstrip())
@@ -619,4 +628,4 @@ def show_screen(path: str | None, project: str | None, since: tuple[int, int] | 
             if app.was_interrupted:
                 raise KeyboardInterrupt
 
-    asyncio.run(sit())
+    asyncio.run(run_app())

@@ -58,10 +58,10 @@ GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table of kernels: its title, its width, and whether it stands at the right."""
+    """A column of a table: its title, its width (0 is what its words need), and whether it stands at the right."""
 
     title: str
-    width: int
+    width: int = 0
     is_figure: bool = False
 
 
@@ -105,9 +105,9 @@ def cell_text(row: BoardRow, column: str, now: float, width: int = 99) -> tuple[
     job = row.job
     match column:
         case "state":
-            return state_of(row), STYLES.get(row.state, "")
+            return describe_state(row), STYLES.get(row.state, "")
         case "progress":
-            return progress_of(row, with_bar=width > _COUNT), "cyan" if row.state == JobState.RUNNING else "dim"
+            return describe_progress(row, with_bar=width > _COUNT), "cyan" if row.state == JobState.RUNNING else "dim"
         case "best":
             best = row.current if row.current is not None else (job.best if job is not None and row.is_open else None)
             return ("" if best is None else text.by_objective(row.objective, best)), ""
@@ -148,7 +148,7 @@ def row_label(row: BoardRow) -> str:
     return f"{named}{mention_objective(row.objective)}"
 
 
-def names_of(board: Board) -> dict[object, str]:
+def name_rows(board: Board) -> dict[object, str]:
     """Return each row's name by its case: with the project or the device where another row has the same one."""
     short = Counter(name.rpartition(":")[2] for name in {row.kernel for row in board.rows.values()})
     found: dict[object, str] = {}
@@ -159,7 +159,7 @@ def names_of(board: Board) -> dict[object, str]:
     return found
 
 
-def state_of(row: BoardRow) -> str:
+def describe_state(row: BoardRow) -> str:
     """Return a row's state in words."""
     match row.state, row.view:
         case "running", JobView(round=tuple() as turn):
@@ -171,7 +171,7 @@ def state_of(row: BoardRow) -> str:
     return row.state
 
 
-def progress_of(row: BoardRow, *, with_bar: bool = True) -> str:
+def describe_progress(row: BoardRow, *, with_bar: bool = True) -> str:
     """Return a bar and the number of configs that were tried; those that failed are counted beside it."""
     job = row.job
     if job is None or not (job.done or row.is_open):
@@ -208,7 +208,7 @@ def head_line(board: Board, load: Load) -> str:
     return summarise_load(load, time_left(jobs, board.sizes), running=len(jobs) - waits, waiting=waits)
 
 
-def warnings_of(board: Board, load: Load, notices: Sequence[str]) -> list[tuple[str, str]]:
+def list_warnings(board: Board, load: Load, notices: Sequence[str]) -> list[tuple[str, str]]:
     """Return the lines that an author has to see above the table, each with its style."""
     found = []
     if board.stalled:
@@ -218,7 +218,7 @@ def warnings_of(board: Board, load: Load, notices: Sequence[str]) -> list[tuple[
     elif board.paused:
         found.append((f"paused: {', '.join(sorted(board.paused))}", "magenta"))
     found += [(f"{device} is sick: {text.first_line(reason)}", "red") for device, reason in load.sick.items()]
-    found += [(shorten_path(lines.error_line(error), board.roots), "red") for error in board.errors]
+    found += [(shorten_path(lines.format_file_error(error), board.roots), "red") for error in board.errors]
     found += [(text.first_line(notice, 300), WARNING) for notice in notices]
     return found
 
@@ -233,12 +233,12 @@ def shorten_path(line: str, roots: Sequence[str]) -> str:
     return line[len(root) - len(PurePath(root).name) :]
 
 
-def title_of(row: BoardRow) -> str:
+def compose_title(row: BoardRow) -> str:
     """Return the title of what is known of a row."""
     return f"{row_label(row)}{f' on {row.device}' if row.device else ''}"
 
 
-def detail_of(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]:
+def list_row_facts(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]:
     """Return what is known of a row, as names and words."""
     job = row.job
     found = []
@@ -262,10 +262,10 @@ def detail_of(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]:
     if tried:
         found.append(("configs", text.format_outcomes(tried)))
     if log is not None and len(log.tried) < len(log.trials):
-        found.append(("not tried", text.count_of(len(log.trials) - len(log.tried), "config")))
+        found.append(("not tried", text.format_count(len(log.trials) - len(log.tried), "config")))
     if job is not None and row.is_open:
         standing = ", ".join(
-            filter(None, (lines.job_progress(job) + " tried", text.format_time_left(job.left_s), job.waits_for))
+            filter(None, (lines.format_progress(job) + " tried", text.format_time_left(job.left_s), job.waits_for))
         )
         found.append(("job", f"{job.id} {job.state}, {standing}"))
     saves = [] if log is None else [cost for trial in log.history if (cost := log.cost_of_trial(trial)) is not None]
@@ -275,7 +275,7 @@ def detail_of(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]:
     return found
 
 
-def message_of(row: BoardRow, trial: Trial | None) -> tuple[str, str]:
+def choose_message(row: BoardRow, trial: Trial | None) -> tuple[str, str]:
     """Return the message of the chosen config, or else of the row's first failure or its job, and its style."""
     if trial is not None and trial.message:
         return text.clean_message(trial.message), "" if trial.outcome is Outcome.MEASURED else "red"

@@ -31,19 +31,13 @@ async function unpack(packed) {
 function scaled(column, codes) {
   const found = new Float64Array(codes.length);
   const { low, high, steps, kind } = column;
-  if (kind === "whole") {
+  if (kind === "whole" || kind === "time") {
+    // The codes are differences.
+    const unit = kind === "whole" ? 1 : (high - low) / steps;
     let now = 0;
     for (let i = 0; i < codes.length; i++) {
       now = (now + codes[i]) | 0;
-      found[i] = low + now;
-    }
-    return found;
-  }
-  if (kind === "time") {
-    let now = 0;
-    for (let i = 0; i < codes.length; i++) {
-      now = (now + codes[i]) | 0;
-      found[i] = low + (now / steps) * (high - low);
+      found[i] = low + now * unit;
     }
     return found;
   }
