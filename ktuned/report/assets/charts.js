@@ -209,7 +209,7 @@ function beside(section, c) {
         type: "scatter", silent: true, symbolSize: 0.01, data: bars.map((bar, i) => [bar.latency_us + (bar.spread_us || 0) / 2, i]),
         label: {
           show: true, position: "right", distance: 10, color: c.text, fontSize: 12.5,
-          formatter: (one) => `${latency(bars[one.dataIndex].latency_us)}${winner && bars[one.dataIndex] !== winner ? `  ${(bars[one.dataIndex].latency_us / winner.latency_us).toFixed(2)}×` : ""}`,
+          formatter: (one) => `${latency(bars[one.dataIndex].latency_us)}${winner && bars[one.dataIndex] !== winner ? `  ${times(bars[one.dataIndex].latency_us / winner.latency_us)}` : ""}`,
         },
       },
       whiskers(bars.map((bar, i) => [i, Math.max(0, bar.latency_us - (bar.spread_us || 0) / 2), bar.latency_us + (bar.spread_us || 0) / 2]).filter((one) => one[1] < one[2]), c.text, 6),

@@ -224,6 +224,11 @@ function duration(s) {
   return `${Math.round(s / 86400)} d`;
 }
 
+/** Return a ratio as a factor: two digits behind the point, none of a large one. */
+function times(ratio) {
+  return `${ratio.toFixed(ratio < 100 ? 2 : 0)}×`;
+}
+
 function count(number, thing) {
   return `${number.toLocaleString("en")} ${thing}${number === 1 ? "" : "s"}`;
 }

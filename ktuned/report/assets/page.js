@@ -144,7 +144,7 @@ function storePage() {
       cells: [
         make("a", { href: `#${encodeURIComponent(section.id)}` }, plain.kernel), flat(plain.problem), plain.device, plain.winner ? latency(plain.winner.latency_us) : "–",
         faster === null ? "–" : make("span", {}, make("i", { class: "gain", style: `width: ${Math.max(2, (Math.min(faster, widest) / widest) * 70)}px` }), `${faster.toFixed(2)}×`),
-        reference === null ? "–" : make("span", {}, `${reference.toFixed(2)}×`, isDoubtful(plain, barOf(plain, "reference")) ? noisyBadge() : null), share ? `${percent(share.share)} of ${share.what}` : "–", badge(plain.standing), (plain.trials.count + plain.left_out).toLocaleString("en"), failed.toLocaleString("en"), plain.winner ? day(plain.winner.decided) : "–",
+        reference === null ? "–" : make("span", {}, times(reference), isDoubtful(plain, barOf(plain, "reference")) ? noisyBadge() : null), share ? `${percent(share.share)} of ${share.what}` : "–", badge(plain.standing), (plain.trials.count + plain.left_out).toLocaleString("en"), failed.toLocaleString("en"), plain.winner ? day(plain.winner.decided) : "–",
       ],
     };
   });
@@ -345,7 +345,7 @@ function tiles(section) {
   if (winner) found.push(tile("winner", latency(winner.latency_us), [`${spread(winner)} ${plain.winner.is_final ? "after a final round" : "no final round yet"}`.trim(), isNoisy(winner) ? noisyBadge() : null], "lead"));
   for (const name of ["default", "reference"]) {
     const bar = barOf(plain, name);
-    if (bar && winner) found.push(tile(`vs. ${name}`, `${(bar.latency_us / winner.latency_us).toFixed(2)}×`, [`${latency(bar.latency_us)} ${spread(bar)}`, isDoubtful(plain, bar) ? noisyBadge() : null]));
+    if (bar && winner) found.push(tile(`vs. ${name}`, times(bar.latency_us / winner.latency_us), [`${latency(bar.latency_us)} ${spread(bar)}`, isDoubtful(plain, bar) ? noisyBadge() : null]));
   }
   const share = shareOf(plain);
   if (share) found.push(tile(`of ${share.what}`, percent(share.share), share.figure));
