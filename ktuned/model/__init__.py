@@ -46,7 +46,7 @@ from ktuned.model.keys import (
 )
 from ktuned.model.near import find_stand_ins, sort_by_similarity
 from ktuned.model.noise import describe_noise, is_noisy, is_ratio_implausible, is_reference_noisy
-from ktuned.model.numerics import BitClasses, Bits, describe_price, have_same_bits
+from ktuned.model.numerics import BitClass, BitClasses, Bits, describe_price, have_same_bits
 from ktuned.model.objective import (
     BUILT_IN,
     EDP,
@@ -157,6 +157,7 @@ __all__ = [
     "AmbiguousName",
     "BackendError",
     "BackendReport",
+    "BitClass",
     "BitClasses",
     "Bits",
     "CallKey",
