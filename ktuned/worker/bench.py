@@ -4,9 +4,9 @@ Opening a problem makes what all configs share: inputs, expected outputs, guards
 (:mod:`ktuned.worker.open_problem`). Each config is loaded and bound to the tensors; on a GPU this was done while the
 device timed the config before. Then it is launched, checked and timed (:mod:`ktuned.worker.config_run`).
 
-All of it happens in the process state that was read when the problem was opened, and that is put back around each
-config (:mod:`ktuned.worker.process_state`). A process whose state cannot be put back, or that has mapped a file which
-has changed since, measures nothing any more: its measurement says so (``leftover``), or the request is refused
+All configs run in the same process state: it is read when the problem is opened, and restored around each config
+(:mod:`ktuned.worker.process_state`). A process stops measuring if its state cannot be restored, or if a file that it
+has mapped changes on the disk: its last measurement says so (``leftover``), or the next request is refused
 (:class:`OutdatedWorker`).
 """
 
@@ -67,13 +67,13 @@ class Bench:
         """Make the inputs and the expected outputs of a problem on a device.
 
         Returns:
-            What the code has read, and a digest of everything that decides results; or why the default config, whose
-            outputs are expected, cannot be run.
+            What the kernel file's code has read, and a digest of everything that decides results. If the expected
+            outputs must come from the default config and this cannot be run, the reason instead.
 
         Raises:
-            FreshProcessNeeded: this process is not as a new one would be.
-            KernelFileError: the kernel file's code fails, or makes what cannot be measured.
-            UsageError: the outputs of the default config are expected, and the request names no artifact of it.
+            FreshProcessNeeded: a config has changed this process for good, or a file that it has mapped has changed.
+            KernelFileError: the kernel file's code fails, or makes inputs or outputs that cannot be used.
+            UsageError: the expected outputs come from the default config, but the request does not name its artifact.
             DeviceCrowded: an application leaves too little memory.
         """
         self._state.begin_problem()
@@ -91,7 +91,7 @@ class Bench:
         timer: HostTimer | CudaTimer = HostTimer()
         if request.device.kind == "cuda" and not backend.times_on_host:
             timer = CudaTimer(request.device.name, kernel.timing)
-            # In parallel: this also loads the GPU's library of matrix products, which takes as long as the inputs.
+            # In parallel with making the inputs: loading the GPU's matrix-product library takes about as long.
             timer.begin_warm_up()
         data = ProblemData(
             kernel,
@@ -101,7 +101,7 @@ class Bench:
             seed=request.seed,
             guards=Guards(is_active=request.guarded),
         )
-        # The baseline is read here: after the kernel file's Python, which applies to all configs, before its reference.
+        # Read the baseline after the kernel file's Python, which applies to all configs, but before its reference runs.
         with ACCESSES.pause_recording():
             self._state.take_baseline((self._places.artifacts, self._places.expected))
         load = partial(self._load_artifact, backend, request)
@@ -189,7 +189,7 @@ class Bench:
             torch.cuda.set_per_process_memory_fraction(1.0, request.device.name)
 
     def close_problem(self, request: requests.Close, reply: Reply) -> replies.Empty:
-        """Close the open problem, and free the GPU memory that torch keeps of it: another worker needs it."""
+        """Close the open problem, and release the GPU memory that torch has cached, because another worker needs it."""
         was_on_gpu = self._open is not None and self._open.device.kind == "cuda"
         self._open = None
         if was_on_gpu:
@@ -199,7 +199,9 @@ class Bench:
         return replies.Empty()
 
     def run_trial(self, request: requests.Trial, reply: Reply) -> replies.Measurement:
-        """Measure a batch of configs, up to the first that must end it. All results but the last are sent as items.
+        """Measure a batch of configs, up to the first one that must end the batch (:func:`ends_batch`).
+
+        The last result is returned. Those before it are sent as items.
 
         Raises:
             UsageError: the request names no config, or no problem is open.
@@ -213,7 +215,7 @@ class Bench:
                 return measured
             incumbent = requests.choose_incumbent(request.incumbent, measured, request.same_bits)
             request = replace(request, incumbent=incumbent)
-            # A failed config's result is sent at once, with what it has printed, and not mixed with what others print.
+            # Send a failed config's result at once, so that its printed output is not mixed with that of later configs.
             is_well = measured.result.outcome in (Outcome.MEASURED, Outcome.SLOWER)
             # The next config starts in the phase that the request started in.
             reply.begin_phase(request.first_phase)
@@ -233,7 +235,7 @@ class Bench:
         phases = TimedPhases(reply, request.first_phase)
         with self._state.isolate_config(unit.key):
             measured = self._run_config(unit, phases, lambda run: run.measure(request, known_us, following))
-            # Here, because a metric of the kernel file is user code.
+            # Within the isolation, because a metric of the kernel file is user code.
             cost = problem.costs.compute_range(measured.result)
         leftover = self._state.leftover or self._describe_outdated_file()
         observed = () if self._trace is None else self._trace.take_new_observations(is_data=True)
@@ -317,10 +319,10 @@ class Bench:
         return replies.Empty()
 
     def time_reference(self, request: requests.TimeReference, reply: Reply) -> replies.Measurement:
-        """Time the reference function as the configs are timed. Without a reference there is no latency.
+        """Time the reference function in the same way as the configs.
 
-        There is none either if configs are timed in a graph and the reference cannot be captured in one: a figure with
-        cold caches must not be compared with warm ones.
+        The result has no latency if there is no reference, or if configs are timed in a graph and the reference cannot
+        be captured in one: a time with cold caches must not be compared with times with warm caches.
         """
         problem = self._require_open_problem()
         reply.begin_phase(Phase.REFERENCE)
@@ -331,7 +333,7 @@ class Bench:
         timer = problem.timer
         in_graph = isinstance(timer, CudaTimer) and timer.method == GRAPH
         if in_graph and problem.data.restores:
-            # Configs are timed by events then, too: what is restored before each launch is in no graph.
+            # Configs are then timed by events, too, because a graph would include the restoring between launches.
             timer, in_graph = CudaTimer(problem.device.name, EVENTS), False
         launches = TimedLaunches(problem.observers.begin_config(request, reference))
         problem.observers.begin_samples()

@@ -4,14 +4,17 @@ An exception in any of these steps is the config's outcome:
 
 1.  **First launch**, on poisoned outputs.
 2.  **Check** the outputs. A wrong config is not timed, unless it only differs from the default config, which may be
-    the wrong one. Nor is one that uses more cores than it was given: it will be measured again with all that it needs.
+    the wrong one. A config that uses more cores than it was given is not timed either: it will be measured again with
+    all the cores that it needs.
 3.  **Time** it as long as it can still win (:mod:`ktuned.worker.race`). Some timed launches are compared with the first
-    one. Observers (:mod:`ktuned.worker.launch_observer`) find out what else is wanted, such as its energy.
+    one. Observers (:mod:`ktuned.worker.launch_observer`) measure everything but the time, such as the energy.
 4.  **Check again** after the last launch: outputs, and that no input was overwritten.
 5.  **Compare bits**, if exact numerics are wanted (:mod:`ktuned.worker.bits`).
-6.  **Look for damage** outside the tensors, however the steps before ended. The next config would be blamed otherwise.
+6.  **Look for damage** outside the tensors, even if an earlier step has failed. Otherwise the next config would be
+    blamed for it.
 
-On a GPU a launch's fault is reported by whichever call comes next. So an exception of a check may be the launch's.
+On a GPU, a launch's fault is raised by whichever call comes next. So an exception during a check may come from the
+launch.
 """
 
 from __future__ import annotations
@@ -41,13 +44,13 @@ from ktuned.worker.timing import RING_BYTES
 
 
 class ConfigRun:
-    """One loaded config, on its way through the steps; see the module.
+    """One loaded config, which is taken through the steps that the module describes.
 
     Args:
         problem: the open problem.
         key: the artifact's key.
         launch: the launch on the problem's tensors.
-        phases: is told of each phase.
+        phases: reports each phase as it begins.
     """
 
     def __init__(self, problem: OpenProblem, key: str, launch: Launch, phases: Phases) -> None:
@@ -64,11 +67,11 @@ class ConfigRun:
 
         Args:
             request: how to measure.
-            known_us: the latency in µs if it is known already: then only what observers add is measured.
-            following: the config that is loaded while a GPU works on this one's samples.
+            known_us: the latency in µs if it is known already. Then only the observers measure.
+            following: the next config, which is loaded while a GPU works on this one's samples.
         """
         data, observers = self._data, self._problem.observers
-        # Launch once. If nothing decides what is right, the first check is the only look at the inputs.
+        # Launch once. If nothing decides what is right, there is no later check, so this one looks at the inputs, too.
         first_us = self._launch_once(observers.begin_config(request, self._launch), Phase.FIRST_LAUNCH)
         if isinstance(first_us, TrialResult):
             return first_us
@@ -88,7 +91,8 @@ class ConfigRun:
         timed = self._time_launches(launches, request, SURE_COMPARED, known_us, first_us)
         if not is_right:
             return make_disputed_result(timed, first)
-        # Check again, the inputs too; events leave the last timed launch's outputs in place, a graph does not.
+        # Check again, the inputs too. Events leave the last timed launch's outputs in place; after a graph, launch once
+        # more.
         last = first
         if timed.outcome is Outcome.MEASURED and data.is_judged:
             relaunched = None if launches.leave_own_outputs else self._launch_once(self._launch, Phase.CHECK)
@@ -134,7 +138,7 @@ class ConfigRun:
         return replies.Measurement(failed, is_guilty=True, is_unsound=not damage.is_contained)
 
     def _launch_once(self, launch: Launch, phase: Phase) -> float | TrialResult:
-        """Launch once on poisoned outputs; return how long it took at most, in µs, or its result if it failed."""
+        """Launch once on poisoned outputs; return an upper bound of its time in µs, or the result if it failed."""
         self._phases.begin_phase(phase)
         try:
             began = perf_counter()
@@ -150,7 +154,7 @@ class ConfigRun:
     def _judge_last_launch(self, *, is_last: bool = True) -> TrialResult:
         """Judge the outputs; return a result without a latency.
 
-        With ``is_last``, inputs are compared, too: once per config, and after a wrong launch, is enough.
+        The inputs are compared, too, if ``is_last`` is true or the outputs are wrong: once per config is enough.
         """
         self._phases.begin_phase(Phase.CHECK)
         try:
@@ -203,7 +207,7 @@ class ConfigRun:
                 timed = self._sample_launches(launches, request, most_compared, first_us)
             timed = self._problem.observers.complete(timed, launches, partial(self._phases.begin_phase, Phase.TIMING))
         except WrongLaunch as wrong:
-            # If the outputs are compared with the default's, this is no more than a difference.
+            # "Right" means equal to the default's outputs if those are the expected ones.
             message = f"the first launch was right, a later one was not: {wrong.verdict.message}"
             timed = add_check_errors(make_failed_result(Outcome.MISMATCH, message, Phase.CHECK), wrong.verdict)
         except Exception as error:

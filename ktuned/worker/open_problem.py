@@ -1,4 +1,4 @@
-"""The open problem of a bench: its data, the configs that are loaded for it, and what measures them."""
+"""The open problem of a bench: its data, the configs that are loaded for it, and the timer and observers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attach_observers(device: Device, backend: Backend, timer: HostTimer | CudaTi
     """Return the observers of a problem's configs, in the order in which they act.
 
     Raises:
-        Unsupported: the energy is needed, and the device's cannot be measured.
+        Unsupported: the energy is needed, but cannot be measured on this device.
     """
     observers: list[LaunchObserver] = [CoreCounter()]
     if costs.needs_energy:
@@ -43,26 +43,26 @@ def attach_observers(device: Device, backend: Backend, timer: HostTimer | CudaTi
         observers.append(
             EnergyMeter(counter, device.name, returns_early=returns_early, compute_cost=costs.compute_cost)
         )
-    # After the energy, which other programs disturb; the file's metrics are made from what is left.
+    # Contention comes after the energy, which other programs disturb, too. The file's metrics need all other results.
     return ObserverGroup([*observers, ContentionWatch(device), FileMetrics(costs)])
 
 
 class OpenProblem:
-    """The open problem, and the configs that are loaded for it: the one at hand, and perhaps the one that follows.
+    """The open problem, and the configs that are loaded for it: the current one, and perhaps the next one.
 
     Args:
         device: where the problem's data are.
         data: the problem's data.
         timer: times launches.
-        costs: what configs cost.
-        observers: what else is measured of a config's launches.
+        costs: computes what configs cost.
+        observers: measure everything but the time of a config's launches.
         load: verifies and loads a unit's artifact.
         faults: reports the address of a fault.
         state: the state of this process.
 
     Attributes:
         noise: the noise of the configs that were timed in full so far.
-        compared: launches of each config that were compared so far, by its artifact's key.
+        compared: how many launches of each config were compared so far, by its artifact's key.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class OpenProblem:
         )
 
     def find_launch(self, unit: requests.UnitRef) -> Launch:
-        """Return a unit's bound launch: the one at hand, the one loaded ahead, or a new one."""
-        # A config may have resized a tensor: then no launch is bound to the tensors that there are now.
+        """Return a unit's bound launch: the current one, the one loaded ahead, or a new one."""
+        # A config may have resized a tensor. Then the bound launches refer to tensors that are gone.
         if self.data.recreate_changed_tensors():
             self._bound = self._loaded_ahead = None
         for ready in (self._bound, self._loaded_ahead):
@@ -124,12 +124,12 @@ class OpenProblem:
             with ACCESSES.resume_recording(), self.state.learn_while_loading_ahead(unit.key):
                 self._loaded_ahead = self._load_and_bind(unit)
         except Exception:
-            # It may only have lacked the memory that this config holds.
+            # This config may hold the memory that the next one lacked.
             self._loaded_ahead = None
         phases.begin_phase(Phase.TIMING)
 
     def bind_copy(self, number: int) -> Launch:
-        """Return the launch of the config at hand on a copy of the outputs, by the copy's number."""
+        """Return the current config's launch on a copy of the outputs, by the copy's number."""
         assert self._bound is not None
         launch = self._bound[2].bind(self.data.provide_output_copy(number))
         self._watch_faults()
@@ -151,9 +151,9 @@ class OpenProblem:
 def restore_default_signals() -> None:
     """Let a fatal signal end the process after a short stack dump, whatever handlers libraries have installed.
 
-    Some symbolise a backtrace (apache-tvm-ffi does). That takes seconds, and with a broken heap it never ends, so that
-    a crash looks like a hang. The defaults must be put back before faulthandler is enabled: it hands over to the
-    handler that it found.
+    Some handlers symbolise a backtrace (apache-tvm-ffi does). That takes seconds, and with a broken heap it never ends,
+    so that a crash looks like a hang. The defaults must be restored before faulthandler is enabled, because it passes
+    the signal on to the handler that it has found.
     """
     faulthandler.disable()
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):

@@ -1,20 +1,20 @@
-"""The data of one problem: the same inputs for every config, and what they must become.
+"""The data of one problem: the same inputs for every config, and the expected outputs.
 
 There are up to three tensors for each name:
 
 =============  ====================================================================================================
 pristine       the content that every config begins with; made once, kept where no launch may change it
 placed         what launches work on (:attr:`ProblemData.tensors`), between guards, laid out like the pristine ones
-expected       of an output: what the reference, or the default config, has made of the pristine inputs
+expected       an output as the reference, or the default config, has computed it from the pristine inputs
 =============  ====================================================================================================
 
-A launch must not profit from the one before it. So before each, outputs that are only written are filled with *poison*,
-and what ``setup`` names is restored. What the file declares neither as an output nor in ``setup``,
-nor as a workspace, is *read-only*: a config that changes it is reported (``overwritten``), because the launches after
-it see other data.
+A launch must not profit from the one before it. So before each launch, outputs that are only written are filled with
+*poison*, and the tensors that ``setup`` names are restored. A tensor that the file declares neither as an output, nor
+in ``setup``, nor as a workspace, is *read-only*: a config that changes it is reported (``overwritten``), because later
+launches see other data.
 
-Before each config every placed tensor gets its pristine content again, wherever the config before has written. That is
-skipped only for read-only tensors that the last look found untouched.
+Before each config, every placed tensor gets its pristine content again, whatever the config before has written. Only
+read-only tensors that the last look found untouched are skipped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ktuned.spec import TensorSpec
 
 DEFAULT_CONFIG = "reference='default': the default config"
-"""Begins an error about the config whose outputs are expected."""
+"""Start of an error message about the default config, where its outputs are the expected ones."""
 
 CAPTURE_AGAIN = "capture them again, or remove them: `capture` with `remove=True`"
 
@@ -54,19 +54,27 @@ _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class ProblemData:
-    """The tensors of one problem, the same for every config, and the checks of what launches make of them.
+    """The tensors of one problem, the same for every config, and the checks of the outputs that launches leave.
 
     Args:
         kernel: the declared kernel.
         problem: the problem.
         device: where the tensors are.
         captured: a file of captured tensors, which take the place of those that ``inputs`` makes.
-        seed: gives other random numbers for a value other than 0.
+        seed: any value other than 0 gives other random numbers.
         guards: allocates the tensors; active guards by default.
         library: makes the tensors; by default torch if it is installed, else NumPy.
 
+    Attributes:
+        library: the library that makes the tensors.
+        tensors: the placed tensors, by name.
+        outputs: the names of the outputs.
+        poisoned: the names of the outputs that are only written, and so poisoned before each launch.
+        quick_look: checks all outputs on a GPU at once; ``None`` where that is not possible.
+        was_surely_right: the last answer of :meth:`is_surely_right`.
+
     Raises:
-        KernelFileError: the kernel file's code fails, or makes what cannot be measured.
+        KernelFileError: the kernel file's code fails, or makes inputs that cannot be used.
     """
 
     def __init__(
@@ -89,8 +97,8 @@ class ProblemData:
         self._rows = BatchRows(kernel, problem, group) if len(group) > 1 else None
         made_for = problem if self._rows is None else self._rows.largest
         seed_text = canonical({"kernel": kernel.name, **made_for}) + (f" {seed}" if seed else "")
-        # Seed the generators: what inputs(p) draws at random itself must be the same in every worker.
-        # The import takes 1 ms, which a worker that makes no inputs saves.
+        # Seed the generators: random numbers that inputs(p) itself draws must be the same in every worker.
+        # The import takes 1 ms, which workers that make no inputs save.
         import random
 
         random.seed(seed_text)
@@ -105,7 +113,7 @@ class ProblemData:
         self._pristine: dict[str, Any] = {}
         moved: dict[int, Any] = {}
         self.outputs: list[str] = []
-        # Make each tensor that is declared, and adopt those that inputs(p) has made itself.
+        # Make the declared tensors, and adopt those that inputs(p) has made itself.
         for name, entry in declared.items():
             if isinstance(entry, TensorSpec):
                 try:
@@ -133,7 +141,7 @@ class ProblemData:
             self._use_captured(captured, device)
         if not self.outputs and kernel.reference is not None:
             raise kernel.site.make_error("there is a reference, but inputs(p) makes no tensor with output=True")
-        # Tell apart what launches write, what is poisoned or restored before each, and what must not change.
+        # Tell apart tensors that are written, poisoned before each launch, restored before it, or must not change.
         self._writes_in_place = tuple(kernel.setup) if isinstance(kernel.setup, tuple) else ()
         self._setup_call: Callable[..., object] | None = None if isinstance(kernel.setup, tuple) else kernel.setup
         self.poisoned = [name for name in self.outputs if name not in self._writes_in_place]
@@ -148,7 +156,7 @@ class ProblemData:
         self._guards_are_intact = False
         self._inputs_are_untouched = False
         self.was_surely_right = False
-        # Place everything between guards. Spans are found first: the kept copies share no memory any more.
+        # Place everything between guards. Find the spans first, because the kept copies no longer share memory.
         self._spans = self._guards.find_spans(self._pristine)
         try:
             for name, value in self._pristine.items():
@@ -167,7 +175,7 @@ class ProblemData:
     def recreate_changed_tensors(self) -> bool:
         """Place all tensors again if a config has resized one or replaced its memory; return whether it has.
 
-        Launches that are bound to the old ones must be bound again.
+        Launches that were bound to the old tensors must then be bound again.
         """
         if all(self.library.read_layout(tensor) == self._layouts[name] for name, tensor in self.tensors.items()):
             return False
@@ -175,7 +183,7 @@ class ProblemData:
         return True
 
     def _use_captured(self, captured: Path, device: Device) -> None:
-        """Put captured tensors in place of made ones, whose shapes and dtypes they must have."""
+        """Replace made tensors by captured ones, which must have the same shapes and dtypes."""
         given = self.library.load_tensors(captured, device.name if device.kind == "cuda" else "cpu")
         self._captured = set(given)
         for name, tensor in given.items():
@@ -216,7 +224,7 @@ class ProblemData:
     def begin_trial(self) -> None:
         """Give every tensor its pristine content again, and poison the outputs that are only written."""
         self._guards.seal_copies()
-        # Nothing is launched between trials: what was untouched after the last launch still is.
+        # Nothing is launched between trials, so inputs that were untouched after the last launch still are.
         untouched = self._read_only if self._inputs_are_untouched else ()
         self._guards_are_intact = self._inputs_are_untouched = False
         for name, tensor in self.tensors.items():
@@ -226,7 +234,7 @@ class ProblemData:
                 self.library.copy_elements(self._pristine[name], tensor)
 
     def digest_problem(self) -> str:
-        """Return a digest of the content that every config begins with, and of what it must leave.
+        """Return a digest of the content that every config begins with, and of the expected outputs.
 
         Poisoned outputs count by their layout alone.
         """
@@ -250,7 +258,7 @@ class ProblemData:
         return self._rows is not None and bool(self._rows.smaller)
 
     def digest_rows(self) -> dict[str, Any]:
-        """Start digests of the rows that each smaller problem of the group has among the outputs, by problem."""
+        """Start digests of those rows of the outputs that each smaller problem of the group has, by problem."""
         assert self._rows is not None
         return {
             problem: self.library.digest_tensors(
@@ -270,14 +278,14 @@ class ProblemData:
 
     @contextmanager
     def holding_inputs(self, number: int) -> Iterator[bool]:
-        """Give launches the inputs of a number (:mod:`ktuned.worker.other_inputs`) for a while.
+        """Let launches run on the inputs with this number (:mod:`ktuned.worker.other_inputs`) within the context.
 
         Yields:
             Whether they differ from the problem's own.
         """
         others = self._other_inputs.find_tensors(number, self._make_changed_tensors)
         own = {name: self._pristine[name] for name in others}
-        # More launches follow, so the last look is out of date.
+        # More launches follow, so the findings of the last look no longer hold.
         self._guards_are_intact = self._inputs_are_untouched = False
         try:
             self._put_inputs(others)
@@ -293,7 +301,7 @@ class ProblemData:
     def _make_changed_tensors(
         self, change: Callable[[int, TensorSpec], TensorSpec | None], seed: int
     ) -> dict[str, Any]:
-        """Make the tensors to which ``change`` gives another content; poisoned and captured ones keep theirs."""
+        """Make the tensors whose content ``change`` replaces; poisoned and captured tensors keep theirs."""
         specs = [
             (name, entry)
             for name, entry in self._declared.items()
@@ -308,7 +316,7 @@ class ProblemData:
         return made if self._rows is None else self._rows.narrow_input(name, made)
 
     def rehearse_judging(self) -> None:
-        """Do once what is done around each config's launches, without user code.
+        """Do everything once that is done around each config's launches, without user code.
 
         A GPU's libraries load each of their kernels on its first use, which takes as long as measuring some configs.
         """
@@ -324,9 +332,9 @@ class ProblemData:
             self.find_damage()
 
     def provide_output_copy(self, number: int) -> Mapping[str, Any]:
-        """Return the tensors with another copy of the poisoned outputs, by the copy's number from 1 on.
+        """Return the tensors with a copy of the poisoned outputs in place of the originals.
 
-        Missing copies are made, and stay.
+        ``number`` is the copy's number, from 1 on. Copies that are missing are made, and kept.
         """
         while len(self._copies) < number:
             # Sealing again would hide the damage that was done so far.
@@ -380,7 +388,7 @@ class ProblemData:
         self._keep_expected(self.library.load_tensors(cached, "cpu") if is_known else self._run_reference(default))
 
     def save_expected(self, cached: Path) -> None:
-        """Save the expected outputs for later workers, unless they are saved. May run in another thread."""
+        """Save the expected outputs for later workers, unless they were saved before. May run in another thread."""
         if not self._expected or cached.is_file():
             return
         cached.parent.mkdir(parents=True, exist_ok=True)
@@ -474,7 +482,7 @@ class ProblemData:
         return {name: tensors[name] for name in self.outputs}
 
     def make_reference_launch(self) -> Launch | None:
-        """Return a call that runs the reference once, or ``None`` if there is none but the default config."""
+        """Return a call that runs the reference once, or ``None`` if there is no reference function."""
         if self._kernel.reference is None or self._kernel.expects_default_outputs:
             return None
         inputs = {name: self.library.clone_tensor(value) for name, value in self._pristine.items()}
@@ -513,7 +521,7 @@ class ProblemData:
             return replace(verdict, is_dissent=self._kernel.expects_default_outputs)
         if kernel.check is not None:
             outputs = {name: tensors[name] for name in self.outputs}
-            # User code may write to the kept copies: look for a launch's damage to them before.
+            # User code may write to the kept copies, so look first for damage that a launch has done to them.
             self._damage_found = self._damage_found or self._guards.find_damage()
             with self._guards.unseal_temporarily():
                 own = run_check(kernel.check, self._pristine, outputs)
@@ -524,7 +532,7 @@ class ProblemData:
         return verdict
 
     def _compare_with_expected(self, tensors: Mapping[str, Any]) -> Verdict:
-        """Compare outputs with the expected ones. Without any, the verdict is good."""
+        """Compare outputs with the expected ones. If none are expected, the verdict is good."""
         kernel = self._kernel
         return compare_outputs(
             tensors,

@@ -1,14 +1,14 @@
-"""The state of a lane's process, put back around each config, so that nothing of one config reaches the next.
+"""The state of a lane's process, restored around each config, so that no config affects the next one.
 
 A lane's worker measures one config after another, because a process with torch or a GPU's context takes seconds to
-start. Without care, what a config does to its process would be an input of all later ones, and of their checks: a
-library that is linked with ``-ffast-math`` sets flush-to-zero when it is loaded; a kernel calls
-``omp_set_num_threads``, ``sched_setaffinity`` or ``setenv``; a thread that it has started keeps a core busy.
+start. Without care, a config's changes to its process would affect all later configs and their checks: a library that
+is linked with ``-ffast-math`` sets flush-to-zero when it is loaded; a kernel calls ``omp_set_num_threads``,
+``sched_setaffinity`` or ``setenv``; a thread that it has started keeps a core busy.
 
 :class:`ProcessState` treats such state in one of three ways.
 
-**Restored**: what can be read and written. :meth:`ProcessState.take_baseline` reads it when a problem is opened, after
-the kernel file's own Python, which applies to all configs alike. It is put back before each config and after it.
+**Restored**: state that can be read and written. :meth:`ProcessState.take_baseline` reads it when a problem is opened,
+after the kernel file's own Python, whose settings apply to all configs. It is restored before and after each config.
 
 ========================  =========================================================================================
 floating-point control    rounding, flush-to-zero, exceptions that trap (``fesetenv``), of the thread that launches
@@ -20,23 +20,23 @@ environment               C's own, which Python does not see change, and ``os.en
 the rest                  working directory, umask, signal mask, timers, limits, timer slack
 ========================  =========================================================================================
 
-**The config's own**: what its library does when it is loaded. An application that loads it gets the same, so this state
-holds while the config is launched. It is read after loading (:meth:`ProcessState.learn_own_state`), and written again
-whenever the config runs: a library's constructor runs once per process, but finalists are launched in turns. Checks
-never run in it (:meth:`ProcessState.use_known_arithmetic`).
+**The config's own**: state that its library changes when it is loaded. An application that loads the library gets the
+same state, so the config is launched in it. It is read after loading (:meth:`ProcessState.learn_own_state`), and
+written again whenever the config runs, because a library's constructor runs once per process, but finalists are
+launched in turns. Checks never run in it (:meth:`ProcessState.use_known_arithmetic`).
 
-**Found, but not undone**: threads that the config has left, libraries of the project that it has mapped (they have data
-of their own), and state that could not be put back. :attr:`ProcessState.leftover` describes it, the batch ends, and the
-lane takes a fresh worker. The same happens if a mapped file has changed on the disk
-(:meth:`ProcessState.find_outdated_file`): the loader would hand out the old content under its name for ever.
+**Found, but not undone**: threads that the config has left behind, libraries of the project that it has mapped (they
+have data of their own), and state that could not be restored. :attr:`ProcessState.leftover` describes it, the batch
+ends, and the lane takes a fresh worker. The same happens if a mapped file has changed on the disk
+(:meth:`ProcessState.find_outdated_file`), because the loader would keep using the old content under that name.
 
 Some mapped libraries are no reason for a fresh worker: installed ones (below the interpreter's prefixes or the system's
 directories), and those that a compiler has made in the lane (in the worker's scratch directory, or a compiler's cache).
 A first launch maps parts of a driver or a runtime that every fresh worker would map again, and the state in them that
 configs are known to change is restored. Their files are compared with the disk like all others.
 
-Not seen: data of libraries that were loaded before the first config, file descriptors, ``mallopt``. All of this costs
-some 0.4 ms per config.
+Changes to the data of libraries that were loaded before the first config, to file descriptors, and by ``mallopt`` are
+not noticed. All of this costs some 0.4 ms per config.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
 
 _DRIVER_THREADS = ("cuda", "nv", "pt_")
-"""How the names of threads begin that a GPU's driver, or torch for it, starts when needed, in every worker."""
+"""Prefixes of the names of threads that a GPU's driver, or torch on its behalf, starts on demand in every worker."""
 
 _KEPT_OWN_STATES = 256
 """Most configs whose own state is remembered: more than a problem has finalists."""
@@ -119,9 +119,9 @@ class Mapped(NamedTuple):
 
 
 class _Knob(NamedTuple):
-    """A piece of state that can be read and put back. ``name`` is what messages call it.
+    """A piece of state that can be read and restored. ``name`` is what messages call it.
 
-    One that is ``settable`` may be changed by a kernel file's Python for all its configs, as may the environment and
+    A kernel file's Python may change a ``settable`` knob for all its configs. It may also change the environment and
     the settings of torch.
     """
 
@@ -150,16 +150,17 @@ class ProcessState:
     leftover: str = ""
 
     def begin_problem(self) -> None:
-        """Prepare to open a problem: put everything back, and the first time, read what a fresh process has."""
+        """Prepare to open a problem: restore the baseline; the first time, record the settings of a fresh process."""
         self.restore_baseline()
         if not self._first:
             self._first = {knob.name: knob.read() for knob in _KNOBS if knob.settable}
 
     def find_settings(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the settings that the kernel file's own Python has made, by name: they apply to all configs.
+        """Return the settings that the kernel file's own Python has made for all configs, by name.
 
-        Of runtimes, only what differs from their usual start counts, because others are not mapped before the first
-        launch. ``environment`` is the one that the file was imported with.
+        A setting of an OpenMP or BLAS library counts only if it differs from the library's usual initial value, because
+        a library that is not mapped before the first launch has no setting yet. ``environment`` is the one that the
+        file was imported with.
         """
         baseline = self._baseline
         settings = {
@@ -178,7 +179,10 @@ class ProcessState:
         return settings
 
     def take_baseline(self, private: Iterable[str] = ()) -> None:
-        """Read the state that each config will find. Below ``private`` directories, libraries belong to one config."""
+        """Read the state that each config will start in.
+
+        A library below one of the ``private`` directories belongs to a single config, and is no leftover.
+        """
         self._private = (
             *(os.fsencode(os.path.realpath(place)) + b"/" for place in private),
             *_list_generated_directories(),
@@ -193,12 +197,12 @@ class ProcessState:
     def complete_baseline(self) -> None:
         """Accept the threads and files of the problem's reference, which has run since the baseline was read."""
         self.restore_baseline()
-        # Files of an earlier problem keep their stamps: they may have changed since.
+        # Keep the stamps of an earlier problem's files, to notice if they have changed since.
         self._mapped = {**self._read_mapped(), **self._mapped}
         self._threads = frozenset(_list_threads())
 
     def restore_baseline(self) -> None:
-        """Put everything back; what cannot be becomes :attr:`leftover`."""
+        """Restore the baseline. State that cannot be restored is described in :attr:`leftover`."""
         if not self._is_taken:
             return
         self._end_pools()
@@ -206,7 +210,7 @@ class ProcessState:
 
     @contextmanager
     def isolate_config(self, key: str) -> Iterator[None]:
-        """Run one config, by its artifact's key, in the baseline and its own state; then find what it has left."""
+        """Run the config whose artifact has this key, in the baseline and its own state; then look for leftovers."""
         self.restore_baseline()
         self._apply_own_state(key)
         try:
@@ -217,14 +221,14 @@ class ProcessState:
 
     @contextmanager
     def learn_while_loading(self, key: str) -> Iterator[None]:
-        """Load a config's library within :meth:`isolate_config`; what that changes becomes the config's own state."""
+        """Load a config's library within :meth:`isolate_config`; state that this changes becomes the config's own."""
         yield
         self._find_runtimes()
         self.learn_own_state(key)
 
     @contextmanager
     def learn_while_loading_ahead(self, key: str) -> Iterator[None]:
-        """Load the library of the config that follows, and give the running one its state back afterwards."""
+        """Load the next config's library, and give the running config its state back afterwards."""
         before = self._read_knobs()
         self._write_knobs(self._baseline)
         try:
@@ -234,7 +238,7 @@ class ProcessState:
             self._write_knobs({**self._baseline, **before})
 
     def learn_own_state(self, key: str) -> None:
-        """Remember what loading has changed as the config's own state."""
+        """Remember the state that loading has changed as the config's own."""
         if not self._is_taken:
             return
         now = self._read_knobs()
@@ -277,7 +281,7 @@ class ProcessState:
         return {name: knob.read() for name, knob in self._knobs.items()}
 
     def _write_knobs(self, wanted: Mapping[str, Any]) -> None:
-        """Write each knob that differs; one that then still differs is a :attr:`leftover`."""
+        """Write each knob whose value differs. If it still differs afterwards, that is a :attr:`leftover`."""
         for name, knob in self._knobs.items():
             if name not in wanted or knob.read() == wanted[name]:
                 continue
@@ -314,14 +318,14 @@ class ProcessState:
             return mapped
         for match in _MAPPED.finditer(text):
             writable, executable, sharing, name = match.groups()
-            # A file that is mapped to be written changes on the disk by that.
+            # Skip a file that is mapped shared and writable: writes to the mapping change it on the disk.
             if name.startswith((*_UNREAL, *_NAME_SERVICES)) or (writable == b"w" and sharing == b"s"):
                 continue
             is_code = executable == b"x"
             if name.endswith(_GONE):
                 name = name.removesuffix(_GONE)
                 if name in self._mapped:
-                    # It was replaced since it was seen; its known stamp shows that.
+                    # It was replaced after it was first seen, which its known stamp will show.
                     continue
                 known = mapped.get(name)
                 mapped[name] = Mapped(None, is_code or (known is not None and known.is_code))
@@ -355,7 +359,7 @@ class ProcessState:
             knob = _Knob(knob_name, getattr(library, reader), getattr(library, writer))
             self._knobs[knob_name] = knob
             if self._is_taken:
-                # The library was just mapped: before any launch, it is as it starts.
+                # The library was just mapped and has not run yet, so this is its initial value.
                 self._baseline[knob_name] = knob.read()
 
     def _end_pools(self) -> None:
@@ -419,7 +423,7 @@ def _read_thread_name(thread: str) -> str:
         with open(f"{TASKS}/{thread}/comm", encoding="utf-8", errors="replace") as stream:
             return stream.read().strip()
     except OSError:
-        # It has ended, which is as good as a driver's thread.
+        # The thread has ended, so it is no leftover, just like a driver's thread.
         return _DRIVER_THREADS[0]
 
 
@@ -432,7 +436,7 @@ def _read_affinities() -> dict[int, frozenset[int]]:
 
 
 class _Affinities(dict[int, frozenset[int]]):
-    """Affinities by thread. Threads that came or went make no difference between two of them."""
+    """Affinities by thread. Two are equal if they agree on the threads that both contain; threads come and go."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, dict) and all(

@@ -1,18 +1,18 @@
 """The race: each config is sampled only as long as it can still win. No IO.
 
-A timer asks the race how many samples to take next, until it has an ending:
+A timer asks the race how many samples to take next, until the race has ended for one of these reasons:
 
 ===============  ====================================================================================================
 ``KNOWN``        the median is known to 1 %, or is known well enough to be slower than the incumbent
 ``OUT_OF_TIME``  the preset's time for timing is over
 ``BEATEN``       the median is above the incumbent's interval by more than its own uncertainty and a margin; the config
-                 keeps the figure and the wide interval that it has by then
+                 keeps the latency and the wide interval that it has at that point
 ``HOPELESS``     even the fastest sample is above the latency at which a config is given up
 ===============  ====================================================================================================
 
-Batches grow, and the question is asked after each of them. This is a Hoeffding race (Maron and Moore, "Hoeffding
+Batches grow, and the race decides after each of them. This is a Hoeffding race (Maron and Moore, "Hoeffding
 Races", NIPS 1993), with ranks in place of bounds, as in F-Race (Birattari et al., GECCO 2002). The uncertainty of a few
-samples comes from the noise that was seen in the configs before (:class:`ktuned.worker.noise.Noise`). With six samples
+samples comes from the noise that was seen in earlier configs (:class:`ktuned.worker.noise.Noise`). With six samples
 or more, it also comes from the order statistics of the config's own samples.
 
 ``benchmarks/racing.py`` and the tests replay the same object on recorded samples.
@@ -36,25 +36,25 @@ RELATIVE_CI = 0.01
 MARGIN = 0.1
 """Relative distance from the incumbent within which no config is given up.
 
-Few configs are as close, and a clock that changes between trials seldom changes the best one's figure by more.
+Few configs are that close, and clock changes between trials seldom move the best config's latency by more.
 """
 
 FEW_MARGIN = 0.13
-"""The same for fewer samples than have an interval of their own: all of them may lie in one spell of a slow clock.
+"""The margin while a config has few samples: all of them may have been taken in one spell of a slow clock.
 
 On an RTX A4000 whose clock changed by up to a fifth, this nearly halved the number of close configs that were given up,
-and cost a hundredth of the time of full sampling.
+at a cost of 1 % of the time of full sampling.
 """
 
 FEW_BEHIND = 0.08
-"""Relative distance from the incumbent beyond which half as many samples may be enough to know a median."""
+"""Relative distance from the incumbent beyond which few samples may be enough for the ending ``KNOWN``."""
 
 FALSE_END = 0.001
 """Chance of giving up a config within the margin because of the noise of its samples."""
 
 MISSED = 0.02
-"""Chance, on each side, that an interval by the noise of other configs misses the median. A little is reserved for the
-medians of those configs, which have few samples, too: in all, the interval covers 95 %."""
+"""Chance, on each side, that an interval from the noise of other configs misses the median. It is less than 2.5 %
+because the medians of those configs are uncertain, too. In all, the interval covers 95 %."""
 
 QUICK_US = 5_000.0
 """A first launch up to this says enough about a config's pace to begin sampling without a warm-up."""
@@ -63,12 +63,13 @@ FAR = 3.0
 """Multiple of the hopeless latency beyond which one sample after the warm-up is enough."""
 
 FAR_AFTER_S = 0.01
-"""Least time for such a decision: a shorter sample may have been interrupted, like the warm-up."""
+"""Least sampling time before :data:`FAR` may decide: a shorter sample may have been interrupted, like the warm-up."""
 
 LOOK_AFTER_S = 0.001
-"""Least time of sampling before a config may be beaten: one interruption may cover all of a shorter time."""
+"""Least sampling time before a config may be beaten: a single interruption could cover all of a shorter time."""
 
 BATCH = 10
+"""Fewest samples in a batch, once the preset's number of samples was taken."""
 
 
 Cost = Callable[[float], float | None]
@@ -86,15 +87,15 @@ class Ending(Enum):
 
 @record
 class RaceRules(Record):
-    """What one config's sampling depends on, whatever its timer.
+    """Everything that one config's sampling depends on, except its timer.
 
     Attributes:
         preset: how many samples are wanted, and the time for them.
-        stop_above_us: the latency that is hopeless, in µs.
-        incumbent: the best config so far; its interval is one of costs if there is a ``cost``.
-        cost: what a latency costs, if the objective is another one.
-        first_us: the most that the launch just before has taken; may make a warm-up needless.
-        noise: the noise of the configs before.
+        stop_above_us: the latency in µs above which a config is hopeless.
+        incumbent: the interval of the best config so far: of its cost if there is a ``cost``, else of its latency.
+        cost: returns the cost of a latency, if the objective is not the latency itself.
+        first_us: upper bound of the checked launch's time, in µs. After a short one, no warm-up is needed.
+        noise: the noise of earlier configs.
     """
 
     preset: Preset
@@ -109,9 +110,14 @@ class Race:
     """One config's part in the race: its samples so far, and how many to take next.
 
     Args:
-        rules: what the config is up against.
+        rules: what the sampling depends on.
         resolution_us: the clock's resolution; no median need be known better.
-        warm_counts: whether the warm-up is timed as the samples are, so that both may be compared.
+        warm_counts: whether the warm-up is timed like the samples, so that the two may be compared.
+
+    Attributes:
+        samples: the samples so far.
+        warm: the times of the warm-up.
+        ending: why sampling has ended; ``None`` before.
     """
 
     def __init__(self, rules: RaceRules, *, resolution_us: float = 0.0, warm_counts: bool = True) -> None:
@@ -128,7 +134,7 @@ class Race:
         self._first_us = first_us = rules.first_us
         self._least = max(FEWEST_FOR_CI, preset.repetitions // 2)
         self._fewest = self._count_deciding_samples()
-        # A config in a race was launched just before, to be checked: it needs less warm-up.
+        # A config in a race has just been launched for its check, so it needs less warm-up.
         is_racing = rules.incumbent is not None or rules.stop_above_us < math.inf
         is_quick = first_us is not None and first_us <= min(QUICK_US, FAR * self._stop_above_us)
         self._warm_ups = 0 if is_racing and is_quick else max(1, preset.warmup - is_racing)
@@ -138,7 +144,7 @@ class Race:
         return len(self.warm) < self._warm_ups and (not len(self.warm) or elapsed_s < self._preset.timing_s)
 
     def gives_up(self, elapsed_s: float) -> bool:
-        """Return whether the warm-up alone took the preset's time, and was hopeless however it was timed."""
+        """Return whether to stop after the warm-up: it took all of the preset's time, and was hopelessly slow."""
         if elapsed_s >= self._preset.timing_s and len(self.warm) and self.warm.sorted_us[0] > self._stop_above_us:
             self.samples, self.ending = self.warm, Ending.HOPELESS
         return self.ending is not None
@@ -174,7 +180,7 @@ class Race:
         return None
 
     def _count_deciding_samples(self) -> int:
-        """Return how many samples are enough to beat the config: fewer if its checked launch was slow already."""
+        """Return how many samples it takes to call the config beaten: fewer if its checked launch was slow already."""
         most = self._least // 2
         if self._incumbent is None or self._cost is not None or self._first_us is None:
             return most
@@ -233,8 +239,8 @@ class Race:
     def interval_us(self) -> tuple[float, float]:
         """The 95 % interval of the median, in µs.
 
-        It comes from the config's own samples. If those are too few, from the noise of other configs; if that is not
-        known, it is the samples' range.
+        It comes from the config's own samples, or from the noise of other configs if those are too few. If too little
+        is known of the noise, it is the samples' range.
         """
         if len(self.samples) >= FEWEST_FOR_CI or not self._noise.is_informative(len(self.samples), MISSED):
             return self.samples.interval_us
