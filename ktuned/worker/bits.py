@@ -1,12 +1,12 @@
 """Exact numerics: digests of a config's outputs on several inputs, and whether its launches agree on them.
 
-The first digest is that of the launch that is judged before timing, so it costs no launch. It decides which configs
-race against each other. Further inputs are launched after timing. Inputs of ordinary numbers are
-launched twice: outputs that differ reveal atomics or a race. None of these launches is judged, since no tolerance says
-what is right for a denormal or a NaN.
+The first digest is made of the launch that is judged before timing, so it costs no further launch. It decides which
+configs race against each other. Launches on further inputs follow after timing. On inputs of ordinary numbers there are
+two launches each: outputs that differ reveal atomics or a race. None of these launches is judged, since no tolerance
+says what is right for a denormal or a NaN.
 
-All inputs together take some ten launches and as many digests. So only the anchor and the finalists get them, and
-configs so quick that it does not matter (:data:`FREE_US`). Of all others just the first digest is known.
+All inputs together take some ten launches and as many digests. So only the anchor, the finalists, and configs so quick
+that it does not matter (:data:`FREE_US`) run on all of them. All other configs only have the first digest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAUNCHES = 2
 """Launches of each input of ordinary numbers, to reveal a race. Hard inputs are launched once."""
 
 FREE_US = 5_000.0
-"""Time, in µs, that further inputs may take for a config that does not need them; they show which configs agree."""
+"""Time, in µs, that further inputs may take for a config that need not run on them. They show which configs agree."""
 
 
 @record
@@ -57,8 +57,8 @@ def launch_inputs(
         data: the open problem.
         launch: the config's launch on the problem's tensors.
         synchronize: waits for the device.
-        own: digests of what the config has left on the problem's own inputs already.
-        inputs: on how many inputs, by their numbers, the problem's own included.
+        own: digests of the outputs that the config has already left on the problem's own inputs.
+        inputs: how many inputs to launch on, counted from number 0, the problem's own.
         on_input: called before each input.
     """
     from ktuned.spec import HARD_FILLS
@@ -74,7 +74,7 @@ def launch_inputs(
                 continue
             on_input()
             launches = 1 if 0 < number <= len(HARD_FILLS) else LAUNCHES
-            # Digests in ``own`` come without rows, so these take one more launch.
+            # The digests in ``own`` have none of rows, so rows take one more launch.
             while len(digests[-1]) < launches or (wants_rows and not rows[-1]):
                 data.begin_checked_launch()
                 launch()
@@ -118,7 +118,7 @@ class BitsComparison:
         self._digest_us = 0.0
 
     def digest_own_outputs(self) -> None:
-        """Digest what the last launch has left on the problem's own inputs, before anything poisons it."""
+        """Digest the outputs that the last launch has left on the problem's own inputs, before they are poisoned."""
         began = perf_counter()
         self._own.append(self._data.digest_outputs())
         self._digest_us = (perf_counter() - began) * 1e6
@@ -126,7 +126,7 @@ class BitsComparison:
     def complete(
         self, timed: TrialResult, synchronize: Callable[[], None], on_input: Callable[[], None]
     ) -> TrialResult:
-        """Add the bits that a timed config leaves: on all inputs if that is wanted, or costs next to no time."""
+        """Add the digests of a timed config's outputs, on all inputs if that is wanted or takes next to no time."""
         inputs = self._wanted.inputs
         # Copying an input into place takes as long as digesting it.
         takes_us = inputs * LAUNCHES * ((timed.latency_us or 0.0) + 2 * self._digest_us)

@@ -1,12 +1,13 @@
 """Checks of a kernel's outputs, against the reference and by the kernel file's own function.
 
-An element is wrong if it is out of tolerance, or was never written. The second cannot be seen by value: outputs begin
-with a poison, which is a NaN for floats, and a reference may hold NaN as well. So the poison's exact bits are looked
-for. For dtypes whose values may equal the poison (integers), only an element that is also out of tolerance counts.
+An element is wrong if it is out of tolerance, or was never written. Comparing values does not show that an element was
+never written: outputs begin with a poison, which is a NaN for floats, and the reference may hold NaN as well. So the
+check looks for the poison's exact bits. In dtypes whose values may equal the poison (integers), such an element only
+counts if it is also out of tolerance.
 
 The full comparison is made in double precision, where neither the difference nor the tolerance is rounded. Most outputs
-do not need it: if every element is inside the tolerance by more than single precision can round
-(:data:`SURE_SHARE`), the comparison is over.
+do not need it: if every element is inside the tolerance by more than the rounding error of single precision
+(:data:`SURE_SHARE`), they are right.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def compare_outputs(
     An element mismatches when |out - ref| > atol + rtol · |ref|, as in ``torch.isclose``. NaN equals NaN.
 
     Args:
-        outputs: what a launch left, by name; may hold more names than are compared.
+        outputs: the outputs that a launch left, by name; tensors without an expected one are not compared.
         expected: the reference's tensors.
         rtol: the relative tolerance.
         atol: the absolute tolerance.
@@ -91,7 +92,7 @@ def _compare_tensor(
     if not (count := math.prod(out.shape)):
         return Verdict(ok=True)
     kinds = {tensors.find_number_kind(out), tensors.find_number_kind(reference)}
-    # Step 1: most outputs are right by far, which one pass in single precision shows.
+    # Step 1: most outputs are well within the tolerance, which one pass in single precision shows.
     if kinds == {"float"} and _is_surely_close(out, reference, rtol, atol, tensors):
         return Verdict(ok=True)
     # Step 2: compare in double, where neither the difference nor the tolerance is rounded.
@@ -108,9 +109,9 @@ def _compare_tensor(
     # Step 3: find elements that were never written.
     unwritten = tensors.find_unwritten(out) if is_poisoned else False
     if is_poisoned and tensors.find_number_kind(out) != "int":
-        # The poison is a NaN, and equals a NaN of the reference by value. Integers may hold that number rightly.
+        # The poison is a NaN, and would equal a NaN of the reference. In integers it may be the right value.
         close &= ~unwritten
-    # Step 4: describe what is wrong, by the first element.
+    # Step 4: describe the first wrong element.
     wrong = int((~close).sum())
     ratio = wrong / count
     error[close] = 0.0
@@ -142,7 +143,7 @@ def _holds_integers(tensor: Any) -> bool:
 
 
 SURE_SHARE = 1 - 1e-5
-"""Share of the tolerance that the quick comparison allows: the rest is more than float32 rounds."""
+"""Share of the tolerance that the quick comparison allows. The rest is more than the rounding error of float32."""
 
 MOST_ATOL = 1e30
 """The largest absolute tolerance of the quick comparison: a larger one may overflow in float32."""
@@ -181,7 +182,7 @@ def _format_element(element: Any) -> object:
 
 
 def _compute_integer_error(left: Any, right: Any, tensors: TensorLibrary) -> Any:
-    """Return |left - right| of int64 tensors as float64: exact up to 2^53, and never of a difference that overflowed.
+    """Return |left - right| of int64 tensors as float64: exact up to 2^53, and without overflow of the difference.
 
     ``torch.isclose`` is no help: it compares integers in float32, where neighbours beyond 2^24 are equal.
     """
@@ -197,7 +198,7 @@ def run_check(
 ) -> Verdict:
     """Run a kernel file's own ``check(inputs, outputs)``. An exception or a false result is a mismatch."""
     try:
-        # Besides None and bools, a tensor of one bool is an answer: (a == b).all() gives it.
+        # Besides None and bools, a check may return a tensor with one bool, such as (a == b).all().
         passed = (result := check(inputs, outputs)) is None or bool(result)
     except Exception as error:
         return Verdict(False, f"check raised {type(error).__name__}: {error}", 0.0, 1.0)

@@ -1,8 +1,8 @@
 """Trace of a kernel file's own code: the modules, data files and environment variables that it reads as it runs.
 
-Inspection finds what importing the file reads. Its functions (``inputs``, ``reference``, ``space``, ...) may read more
-when they run, in any later phase. This is reported with that phase's reply, so that the daemon learns of every file on
-which a result depends.
+Inspection finds what is read when the file is imported. Its functions (``inputs``, ``reference``, ``space``, ...) may
+read more when they run, in any later phase. These reads are reported with that phase's reply, so that the daemon learns
+of every file on which a result depends.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CodeTrace:
         for name in files.keys() & self._kernel.digests.keys():
             if not stamps_agree(self._kernel.digests[name], files[name]):
                 raise SourceChanged(f"{name} changed after it was inspected")
-        # The inspection knows an executed file by its syntax. If it was also opened, its text counts.
+        # The inspection identifies an executed file by its syntax. If the file was also opened, its text counts.
         texts = name_files(opened, self._root).keys() & executed
         unknown = {name: one for name, one in files.items() if name in texts or name not in self._kernel.digests}
         entries = make_entries(unknown, self._root, executed - texts, is_data=is_data)
@@ -68,7 +68,7 @@ def name_files(files: Mapping[Path, str], root: str) -> dict[str, str]:
     return {
         f"{make_relative(str(path), root)}/" if is_directory_stamp(digest) else make_relative(str(path), root): digest
         for path, digest in files.items()
-        # Directories above the project surely exist; they say nothing.
+        # Leave out directories above the project, which surely exist.
         if digest != DIRECTORY or not f"{root}/".startswith(f"{path}/")
     }
 
@@ -86,7 +86,7 @@ def make_entries(
     Args:
         files: the digests that the files were read with, by their names in the project.
         root: the project's directory.
-        executed: the names that count by their syntax.
+        executed: the names of the files that count by their syntax.
         is_data: whether they were read to make a problem's data.
         is_source: whether they were read to make an artifact.
     """

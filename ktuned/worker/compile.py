@@ -1,15 +1,15 @@
 """Compilation: units become sealed artifacts, or outcomes that say why not.
 
-An artifact is found by its key, and the key stands for everything that decided its content. A wrong key would hand out
-an artifact that the present source does not make, so each unit is sealed only if all of this holds:
+An artifact is found by its key, and the key stands for everything that decided its content. Under a wrong key, an
+artifact would be used that does not belong to the present source. So a unit is sealed only if all of this holds:
 
 - The files that the kernel was inspected with have the inspected digests, before compiling and afterwards.
 - The toolchain's files look as they did when the daemon asked it for its fingerprint, before and afterwards.
-- Every other file that the compiler read (headers, imports, data) was the same while it was read. If one may have
-  changed, the unit is compiled again; after :data:`TRIES` times the request fails with ``source_changed``.
+- No other file that the compiler read (headers, imports, data) changed while it was read. If one may have changed, the
+  unit is compiled again; after :data:`TRIES` times the request fails with ``source_changed``.
 
-What was read besides the files that the daemon knows is sent with the unit. If there is any, it becomes a part of the
-artifact's key.
+Files that were read and that the daemon does not know yet are sent with the unit, and become a part of the artifact's
+key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ktuned.worker.seal import seal_artifact
 from ktuned.worker.trace import SourceChanged, Trace
 
 TRIES = 3
-"""How often a unit is compiled whose files keep changing. A save takes less time than a compile, so few are enough."""
+"""How often a unit is compiled if its files keep changing. A save takes less time than a compile, so few are enough."""
 
 _imported = ImportedFiles()
 
@@ -79,8 +79,8 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
         check_digests(kernel, places)
         _check_toolchain(request.toolchain)
         observed = _observe_reads(trace, units[0], known_files)
-        # The daemon's key does not stand for these files: with another content they make another artifact. It is the
-        # key that the daemon will ask for once it has learned them: each belongs to it once, and reasons do not.
+        # The daemon's key does not cover these files, although the artifact depends on them. Extend it to the key that
+        # the daemon will ask for once it knows them: with each file once, and without the reasons.
         sources = [entry for entry in observed if entry.is_source]
         key = extend_digest(compiled.key, sources) if sources else compiled.key
         outcome, message, content, size = compiled.outcome, compiled.message, "", 0
@@ -138,7 +138,7 @@ def open_front_end(registry: Registry, places: Places, request: requests.OpenFro
 
 
 def lower_unit(registry: Registry, places: Places, request: requests.Lower, reply: Reply) -> replies.Lowered:
-    """Lower a unit's function to what the backend compiles, with the files that were read for it.
+    """Lower a unit's function to the code that the backend compiles, and report the files that were read for it.
 
     For a function of a library no files are reported: its Build names it by a digest of its code.
 
@@ -202,8 +202,8 @@ def _make_lowered_reply(made: bytes | Compiled, seconds: float, observed: tuple[
 def _require_inspected_code(kernel: requests.KernelRef, places: Places) -> Mapping[Path, str]:
     """Make sure that imports give the inspected code; return the digests of the kernel's files.
 
-    A Build may name a function of the kernel file, which must be the inspected one. So modules that this process has
-    imported with another content are forgotten, and imported again when they are needed.
+    A Build may name a function of the kernel file, and it must be the function that was inspected. So modules that this
+    process has imported with other content are dropped, and imported again when they are needed.
 
     Raises:
         SourceChanged: a file is no longer what was inspected.
@@ -218,11 +218,11 @@ def _require_inspected_code(kernel: requests.KernelRef, places: Places) -> Mappi
 
 
 _files_read: dict[tuple[Path, ...], dict[Path, str]] = {}
-"""Files that compiling some sources has read in this process. An import or a precompiled header is read only once, for
-the first unit, but later units depend on it, too."""
+"""Files that this process has read while it compiled units of some sources. An imported module or a precompiled header
+is read only once, for the first unit, but later units depend on it, too."""
 
 MAX_REMEMBERED = 64
-"""Number of kernels in :data:`_files_read`."""
+"""Most kernels in :data:`_files_read`."""
 
 
 def _observe_reads(trace: Trace, unit: Unit, known_files: Mapping[Path, str]) -> tuple[Observation, ...]:
@@ -275,7 +275,7 @@ def _check_toolchain(files: Mapping[str, str]) -> None:
     """Check that the toolchain's files look as they did when the artifacts' keys were made.
 
     Raises:
-        SourceChanged: one does not. What this toolchain makes must not be sealed under those keys.
+        SourceChanged: one does not. The artifacts of this toolchain must not be sealed under those keys.
     """
     for path, expected in files.items():
         if take_sight(path) != expected:

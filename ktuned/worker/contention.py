@@ -1,10 +1,10 @@
 """Contention: use of CPUs and GPUs by other programs, for judging a timing.
 
-On CPUs, the kernel counts niced time separately, and ktuned's own compile workers are niced. So time that is neither
+On CPUs, Linux counts niced time separately, and ktuned's own compile workers are niced. So time that is neither
 idle, nor niced, nor this process's own belongs to other programs. On a GPU, NVML lists the processes that worked on it.
 
 A timing is thrown away only if its median was disturbed. Some use by others is normal: a desktop draws, and delays a
-few launches. Where use by others cannot be seen, nothing is judged.
+few launches. Where use by others cannot be seen, no timing is thrown away.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ On two cores, one busy neighbour takes half and leaves a core to a single-thread
 
 IDLE_SHARE = 0.05
 MIN_WINDOW_TICKS = 20
-"""Shorter timings are not judged: the kernel counts CPU time in ticks of 10 ms."""
+"""Shorter timings are not judged: Linux counts CPU time in ticks of 10 ms."""
 
 HEAVY_SHARE = 0.3
-"""Share of a GPU's time that others must take before a timing is thrown away whatever its samples look like."""
+"""Share of a GPU's time from which use by others makes a timing useless, whatever its samples look like."""
 
 STRETCHING_SHARE = 0.05
-"""The same for launches longer than :data:`TURN_US`, which are stretched by about that share."""
+"""The same share for launches longer than :data:`TURN_US`, which become longer by about the share that others take."""
 
 TURN_US = 1_000.0
-"""Length of launches, in µs, that others stretch instead of delaying. A GPU's turn for one process takes a few ms."""
+"""Length in µs from which launches are stretched by others, not delayed. A GPU's turn for one process is a few ms."""
 
 UNDISTURBED = 0.1
 """Share of a timing's samples, the fastest, that are assumed to be undisturbed."""
 
 SHIFTED = 0.05
-"""Relative distance of those below the median that proves that the median itself was disturbed."""
+"""If the undisturbed samples are this far below the median, relative to it, the median itself was disturbed."""
 
 SAMPLED_EACH_S = 0.1
-"""Interval of NVML's samples of a process: one that recent is as good as a new one."""
+"""Interval of NVML's samples of a process: a sample that is younger is as good as a new one."""
 
 FOREIGN_PIDS = "NVML names processes of another PID namespace (run the container with --pid=host)"
 
@@ -67,7 +67,7 @@ class CpuTimes(Record):
 
     @classmethod
     def read(cls) -> Self:
-        """Read both. Without ``/proc/stat`` no time seems to pass, and nothing is judged."""
+        """Read both. Without ``/proc/stat``, no time seems to pass, so that no timing is thrown away."""
         own = os.times()
         return cls(read_ticks() or _NO_TICKS, (own.user + own.system) * os.sysconf("SC_CLK_TCK"))
 
@@ -139,9 +139,9 @@ class _WatchedGpu:
 
     Attributes:
         gpu: NVML's handle; ``None`` if there is none.
-        absence: why use by others cannot be judged, or nothing.
+        absence: why use by others cannot be judged; empty if it can.
         sample_us: the time of the latest sample seen, by NVML's clock.
-        seen_s: when that was asked for, by this process's clock.
+        seen_s: when NVML was asked for that sample, by this process's clock.
     """
 
     gpu: nvml.Gpu | None
@@ -154,7 +154,7 @@ class _WatchedGpu:
 def _find_watched_gpu(uuid: str) -> _WatchedGpu:
     try:
         gpu = nvml.Gpu(f"GPU-{uuid}")
-        # In another PID namespace, our own work would be taken for another process's.
+        # In another PID namespace, this process's own work would look like another process's.
         return _WatchedGpu(gpu, "" if os.getpid() in gpu.context_pids() else FOREIGN_PIDS)
     except nvml.Unavailable as error:
         return _WatchedGpu(None, str(error))
@@ -163,9 +163,9 @@ def _find_watched_gpu(uuid: str) -> _WatchedGpu:
 class GpuWatch:
     """Watches one GPU on which this process has a context, from its construction on.
 
-    Without NVML nothing is judged, and :attr:`absence` says why. Asking NVML takes a ms or more, in which the GPU is
-    idle. So a watch that follows another one closely does not ask again: it continues from the samples that the one
-    before has seen, and leaves samples that are not there yet to the next one.
+    Without NVML nothing is judged, and :attr:`absence` says why. Asking NVML takes a ms or more, while the GPU is idle.
+    So a watch that begins soon after another one does not ask again. It starts from the samples that the previous watch
+    has seen, and leaves samples that do not exist yet to the next watch.
     """
 
     def __init__(
@@ -200,21 +200,21 @@ class GpuWatch:
         return gpu_is_contended(self._read_foreign_samples(), samples, self._tolerated)
 
     def is_shared(self) -> bool:
-        """Return whether the energy since then is partly that of other processes."""
+        """Return whether other processes have used a part of the energy since the watch began."""
         return gpu_is_shared(self._read_foreign_samples())
 
     def _read_foreign_samples(self) -> list[nvml.Sample]:
         if self._follows and self._is_recent():
-            # There may be a new sample, but the next watch will see it, as this one has seen those of the one before.
+            # There may be a new sample. The next watch will see it, just as this watch saw those of the previous one.
             return []
         unknown_or_own = (0, os.getpid())
         return [use for use in self._read_samples(self._since_us) if use.pid not in unknown_or_own]
 
 
 class ContentionWatch(LaunchObserver):
-    """Gives up the figures of a config that other programs disturbed, if the request asks for that.
+    """Discards the latency or energy of a config if other programs disturbed it and the request asks for that.
 
-    A latency is disturbed if its median is; an energy by any use that is not negligible.
+    A latency is disturbed if its median is. An energy is disturbed by any use that is not negligible.
     """
 
     def __init__(self, device: Device) -> None:
@@ -234,13 +234,13 @@ class ContentionWatch(LaunchObserver):
             self._watch = GpuWatch(str(torch.cuda.get_device_properties(self._device.name).uuid), tolerated)
 
     def end_samples(self, timed: TrialResult, samples: Samples) -> TrialResult:
-        """Judge the latency; one that is hopeless is so beside any other program."""
+        """Judge the latency. A hopeless config stays hopeless, however busy other programs were."""
         if self._watch is None or timed.outcome is not Outcome.MEASURED:
             return timed
         return self._make_contended_result() if self._watch.is_contended(samples) else timed
 
     def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
-        """Judge the energy, if it was measured, and say if nothing can be judged."""
+        """Judge the energy, if it was measured. If use by others cannot be seen, say so in the result."""
         if self._watch is None or timed.latency_us is None:
             return timed
         if ENERGY in timed.metrics and self._watch.is_shared():

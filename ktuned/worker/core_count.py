@@ -1,8 +1,8 @@
 """The number of cores that a launch uses, from the CPU time of the process's threads.
 
-The clock on the wall is no help while compilers use the other cores: two threads that share one core take as long as
-one. So threads that ran are counted. Threads that have ended since (a joined ``std::thread``) are estimated from the
-CPU time that belongs to no living thread.
+Wall-clock time does not show it while compilers use the other cores: two threads that share a core take as long as a
+single thread. So the threads that ran are counted. The number of those that have ended since (a joined ``std::thread``)
+is estimated from the CPU time that belongs to no living thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ktuned.worker.launch_observer import LaunchObserver, Restart, TimingRequest
 from ktuned.worker.timed_launches import TimedLaunches
 
 RAN_SHARE = 0.2
-"""Least share of the busiest thread's time for a thread to count: idle threads of a pool wake up only briefly."""
+"""A thread counts if it ran for at least this share of the busiest thread's time: a pool's idle threads wake up
+briefly."""
 
 _CALM_S = 0.001
 _CALM_TRIES = 60
@@ -42,7 +43,7 @@ class ThreadTimes(Record):
 
     @classmethod
     def read_before_launch(cls) -> ThreadTimes:
-        """Read the clocks before a launch, the process's last: the reading itself must not count as an ended thread."""
+        """Read the clocks before a launch: the process's last, so that reading does not look like an ended thread."""
         threads = _read_thread_times()
         return cls(threads, time.process_time_ns())
 
@@ -60,7 +61,7 @@ def _read_thread_times() -> dict[int, int]:
         try:
             times_ns[thread] = time.clock_gettime_ns((~thread << 3) | _PER_THREAD_CLOCK)
         except OSError:
-            # It has ended meanwhile.
+            # The thread has ended meanwhile.
             continue
     return times_ns
 
@@ -81,15 +82,15 @@ def count_cores_used(before: ThreadTimes, after: ThreadTimes, available: int) ->
     ran = sum(spent >= RAN_SHARE * busiest for spent in grown)
     ended = after.process - before.process - sum(grown)
     if ended >= RAN_SHARE * busiest:
-        # If the living thread only waited for the ended ones, this is far too many: then all cores count.
+        # If the living thread only waited for threads that have ended, this is far too many; the result is then capped.
         ran += math.ceil(ended / busiest - RAN_SHARE)
     return max(1, min(ran, available))
 
 
 class CoreCounter(LaunchObserver):
-    """Counts the cores of a config's first launch, where a request grants no more than some.
+    """Counts the cores that a config's first launch uses, if the request limits them.
 
-    A config that uses more is not timed: it will be measured again with all that it needs.
+    A config that uses more is not timed: it will be measured again with all the cores that it needs.
     """
 
     def __init__(self) -> None:
@@ -97,7 +98,7 @@ class CoreCounter(LaunchObserver):
         self.cores = 1
 
     def begin_config(self, request: TimingRequest, launch: Launch) -> Launch:
-        """Return a launch that is counted, if that matters."""
+        """Return a launch whose cores are counted, if the request limits them."""
         self._granted = request.cores if isinstance(request, requests.Trial) else None
         return launch if self._granted is None else partial(self.count_launch, launch)
 
@@ -109,7 +110,7 @@ class CoreCounter(LaunchObserver):
         self.cores = count_cores_used(before, ThreadTimes.read_after_launch(), len(os.sched_getaffinity(0)))
 
     def end_first_launch(self, first: TrialResult) -> TrialResult:
-        """End a config that lacks cores."""
+        """End the config, without an outcome, if it lacks cores."""
         if self._granted is None or self.cores <= self._granted:
             return first
         return TrialResult(None, detail=TrialDetail(phase=Phase.TIMING, cores=self.cores))

@@ -29,9 +29,9 @@ class Costs(Record):
     """Computes the costs of configs.
 
     Attributes:
-        objective: what configs are judged by, without its numerics.
+        objective: the figure by which configs are compared, without its numerics.
         metrics: returns the kernel file's own metrics of a config, by its latency in µs and its energy in J.
-        needs_energy: the latency alone does not decide; energy is measured after it.
+        needs_energy: whether the latency alone does not decide, so that the energy is measured after it.
     """
 
     objective: Objective
@@ -40,7 +40,7 @@ class Costs(Record):
 
     @property
     def by_latency(self) -> Callable[[float], float | None] | None:
-        """What a latency costs; ``None`` if it is itself what configs are judged by."""
+        """Returns the cost of a latency in µs; ``None`` if the latency itself is the objective."""
         return self.compute_cost if needs_metric(self.objective) else None
 
     def compute_cost(self, latency_us: float, energy_j: float | None = None) -> float | None:
@@ -54,7 +54,7 @@ class Costs(Record):
         return cost_of(self.objective, figure_of(self.objective, latency_us, known))
 
     def compute_range(self, result: TrialResult) -> replies.CostRange | None:
-        """Return what a measured config costs, with its interval; ``None`` if what decides it was not measured now."""
+        """Return a measured config's cost and its interval; ``None`` if a figure that it needs was not measured now."""
         latency_us, joules, detail = result.latency_us, result.metrics.get(ENERGY), result.detail
         if result.outcome is not Outcome.MEASURED or latency_us is None:
             return None
@@ -75,7 +75,7 @@ class FileMetrics(LaunchObserver):
         self._costs = costs
 
     def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
-        """Add the metrics, of which some need the energy."""
+        """Add the metrics, some of which need the energy."""
         if timed.outcome is not Outcome.MEASURED or timed.latency_us is None:
             return timed
         try:

@@ -1,4 +1,4 @@
-"""Timing of launches on a GPU, by the GPU's own clock: no cost of the host is in the figure.
+"""Timing of launches on a GPU, by the GPU's own clock, so that the time does not include work of the host.
 
 Two methods, which a kernel file chooses from:
 
@@ -11,8 +11,8 @@ Two methods, which a kernel file chooses from:
 
 *The host must be ahead.* If the GPU reaches the first event before the launch is in its queue, it waits for the host
 within the sample. A slow or busy host may be late for each sample: on one machine, kernels of 4 µs came out at 8 to
-40 µs. So after each launch the GPU is asked whether it has passed the first event already. Such a sample does not
-count, and where they are many, later batches begin with more work for the GPU (:class:`HostLead`).
+40 µs. So after each launch the GPU is asked whether it has passed the first event already. If so, the sample does not
+count, and if that happens often, later batches begin with more work for the GPU (:class:`HostLead`).
 
 The figure is a median. Beside 32 compilers on an H200, a kernel of 4.6 µs that was timed by events had a median of
 4.6 µs and a mean of 156 µs; a plain loop of 20 launches between two events took 417 µs instead of 10 µs.
@@ -48,7 +48,7 @@ WARM_CLOCKS_S = 0.2
 """An idle GPU lowers its clock to a sixth; a fifth of a second of work raises it."""
 
 WARM_WITHIN = 1.03
-"""A piece of work that takes at most this many times as long as with a warm clock shows that the clock is warm."""
+"""The clock is warm if a piece of work takes at most this many times as long as at the end of a full warm-up."""
 
 LEAD_IN_FLUSHES = 4
 """Flushes before a batch. The host's first launch takes a few tens of µs longer than later ones, and must be ahead of
@@ -56,30 +56,30 @@ the GPU by then: without these flushes, the first sample of each batch was 10 to
 
 FIRST_LEAD_S = 0.0002
 MOST_LEAD_S = 0.02
-"""The work in addition to those flushes where the host was late: the first time, and at most. In a batch of 20
-launches, the host then has 1 ms for each."""
+"""Duration of the extra work before a batch if the host was late: the first time, and at most. With the longest lead,
+the host has 1 ms for each of a batch's 20 launches."""
 
 MANY_LATE = 0.25
-"""The part of a batch's launches that were late from which the next batch begins with more work."""
+"""If more than this share of a batch's launches were late, the next batch begins with more work."""
 
 LEAD_DECAY = 0.95
-"""What is left of that work after a batch without a late launch: the host may be faster with another kernel."""
+"""Factor by which that work shrinks after a batch without a late launch: the host may be faster with other kernels."""
 
 SPIN_HZ = 2e9
-"""Cycles that a GPU spins in a second, about."""
+"""Cycles for which a GPU spins in a second, roughly."""
 
 IDLE_S = 0.5
 """Pause after which the clock may be cold. An H100's was still warm after seconds."""
 
 _BATCH = 20
-"""Launches that are enqueued at once; the host waits for the GPU after each such piece."""
+"""Launches that are enqueued at once, as one piece. The host waits for the GPU after each piece."""
 _WARMING_SIZE = 2048
 
 
 class WarmClock:
     """Decides when a warm-up is over. No IO.
 
-    It is over when a piece of work is as fast as at the end of an earlier warm-up, or after :data:`WARM_CLOCKS_S`.
+    A warm-up ends when a piece of work is as fast as at the end of an earlier one, or after :data:`WARM_CLOCKS_S`.
     """
 
     def __init__(self) -> None:
@@ -88,12 +88,12 @@ class WarmClock:
 
     def is_warm(self, took_us: float, elapsed_s: float) -> bool:
         """Return whether the warm-up is over, after a piece of work that took ``took_us``."""
-        # The fastest piece counts: during the first warm-up, the GPU has other work, too.
+        # Take the fastest piece, because the GPU has other work, too, during the first warm-up.
         self._least_us = min(self._least_us, took_us)
         is_over = elapsed_s >= WARM_CLOCKS_S
         if not is_over and took_us > WARM_WITHIN * self._warm_us:
             return False
-        # Only a full warm-up may raise the pace to reach. Otherwise small delays would add up to a cold clock.
+        # Only a full warm-up may raise the time to reach. Otherwise small delays would add up to that of a cold clock.
         self._warm_us = self._least_us if is_over else min(self._warm_us, self._least_us)
         self._least_us = math.inf
         return True
@@ -102,8 +102,8 @@ class WarmClock:
 class HostLead:
     """Decides how far ahead of the GPU the host begins a batch, and which samples count. No IO.
 
-    ``lead_s`` is how long the GPU is kept busy first. A host that is late with most launches although the lead is the
-    longest one is too slow to be waited for; its samples count as they are.
+    ``lead_s`` is how long the GPU is kept busy before a batch. If the host is still late with many launches at the
+    longest lead, it is too slow, and all its samples count as they are.
 
     >>> lead = HostLead()
     >>> lead.judge_samples([False, True, True, True]), lead.lead_s
@@ -138,7 +138,7 @@ class CudaTimer:
         self._device = torch.device(device)
         torch.cuda.set_device(self._device)
         properties: Any = torch.cuda.get_device_properties(self._device)
-        # Twice the cache's size, so that nothing that a kernel reads is left in it.
+        # Twice the cache's size, so that none of a kernel's data is left in the cache.
         self._flush = torch.empty(2 * int(properties.L2_cache_size), dtype=torch.int8, device=self._device)
         self._warming = torch.ones(_WARMING_SIZE, _WARMING_SIZE, dtype=torch.float16, device=self._device)
         self.method = method
@@ -190,11 +190,11 @@ class CudaTimer:
             WrongLaunch: one of the compared launches is wrong.
         """
         self._ensure_warm_clock()
-        # One that was not called belongs to a config whose launch has raised.
+        # A callback that was never called belongs to an earlier config, whose launch has raised.
         self._meanwhile = None
         in_graph = self.method == GRAPH and not launches.restores
         self._limit_s = rules.preset.timing_s
-        # Launches outside the graph are cold, and say nothing about those in it.
+        # The checked launch ran outside the graph with cold caches, and says nothing about launches in the graph.
         first_us = None if in_graph else rules.first_us
         race = Race(
             replace(rules, first_us=first_us),
@@ -211,7 +211,7 @@ class CudaTimer:
             pace_s = each_us / 1e6 * (GRAPH_LAUNCHES if in_graph else 1)
             began = perf_counter()
             while batch := race.choose_next_batch(perf_counter() - began):
-                # No longer a batch than there is time for, by the pace of the first runs.
+                # Limit the batch to the time that is left, by the pace of the first runs.
                 fits = int((self._limit_s - (perf_counter() - began)) / max(pace_s, 1e-6))
                 self._time_batch(launches, run, max(1, min(batch, fits)), race.samples)
         self._last_work = perf_counter()
@@ -225,12 +225,12 @@ class CudaTimer:
         self.synchronize()
 
     def _time_batch(self, launches: TimedLaunches, run: Callable[[], object], count: int, samples: Samples) -> None:
-        """Take ``count`` samples or fewer, in pieces for which the host's lead lasts."""
+        """Take up to ``count`` samples, in pieces that are short enough for the host's lead to last."""
         for first in range(0, count, _BATCH):
             self._time_piece(launches, run, min(_BATCH, count - first), samples)
 
     def _time_piece(self, launches: TimedLaunches, run: Callable[[], object], count: int, samples: Samples) -> None:
-        """Take samples of ``run``, which launches the whole ring: by itself, or as a captured graph."""
+        """Take samples of ``run``, which launches the whole ring, either directly or as a captured graph."""
         event = self._torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]  # type: ignore[no-untyped-call]
         compared = launches.draw_launches_to_compare(count)
@@ -252,7 +252,7 @@ class CudaTimer:
         launches.inspect_flags([flag for flag in flags if flag is not None], self._limit_s, self.synchronize)
 
     def _capture_graph(self, launches: TimedLaunches) -> Callable[[], object]:
-        """Capture a ring of launches; return what replays it."""
+        """Capture a ring of launches; return the function that replays it."""
         launches.widen_ring(GRAPH_LAUNCHES)
         launches.prepare_ring()
         graph = self._torch.cuda.CUDAGraph()
@@ -264,7 +264,7 @@ class CudaTimer:
         return graph.replay
 
     def _enqueue_lead_in(self, lead_s: float = 0.0) -> None:
-        """Give the device work while the host gets ahead of it; ``lead_s`` s of it besides the flushes."""
+        """Give the device work while the host gets ahead of it: the flushes, and ``lead_s`` seconds of spinning."""
         if lead_s > 0:
             self._torch.cuda._sleep(int(lead_s * SPIN_HZ))  # type: ignore[no-untyped-call]
         for _ in range(LEAD_IN_FLUSHES):
@@ -274,7 +274,7 @@ class CudaTimer:
         if self._warm_up is not None:
             self._warm_up.join()
             self._warm_up = None
-            # The first warm-up ran beside other work. Now, alone, learn how fast the warm clock is.
+            # The first warm-up ran alongside other work. Learn now, without it, how fast the warm clock is.
             self.warm_clock()
         if perf_counter() - self._last_work >= IDLE_S:
             self.warm_clock()

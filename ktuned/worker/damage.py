@@ -17,8 +17,8 @@ PATTERN = 0xA5
 class Damage(Record):
     """A write outside the tensors, in words.
 
-    ``is_contained`` is true if it was repaired and cannot have hit anything else. Otherwise the process is not to be
-    trusted any more.
+    ``is_contained`` is true if the write was undone and cannot have hit anything else. Otherwise the process can no
+    longer be trusted.
     """
 
     message: str
@@ -31,7 +31,7 @@ class Damage(Record):
 
 
 class Memory(Protocol):
-    """Memory of one kind of device: tensors with guards around them, and ktuned's own copies of some."""
+    """Memory of one kind of device: tensors with guards around them, and copies of tensors that ktuned keeps."""
 
     def place_span(self, span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return copies of a span's tensors for launches to work on; they replace earlier ones with the same names."""
@@ -46,10 +46,10 @@ class Memory(Protocol):
         """Allow writes to the kept copies until the next :meth:`seal_copies`."""
 
     def make_intact_flag(self) -> Any:
-        """Return a flag on the device that is true if nothing is damaged; ``None`` where it need not be waited for."""
+        """Return a flag on the device that is true if nothing is damaged; ``None`` if no device needs waiting for."""
 
     def find_damage(self) -> Damage | None:
         """Return what was damaged since the last call, and restore the guards."""
 
     def list_regions(self) -> Iterable[Region]:
-        """Return the allocations whose guards stop the process, for naming the address of a fault."""
+        """Return the allocations whose guards stop the process, so that a fault's address can be named."""

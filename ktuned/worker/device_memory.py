@@ -8,7 +8,7 @@ Three kinds of damage are told apart:
 
 ================================  ====================================================================================
 in a band, not to its outer end   contained: the band is filled again, and nothing else can have been hit
-up to a band's outer end          not contained: the write may have gone on beyond the band
+up to a band's outer end          not contained: the write may have continued beyond the band
 in a kept copy                    not contained: the inputs or expected outputs are spoilt
 ================================  ====================================================================================
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     import torch
 
 BAND_BYTES = 1 << 20
-"""Width of the band on either side, in whole words: a write that is one row or tile too long ends in it."""
+"""Width of the band on either side, a multiple of a word: a write that is one row or tile too long ends within it."""
 
 _WORD = 8
-"""Sums are of words of 8 bytes, modulo 2^64. A change that leaves the sum equal is not seen."""
+"""Bytes of a word. Sums are of words, modulo 2^64; a change that leaves the sum equal is not noticed."""
 
 
 class DeviceMemory:
@@ -51,7 +51,7 @@ class DeviceMemory:
         return banded.tensors
 
     def keep_copy(self, name: str, value: Any) -> Any:
-        """Return a copy that is summed once it is sealed."""
+        """Return a copy whose sum is watched once it is sealed."""
         self._kept[name] = banded = _Banded(make_own_span(name, value), {name: value})
         self._sums = None
         return banded.tensors[name]
@@ -68,8 +68,8 @@ class DeviceMemory:
     def _sum_bands_and_copies(self) -> torch.Tensor:
         """Return a vector: the sums of all bands, the bits that share a word with a span, the sums of the kept copies.
 
-        A launch of a torch operation costs as much as summing ten bands. So all bands are stacked and summed by one,
-        and the other sums are written straight into the vector.
+        A launch of a torch operation costs as much as summing ten bands. So all bands are stacked and summed by a
+        single operation, and the other sums are written straight into the vector.
         """
         import torch
 
@@ -100,14 +100,15 @@ class DeviceMemory:
         damages = [damage for banded in self._placed.values() if (damage := banded.refill_bands())]
         same = self._sum_bands_and_copies() == self._sums
         if not bool(same.all()):
-            # Filled bands have their old sums, so a kept copy was hit; their sums come last.
+            # The bands are filled again and have their old sums. If a sum still differs, it is a kept copy's. Those
+            # come last.
             index = same[-len(self._kept) :].tolist().index(False)
             return damages[0] if damages else Damage.at(f"into {list(self._kept)[index]}", is_contained=False)
         is_contained = all(damage.is_contained for damage in damages)
         return Damage(damages[0].message, is_contained)
 
     def list_regions(self) -> Iterable[Region]:
-        """Return none: bands stop no process."""
+        """Return nothing, because bands do not stop the process."""
         return ()
 
 
@@ -115,7 +116,7 @@ class _Banded:
     """One span in an allocation of its own, between two bands.
 
     Sums are of whole words, but a span may end within one: ``last`` is that word, and ``beyond`` masks the bits in it
-    that are not the span's. These are compared by themselves.
+    that are not the span's. These bits are compared separately.
     """
 
     def __init__(self, span: Span, values: Mapping[str, Any]) -> None:
@@ -124,7 +125,7 @@ class _Banded:
         from ktuned.worker.torch_tensors import copy_elements, count_bytes
 
         self.name = span.name
-        # The span's distance from a boundary counts as a part of it.
+        # The span's distance from the last boundary is counted as a part of the span.
         self._size = span.remainder + span.size
         device = values[next(iter(span.offsets))].device
         total = -(-(self._size + 2 * BAND_BYTES) // _WORD) * _WORD
@@ -170,7 +171,7 @@ class _Banded:
 def _make_part(memory: torch.Tensor, offset: int, size: int) -> torch.Tensor:
     """Return part of an allocation as a tensor whose storage is that part alone.
 
-    Not a view: its storage would be the whole allocation, and ``resize_`` would let it grow into the band.
+    It is not a view, because a view's storage is the whole allocation, and ``resize_`` could let it grow into the band.
     """
     import torch
 

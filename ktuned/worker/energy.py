@@ -1,8 +1,8 @@
 """Energy of a launch: the kernel runs over and over while the device's energy counter is read.
 
-Launches follow each other without pause, so that the device's power is the kernel's, and caches are warm. With very
-short launches, the host's gaps between them are in the figure. If inputs are restored before each launch, the energy of
-restoring alone is measured as well, and subtracted.
+Launches follow each other without pause, so that the device's power is the kernel's, and caches are warm. The energy of
+very short launches includes the gaps that the host leaves between them. If inputs are restored before each launch, the
+energy of restoring alone is measured as well, and subtracted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHUNK_READINGS = 10
 counter and fills the queue again, the GPU must not run dry: idle, it draws a fifth of its power."""
 
 MAX_CHUNK_S = 0.05
-"""Most work in one chunk: two chunks are still in the queue when a config's time is over."""
+"""Most work in one chunk. It is limited because two chunks are still in the queue when a config's time is over."""
 
 MAX_CHUNK = 10_000
 
@@ -49,7 +49,7 @@ class EnergyMeter(LaunchObserver):
     Args:
         counter: the device's counter.
         device: the device's name.
-        returns_early: launches return before the device, a GPU, has done them.
+        returns_early: whether launches return before the device, a GPU, has finished them.
         compute_cost: returns what a config costs by its latency in µs and its energy in J.
     """
 
@@ -67,7 +67,7 @@ class EnergyMeter(LaunchObserver):
         self._compute_cost = compute_cost
 
     def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
-        """Measure the energy, and add the figures that it makes with the latency."""
+        """Measure the energy, and add the figures that are computed from energy and latency."""
         latency_us, request = timed.latency_us, self.request
         if timed.outcome is not Outcome.MEASURED or latency_us is None:
             return timed
@@ -76,7 +76,7 @@ class EnergyMeter(LaunchObserver):
         try:
             trace = self.measure_energy(launches, request.preset, latency_us, incumbent)
         except CounterStopped as error:
-            # This says nothing about the config: it is tried again.
+            # A broken counter says nothing about the config, so it will be tried again.
             return make_failed_result(Outcome.CONTENDED, f"the energy counter of {self._device}: {error}", Phase.TIMING)
         energy = trace.energy
         assert energy is not None
@@ -96,7 +96,7 @@ class EnergyMeter(LaunchObserver):
         latency_us: float,
         incumbent: replies.CostRange | None = None,
     ) -> EnergyTrace:
-        """Measure the energy of a launch; return the readings, from which it is known.
+        """Measure the energy of a launch; return the readings that show it.
 
         Raises:
             CounterStopped: the counter does not move.
@@ -152,7 +152,7 @@ class EnergyMeter(LaunchObserver):
                 waiting.append(event)
             while not waiting[0].query():
                 now = perf_counter()
-                # Interpolate: launches of this chunk take as long as those of the one before.
+                # Interpolate, assuming that this chunk's launches take as long as those of the previous chunk.
                 share = min(1.0, (now - chunk_began) / each_s) if each_s else 0.0
                 trace.add_reading(done + share * chunk, self._counter(), now - began)
                 if not trace.wants_more():

@@ -18,10 +18,10 @@ SETTLED_S = 0.1
 """Time in s before the first reading counts: power follows the kernel with a delay, and the counter follows it."""
 
 PIECES = 8
-"""Parts into which the run is divided, to see how much their energies differ."""
+"""Number of parts into which the run is divided, to see how much the energy of a launch varies."""
 
 FEWEST_PIECES = 3
-"""Fewer parts say nothing about that."""
+"""With fewer parts, the variation is unknown."""
 
 PATIENCE = 6
 """Multiple of a config's time after which a counter that has not moved twice counts as broken."""
@@ -58,7 +58,7 @@ class EnergyTrace:
     Args:
         limit_s: the time for the config, in s.
         incumbent: the best config so far, to race against.
-        cost: what a launch of so many joules costs.
+        cost: returns the cost of a launch by its energy in J.
         apart_j: the part of each launch's energy that is not the kernel's, in J.
     """
 
@@ -79,7 +79,7 @@ class EnergyTrace:
         self._last: tuple[float, float] | None = None
 
     def wants_more(self) -> bool:
-        """Return whether to go on reading."""
+        """Return whether to take more readings."""
         return self.ending is None
 
     def add_reading(self, launches: float, joules: float, elapsed_s: float) -> None:
@@ -120,11 +120,11 @@ class EnergyTrace:
         first, last = steps[0], steps[-1]
         launches = last.launches - first.launches
         joules = (last.joules - first.joules) / launches
-        # Each end is uncertain by the launches since the reading before it.
+        # At each end, the count of launches is uncertain by those since the previous reading.
         doubt = joules * (first.late_by + last.late_by) / 2 / launches
         energies = self._split_energies()
         if len(energies) >= FEWEST_PIECES:
-            # Imported here because it loads fractions and decimal, and few measure energy.
+            # Imported here because it loads fractions and decimal, and few tunings measure energy.
             from statistics import stdev
 
             error = _T95[len(energies)] * stdev(energies) / math.sqrt(len(energies))

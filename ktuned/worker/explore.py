@@ -1,15 +1,15 @@
 """Exploration: a job's walk through the space of one kernel and problem.
 
-The daemon asks for configs in batches, and each time reports the outcomes that it has by now. The order in which a
-config is proposed:
+The daemon asks for configs in batches, and each time reports the outcomes that it has by now. Configs are proposed in
+this order:
 
 1.  *First*: configs that the job must try before all others (a default, earlier winners), then those that the kernel
-    file's ``prior`` promises.
-2.  What the search strategy asks for, in its order.
-3.  *Last*: configs that the job has put off. The strategy may ask for them at any time; they wait until it is done.
+    file's ``prior`` prefers.
+2.  The configs that the search strategy asks for, in its order.
+3.  *Last*: configs that the job has put off. If the strategy asks for one of them, it waits until the strategy is done.
 
 A config of the first group is not proposed again when the strategy asks for it. Each proposal carries its Build, which
-is made by the kernel file's code here in the worker; if that fails, the proposal carries the outcome instead.
+the kernel file's code makes here in the worker. If that fails, the proposal carries the outcome instead.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from ktuned.worker.reply import Reply
 
 MOST_REMEMBERED = 4_096
-"""Most proposals that are remembered for drawing configs that are new. A job that tries more needs no draws."""
+"""Most proposals that are remembered, so that random draws give new configs. A job that tries more needs no draws."""
 
 OnPhase = Callable[[Phase], None]
-"""Is told of each phase as it begins."""
+"""Called with each phase as it begins."""
 
 
 class Explorer:
@@ -106,7 +106,7 @@ MAX_REFERENCES = 8
 
 
 def _propose_references(kernel: Kernel, problem: Problem) -> tuple[replies.Proposal, ...]:
-    """Return the configs of which the first that runs gives the reference outputs, if the default's are expected."""
+    """Return candidates for the default config, if its outputs are the expected ones: the first that runs is used."""
     if not kernel.expects_default_outputs:
         return ()
     return tuple(
@@ -116,7 +116,7 @@ def _propose_references(kernel: Kernel, problem: Problem) -> tuple[replies.Propo
 
 
 def make_proposal(kernel: Kernel, problem: Problem, config: Config) -> replies.Proposal:
-    """Return a proposal of a config, with its Build or with the outcome that says why there is none."""
+    """Return a proposal of a config, with its Build, or with the outcome if there is none."""
     try:
         build = kernel.build(problem, config).to_plain()
         cores = kernel.evaluate_cores(problem, config)
@@ -133,7 +133,7 @@ def _find_admitted_configs(space: BoundSpace, configs: Sequence[Config]) -> dict
     configs_by_text = {canonical(config): config for config in configs}
     if space.indexable:
         return {text: config for text, config in configs_by_text.items() if config in space}
-    # Walk once for all: in a callable's space each membership test would be a walk of its own.
+    # Walk the space once for all configs, because in a callable's space each membership test is a walk of its own.
     walked = {canonical(config) for config in islice(space.walk(), MEMBERSHIP_BOUND) if config is not None}
     return {text: config for text, config in configs_by_text.items() if text in walked}
 
@@ -147,9 +147,9 @@ class Exploration:
         plan: what the job's user has asked for: strategy, budget, or a list of configs in place of the space.
         first: configs to propose before all others.
         last: configs to put off, in the order in which they are proposed in the end.
-        device: what the prior may look at; of a job that only compiles, the target alone is known.
+        device: the device, for the prior; for a job that only compiles, only its target is known.
         earlier: similar searches, the most similar first, for a strategy that learns.
-        on_phase: is told of each phase of opening the space.
+        on_phase: called with each phase of opening the space.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Exploration:
         self._space = space
         self._seed = plan.seed
         self._proposed: set[str] = set()
-        # Configs to put off, with their place in the order. Those that the strategy has asked for wait in ``_aside``.
+        # Configs to put off, with their place in the order. If the strategy asks for one, it waits in ``_aside``.
         self._put_off = {canonical(config): place for place, config in enumerate(last)}
         self._aside: list[dict[str, Any]] = []
         chosen = search.choose_strategy(
@@ -211,7 +211,7 @@ class Exploration:
             self._strategy.tell(trial.config, trial.outcome, trial.cost)
 
     def propose_configs(self, n: int, *, anywhere: bool = False) -> replies.Proposals:
-        """Return up to ``n`` proposals; with ``anywhere``, random ones that the strategy has no part in."""
+        """Return up to ``n`` proposals; with ``anywhere``, random ones that the strategy does not choose."""
         if anywhere:
             drawn = tuple(make_proposal(self._kernel, self._problem, config) for config in self._draw_configs(n))
             return replies.Proposals(drawn, finished=False)
@@ -229,16 +229,16 @@ class Exploration:
         if len(self._proposed) < MOST_REMEMBERED:
             self._proposed |= set(map(canonical, configs))
         finished = not self._first and not self._aside and self._strategy.finished
-        # The question costs a strategy milliseconds, so it is only asked if the answer matters.
+        # A strategy takes milliseconds to answer this, so it is only asked if the answer matters.
         converged = self._ends_converged and self._strategy.converged
         proposals = tuple(make_proposal(self._kernel, self._problem, config) for config in configs)
         return replies.Proposals(proposals, finished, converged)
 
     def _draw_configs(self, n: int) -> list[dict[str, Any]]:
-        """Draw up to ``n`` configs from the whole space that were not proposed yet; they will not be proposed again."""
+        """Draw up to ``n`` new configs from the whole space. Like all proposals, they will not be proposed again."""
         if len(self._proposed) >= MOST_REMEMBERED:
             return []
-        # The strategy may draw at random, too: with its seed these would be the configs that it asks for next.
+        # The strategy may draw at random, too. With its seed, this would draw the configs that it asks for next.
         drawn = search.Random(self._space, self._seed + 1).ask(n)
         configs = [config for config in drawn if canonical(config) not in self._given | self._proposed]
         self._given |= set(map(canonical, configs))

@@ -19,7 +19,7 @@ _MESSAGE_CHARS = 8_000
 def describe_error(error: BaseException) -> str:
     """Return an exception's type and text on as many lines as it has, capped."""
     try:
-        # A KeyError's text is the repr of its argument: a sentence would be shown in quotes.
+        # A KeyError's text is the repr of its argument, which would show a sentence in quotes.
         is_sentence = type(error) is KeyError and len(error.args) == 1 and " " in str(error.args[0])
         text = str(error.args[0] if is_sentence else error)
     except Exception as second:

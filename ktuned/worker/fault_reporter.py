@@ -48,14 +48,14 @@ class FaultReporter:
         self._prepared = self.name_regions(())
 
     def name_regions(self, regions: Iterable[Region]) -> FaultFrame:
-        """Set the tensors whose regions a fault is described by; return the frame that was prepared."""
+        """Set the tensors by which a fault's address is described; return the prepared frame."""
         frame = prepare_fault(regions)
         ctypes.memmove(self._frame, frame.data, len(frame.data))
         self._length.value = len(frame.data)
         return frame
 
     def install_handlers(self) -> None:
-        """Install the handler before those that are installed now; those must take nothing but the signal's number."""
+        """Install the handler in front of the present handlers, which must only need the signal's number."""
         if os.uname().machine != "x86_64":
             return
         for number in _SIGNALS:
@@ -88,7 +88,7 @@ class FaultReporter:
         return self._handlers[following]
 
     def _assemble_handler(self, following: int) -> bytes:
-        """Return the handler's code. Its arguments, by the System V ABI: the signal's number, siginfo, context.
+        """Return the handler's code. Its arguments (System V ABI) are the signal's number, siginfo and context.
 
         ``si_addr`` is at 16 of ``siginfo_t``; ``REG_ERR`` is the 20th register of the ``ucontext_t``, whose registers
         begin at 40 (asm-generic/siginfo.h, sys/ucontext.h).

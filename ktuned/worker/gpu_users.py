@@ -24,7 +24,7 @@ def count_gpu_users(ours: Iterable[int]) -> replies.GpuUsers:
         users = {name: len(_find_working_pids(uuid, since_us) - own_pids) for name, uuid in gpu_uuids().items()}
     except nvml.Unavailable as error:
         return replies.GpuUsers({}, str(error))
-    # Without GPUs NVML was not asked yet.
+    # Without GPUs, NVML has not been asked yet, so ask why.
     return replies.GpuUsers(users, "" if users else nvml.absence())
 
 

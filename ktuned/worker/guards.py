@@ -1,8 +1,8 @@
 """Guards around all tensors of a problem, on the CPU and on GPUs.
 
-A kernel that writes outside its tensors must be caught, and must not spoil what later configs are checked with. ktuned
-therefore places every tensor itself, in memory that shows such a write (:mod:`ktuned.worker.host_memory` stops the
-process at a guard page, :mod:`ktuned.worker.device_memory` compares bands of a pattern), and holds two kinds:
+A kernel that writes outside its tensors must be caught, and must not spoil the data by which later configs are checked.
+So ktuned places every tensor itself, in memory that reveals such a write (:mod:`ktuned.worker.host_memory` stops the
+process at a guard page, :mod:`ktuned.worker.device_memory` compares bands of a pattern). There are two kinds:
 
 ========  ==========================================================================================================
 placed    what launches work on; only the bytes around them are watched
@@ -30,14 +30,14 @@ class Guards:
     """Allocates a problem's tensors so that accesses outside of them are noticed.
 
     Args:
-        is_active: whether there are guards. A sanitizer needs ordinary tensors, whose bounds it knows better.
+        is_active: whether there are guards. A sanitizer needs ordinary tensors, because it knows their exact bounds.
     """
 
     def __init__(self, *, is_active: bool = True) -> None:
         self._memories: Mapping[str, Memory] = {"cpu": HostMemory(), "cuda": DeviceMemory()} if is_active else {}
 
     def find_spans(self, values: Mapping[str, Any]) -> list[Span]:
-        """Return how tensors lie relative to each other in memory. Those that are not plain numbers are in no span."""
+        """Return how tensors lie relative to each other in memory. A tensor that is not plain numbers is in no span."""
         kinds = {name: library_of(value).find_guarded_kind(value) for name, value in values.items()}
         alike = [
             [name for name in values if kinds[name] == kind] for kind in dict.fromkeys(filter(None, kinds.values()))
@@ -47,7 +47,7 @@ class Guards:
     def place_tensors(self, values: Mapping[str, Any], spans: Iterable[Span]) -> dict[str, Any]:
         """Return copies of tensors for launches to work on; they replace earlier ones with the same names.
 
-        Tensors of one span keep the distances that :meth:`find_spans` has found. Those of no span are cloned.
+        Tensors of one span keep the distances that :meth:`find_spans` has found. Tensors in no span are cloned.
         """
         placed: dict[str, Any] = {}
         for span in spans:
@@ -63,12 +63,15 @@ class Guards:
         }
 
     def keep_copy(self, name: str, value: Any) -> Any:
-        """Return a copy of a tensor that no launch may change; without guards, the tensor. Messages say ``name``."""
+        """Return a copy of a tensor that no launch may change; without guards, the tensor itself.
+
+        ``name`` is what messages call it.
+        """
         memory = self._find_memory(value)
         return value if memory is None else memory.keep_copy(name, value)
 
     def _find_memory(self, value: Any) -> Memory | None:
-        """Return the memory for a tensor; ``None`` if its device has none, or it is not plain numbers."""
+        """Return the guarded memory for a tensor; ``None`` if its device has none, or it is not plain numbers."""
         return self._memories.get(library_of(value).find_guarded_kind(value))
 
     def seal_copies(self) -> None:
@@ -95,11 +98,11 @@ class Guards:
     def make_intact_flag(self) -> Any:
         """Return a flag on the device that is true if nothing is damaged, without waiting for it.
 
-        ``None`` if there is no guarded tensor on a GPU: on a CPU, :meth:`find_damage` need not wait.
+        It is ``None`` if no guarded tensor is on a GPU, because on a CPU :meth:`find_damage` need not wait.
         """
         flags = [flag for memory in self._memories.values() if (flag := memory.make_intact_flag()) is not None]
         return flags[0] if flags else None
 
     def list_regions(self) -> Iterable[Region]:
-        """Return the allocations whose guards stop the process, for naming the address of a fault."""
+        """Return the allocations whose guards stop the process, so that a fault's address can be named."""
         return [region for memory in self._memories.values() for region in memory.list_regions()]

@@ -10,7 +10,7 @@ The layout of one span::
   span, hold a pattern that is compared after a launch.
 - Kept copies are read-only once they are sealed.
 
-So damage that is found here is always contained: only slack can be overwritten without stopping the process.
+So any damage found here is contained: only slack can be overwritten without stopping the process.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class HostMemory:
         """Return nothing: there is no device to wait for."""
 
     def find_damage(self) -> Damage | None:
-        """Return where slack was overwritten, the place nearest to a tensor, and fill it again."""
+        """Return the place nearest to a tensor at which slack was overwritten, and fill the slack again."""
         places = [
             describe_place(pages.region, address)
             for pages in self._placed.values()

@@ -1,7 +1,7 @@
 """The files that this process has imported, and whether one of them has changed on the disk since.
 
-A front end serves a library for hours. Imports cannot be undone, so that after an upgrade or an edit of the library it
-starts again as a fresh process.
+A front end serves a library for hours. Imports cannot be undone, so the front end starts again as a fresh process after
+an upgrade or an edit of the library.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from time import monotonic
 from ktuned.ipc import Sight, look_at_file
 
 LOOK_EVERY_S = 0.2
-"""Interval between two looks: looking at 3,000 modules takes 5 ms, a tenth of what a config takes here."""
+"""Interval between two looks: looking at 3,000 modules takes 5 ms, a tenth of the time that a config takes here."""
 
 
 class ImportedFiles:
-    """How all modules' files looked when they were first seen here; ``clock`` is in seconds."""
+    """Remembers how the files of all imported modules looked when first seen; ``clock`` is in seconds."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock

@@ -19,13 +19,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 DECIDING = ("ktuned", "torch")
-"""Modules whose missing bytecode makes workers keep their own: the one that all import, and the slowest one."""
+"""If one of these modules lacks bytecode, workers keep their own: all workers import ktuned, and torch is slowest."""
 
 
 def keep_bytecode(environ: dict[str, str] | os._Environ[str], modules: Sequence[str] = DECIDING) -> None:
-    """Keep bytecode in the user's cache from now on, if one of ``modules`` is installed without.
+    """Keep bytecode in the user's cache from now on, if one of ``modules`` is installed without bytecode.
 
-    None is written beside the sources, where the daemon would see it as a change.
+    It is not written next to the sources, where the daemon would take it for a change.
     """
     if sys.pycache_prefix is None and not all(map(_has_bytecode, modules)):
         cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -34,7 +34,7 @@ def keep_bytecode(environ: dict[str, str] | os._Environ[str], modules: Sequence[
 
 
 def _has_bytecode(name: str) -> bool:
-    """Return whether a module's bytecode is there; true for a module that is not installed."""
+    """Return whether a module is installed with bytecode; true for a module that is not installed at all."""
     spec = importlib.util.find_spec(name)
     return spec is None or spec.cached is None or os.path.exists(spec.cached)
 

@@ -1,8 +1,8 @@
 """Inspection: imports kernel files in a worker, and reports the kernels that they declare.
 
-An inspection decides what the daemon knows of a kernel, and by which files it knows it. So it reports, besides the
-kernels, the digest of every file that had a part in it, also for a file that could not be imported: whichever of them
-is edited next may repair it.
+An inspection tells the daemon what a kernel file declares, and on which files that depends. So it reports, besides the
+kernels, the digest of every file that took part. It does so even if the kernel file could not be imported, because an
+edit of any of these files may repair it.
 
 Later requests name a kernel by those digests (:class:`~ktuned.ipc.requests.KernelRef`). :func:`load_kernel` imports the
 file again, and refuses if any of them differs: a result must never be recorded under the digests of another source.
@@ -41,7 +41,7 @@ def check_digests(kernel: requests.KernelRef, places: Places) -> None:
         SourceChanged: one does not.
     """
     for path, digest in resolve_digests(kernel, places).items():
-        # The disk is not enough: the file may have been another one for the moment in which it was imported.
+        # A look at the disk is not enough: the file may have had other content at the moment of its import.
         if not stamps_agree(digest, stamp(path)) or OBSERVER.find_digest(path) not in (None, digest):
             raise SourceChanged(f"{path} changed after it was inspected")
 
@@ -52,7 +52,7 @@ def resolve_digests(kernel: requests.KernelRef, places: Places) -> dict[Path, st
 
 
 def list_inspected_files(kernel: requests.KernelRef, places: Places) -> list[Path]:
-    """Return the files that had a part in a kernel's inspection, without directories."""
+    """Return the files that took part in a kernel's inspection, without directories."""
     return [path for path, digest in resolve_digests(kernel, places).items() if not digest.startswith(DIRECTORY)]
 
 
@@ -77,7 +77,7 @@ def load_kernel(kernel_ref: requests.KernelRef, places: Places) -> Kernel:
 
 
 class Inspector:
-    """Inspects kernel files, and answers what their kernels say of problems and configs."""
+    """Inspects kernel files, and answers questions about their kernels' problems and configs."""
 
     def __init__(self, registry: Registry, places: Places) -> None:
         self._registry = registry
@@ -115,9 +115,9 @@ class Inspector:
                 kernels.append(info.convert_paths(lambda path: make_relative(path, str(root))))
             except KernelFileError as error:
                 errors.append(error)
-                # One of these may be missing; once it appears, the kernel may be fine.
+                # Watch the sources, too: one may be missing, and the kernel may be fine once it appears.
                 files.update(kernel.source_paths)
-        # What an import has read may have shaped any of the file's kernels.
+        # Any of the file's kernels may depend on data that was read while it was imported.
         reached = make_entries(name_files(ACCESSES.files, str(root)), str(root), is_data=True, is_source=True)
         kernels = [
             info.with_observed(
@@ -136,17 +136,17 @@ class Inspector:
         )
 
     def _stamp_files(self, files: set[Path], known_stamps: Mapping[Path, str], root: str) -> dict[str, str]:
-        """Return the stamps of all files that had a part in an inspection, by their names in the project."""
+        """Return the stamps of all files that took part in an inspection, by their names in the project."""
         stamped = stamp_files(sorted({*files, *known_stamps}), known_stamps)
         return {make_relative(path, root): digest for path, digest in stamped.items()}
 
     def _choose_backend(self, kernel: Kernel) -> str:
-        """Return the backend for a kernel's sources, of the family that its file names."""
+        """Return the backend that compiles the kernel's sources, out of the family that its file names."""
         try:
             backend = self._registry.load(kernel.backend)
             return backend.for_sources(kernel.source_paths)
         except BackendError:
-            # The job that needs it reports why.
+            # A job that needs the backend reports why it cannot be loaded.
             return kernel.backend
 
     def represent_problem(self, request: requests.Represent, reply: Reply) -> replies.Represented:
@@ -160,7 +160,7 @@ class Inspector:
 
 
 COUNTED_SPACE = 20_000
-"""A space of up to this many candidates is walked to its end, to count it and to see that it is not empty."""
+"""A space of up to this many candidates is walked to its end, to count its configs and to see that there are any."""
 
 
 def _check_spaces(kernel: Kernel) -> None:

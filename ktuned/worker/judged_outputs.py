@@ -1,4 +1,4 @@
-"""The outputs of a launch that was judged right, for comparing those of the timed launches."""
+"""The outputs of a launch that was judged right, with which the outputs of the timed launches are compared."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ktuned.worker.problem import ProblemData
 
 
 class JudgedOutputs:
-    """What the last launch has left, and the outputs of timed launches, which are compared with it.
+    """The outputs of the last launch, and those of the timed launches, which are compared with them.
 
     The outputs exist in several *sets*: set 0 is the problem's own tensors, the others are copies for launches that are
-    timed together. In dtypes whose poison is an ordinary number, launches alternate between two of them: an answer that
-    equals one poison cannot be left unwritten under the other.
+    timed together. In dtypes whose poison is an ordinary number, launches alternate between two poisons: an unwritten
+    element may have the right value under one of them, but not under the other.
 
     Args:
         data: the problem's data.
@@ -24,7 +24,7 @@ class JudgedOutputs:
 
     Attributes:
         is_comparable: whether there are outputs that were judged right.
-        has_differed: whether another launch was right with other bits. Then bits are no longer compared.
+        has_differed: whether a launch left other bits that are right, too. From then on, bits are not compared.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class JudgedOutputs:
         ]
         self._has_one_answer = True
         self.has_differed = False
-        # If the quick look could not tell for the first launch, it cannot for later ones.
+        # If the quick look was not sure about the first launch, it will not be about later ones.
         self._look = data.quick_look if data.was_surely_right else None
 
     @property
@@ -62,7 +62,7 @@ class JudgedOutputs:
 
     @property
     def is_flag_certain(self) -> bool:
-        """True if a flag that is not set means wrong outputs, and not just other bits."""
+        """True if an unset flag means wrong outputs, and not just other bits."""
         return self._look is not None
 
     def poison_sets(self, count: int) -> None:
@@ -123,5 +123,5 @@ class JudgedOutputs:
         try:
             return all(self._library.are_equal_bits(view, right) for view, right in self._pair_views(tensors))
         except (RuntimeError, ValueError):
-            # The launch has resized an output, so that the views do not match.
+            # The launch has resized an output, so the views do not match.
             return False

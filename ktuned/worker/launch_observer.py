@@ -1,23 +1,24 @@
-"""Observers: what is measured beside the timing of a config.
+"""Observers: they measure everything about a config except its time.
 
-Timing knows launches, samples and the race. Everything else that is found out about a config's launches attaches as an
-observer: the cores that it uses, use of the device by other programs, its energy, the kernel file's own metrics. A new
-figure is a new observer, in a file of its own, and its line in :func:`ktuned.worker.open_problem.attach_observers`.
+The timing code deals with launches, samples and the race. Everything else is measured by an observer: the cores that a
+config uses, use of the device by other programs, its energy, the kernel file's own metrics. To add a figure, write an
+observer in a file of its own, and add it to :func:`ktuned.worker.open_problem.attach_observers`.
 
-An observer belongs to the open problem, and is told of one config after another:
+An observer belongs to the open problem. These methods are called for one config after another:
 
 ====================  =================================================================================================
 ``begin_config``      before the first launch, which it may wrap
-``end_first_launch``  after the first launch was judged right, or to differ from the default's outputs alone
+``end_first_launch``  after the first launch was judged: right, or at most different from the default's outputs
 ``begin_samples``     before the timing
 ``end_samples``       after it; not called if the latency is known already
-``complete``          in the end, for launches of the observer's own, and for figures that need other figures
+``complete``          at the end, for launches of the observer's own, and for figures that need other figures
 ====================  =================================================================================================
 
-The last three return the config's result: with what they add, or another one in its place, which ends the config. So a
-contended timing gives no energy, and observers act in the order of their list.
+``end_first_launch``, ``end_samples`` and ``complete`` return the config's result, with their own figures added. Or they
+return another result in its place, which ends the config. So no energy is measured after a contended timing. Observers
+act in the order of their list.
 
-Two things are no observers. The comparison of timed launches belongs to the launches
+Two measurements are no observers. The comparison of timed launches belongs to the launches
 (:mod:`ktuned.worker.timed_launches`), because a timer must leave room for it in its queue. The comparison of bits
 (:mod:`ktuned.worker.bits`) is a part of the check.
 """
@@ -33,36 +34,36 @@ from ktuned.worker.samples import Samples
 from ktuned.worker.timed_launches import TimedLaunches
 
 TimingRequest = requests.Trial | requests.Time | requests.TimeReference
-"""A request that times launches. What it asks of an observer is a field of it."""
+"""A request that times launches. Its fields say what each observer has to do."""
 
 
 Restart = Callable[[], None]
-"""Lets the deadline of timing begin again, before launches that take as long as a timing."""
+"""Restarts the deadline of timing, before launches that take as long as a timing."""
 
 
 class LaunchObserver:
-    """Observes the launches of one config after another; see the module. By default nothing is observed.
+    """Observes the launches of one config after another; see the module. This base class observes nothing.
 
     Attributes:
-        request: the request of the config at hand.
+        request: the current config's request.
     """
 
     request: TimingRequest
 
     def begin_config(self, request: TimingRequest, launch: Launch) -> Launch:
-        """Prepare for a config of a request; return the launch to check it by."""
+        """Prepare for a config; return its launch, perhaps wrapped, which is then launched once and checked."""
         self.request = request
         return launch
 
     def end_first_launch(self, first: TrialResult) -> TrialResult:
-        """Return the result of the checked launch. One without an outcome ends the config, which is tried again."""
+        """Return the result of the checked launch. Without an outcome, it ends the config, which is tried again."""
         return first
 
     def begin_samples(self) -> None:
         """Prepare for the timed launches."""
 
     def end_samples(self, timed: TrialResult, samples: Samples) -> TrialResult:
-        """Return the result of the timing, from which ``samples`` are."""
+        """Return the result of the timing that took ``samples``."""
         return timed
 
     def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
@@ -71,7 +72,7 @@ class LaunchObserver:
 
 
 class ObserverGroup(LaunchObserver):
-    """Several observers as one; each takes the result that the one before has returned."""
+    """Several observers as one. Each gets the result that the previous one has returned."""
 
     def __init__(self, observers: Sequence[LaunchObserver]) -> None:
         self._observers = observers

@@ -5,7 +5,7 @@ How a request ends, and what the daemon sees of it:
 ====================================  ================================================================================
 it returns                            ``Done`` with the reply
 it raises, even ``SystemExit``        ``Failed`` with the exception's text; the worker takes the next request
-it runs out of memory                 the process exits with ``OUT_OF_MEMORY``: only its end gives the memory back
+it runs out of memory                 the process exits with ``OUT_OF_MEMORY``: only this gives the memory back
 it needs a fresh process              the process executes itself again (:mod:`ktuned.worker.restart`) and carries on
                                       with the request; the daemon sees one longer request
 it crashes or hangs                   nothing is sent; the daemon notices the closed pipe, or a deadline that passes
@@ -62,7 +62,7 @@ def _read_requests(
 
 
 def _prefer_as_oom_victim() -> None:
-    """Let the kernel choose a worker, and not the user's editor, when the machine runs out of memory."""
+    """Make Linux kill a worker, and not the user's editor, when the machine runs out of memory."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as stream:
         stream.write(str(_OOM_SCORE))
 
@@ -76,7 +76,7 @@ class Operations:
         self._operations: dict[type[requests.Request[Any, Any]], Operation] = {}
 
     def import_for_role(self, role: str) -> None:
-        """Import what a role's requests will need, and find the plugins, while the worker has nothing else to do."""
+        """Import the operations of a role's requests, and find the plugins, while the worker has nothing else to do."""
         # An import that fails here fails again in the request that needs it, which reports it.
         with contextlib.suppress(Exception):
             for request in _NEEDED_FIRST.get(role, ()):
@@ -205,7 +205,7 @@ def main(argv: list[str]) -> int:
     (role, *numbers, places), pending = argv[:5], read_resumed_request(argv[5:])
     read_fd, write_fd, daemon_pid = map(int, numbers)
     parent.die_with(daemon_pid)
-    # Children that detach count as this worker's memory, and become the daemon's when the worker is gone.
+    # The memory of detached children counts as this worker's. When the worker is gone, they become the daemon's.
     parent.adopt_descendants()
     # User code, and the processes that it starts, must not see the journal.
     journal = Journal(int(os.environ.pop(JOURNAL_VARIABLE)))
@@ -257,7 +257,7 @@ def run(argv: list[str]) -> NoReturn:
     """Run a worker process, and exit without the interpreter's shutdown.
 
     A shutdown runs the exit handlers of user code and waits for its threads. With torch loaded it takes seconds, so
-    that a death looks like a hang; with a stuck thread it never ends.
+    that an exit looks like a hang; with a stuck thread it never ends.
     """
     code = 1
     try:

@@ -5,14 +5,14 @@ What each ending means for the other configs of its batch (:func:`ends_batch`):
 ================  ========================================================  ===========================================
 outcome           why                                                       the batch
 ================  ========================================================  ===========================================
-``MEASURED``      timed to the end, or until it could not win (``beaten``)  goes on
-``SLOWER``        hopeless: given up after a few samples                    goes on
-``MISMATCH``      wrong outputs                                             goes on
+``MEASURED``      timed to the end, or until it could not win (``beaten``)  continues
+``SLOWER``        hopeless: given up after a few samples                    continues
+``MISMATCH``      wrong outputs                                             continues
 ``MISMATCH``      wrote outside its tensors (``is_guilty``)                 ends, so that no other config is blamed
-``CONTENDED``     other programs used the device                            goes on; this config is tried again
-``UNSUPPORTED``   the device cannot run it                                  goes on
+``CONTENDED``     other programs used the device                            continues; this config is tried again
+``UNSUPPORTED``   the device cannot run it                                  continues
 ``LAUNCH_ERROR``  it raised                                                 ends: the process may be harmed
-``None``          its artifact is damaged, or it needs more cores           goes on; ends if it needs more cores
+``None``          its artifact is damaged, or it needs more cores           continues; ends if it needs more cores
 ================  ========================================================  ===========================================
 
 Whatever the outcome, a config that changed the process (``leftover``) ends the batch.
@@ -29,7 +29,7 @@ from ktuned.worker.failures import describe_error
 from ktuned.worker.race import Ending, Race
 
 KEPT_SAMPLES = 200
-"""Most samples that are sent with a measurement, evenly chosen by rank: enough to show a distribution."""
+"""Most samples that are sent with a measurement, chosen evenly by rank: enough to show a distribution."""
 
 
 def make_timed_result(race: Race) -> TrialResult:
@@ -54,7 +54,7 @@ def make_timed_result(race: Race) -> TrialResult:
 
 
 def ends_batch(measured: replies.Measurement, request: requests.Trial) -> bool:
-    """Return whether this request must end here, because the next config would meet what this one left behind."""
+    """Return whether the request must end after this config, because it may have harmed the process or lacks cores."""
     cores = measured.result.detail.cores
     lacks_cores = request.cores is not None and cores is not None and cores > request.cores
     is_harmful = measured.is_guilty or measured.is_unsound or bool(measured.leftover)
@@ -69,7 +69,8 @@ def add_check_errors(result: TrialResult, verdict: Verdict) -> TrialResult:
 def make_disputed_result(timed: TrialResult, first: TrialResult) -> TrialResult:
     """Return the result of a config whose outputs differ from the default's, which may be wrong itself.
 
-    It is a mismatch, but keeps its figures: if the default turns out to be wrong, ``undisputed`` says what it would be.
+    It is a mismatch, but keeps its figures. ``undisputed`` is the outcome that it gets if the default turns out to be
+    wrong.
 
     Args:
         timed: the result of its timing.

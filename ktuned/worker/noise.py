@@ -1,4 +1,4 @@
-"""Noise of a device's launches, pooled over a kernel's configs: what a few samples of another config are worth. No IO.
+"""Noise of a device's launches, pooled over a kernel's configs, to judge a few samples of a new config. No IO.
 
 Three samples say next to nothing about their own spread. But the configs of one kernel on one device have much the same
 relative spread, so it is taken from those that were sampled in full. This is an empirical Bayes estimate (Casella, "An
@@ -7,9 +7,9 @@ Introduction to Empirical Bayes Data Analysis", The American Statistician 39, 19
 1.  For each config of the pool, count the share of samples beyond some distance from its median, and shrink it towards
     the share in the whole pool.
 2.  The chance that *every* one of n samples of a new config lies beyond that distance is the mean of the n-th powers of
-    those shares. It is not the n-th power of their mean: if some configs are noisier than others, the new one may be.
+    those shares. It is not the n-th power of their mean, because the new config may be one of the noisier ones.
 3.  Samples are not independent: a slow clock lasts for several of them. If n samples in a row were seen to lie beyond
-    the distance more often than the power says, the observed share counts instead.
+    the distance more often than the power says, the observed share is used instead.
 
 No shape of the noise is assumed.
 """
@@ -26,27 +26,28 @@ from ktuned.model import median
 from ktuned.worker.samples import Samples
 
 MOST_CONFIGS = 32
-"""Configs in the pool, the latest ones: enough to know a chance of one in a thousand, and few enough to follow a device
-that changes."""
+"""Most configs in the pool, which keeps the latest: enough to estimate a chance of one in a thousand, and few enough to
+follow a device that changes."""
 
 MOST_SAMPLES = 40
-"""Most samples that count of one config: one that was timed thousands of times says no more about other configs."""
+"""Most samples of one config that count: thousands would say no more about other configs."""
 
 UNKNOWN = 0.15
 """Relative distance within which :data:`UNKNOWN_COUNT` samples are assumed to lie while the pool is too small.
 
-With the race's margin it makes a third, which is more than chance makes of the best config.
+Together with the race's margin, a config must be about a third slower than the best one, which is more than noise
+explains.
 """
 
 UNKNOWN_COUNT = 3
 """Fewer samples decide nothing while the pool is too small."""
 
 _WEIGHT = 2.0
-"""Number of samples that the pool's share is worth against a config's own."""
+"""Weight of the pool's share against a config's own, as a number of samples."""
 
 
 class _Distances:
-    """Relative distances of one config's samples from its median to one side; samples on the other side have 0."""
+    """Relative distances of one config's samples from its median, on one side; samples on the other side have 0."""
 
     def __init__(self, taken: Sequence[float]) -> None:
         self._taken = taken
@@ -61,7 +62,7 @@ class _Distances:
         return len(self.sorted) - bisect_right(self.sorted, distance)
 
     def share_of_spells_beyond(self, distance: float, count: int) -> float:
-        """Return the share of runs of ``count`` samples that lie beyond a distance as a whole."""
+        """Return the share of runs of ``count`` samples in a row of which all lie beyond a distance."""
         if count not in self._spells:
             places = range(len(self._taken) - count + 1)
             self._spells[count] = sorted(min(self._taken[place : place + count]) for place in places)
@@ -72,8 +73,8 @@ class _Distances:
 class Noise:
     """The pool of one kernel and problem on one device, for one timer.
 
-    The launch that was checked before timing is a sample of another kind: what is known is how long it took at most,
-    with the host's part in it. The pool also learns how much longer than the median that is.
+    The launch that was checked before timing is a sample of another kind: only an upper bound of its time is known,
+    which includes the host's work. The pool also learns the ratio of that bound to the median.
     """
 
     def __init__(self) -> None:
@@ -83,7 +84,7 @@ class Noise:
         self._distances: dict[tuple[bool, int, float], float] = {}
 
     def add_config(self, samples: Samples, first_us: float | None = None) -> None:
-        """Add a config that was sampled in full, and whose checked launch took ``first_us`` at most."""
+        """Add a config that was sampled in full, and whose checked launch took at most ``first_us``."""
         median_us = samples.median_us
         if median_us <= 0:
             return
@@ -103,8 +104,8 @@ class Noise:
     def is_above(self, samples: Samples, latency_us: float, chance: float, first_us: float | None = None) -> bool:
         """Return whether a config's median is above a latency, with at most this chance of an error.
 
-        Its checked launch of ``first_us`` counts as further evidence if it took longer than those of configs with that
-        latency usually do.
+        The time of its checked launch, ``first_us``, is further evidence if it is longer than is usual for a config
+        with that latency.
         """
         distance = samples.sorted_us[0] / latency_us - 1 if latency_us > 0 else math.inf
         if distance < 0:
@@ -122,7 +123,7 @@ class Noise:
     def count_deciding_samples(self, first_us: float, latency_us: float, chance: float, most: int) -> int:
         """Return how many samples, at most ``most``, will show that a config is above a latency.
 
-        They are assumed to be what its checked launch of ``first_us`` lets one expect.
+        The samples are predicted from the time of its checked launch, ``first_us``.
         """
         expected = Samples()
         for count in range(1, most if self._firsts else 1):
@@ -132,11 +133,11 @@ class Noise:
         return most
 
     def find_lowest_median_us(self, samples: Samples, chance: float) -> float:
-        """Return the latency in µs that a config's median is below with at most this chance."""
+        """Return a lower bound of a config's median in µs. The median is below it with at most this chance."""
         return samples.sorted_us[0] / (1 + self._find_distance(len(samples), chance, is_above=True))
 
     def find_highest_median_us(self, samples: Samples, chance: float) -> float:
-        """Return the latency in µs that a config's median is above with at most this chance."""
+        """Return an upper bound of a config's median in µs. The median is above it with at most this chance."""
         return samples.sorted_us[-1] / max(1e-9, 1 - self._find_distance(len(samples), chance, is_above=False))
 
     def _find_distance(self, count: int, chance: float, *, is_above: bool) -> float:
@@ -164,7 +165,7 @@ def _compute_chance(pool: Sequence[_Distances], distance: float, count: int, by_
     ``by_first`` is the chance that the checked launch before them took as long as it did.
     """
     beyond = [config.count_beyond(distance) for config in pool]
-    # Laplace's rule of succession: what was never seen may still happen.
+    # Laplace's rule of succession: samples may lie farther away than was ever seen.
     common = (sum(beyond) + 1) / (sum(map(len, pool)) + 2)
     # No config is assumed to be quieter than the pool.
     rates = [

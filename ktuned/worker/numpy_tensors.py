@@ -57,7 +57,7 @@ class NumPyTensors:
             raise RuntimeError(str(error)) from error
 
     def adopt_tensor(self, value: Any, device: str, moved: dict[int, Any] | None = None) -> Any:
-        """Return a tensor that user code has made as a tensor of this library; ``None`` if it is no tensor.
+        """Return a tensor of user code as a tensor of this library; ``None`` if the value is no tensor.
 
         ``moved`` collects the allocations that were copied to the device, by their address on the host, so that arrays
         which share memory still share it there.
@@ -103,7 +103,7 @@ class NumPyTensors:
 
     def find_allocation(self, tensor: Any) -> tuple[int, int]:
         """Return the address and the size in bytes of the allocation that a tensor lies in, as far as it is known."""
-        # Follow the views to the array that owns the memory; memory that is not NumPy's is not known.
+        # Follow the views to the array that owns the memory. The size of memory that is not NumPy's is unknown.
         owner = tensor
         while type(owner.base).__module__ == "numpy":
             owner = owner.base

@@ -1,7 +1,7 @@
 """Further inputs of a problem, for finding configs whose bits differ from the anchor's only on some inputs.
 
-They have numbers. Number 0 stands for the problem's own inputs; then comes one for each of the hard fills
-(denormals, infinities, NaN and others), and after those any number of other seeds.
+Inputs have numbers. Number 0 stands for the problem's own inputs, the next numbers for the hard fills (denormals,
+infinities, NaN and others), and all higher numbers for other seeds.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ if TYPE_CHECKING:
     from ktuned.spec import TensorSpec
 
 KEPT_BYTES = 1 << 28
-"""Most memory for inputs that are kept for the next config. Others are made again, which takes as long as a copy."""
+"""Most memory for inputs that are kept for the next config. Others are made again, which takes about as long as
+copying them."""
 
 Change = Callable[[int, "TensorSpec"], "TensorSpec | None"]
 """Takes a tensor's place among the inputs and its declaration; returns another declaration, or ``None`` to keep it."""
 
 
 class OtherInputs:
-    """The inputs by their number, of which some are kept."""
+    """Makes inputs by their number, and keeps some of them."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Mapping[str, Any]] = {}
         self._room = KEPT_BYTES
 
     def find_tensors(self, number: int, make: Callable[[Change, int], dict[str, Any]]) -> Mapping[str, Any]:
-        """Return the tensors that differ from the problem's own in the inputs of a number; possibly none.
+        """Return those tensors of the inputs with a number that differ from the problem's own; possibly none.
 
         ``make`` takes a change and a seed, and makes the tensors that differ. It is not kept: the problem's data would
-        refer to itself, and its memory would be free only when Python looks for such circles.
+        then refer to itself, and its memory would not be freed before Python collects reference cycles.
         """
         if number not in self._kept:
             made = make(*_choose_change(number)) if number else {}

@@ -1,6 +1,6 @@
 """Measurement of a device's limits with torch, by copies of a large tensor and products of large matrices.
 
-The best of several runs counts: a limit is the most that was ever reached.
+The best of several runs counts, because a limit is the highest rate that was ever reached.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def measure_peaks(
         request: names the device.
         reply: is told when measuring begins.
         copy_bytes: size of the copied tensor; by default one that suits the device.
-        size: rows of the matrices; by default, too.
+        size: rows of the matrices; by default a number that suits the device.
     """
     try:
         import torch
@@ -75,10 +75,10 @@ def measure_peaks(
 
 
 Prepared = tuple[Callable[[], object], float]
-"""A run, and how many bytes or operations it takes."""
+"""A function to time, and how many bytes or operations it takes."""
 
 Prepare = Callable[[Any, Device], Prepared]
-"""Makes the tensors on a device, given torch."""
+"""Prepares a run on a device, with torch as its first argument."""
 
 
 def _plan_copies(count: int) -> Prepare:

@@ -1,13 +1,13 @@
 """Placement: where a problem's tensors lie in memory, relative to each other and to cache lines.
 
 A kernel sees more of a tensor than its values: its strides, the alignment of its start, and whether it shares memory
-with another one, as column blocks of a packed matrix do. Launches work on copies in memory of ktuned's own, which must
-be alike in all of this. Therefore:
+with another tensor, as column blocks of a packed matrix do. Launches work on copies in memory of ktuned's own, and the
+copies must be alike in all of this. Therefore:
 
 - Tensors that share an allocation are copied into one *span*, at the same distances.
-- A span that contains the start of its allocation is aligned there. The start is the allocator's choice and not the
-  kernel file's: NumPy's is at any multiple of 16.
-- A span of views alone keeps its distance from the last boundary, because the file may have chosen it.
+- A span that contains the start of its allocation is aligned there. The allocator has chosen that start, and not the
+  kernel file: NumPy's allocations start at any multiple of 16.
+- A span of views alone keeps its distance from the last boundary, because the file may have chosen that distance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ktuned.worker.numpy_tensors import ALIGNMENT
 from ktuned.worker.tensor_library import library_of
 
 MOST_UNUSED = 1 << 30
-"""Most bytes between two tensors of one span. Views of a mapped file may lie far apart; they are separate spans."""
+"""Most bytes between two tensors of one span. Views of a mapped file may lie farther apart, and are separate spans."""
 
 
 @record
@@ -46,15 +46,15 @@ class Span(Record):
     def is_plain(self, values: Mapping[str, Any]) -> bool:
         """Return whether this is a single tensor without gaps that starts at a boundary.
 
-        An ordinary clone of it is as good as a placed copy, and better for a sanitizer, which knows the bounds of
-        allocations but not of parts of them.
+        An ordinary clone of such a tensor is as good as a placed copy. For a sanitizer it is better, because sanitizers
+        know the bounds of allocations but not of their parts.
         """
         sizes = [library_of(values[name]).count_element_bytes(values[name]) for name in self.offsets]
         return len(sizes) == 1 and not self.remainder and sizes[0] == self.size
 
 
 def find_spans(tensors: Mapping[str, Any]) -> list[Span]:
-    """Return the spans of tensors that have memory; those that share an allocation are together."""
+    """Return the spans of the tensors that have memory. Tensors that share an allocation are in one span."""
     extents = {name: library_of(tensor).find_extent(tensor) for name, tensor in tensors.items()}
     owners = {name: library_of(tensor).find_allocation(tensor) for name, tensor in tensors.items()}
     spans = []
@@ -83,7 +83,7 @@ def place_without_guards(span: Span, values: Mapping[str, Any]) -> dict[str, Any
 
 
 def _group_by_owner(owners: Mapping[str, tuple[int, int]], extents: Mapping[str, tuple[int, int]]) -> list[list[str]]:
-    """Return the names grouped by allocation, the groups and their names in the order of ``owners``."""
+    """Return the names grouped by allocation; groups, and the names in each, are in the order of ``owners``."""
     groups: list[list[str]] = []
     end, owner_end = 0, 0
     for name in sorted(owners, key=lambda name: (owners[name][0], extents[name][0])):

@@ -1,4 +1,4 @@
-"""Prior: the configs that a kernel file itself considers promising; they are tried first.
+"""Prior: the configs that the kernel file considers promising. They are tried first.
 
 A ``prior`` has one of two forms, either with another parameter called ``device``:
 
@@ -7,8 +7,8 @@ A ``prior`` has one of two forms, either with another parameter called ``device`
 ``prior(p, c)``
     scores a config, higher being better. It is asked about a sample of the space, and the best are tried.
 
-A prior only changes the order: no config is excluded by it. A prior that is useless, because all its scores are NaN or
-all its configs are outside the space, is ignored with a remark.
+A prior only changes the order and excludes no config. If all its scores are NaN, or all its configs are outside the
+space, it is ignored with a remark.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from ktuned.search import build_domain
 from ktuned.spec import BoundSpace, Kernel, find_mapping_fault
 
 MAX_NAMED = 32
-"""Most configs of ``prior(p)`` that are tried: a cost model is right early or never."""
+"""Most configs of ``prior(p)`` that are tried: if a cost model is right, it is right among its first configs."""
 
 SCORED = 400
 """Most configs that ``prior(p, c)`` is asked about, which takes some milliseconds."""
 
 BEST_SCORED = 12
-"""Number of the best of them that are tried."""
+"""How many of those with the best scores are tried."""
 
 
 DEVICE = "device"
-"""Name of the parameter that takes the :class:`~ktuned.model.Device`, at any place."""
+"""Name of the parameter for the :class:`~ktuned.model.Device`, at any position."""
 
 
 @record
@@ -48,7 +48,7 @@ class PriorChoice(Record):
 def ask_prior(kernel: Kernel, space: BoundSpace, device: Device) -> PriorChoice:
     """Ask a kernel's prior about a space and a device.
 
-    For a job that only compiles, the device has a target and nothing else.
+    For a job that only compiles, only the device's target is known.
 
     Raises:
         KernelFileError: the prior raised, or returned neither configs nor a score.
@@ -81,7 +81,7 @@ def ask_prior(kernel: Kernel, space: BoundSpace, device: Device) -> PriorChoice:
 
 
 def describe_stray_prior(kernel: Kernel, named: Sequence[Config], knobs: Collection[str]) -> str:
-    """Return the remark on a prior none of whose configs is in the space; ``knobs`` is empty if they are unknown."""
+    """Return the remark on a prior whose configs are all outside the space; ``knobs`` is empty if unknown."""
     unknown = sorted({knob for config in named for knob in config} - set(knobs)) if knobs else []
     missing = sorted(set(knobs) - set(named[0]))
     remedy = "return values of its axes that `where` admits"
@@ -102,7 +102,7 @@ def _take_named_configs(returned: Iterable[Config] | None) -> Iterable[Config]:
 
 
 def _to_plain_config(config: Config) -> Config:
-    """Return a config with Python's own numbers: arithmetic may have made NumPy's of them."""
+    """Return a config with Python's own numbers, because arithmetic of the prior may have given NumPy's."""
     plain = {knob: value.item() if hasattr(value, "item") else value for knob, value in dict(config).items()}
     if fault := find_mapping_fault(plain, "a config that it returned"):
         raise TypeError(fault)

@@ -1,7 +1,8 @@
-"""Probe of an interpreter: its backends, their versions and devices, and what these answers depend on.
+"""Probe of an interpreter: its backends, their versions and devices, and the files and variables that decide these.
 
-A backend that cannot be imported or probed is reported with its error, and hides no other. Devices belong to a backend,
-and so do two fingerprints: what decides its artifacts, and for each device what decides its measurements.
+A backend that cannot be imported or probed is reported with its error, and the others are still reported. Devices
+belong to a backend. So do two kinds of fingerprints: of everything that decides its artifacts, and for each device, of
+everything that decides its measurements.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _probe_backend(registry: Registry, name: str, observation: ToolchainObservat
     devices: tuple[Device, ...] = ()
     fingerprint: dict[str, str] = {}
     try:
-        # Observe files before asking for the fingerprint: a change in between shows at the daemon's next look.
+        # Observe files before asking for the fingerprint, so that the daemon's next look notices a change in between.
         contents = observation.observe_files(backend.toolchain_files())
         devices_found = backend.devices()
         if isinstance(devices_found, Absent):
@@ -109,19 +110,19 @@ def _describe_missing_library(error: ModuleNotFoundError, plugin: str) -> Fault:
 
 
 def import_ahead(registry: Registry, request: requests.Prepare) -> replies.Empty:
-    """Import what later requests will need, so that a spare can take over without that wait."""
+    """Import the modules that later requests will need, so that a spare can take over without that wait."""
     with imports.pause_garbage_collection():
         backends = [registry.load(name) for name in request.backends]
         if request.modules:
             is_for_gpus = any(backend.default_target.startswith("sm_") for backend in backends)
             holds_context = request.holds_context and is_for_gpus
-            # In a thread: the driver takes a quarter of a second, without the interpreter's lock.
+            # In a thread: the driver takes a quarter of a second, and does not hold the interpreter's lock meanwhile.
             begin = hold_only_context if holds_context else cuda_devices
             threading.Thread(target=begin, daemon=True).start()
         for backend in backends:
             backend.prepare()
         for module in request.modules:
-            # torch may not be installed: then NumPy takes its place.
+            # torch may not be installed. Then NumPy takes its place.
             with suppress(ModuleNotFoundError):
                 __import__(module)
         if request.modules:

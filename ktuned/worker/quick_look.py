@@ -2,7 +2,7 @@
 
 Each wait for a GPU costs as much as comparing millions of elements there. So all comparisons are made on the device,
 and one short vector of flags comes back. The outputs are compared with bounds that lie inside the tolerance by more
-than rounding; what is not surely right may still be, and is then checked tensor by tensor.
+than the rounding error. Outputs outside these bounds may still be right, and are then checked tensor by tensor.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     import torch
 
 MOST_BYTES = 1 << 28
-"""Most memory for the bounds of all outputs. Larger outputs take longer to compare than to wait for."""
+"""Most memory for the bounds of all outputs. Comparing larger outputs takes longer than the wait that this saves."""
 
 Keep = Callable[[str, Any], Any]
 """Takes a name and a tensor, and returns a copy of it that no launch may change."""
 
 
 class QuickLook:
-    """The least and the greatest value that each element of a problem's outputs may have."""
+    """The least and the greatest value that each element of a problem's outputs may have, kept on the device."""
 
     def __init__(self, bounds: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._bounds = bounds
@@ -39,7 +39,7 @@ class QuickLook:
         atol: float,
         keep: Keep,
     ) -> QuickLook | None:
-        """Return the bounds around the expected outputs, or ``None`` if a look at them is not worth it or impossible.
+        """Return the bounds around the expected outputs, or ``None`` if such a look is impossible or not worth it.
 
         It needs strided tensors of torch on one device of this ``kind``, and floating-point outputs that are not too
         large. The bounds are handed to ``keep``, which protects them.
@@ -105,7 +105,7 @@ def _is_plain(tensor: Any, kind: str) -> bool:
 def _make_bounds(name: str, wide: Any, rtol: float, atol: float, keep: Keep) -> tuple[Any, Any]:
     """Return the least and the greatest allowed value of each element.
 
-    Each is one representable number nearer to the reference than computed, in case rounding has moved it outwards.
+    Each bound is moved by one representable number towards the reference, in case rounding has moved it outwards.
     """
     import torch
 
@@ -116,5 +116,8 @@ def _make_bounds(name: str, wide: Any, rtol: float, atol: float, keep: Keep) -> 
 
 
 def _flag_within(out: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    """Return two flags on the device; NaN is within no bounds. Joining them here would load one more GPU kernel."""
+    """Return a flag for each bound, on the device; NaN is within no bounds.
+
+    The two are not joined here, because that would load one more GPU kernel.
+    """
     return (out >= low).all(), (out <= high).all()

@@ -1,7 +1,7 @@
 """Rehearsal: a tiny problem that a spare worker opens on its GPU, to load what every problem needs.
 
-A GPU's libraries load each of their kernels on its first use. That takes 20 ms for each of some twenty kernels, as much
-time as a lane that has lost its worker may take in all.
+A GPU's libraries load each of their kernels on its first use. That takes 20 ms for each of some twenty kernels, which
+is all the time that a lane may take to replace a lost worker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ktuned.spec import kernel, space, tensor
 from ktuned.worker.problem import ProblemData
 
 _SIDE = 16
-"""Rows and columns: just large enough to load the kernels, because the GPU's lanes wait for the rehearsal."""
+"""Rows and columns: just enough to load the kernels, because the GPU's lanes wait for the rehearsal."""
 
 
 @kernel(

@@ -1,6 +1,6 @@
 """The worker's end of its pipe to the daemon: phases, items and answers of the request in progress.
 
-Each message wakes the daemon, which costs more than many results do. Two things spare it that:
+Each message wakes the daemon, which costs more than making many of the results. Two measures avoid that:
 
 - **Phases** go into the journal (:mod:`ktuned.ipc.journal`).
 - **Items** may be held back for a while, and leave together with a later item or with the reply. A copy of each held
@@ -9,8 +9,8 @@ Each message wakes the daemon, which costs more than many results do. Two things
 
 What user code prints is flushed before the item or reply that it belongs to.
 
-User code may fork. A child that returns into the loop would answer a second time, so whoever writes first checks that
-it is the worker itself.
+User code may fork. A child that returns into the loop would answer a second time, so each write first checks that this
+process is the worker itself.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ktuned.model import Phase
 
 
 class Phases(Protocol):
-    """Is told of each phase as it begins."""
+    """Reports phases as they begin."""
 
     def begin_phase(self, phase: Phase) -> None:
         """Report that a phase begins."""
 
 
 class TimedPhases:
-    """Passes on the phases of one config, and measures how long each takes."""
+    """Reports the phases of one config, and measures how long each takes."""
 
     def __init__(self, phases: Phases, first: Phase) -> None:
         self._phases = phases
@@ -96,7 +96,7 @@ class Reply:
             hold_s: how long, in seconds, the first held item may wait for later ones.
         """
         self._require_worker()
-        # Before anything is written: from now on, a deadline that passes is the next item's.
+        # Begin the phase again before anything is written: a deadline that passes from now on is the next item's.
         self._journal.enter_phase(self._phase)
         frame = replies.encode(replies.Item(value))
         now = monotonic()
@@ -112,13 +112,13 @@ class Reply:
             self._journal.hold_item(frame)
 
     def announce_end_of_computing(self) -> None:
-        """Report that the rest of the request only waits for the disk, so that others may have the processor."""
+        """Report that the rest of the request only waits for the disk, so that other work may use the processor."""
         flush_output()
         self.send_held_frames()
         self._write_frames(replies.encode(replies.Computed()))
 
     def send_answer(self, answer: replies.Answer) -> None:
-        """Write one frame after those that were held. Blocks while the daemon does not read."""
+        """Write the held frames, and then the answer's. Blocks while the daemon does not read."""
         frame = replies.encode(answer)
         if self._held:
             self._held.append(frame)

@@ -1,8 +1,8 @@
-"""Restart of a worker: the process executes itself again, and carries on with the request that needs a fresh one.
+"""Restart of a worker: the process executes itself again, and continues with the request that needs a fresh process.
 
 User code may leave things in a process that cannot be removed: operators registered with torch, native modules, hooks.
-The pipes and the process id stay the same, so that the daemon sees nothing but a longer request. The request travels in
-an anonymous file in memory, whose descriptor the new process gets as an argument.
+The pipes and the process id stay the same, so that the daemon only sees a longer request. The request is passed in an
+anonymous file in memory, whose descriptor the new process gets as an argument.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ProcessStart(Record):
         return cls(tuple(arguments), dict(os.environ), os.getcwd())
 
     def restart_with(self, request: requests.Request[Any, Any], kept: tuple[int, ...]) -> NoReturn:
-        """Execute the interpreter again, with this request, and with the ``kept`` descriptors but no others."""
+        """Execute the interpreter again with this request. Only the ``kept`` descriptors stay open."""
         descriptor = os.memfd_create("ktuned-request")
         with open(descriptor, "wb", closefd=False) as stream:
             stream.write(requests.encode(request))
@@ -50,7 +50,7 @@ _RESUMED = "--resumed="
 
 
 def read_resumed_request(arguments: list[str]) -> requests.Request[Any, Any] | None:
-    """Return the request that a restarted worker carries on with, given its additional arguments, if any."""
+    """Return the request with which a restarted worker continues, from its additional arguments; ``None`` without."""
     if not arguments:
         return None
     descriptor = int(arguments[0].removeprefix(_RESUMED))

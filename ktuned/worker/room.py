@@ -1,8 +1,8 @@
 """Room on a GPU that an application uses, too: the memory that a problem needs, and whether it is free.
 
-A problem is opened only if its estimated need is free, with a margin. Then torch is limited to that, or to half of what
-is free if this is more: the estimate may be too low, and a config that meets a limit is not to blame. The application
-keeps the rest.
+A problem is opened only if the memory that it is estimated to need is free, with a margin. Then torch is limited to
+that need, or to half of the free memory if this is more: the estimate may be too low, and a config must not fail for
+it. The application keeps the rest.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ MARGIN: Final = 1.1
 """Free memory required, in multiples of the need: the application may allocate, too, while a problem is opened."""
 
 LIMIT_SHARE: Final = 2
-"""Divisor of the free memory: a problem may take that part of it even if it needs less."""
+"""Divisor of the free memory: a problem may take the quotient even if it needs less."""
 
 CONTEXT_BYTES: Final = 640 << 20
-"""A process's context with torch's kernels; some 500 MiB on an H100."""
+"""Memory of a process's context with torch's kernels; some 500 MiB on an H100."""
 
 FLUSH_BYTES: Final = 128 << 20
-"""The buffer that flushes the second-level cache, which is half as large."""
+"""Size of the buffer that flushes the second-level cache, which is half as large."""
 
 BAND_BYTES: Final = 4 << 20
-"""Guards around two copies of a tensor."""
+"""Size of the guards around two copies of a tensor."""
 
 COPIES: Final = 4
-"""Copies of each tensor: the configs', ktuned's own, the reference's, and what the reference returns."""
+"""Copies of each tensor: for launches, ktuned's own, the reference's input, and the reference's result."""
 
 CHECK_BYTES: Final = 48
-"""Bytes per element of an output while it is compared: both sides, difference and tolerance in double, and masks."""
+"""Bytes per element of an output in a comparison: both sides, difference and tolerance in double, and masks."""
 
 SPARED_SHARE: Final = 0.5
-"""Share of a GPU's memory that spares leave free: the next problem may be larger, and configs may allocate."""
+"""Share of a GPU's memory that must be free before a spare makes its context: the next problem may be larger, and
+configs may allocate."""
 
 
 class DeviceCrowded(KtunedError):
@@ -72,7 +73,7 @@ def require_room(device: str, declared: Mapping[str, Any]) -> None:
     has_context = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     need = estimate_needed_bytes(sizes, has_context=has_context)
     free, total = _read_memory(device)
-    # What torch keeps of the last problem's memory can be used by this one.
+    # This problem can use the memory that torch still holds from the last one.
     available = free + (torch.cuda.memory_reserved(device) if has_context else 0)
     if available < MARGIN * need:
         raise DeviceCrowded(
@@ -112,6 +113,6 @@ def _read_memory(device: str) -> tuple[int, int]:
         return memory
     import torch
 
-    # Without NVML, asking takes a context.
+    # Without NVML, the memory can only be read with a context.
     free, total = torch.cuda.mem_get_info(device)
     return int(free), int(total)

@@ -1,7 +1,7 @@
-"""Samples of a launch's time, and what they say about its median: quartiles and an interval. No IO.
+"""Samples of a launch's time, with their median, quartiles and the median's interval. No IO.
 
-The figure of a config is a median, never a mean. On a machine that does other things, too, a few samples are very late,
-and a mean follows them: beside 32 compilers, a kernel of 4.6 µs had a mean of 156 µs.
+A config's latency is a median, never a mean. On a busy machine a few samples take very long, and the mean follows them:
+alongside 32 compilers, a kernel of 4.6 µs had a mean of 156 µs.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import cache
 
 FEWEST_FOR_CI = 6
-"""Fewer samples have no 95 % interval: even their whole range misses the median more often."""
+"""Fewer samples give no 95 % interval, because even their whole range misses the median more often than that."""
 
 _MISSED = 0.025
 _Z95 = 1.96
 _EXACT_UP_TO = 60
-"""Number of samples up to which the interval's ranks are counted exactly; beyond, a normal approximation is as good."""
+"""Number of samples up to which the interval's ranks are exact; above it, a normal approximation is as good."""
 
 
 @dataclass

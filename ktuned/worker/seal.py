@@ -1,8 +1,8 @@
-"""Sealing: a compiled directory becomes an artifact, which is complete, described, read-only and durable.
+"""Sealing: a compiled directory becomes an artifact that is complete, described by a manifest, read-only and durable.
 
 The order matters, because the process may be killed and the machine may lose power at any moment:
 
-1.  Check that the directory holds everything itself.
+1.  Check that the directory holds all required files, and no links.
 2.  Write the manifest, with the hashes of all files.
 3.  Make files read-only and flush them, then the directory, to the disk.
 4.  Rename the directory to its place, in one step, and flush the directories above.
@@ -47,7 +47,7 @@ def seal_artifact(
         recipe: what it was compiled from.
 
     Returns:
-        The manifest of the artifact at ``place``, and the bytes added: none if one with this key was there already.
+        The manifest of the artifact at ``place``, and the bytes added to the disk: 0 if the artifact existed already.
 
     Raises:
         BackendError: a required file is missing, or a file is a link.
@@ -106,7 +106,7 @@ def _move_into_place(directory: Path, place: Path) -> Manifest | None:
 
 
 def _set_aside(place: Path, aside: Path) -> None:
-    """Remove a damaged artifact. It is renamed first, so that no reader finds half of it."""
+    """Remove a damaged artifact. It is renamed first, so that no reader finds a part of it."""
     try:
         place.rename(aside)
     except FileNotFoundError:

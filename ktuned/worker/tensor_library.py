@@ -1,8 +1,8 @@
 """Tensor libraries that a worker can measure with: torch, or NumPy on a CPU where torch is not installed.
 
 All code that measures handles tensors through a :data:`TensorLibrary`. :func:`choose_library` picks the library that
-makes a problem's tensors. :func:`library_of` tells which one a tensor belongs to, since a kernel file's own code may
-return tensors of the other one.
+makes a problem's tensors. :func:`library_of` finds the library of a given tensor, because a kernel file's own code may
+return tensors of either.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TORCH = TorchTensors()
 NUMPY = NumPyTensors()
 
 TensorLibrary = TorchTensors | NumPyTensors
-"""The operations on tensors that measuring needs; :class:`~ktuned.worker.numpy_tensors.NumPyTensors` explains them."""
+"""The tensor operations that measuring needs; :class:`~ktuned.worker.numpy_tensors.NumPyTensors` explains each."""
 
 
 def choose_library(device: Device) -> TensorLibrary:

@@ -1,24 +1,24 @@
 """The timed launches of one config: each must do its work, and some of them, chosen at random, are judged.
 
-What is timed must be what was checked. Three kinds of kernels were seen to break that: one that returns at once when
-its output holds the answer already, which repeated launches give it; one that is wrong in some of its launches; one
-that is wrong from some launch on. Against them:
+The timed launches must do the same as the checked one. Three kinds of kernels were seen to break that rule: kernels
+that return at once if their output already holds the answer, as it does after an earlier launch; kernels that are wrong
+in some of their launches; and kernels that are wrong from some launch on. Against them:
 
 - **Every timed launch begins on poisoned outputs**, and with its inputs restored if ``setup`` asks for that. A launch
-  that skips its work leaves the poison. One that works only when it finds the poison is timed at work. Launches that
-  are shorter than the clock can time are timed together, as a *ring*: each has outputs of its own, so that none runs
-  twice on the same outputs without poison in between.
-- **Launches are compared at random**, each with a probability of its own, so that no rhythm of the kernel can evade it.
-  The outputs are compared bit by bit with those of the launch that was judged right; only where bits differ, the whole
-  check decides. The first :data:`SURE_COMPARED` launches are all compared, unless comparing takes longer than
-  launching; later ones now and then.
-- **A config that may win is compared more often**: until :data:`SURE_COMPARED` of its launches were compared, for a
-  finalist :data:`FINALIST_COMPARED`, if the preset's time for timing allows. A kernel that is wrong once in n launches
-  is caught with probability 1 - (1 - 1/n)^k after k comparisons: 99 % for n = 20 and k = 90. This k is stored with the
-  result (``compared``).
+  that skips its work leaves the poison. A kernel that works only when it finds the poison is timed at work. Launches
+  that are shorter than the clock can time are timed together, as a *ring*: each has outputs of its own, so that none
+  runs twice on the same outputs without poison in between.
+- **Launches are compared at random**, each independently of the others, so that no rhythm of the kernel can evade it.
+  The outputs are compared bit by bit with those of the launch that was judged right; if bits differ, the whole check
+  decides. The first :data:`SURE_COMPARED` launches are all compared, unless comparing takes longer than launching. Of
+  the later ones, a share is compared.
+- **A config that may win is compared more often**: until :data:`SURE_COMPARED` of its launches were compared, or
+  :data:`FINALIST_COMPARED` of a finalist's, if the preset's time for timing allows. A kernel that is wrong once in n
+  launches is caught with probability 1 - (1 - 1/n)^k after k comparisons: 99 % for n = 20 and k = 90. This k is stored
+  with the result (``compared``).
 
-On a GPU the comparison is enqueued behind the launch and leaves a flag, which is read once the batch is over. The host
-does not wait more often for it.
+On a GPU the comparison is enqueued behind the launch and leaves a flag, which is read once the batch is over. So it
+costs the host no further wait.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ FINALIST_COMPARED = 2 * SURE_COMPARED
 """Compared launches of a finalist: finds one wrong launch in 100 with 84 %."""
 
 LATER_SHARE = 0.125
-"""Share of the launches after those that is compared: a kernel that is wrong from its 5,000th on is found soon."""
+"""Share of the launches after those that is compared. It finds a kernel soon that is wrong from its 5,000th launch on."""
 
 LEAST_SHARE = 0.02
-"""Share that is compared even if comparing takes much longer than launching."""
+"""Share of launches that is compared even if comparing takes much longer than launching."""
 
 FREE_NS = 2_000_000
-"""Time for comparing that is free; more of it is weighed against the time of launching."""
+"""Time in ns that comparing may take in any case. Beyond it, comparing may take no longer than launching."""
 
 FEWEST_OF_A_GPU, MOST_OF_A_GPU = 0.25, 8
-"""Share of the first launches of a GPU's batch that is compared, and the most of one batch: to enqueue a comparison
-takes the host as long as a launch."""
+"""Least share of the launches of a GPU's batch that is compared, and the most comparisons in one batch: enqueueing a
+comparison takes the host as long as enqueueing a launch."""
 
 
 class WrongLaunch(Exception):
@@ -71,13 +71,13 @@ class TimedLaunches:
 
     Args:
         launch: the launch on the problem's own outputs.
-        restore: restores what the launch overwrites; runs before each launch.
-        judged: the outputs that were judged right, if launches are compared with any.
+        restore: restores the inputs that a launch overwrites; runs before each launch.
+        judged: the outputs that were judged right, with which others are compared.
         bind: returns a launch on another copy of the outputs, by the copy's number from 1 on.
         most_copies: how many launches the ring may have on outputs of their own.
         compared: how many of the config's launches were compared before.
-        meanwhile: called at most once, while a GPU works on the first batch of samples. Their events are in its queue
-            by then, so that nothing the host does disturbs them.
+        meanwhile: called at most once, while a GPU works on the first batch of samples. All events of the batch are in
+            the GPU's queue by then, so that the host cannot disturb the timing.
 
     Attributes:
         leave_own_outputs: whether the last timed launch left its outputs in the problem's own tensors, where they can
@@ -118,7 +118,7 @@ class TimedLaunches:
         return self._judged is not None and self._judged.has_differed
 
     def widen_ring(self, count: int) -> None:
-        """Put up to ``count`` launches into the ring. Without outputs to poison, it is one launch repeated."""
+        """Put up to ``count`` launches into the ring. Without outputs to poison, it repeats a single launch."""
         if (self._judged is None or not self._judged.poisons) and not self.restores:
             self.ring = self.ring[:1] * count
         elif self._bind is not None and not self.restores:
@@ -196,8 +196,8 @@ class TimedLaunches:
     def inspect_flags(self, flags: Sequence[Any], limit_s: float, synchronize: Callable[[], None]) -> None:
         """Read the flags of launches that are over.
 
-        A flag that is not set is not yet a wrong launch: a comparison of bits fails for sums that were added in another
-        order. So more launches are judged one by one, which also finds a message for what is wrong.
+        An unset flag does not prove a wrong launch: bits also differ if sums were added in another order. So further
+        launches are judged one by one, which also gives a message about what is wrong.
 
         Raises:
             WrongLaunch: one of the launches is wrong.

@@ -1,8 +1,9 @@
 """Timing of launches by the host's clock, for as many samples as the race asks for.
 
-A sample must last long enough for the clock, yet short kernels take less than reading it does. So there are two levels:
-a *ring* of launches on outputs of their own runs between two readings of the clock, and a sample is as many rings as
-last :data:`SAMPLE_FLOOR_NS` together. Between two rings outputs are poisoned and launches are compared, untimed.
+A sample must last long enough for the clock, yet a short kernel takes less time than reading the clock. So there are
+two levels: a *ring* of launches, each on outputs of its own, runs between two readings of the clock, and a sample is as
+many rings as last :data:`SAMPLE_FLOOR_NS` together. Between two rings, outputs are poisoned and launches are compared;
+this is not timed.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ SAMPLE_FLOOR_NS = 50_000
 MAX_LAUNCHES_PER_SAMPLE = 10_000
 
 RING_FLOOR_NS = 2_500
-"""Least time between two readings of the clock: the 50 ns that they take are subtracted, to within a few ns."""
+"""Least time between two readings of the clock. The 50 ns that these take are subtracted, to within a few ns."""
 
 MOST_IN_RING = 16
 RING_BYTES = 1 << 16
 """Most memory for a ring's outputs: they must stay in a core's cache, like those of one launch."""
 
 SHORTEST_US, LONGEST_US = 1e-6, 1e15
-"""A picosecond and thirty years: a figure outside them, or NaN, is no time."""
+"""A picosecond and thirty years: a reported time outside this range, or NaN, is refused."""
 
 
 class InvalidTime(Exception):
@@ -60,7 +61,7 @@ def choose_ring_size(launch_ns: int) -> int:
 
 @cache
 def measure_clock_cost_ns() -> int:
-    """Return how long two readings of the clock take, in ns: subtracted from the time between them."""
+    """Return how long two readings of the clock take, in ns, to subtract it from the time between them."""
     return min(-perf_counter_ns() + perf_counter_ns() for _ in range(1000))
 
 
@@ -81,8 +82,8 @@ class HostTimer:
             InvalidTime: the launch reports a figure that cannot be a time.
             WrongLaunch: one of the compared launches is wrong.
         """
-        # Warm up, until the caches are filled and the pace is known; a hopeless config may end here. The launch before
-        # says nothing: it was checked, which leaves the caches cold.
+        # Warm up, until the caches are filled and the pace is known; a hopeless config may end here. The time of the
+        # checked launch is not used, because the check has left the caches cold.
         race = Race(replace(rules, first_us=None))
         start = perf_counter_ns()
         reported_us: float | None = None
@@ -113,7 +114,7 @@ class HostTimer:
 
 
 def _time_ring(launches: TimedLaunches) -> tuple[int, float | None]:
-    """Time the ring once; return the time of all its launches in ns, and the last one's own report in µs, if any."""
+    """Time the ring once; return the time of all its launches in ns, and the time that the last one reports, in µs."""
     launches.prepare_ring()
     ring = launches.ring
     reported_us: float | None = None
@@ -121,7 +122,7 @@ def _time_ring(launches: TimedLaunches) -> tuple[int, float | None]:
     for launch in ring:
         reported_us = launch()
     elapsed_ns = perf_counter_ns() - begin
-    # Of an empty launch nothing may remain: both are at their fastest.
+    # At least 1 ns: for an empty launch, nothing may remain after the subtraction.
     elapsed_ns = max(1, elapsed_ns - measure_clock_cost_ns())
     launches.inspect_ring(elapsed_ns)
     return elapsed_ns, None if reported_us is None else require_valid_time(reported_us)

@@ -1,8 +1,8 @@
-"""Observation of a toolchain: what the answer of a probe depends on, and which part of it enters fingerprints.
+"""Observation of a toolchain: what a probe's answer depends on, and which part of that enters fingerprints.
 
-Two uses of the same facts. A *fingerprint* is a part of artifacts' keys, so it holds only what decides what is compiled
-or measured: versions, digests of files, values of variables. The *report* tells the daemon what to look at to notice
-that the answer may be out of date: the looks of files, also of absent ones, and the patterns of variables' names.
+The same facts are used twice. A *fingerprint* is a part of artifacts' keys, so it only holds facts that decide what is
+compiled or measured: versions, digests of files, values of variables. The *report* tells the daemon how to notice that
+the answer may be out of date: by the sights of files, also of absent ones, and the patterns of variables' names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _OURS = frozenset({"ktuned", "ktuned-client"})
-"""Distributions whose versions do not decide what is compiled; the way of measuring has a version of its own."""
+"""Distributions whose versions are left out: they do not decide artifacts, and measuring has a version of its own."""
 
 SHORT = 12
 """Hexadecimal digits of a digest in a fingerprint."""
@@ -32,7 +32,7 @@ class ToolchainObservation:
 
     Args:
         environment: the environment that the process was started with.
-        own: names of the variables that the project sets itself, all of which count.
+        own: names of the variables that the project sets itself. All of them enter fingerprints.
         limits: the limits of the CPU, such as its quota of cores.
     """
 
@@ -44,7 +44,7 @@ class ToolchainObservation:
         self._patterns: dict[str, None] = {}
 
     def observe_distribution(self, plugin: Distribution | None) -> dict[str, str]:
-        """Return the versions of the installed distributions that a plugin requires, also optionally."""
+        """Return the versions of the installed distributions that a plugin requires, or uses optionally."""
         if plugin is None:
             return {}
         from importlib.metadata import PackageNotFoundError, distribution
@@ -73,7 +73,7 @@ class ToolchainObservation:
         return digests
 
     def find_variables(self, patterns: Iterable[str]) -> dict[str, str]:
-        """Return the variables that count: those that a backend's patterns match, and the project's own."""
+        """Return the variables that a backend's patterns match, and the project's own variables."""
         listed = tuple(patterns)
         self._patterns |= dict.fromkeys(listed)
         return {**select_deciding_variables(listed, self._environment), **self._own}
@@ -83,7 +83,7 @@ class ToolchainObservation:
         return {f"cpu {name}": value for name, value in self._limits.items()} if device.kind == "cpu" else {}
 
     def make_report(self) -> replies.ProbeDependencies:
-        """Return what the daemon has to look at."""
+        """Return the files, variables and limits that the daemon has to watch."""
         patterns = tuple(self._patterns)
         variables = select_deciding_variables(patterns, self._environment) | select_finding_variables(self._environment)
         return replies.ProbeDependencies(self._files, patterns, variables, self._limits)

@@ -60,7 +60,7 @@ class TorchTensors:
         if any(stride < 0 for stride in value.strides):
             raise UsageError("it has a negative stride, which torch cannot hold", hint="return a copy of it")
         with warnings.catch_warnings():
-            # torch warns about read-only arrays, such as broadcast ones. Launches work on a copy anyway.
+            # torch warns about read-only arrays, such as broadcast arrays. But launches work on a copy.
             warnings.simplefilter("ignore", UserWarning)
             host = torch.as_tensor(value)
         return host if device == "cpu" else _move_allocation(host, value, device, {} if moved is None else moved)
@@ -72,7 +72,7 @@ class TorchTensors:
         return dict(load_file(file, device=device))
 
     def save_tensors(self, tensors: Mapping[str, Any], file: Path) -> None:
-        """Save copies: the format refuses outputs that share memory."""
+        """Save copies, because the format refuses tensors that share memory."""
         from safetensors.torch import save_file
 
         save_file({name: value.to("cpu", copy=True).contiguous() for name, value in tensors.items()}, file)
@@ -214,14 +214,14 @@ class TorchTensors:
 
 
 _HASHED = 1 << 24
-"""Elements hashed at once on a device: enough to keep it busy, for 400 MiB of temporaries."""
+"""Elements that are hashed at once on a device: enough to keep it busy; the temporaries take 400 MiB."""
 
 
 def _digest_on_device(views: Sequence[Any]) -> Any:
     """Return an int64 on the device: the sum of all elements, each mixed with its place.
 
-    Such a sum wraps around and does not depend on the order in which the device adds. Different outputs have the same
-    sum only by chance, once in 2^64.
+    The sum wraps around, and does not depend on the order in which the device adds. Different outputs have the same sum
+    only by a chance of 1 in 2^64.
     """
     import torch
 

@@ -2,11 +2,11 @@
 
 Each entry (:class:`~ktuned.model.Observation`) has a name and a digest. The daemon stores them with the result, and can
 look again later: if a name has another digest then, the result no longer applies. Names are relative to the project.
-What an installed distribution brings counts by the distribution's record, because a library may have thousands of
+Files of an installed distribution are represented by the distribution's record, because a library may have thousands of
 headers.
 
-A file that changes while a compiler reads it may have been read in either state. So it is only believed if its last
-change is older than the reading, or if a second reading finds the same stamp (:meth:`Trace.is_steady`).
+If a file changes while a compiler reads it, the compiler may have read either state. So a file only counts as known if
+its last change is older than the reading, or if a second reading finds the same stamp (:meth:`Trace.is_steady`).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from ktuned.ipc import (
 from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError, digest_variable
 
 YOUNG_NS = 20_000_000
-"""A file that was changed this shortly before reading began may have changed during it, too: the coarsest clock that
-Linux stamps files by has ticks of half of this."""
+"""A file that was changed this shortly before reading began may have changed during the reading, too: the coarsest
+clock by which Linux stamps files has ticks of half this length."""
 
 EXECUTED = "executed"
-"""Meaning of an entry that is yet to be looked at: the file was executed as Python, and counts by its syntax."""
+"""Meaning of an entry before it is looked at: the file was executed as Python, and counts by its syntax."""
 
 
 class SourceChanged(UsageError):
-    """A file is no longer what the daemon inspected. The save that changed it starts a new inspection.
+    """A file has changed since the daemon inspected it. That change starts a new inspection.
 
     ``observed`` are entries for names that the daemon does not know yet.
     """
@@ -59,12 +59,12 @@ class SourceChanged(UsageError):
 
 
 def look_again(entry: Observation, root: str) -> Observation:
-    """Return an entry with what its name stands for now, in the project whose directory is ``root``.
+    """Return an entry with the present digest of its name, in the project whose directory is ``root``.
 
     A file counts by its bytes. If the entry has a ``meaning``, the file counts by its syntax if it is Python.
     """
     if entry.name.startswith(ENVIRONMENT):
-        # Not as the kernel file's own code has set it: that code counts already.
+        # Without changes by the kernel file's own code, because that code is in the digests already.
         environment = os.environ if OBSERVER.kernel_file is None else OBSERVER.environ
         value = environment.get(entry.name.removeprefix(ENVIRONMENT))
         return replace(entry, digest=digest_variable(value))
@@ -90,7 +90,7 @@ def look_again(entry: Observation, root: str) -> Observation:
 def _look_for_distribution(entry: Observation, root: str) -> Observation:
     """Return a distribution's entry as it is installed now, in the directory where it was found before.
 
-    Without such a directory, it is looked for where this interpreter imports from.
+    If that directory is not known, the distribution is looked for where this interpreter imports from.
     """
     sites = [str(Path(make_absolute(place, root)).parent.parent) for place in entry.places[:1]] or sys.path
     name = entry.name.removeprefix(DISTRIBUTION)
@@ -104,7 +104,7 @@ def _look_for_distribution(entry: Observation, root: str) -> Observation:
 class Trace:
     """The files that one request reads, from the construction of this object on.
 
-    Names that the daemon knows are left out: their content is checked with the kernel's other files.
+    Names that the daemon knows are left out, because their content is checked with the kernel's other files.
     """
 
     def __init__(self, kernel: requests.KernelRef, places: Places) -> None:
@@ -115,23 +115,23 @@ class Trace:
         self._home = find_installed_place(str(places.locate_file(kernel.project, kernel.file)))
         self._began_ns = time_ns()
         self._seen: dict[Path, str] = {}
-        # Only files that compilers read themselves: Python is compiled from the very bytes that were digested.
+        # Only files that compilers read themselves. Python is compiled from the same bytes that were digested.
         self._compiled = [
             str(places.locate_file(kernel.project, name)) for name in kernel.compiled if not name.endswith(".py")
         ]
         self._sights: dict[str, str] = {}
 
     def begin_reading(self) -> None:
-        """Record how the files look that compilers are known to read, just before they do."""
+        """Record the sights of the files that compilers are known to read, just before they are read."""
         self._sights = {path: take_sight(path) for path in self._compiled}
 
     def is_steady(self, read: Iterable[Path]) -> bool:
         """Return whether these files, read or found absent, were surely the same while they were read.
 
-        A file that was written just before is doubtful at first; a second reading settles it. Of the files that the
-        daemon knows, none may have been touched since reading began: an edit that was taken back leaves equal bytes.
+        A file that was written just before is doubtful at first; a second reading settles it. Files that the daemon
+        knows must not have been touched at all since reading began, because an edit that was undone leaves equal bytes.
         """
-        # No short cut: each file has to be stamped now, for the second reading.
+        # Do not stop at the first doubtful file: each has to be stamped now, for the second reading.
         verdicts = [self._is_file_steady(path) for path in self._find_unknown_files(read).values()]
         return all(verdicts) and all(take_sight(path) == seen for path, seen in self._sights.items())
 
@@ -153,7 +153,7 @@ class Trace:
         unobserved: Iterable[str],
         executed: Container[Path] = (),
     ) -> tuple[Observation, ...]:
-        """Return entries for what compilers have read or looked for, as far as the daemon does not know it.
+        """Return entries for the names that compilers have read or looked for and that the daemon does not know.
 
         Args:
             read: the files with the digests that they were read with, where known.
@@ -181,9 +181,9 @@ class Trace:
         return tuple(entries)
 
     def _find_unknown_files(self, read: Iterable[Path]) -> dict[str, Path]:
-        """Return the names that paths count by, without known ones, each with the file that shows its change.
+        """Return the names of paths that the daemon does not know, each with the file to watch for its change.
 
-        A file that a distribution has installed counts by that distribution's record, unless it is the kernel's own.
+        A file of an installed distribution goes by that distribution's record, unless it is one of the kernel's own.
         """
         names: dict[str, Path] = {}
         for path in map(normalize_path, read):
@@ -191,7 +191,7 @@ class Trace:
             installed = find_owners(place) if place is not None and place != self._home else ()
             names |= {f"{DISTRIBUTION}{owner.name}": owner.record for owner in installed}
             name = make_relative(str(path), self._root)
-            # Directories above the project surely exist; they say nothing.
+            # Leave out directories above the project, which surely exist.
             if not installed and set(name.split("/")) - {"..", "."}:
                 names[name] = path
         return {name: path for name, path in names.items() if make_relative(str(path), self._root) not in self._known}
