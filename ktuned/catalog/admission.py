@@ -1,8 +1,8 @@
-"""Admission: whether a kernel's present space holds a config. The one place that decides it.
+"""Admission: whether a kernel's present space contains a config. This is the only place that decides it.
 
-A declaration decides for plain spaces, and for constraints that are told as texts. Other constraints and callables are
-user code, which a worker runs; its verdicts are remembered by the digest of the space, and stored, so that the next
-daemon serves known winners at once.
+For plain spaces, and constraints that have a text, the declaration is enough. Other constraints and callables are user
+code, which a worker runs. Its verdicts are remembered by the digest of the space, and stored, so that the next daemon
+serves known winners at once.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from ktuned.store import Store, Verdict
 _log = structlog.get_logger()
 
 MAX_REMEMBERED = 50_000
-"""Verdicts in memory, some 150 bytes each; with more than these, all are forgotten, and looked for again."""
+"""Most verdicts in memory, some 150 bytes each. At more, all are forgotten, and found again when needed."""
 
 _ELSEWHERE = frozenset({"default", "plan", "problems", "specialize"})
 """The parts of a kernel's plan digest that do not decide which configs its space holds."""
 
 
 def declared_admission(kernel: KernelInfo, problem: Problem | None, config: Config) -> bool | None:
-    """Return whether a kernel's space admits a config, as far as its declaration says; ``None`` if code must be run.
+    """Return whether a kernel's space admits a config, by its declaration; ``None`` if code must be run.
 
-    Without a ``problem``: whether it does for each problem.
+    Without a ``problem``, return whether the space admits it for every problem.
     """
     axes, configs = kernel.space.axes, kernel.space.configs
     if axes is not None:
         is_held = set(config) == set(axes) and all(is_among(config[knob], axes[knob]) for knob in axes)
     elif configs is not None:
         text = canonical(config)
-        # Few are equal as maps, where 1 is 1.0 and True.
+        # Compare only the texts of configs that are equal as maps: these are few, but maps take 1 for 1.0 and True.
         is_held = any(canonical(listed) == text for listed in configs if listed == config)
     else:
         return None
@@ -63,7 +63,7 @@ def declared_admission(kernel: KernelInfo, problem: Problem | None, config: Conf
     try:
         return all(_read_constraint(text)(problem, config) for text in constraints)
     except (KtunedError, ArithmeticError, TypeError, ValueError, LookupError):
-        # A worker's code has the last word, and the message.
+        # Let a worker's code decide: it also has the error message.
         return None
 
 
@@ -75,18 +75,18 @@ def _read_constraint(text: str) -> Expression:
 def is_checked_default(kernel: KernelInfo, problem: Problem, config: Config) -> bool:
     """Return whether a config is the default for a declared problem, which the inspection has found in the space.
 
-    Not where the code has read data later, which may have changed since.
+    It is false if the code has read data since then, because that data may have changed.
     """
     has_read_later = any(not kernel.learned[name].is_source for name in _decisive_digests(kernel))
     if config != kernel.default or problem not in kernel.problems or has_read_later:
         return False
-    # Equal as maps, in which 1 is 1.0 and True.
+    # Compare texts: in maps, 1 equals 1.0 and True.
     declared = map(canonical, kernel.problems)
     return canonical(config) == canonical(kernel.default) and canonical(problem) in declared
 
 
 def complete_config(kernel: KernelInfo, config: Config) -> Config:
-    """Return a config with the knobs that it lacks, because the space has gained them, set as the default sets them."""
+    """Return a config with the knobs that the space has gained since, set to the default config's values."""
     default = kernel.default or {}
     if not config.keys() < default.keys():
         return config
@@ -94,7 +94,7 @@ def complete_config(kernel: KernelInfo, config: Config) -> Config:
 
 
 def space_digest(kernel: KernelInfo) -> str:
-    """Return what identifies a kernel's space: verdicts hold as long as it stays the same."""
+    """Return a digest of a kernel's space. Verdicts hold as long as it stays the same."""
     parts = kernel.extra.plan
     if not parts:
         return kernel.plan_digest
@@ -108,9 +108,10 @@ class _Question(NamedTuple):
 
 
 class _KnownVerdict(NamedTuple):
-    """A verdict, and the digests of what Python code was known to read by then: the space's code may have read some.
+    """A verdict, and the digests of the names that Python code was known to read: the space's code may have read some.
 
-    ``seen`` is what was learned of the kernel in all, by which most are known to hold at once.
+    ``seen`` are all learned names of the kernel at that time. If they are unchanged, the verdict holds without further
+    checks.
     """
 
     admitted: bool
@@ -188,7 +189,7 @@ class Admission:
                 if error.code == "source_changed" or is_outside_kill(error):
                     raise
                 _log.warning("space_cannot_be_asked", kernel=kernel.name, reason=error.message)
-                # Not stored: another start may find a machine on which the code works.
+                # Do not store this: after the next start, the code may work.
                 self._note_verdicts(kernel, problem, unknown.values(), admitted=False)
             else:
                 for config, verdict in zip(unknown.values(), admitted, strict=True):
@@ -241,7 +242,7 @@ class Admission:
         try:
             await self._store.admissions.save_verdicts(asked.kernel, asked.space, verdicts)
         except StoreError as error:
-            # This daemon knows them; the next one asks again.
+            # This daemon remembers the verdicts; the next one asks again.
             _log.warning("verdicts_not_stored", kernel=kernel.name, reason=error.message)
 
     async def _ask_worker(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> list[bool]:
@@ -254,7 +255,7 @@ class Admission:
 
 
 def _decisive_digests(kernel: KernelInfo) -> dict[str, str]:
-    """Return the digests of what a space's code may have read, by name: all but what only compilers read."""
+    """Return the digests of the names that a space's code may have read: all except those that only compilers read."""
     return {name: one.decisive for name, one in kernel.learned.items() if one.is_data or not one.is_source}
 
 
@@ -265,7 +266,7 @@ def _question_key(kernel: KernelInfo, problem: Problem) -> _Question:
 def _asked_alike(kernel: KernelInfo, problem: Problem) -> list[Problem]:
     """Return a problem, and the part of it that enters the key.
 
-    An application may look up that part alone: the rest is what only the tuning needs, such as captured arguments.
+    An application may look up that part alone, because only the tuning needs the rest, such as captured arguments.
     """
     key = kernel.select_key_values(problem)
     return [problem] if key == dict(problem) else [problem, key]

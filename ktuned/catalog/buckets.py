@@ -1,7 +1,7 @@
-"""Representatives of problems, where a kernel file's own function chooses the buckets.
+"""Representatives of problems, for kernel files whose own function chooses the buckets.
 
-A worker calls it. What it said is remembered and stored, so that the next daemon keys problems at once; after an edit,
-the old representative serves until the new function has been asked.
+A worker calls the function. Its results are remembered and stored, so that the next daemon knows problems' keys at
+once. After an edit, the old representative is used until the new function was called.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ktuned.store import Store, Verdict
 _log = structlog.get_logger()
 
 MAX_REMEMBERED = 20_000
-"""Representatives in memory, some 500 bytes each; with more than these, all are forgotten, and looked for again."""
+"""Most representatives in memory, some 500 bytes each. At more, all are forgotten, and found again when needed."""
 
 
 class Representative(NamedTuple):
-    """The problem that stands for another one; not ``is_current`` if an older state of the kernel chose it."""
+    """The problem that stands for a bucket; ``is_current`` is false if an older state of the kernel has chosen it."""
 
     problem: dict[str, Scalar]
     is_current: bool
 
 
 class Buckets:
-    """Says which problem stands for another.
+    """Finds the problem that stands for a problem's bucket.
 
     :meth:`known_representative` answers from memory; :meth:`find_representative` asks a worker if it must.
     """
@@ -78,7 +78,7 @@ class Buckets:
             saved = [Verdict(canonical(problem), canonical(chosen), admitted=True)]
             await self._store.admissions.save_verdicts(_shelf_name(kernel), kernel.digest, saved)
         except StoreError as error:
-            # This daemon knows it; the next one asks again.
+            # This daemon remembers it; the next one asks again.
             _log.warning("bucket_not_stored", kernel=kernel.name, reason=error.message)
         return chosen
 
@@ -91,5 +91,5 @@ class Buckets:
 
 
 def _shelf_name(kernel: KernelInfo) -> str:
-    """Return the name under which the store keeps a kernel's representatives, beside its space's verdicts."""
+    """Return the name under which the store keeps a kernel's representatives, next to its space's verdicts."""
     return f"{kernel.name}#bucket"

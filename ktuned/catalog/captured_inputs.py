@@ -1,7 +1,7 @@
-"""Captured inputs: real tensors that an application handed over, for the tuning of one problem to measure with.
+"""Captured inputs: real tensors from an application, with which one problem's configs are measured.
 
-They lie in one directory, each file named by the SHA-256 of its content. The digest enters the context of what is
-measured, so that figures of other inputs are never mixed with these.
+They are files in one directory, each named by the SHA-256 of its content. This digest is part of a measurement's
+context, so that results with other inputs are never mixed with these.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class CapturedInputs:
         return self.digest_of_inputs(kernel.name, canonical(kernel.select_key_values(problem)))
 
     def file_of_digest(self, digest: str) -> Path:
-        """Return where the inputs of a digest lie."""
+        """Return the file of the inputs with a digest."""
         return self.directory / f"{digest}{SUFFIX}"
 
     def bytes_besides(self, kernel: str, problem: str) -> int:
-        """Return the size of all captures but one problem's."""
+        """Return the size of all captures except one problem's, in bytes."""
         return sum(held.bytes for key, held in self._held.items() if key != (kernel, problem))
 
     async def hold_capture(self, capture: Capture) -> bool:
-        """Keep a capture in the place of its problem's last one; return whether its content is another.
+        """Keep a capture in place of its problem's last one; return whether the content differs.
 
         Raises:
             StoreError: it cannot be recorded.
@@ -57,8 +57,8 @@ class CapturedInputs:
         """Forget a problem's captured inputs.
 
         Raises:
-            NotFound: it has none.
-            StoreError: that cannot be recorded.
+            NotFound: the problem has none.
+            StoreError: the change cannot be recorded.
         """
         digest = self.digest_of_inputs(kernel, problem)
         if not digest:
@@ -68,7 +68,7 @@ class CapturedInputs:
         self.remove_unused(digest)
 
     def remove_unused(self, digest: str) -> None:
-        """Remove a file that no problem has any more."""
+        """Remove a file that no problem uses any longer."""
         if all(held.digest != digest for held in self._held.values()):
             with suppress(OSError):
                 self.file_of_digest(digest).unlink()

@@ -3,17 +3,17 @@
 Three states of a kernel file matter to the rest of the daemon:
 
 =============  ======================================================================================================
-inspected      its kernels are what the file declares, and ``stamps`` hold the digest of each file that decided that
-suspect        a file that decided it holds something else now; it waits for its inspection, and answers are doubted
+inspected      its kernels are what the file declares; ``stamps`` have the digest of each file that took part in that
+suspect        a file in ``stamps`` has changed; the kernel file waits for inspection, and answers are doubted
 faulty         the last inspection failed: the kernels of the one before stay, but nothing is tuned with the file
 =============  ======================================================================================================
 
 Only :meth:`Catalog.apply_inspections` moves a file to *inspected* or *faulty*; it returns the changes, and its caller
-acts on them. A name that compiling or measuring has shown (:mod:`ktuned.catalog.traces`) belongs to its kernel from
-then on, whether or not a later inspection finds it.
+acts on them. A name that compiling or measuring was seen to read (:mod:`ktuned.catalog.traces`) belongs to its kernel
+from then on, whether or not a later inspection finds it.
 
-A kernel has one full name, ``project:kernel``. Short names, former names of a project, and the directory from which
-somebody asks are resolved here (:meth:`Catalog.resolve_kernel`), and nowhere else.
+A kernel has one full name, ``project:kernel``. Short names, former names of a project, and the directory from which a
+request comes are resolved here (:meth:`Catalog.resolve_kernel`), and nowhere else.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from ktuned.model import (
 from ktuned.protocol import FileError
 
 _OF_PROJECT = "project "
-"""Marks a project file as the owner of its own stamp."""
+"""Prefix of a project's directory as the owner of its project file's stamp."""
 
 _OF_FILE = "file "
-"""Prefix of a kernel file as the owner of stamps; names of kernels have no spaces."""
+"""Prefix of a kernel file as the owner of stamps. Names of kernels have no spaces, so they cannot be confused."""
 
 
 MAX_PROBLEM_SIZE = 4096
-"""Most characters of a problem's keys and values: it is part of many keys, and thousands are kept in memory."""
+"""Most characters of a problem's keys and values. Problems are parts of many keys, and thousands are in memory."""
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """Result of inspecting one kernel file; ``stamps`` are the files that had a part in it."""
+    """Result of inspecting one kernel file; ``stamps`` are the files that took part."""
 
     file: str
     kernels: tuple[KernelInfo, ...] = ()
@@ -64,11 +64,17 @@ class Inspection(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """Names of kernels that an inspection added, changed (digest), replanned (only the plan, or moved) or removed.
+    """The changes that an inspection has found, as names of kernels.
 
-    ``inspected`` are all that it found, whether or not they differ from before: their files' stamps are new. ``mended``
-    are files that had errors and have none any more. ``is_environment`` says that it followed another environment or
-    interpreter of the project.
+    Attributes:
+        added: new kernels.
+        changed: kernels whose digest differs.
+        replanned: kernels of which only the plan or the place differs.
+        removed: kernels that are gone.
+        errors: the errors in the inspected files.
+        inspected: all kernels that were found, whether or not they differ from before: their files' stamps are new.
+        mended: files that had errors before and have none now.
+        is_environment: whether the project's environment or interpreter has changed.
     """
 
     added: tuple[str, ...] = ()
@@ -93,7 +99,7 @@ class Changes(msgspec.Struct, frozen=True):
 class Catalog:
     """The kernels of all roots, by full name and by file.
 
-    ``learned`` are the names that kernels were observed to read; those of kernels that are gone are kept.
+    ``learned`` are the names that kernels were observed to read. They are kept even if the kernel is gone.
     """
 
     def __init__(
@@ -129,11 +135,11 @@ class Catalog:
 
     @property
     def errors(self) -> list[FileError]:
-        """Errors in kernel files now."""
+        """The present errors in kernel files."""
         return [error for file in sorted(self._errors) for error in self._errors[file]]
 
     def when_roots_change(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` when there are other directories to watch; it must not raise."""
+        """Call ``listener`` when the directories to watch change; it must not raise."""
         self._root_listeners.append(listener)
 
     def when_kernels_change(self, listener: Callable[[Collection[KernelName]], None]) -> None:
@@ -141,7 +147,7 @@ class Catalog:
         self._kernel_listeners.append(listener)
 
     def add_root(self, root: Root) -> None:
-        """Watch one more root, or the same one with another interpreter or name."""
+        """Watch a new root, or a known root with another interpreter or name."""
         before = self._roots.get(root.path)
         self._roots[root.path] = root
         if before is None or before.project_digest != root.project_digest:
@@ -149,9 +155,9 @@ class Catalog:
         self._roots_changed()
 
     def note_project(self, path: str, digest: str, error: FileError | None = None) -> None:
-        """Note that a root's project file had such a digest when it was read, and what is wrong with it."""
+        """Note the digest that a root's project file had when it was read, and the error in it, if any."""
         file = os.path.join(path, PROJECT_FILE)
-        # It may be a link to one that many projects share, and be edited where it lies.
+        # The file may be a link to one that many projects share, and which is edited in its own place.
         self._dependents.put_owner(_OF_PROJECT + path, file, {str(place): digest for place in follow_links(Path(file))})
         self._errors.pop(file, None)
         if error is not None:
@@ -191,14 +197,14 @@ class Catalog:
         return environment_of(root)
 
     def resolve_kernel(self, name: str, directory: str | None = None) -> KernelInfo:
-        """Return the kernel of a full name, by its project's present or former name, or of an unambiguous short one.
+        """Return the kernel of a name: a full name, also with its project's former name, or a unique short name.
 
-        Of several projects that have one of a short name, the one that ``directory`` lies in is meant. Projects whose
-        directory is gone do not count.
+        If several projects have a kernel with the short name, the project that contains ``directory`` is meant.
+        Projects whose directory is gone do not count.
 
         Raises:
-            NotFound: there is none.
-            AmbiguousName: several projects have one of that name.
+            NotFound: there is no such kernel.
+            AmbiguousName: several projects have a kernel with that name.
         """
         if (known := self.find_kernel(name)) is not None:
             return known
@@ -223,16 +229,16 @@ class Catalog:
                 there.setdefault(root.path, []).append(kernel)
         place = None if directory is None else os.path.realpath(directory)
         around = [path for path in there if place is not None and is_below(place, path)]
-        # A project inside of it that has no such kernel does not count either.
+        # Only projects with such a kernel are compared, so a project inside that has none does not count.
         meant = [max(around, key=len)] if around else there
         return [kernel for path in meant for kernel in there[path]]
 
     def find_kernel(self, name: str) -> KernelInfo | None:
-        """Return the kernel of a full name, unless it is gone."""
+        """Return the kernel with a full name, or None if it is gone."""
         return self._kernels.get(KernelName(name))
 
     def full_name_of(self, name: str, directory: str | None) -> str:
-        """Return the full name that a short one means, if several projects have one; else the name as it is."""
+        """Return the full name for a short name that several projects have; any other name unchanged."""
         try:
             kernel = self.resolve_kernel(name, directory)
         except (NotFound, AmbiguousName):
@@ -245,25 +251,25 @@ class Catalog:
         return self._kernels_meant(alike, None)
 
     def file_fault(self, kernel: KernelInfo) -> str:
-        """Return the error in a kernel's file, if that is why the file no longer declares it; else nothing."""
+        """Return the error in a kernel's file that keeps it from declaring the kernel; empty if there is none."""
         return self._faults.get(kernel.name, "")
 
     def suspect_files(self, files: Iterable[str]) -> None:
-        """Note that kernel files or project files, or what they depend on, are not what was inspected."""
+        """Note that kernel files or project files, or their dependencies, have changed since they were inspected."""
         self._suspects.update(files)
 
     def clear_files(self, files: Iterable[str]) -> None:
-        """Note that files were inspected as they are."""
+        """Note that files were inspected in their present state."""
         self._suspects.difference_update(files)
 
     def find_suspicion(self, kernel: KernelInfo) -> str:
-        """Return the file that decides about a kernel and is yet to be inspected as it is now; else nothing."""
+        """Return the changed file of a kernel that waits for its inspection; empty if there is none."""
         if not self._suspects:
             return ""
         return next((file for file in self.declared_in(kernel) if file in self._suspects), "")
 
     def declared_in(self, kernel: KernelInfo) -> tuple[str, ...]:
-        """Return the files whose inspection a kernel comes of: its own, and its project's (which may not exist)."""
+        """Return the files whose inspection gives a kernel: its own, and its project's file, which may not exist."""
         root = self.root_of(kernel.file)
         return (kernel.file,) if root is None else (kernel.file, os.path.join(root.path, PROJECT_FILE))
 
@@ -281,22 +287,21 @@ class Catalog:
         return sorted(file for file in known if self.root_of(file) == root)
 
     def find_dependents(self, paths: Iterable[str]) -> set[str]:
-        """Return the kernel files whose meaning may depend on any of these files or directories."""
+        """Return the kernel files that depend on any of these files or directories."""
         return self._dependents.find_dependents(paths)
 
     def watched_directories(self) -> set[str]:
-        """Return the directories that hold files which kernels depend on, or would if they appeared."""
+        """Return the directories of files that kernels depend on, or would depend on if the files appeared."""
         return self._dependents.directories
 
     def inspected_stamps(self, files: Container[str] | None = None) -> set[tuple[str, str]]:
-        """Return every file that had a part in an inspection (of these kernel files), with what it held then."""
+        """Return every file that took part in an inspection (of these kernel files), with its stamp then."""
         return self._dependents.recorded_stamps(files)
 
     def learned_names(self, root: Root, files: Container[str]) -> dict[str, tuple[Observation, ...]]:
-        """Return the learned names that are looked at when files are inspected, by the short names of a root's kernels.
+        """Return the learned names to look at when files of a root are inspected, by the kernels' short names.
 
-        Those that earlier inspections have found are among them. Left out are those of kernels that are known to be
-        declared in other files.
+        They include names that earlier inspections have found. Kernels that are declared in other files are left out.
         """
         found = {name: kernel.learned for name, kernel in self._kernels.items()}
         names = {name: {**found.get(name, {}), **self._learned.get(name, {})} for name in {*found, *self._learned}}
@@ -309,11 +314,11 @@ class Catalog:
         }
 
     def with_learned_names(self, kernel: KernelInfo) -> KernelInfo:
-        """Return a kernel with the names that were learned while its inspection, or a job for it, was under way."""
+        """Return a kernel with the names that were learned during its inspection, or during a job for it."""
         return kernel.with_observed(self._learned.get(kernel.name, {}).values())
 
     def update_learned(self, kernel: KernelInfo) -> None:
-        """Replace a kernel that has learned names; they are watched from now on."""
+        """Replace a kernel by its version with newly learned names, which are watched from now on."""
         self._learned[kernel.name] = dict(kernel.learned)
         self._kernels[kernel.name] = kernel
         watched = self.watched_directories()
@@ -328,8 +333,8 @@ class Catalog:
     def apply_inspections(self, inspections: Sequence[Inspection], removed_files: Iterable[str] = ()) -> Changes:
         """Apply new inspections, and forget the files that are gone; return the changes.
 
-        A file that can no longer be imported keeps its kernels as they were: their winners are still served. A root may
-        have been removed while a file of it was inspected: what was found there does not count.
+        A file that can no longer be imported keeps its earlier kernels, whose winners are still served. If a root was
+        removed while a file of it was inspected, that inspection does not count.
         """
         inspections = [inspection for inspection in inspections if self.root_of(inspection.file) is not None]
         added, changed, replanned, inspected = [], [], [], []
@@ -350,7 +355,7 @@ class Catalog:
                     kernel = _without_chance_names(kernel, before)
                 if before is not None and before.file != kernel.file and _is_held(before, gone):
                     problems.append(_name_taken_error(kernel, before))
-                    # Once that file lets go of the name, this one is to be inspected again.
+                    # The name belongs to another file. Inspect this file again when that file changes.
                     stamps.setdefault(before.file, before.stamps.get(before.file, ""))
                     continue
                 self._kernels[kernel.name] = kernel
@@ -398,10 +403,10 @@ class Catalog:
 
 
 def _without_chance_names(kernel: KernelInfo, before: KernelInfo) -> KernelInfo:
-    """Return a kernel without the names that it alone has, of two inspections of equal code that found equal contents.
+    """Return a kernel without the names that ``before`` lacks, if both have equal code and equal contents.
 
-    What the same code reads is the same then. The rest is what packages read once in a process, when they are first
-    used: whether an inspection sees that depends on what its process has done before.
+    Then the code has read the same names. The others were read by packages, which do so once in a process, when first
+    used: whether an inspection sees these reads depends on what its process has done before.
     """
     if kernel.version != before.version or before.find_contradiction(kernel.learned.values()) is not None:
         return kernel
@@ -409,7 +414,7 @@ def _without_chance_names(kernel: KernelInfo, before: KernelInfo) -> KernelInfo:
 
 
 def _is_held(kernel: KernelInfo, gone: Mapping[KernelName, KernelInfo]) -> bool:
-    """Return whether a kernel's file still declares it, for all that is known."""
+    """Return whether a kernel's file still declares it, as far as is known."""
     return kernel.name not in gone and Path(kernel.file).exists()
 
 
@@ -419,10 +424,10 @@ def _name_taken_error(kernel: KernelInfo, before: KernelInfo) -> FileError:
 
 
 def check_problem(kernel: KernelInfo, problem: Problem) -> None:
-    """Check that a problem has the keys that the kernel's problems have, and numbers or texts where they do.
+    """Check that a problem has the same keys as the kernel's problems, and the same kinds of values.
 
     Raises:
-        UsageError: it has others; the message says which it should have.
+        UsageError: it differs; the message says how the problem should be.
     """
     size = sum(len(key) + (len(value) if isinstance(value, str) else 8) for key, value in problem.items())
     if size > MAX_PROBLEM_SIZE:
@@ -463,7 +468,7 @@ def is_below(path: str, directory: str) -> bool:
 
 
 def environment_of(root: Root) -> Environment:
-    """Return the environment that a root's workers run in; roots that share a directory for it have one."""
+    """Return the environment of a root's workers; roots that share their workers have the same environment."""
     directory = root.workers or root.path
     name = os.path.basename(root.workers) or root.name
     return Environment(root.python, directory, tuple(sorted(root.env.items())), name)

@@ -21,7 +21,7 @@ class Dependents:
         self._directories: Counter[str] = Counter()
 
     def put_owner(self, owner: Hashable, file: str, stamps: Mapping[str, str]) -> None:
-        """Let an owner, declared in a kernel file, depend on these paths and on no others."""
+        """Set the paths that an owner depends on; the owner belongs to a kernel file."""
         self.drop_owner(owner)
         self._stamps[owner] = (file, stamps)
         for path, held in stamps.items():
@@ -48,7 +48,7 @@ class Dependents:
         found: set[str] = set()
         for path in paths:
             found.update(self._files.get(path, ()))
-            # What comes and goes there changes a directory whose names count.
+            # A file that comes or goes changes its directory, whose names may count.
             found.update(self._files.get(dirname(path), ()))
             if path in self._directories or any(directory.startswith(f"{path}/") for directory in self._directories):
                 below = f"{path}/"
@@ -61,7 +61,7 @@ class Dependents:
         return set(self._directories)
 
     def recorded_stamps(self, files: Container[str] | None = None) -> set[tuple[str, str]]:
-        """Return every path that is depended on (by these kernel files), with what it held."""
+        """Return every path that kernel files (or only these) depend on, with its recorded stamp."""
         return {
             entry
             for file, stamps in self._stamps.values()
@@ -71,5 +71,5 @@ class Dependents:
 
 
 def _directory_to_watch(path: str, held: str) -> str:
-    """Return the directory in which a change of an entry shows."""
+    """Return the directory to watch for changes of a path."""
     return path if held.startswith(LISTING) else dirname(path)

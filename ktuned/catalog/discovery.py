@@ -1,4 +1,4 @@
-"""Discovery of kernel files: the directories of a tree that are looked into, and the kernel files in them."""
+"""Discovery of kernel files: the directories of a tree that are searched, and the kernel files in them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from ktuned.catalog.catalog import is_below
 from ktuned.model import UsageError
 
 SKIPPED_DIRECTORIES = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
-"""Never looked into, like hidden directories and virtual environments: they hold builds and installed code."""
+"""Never searched, like hidden directories and virtual environments: they contain builds and installed code."""
 
 MAX_DIRECTORIES = 50_000
-"""More than any project has, and a few seconds' walk; each takes a watch, and users have some hundred thousand."""
+"""Most directories of a root: more than any project has, and a walk of a few seconds. Each needs one of the user's some
+hundred thousand watches."""
 
 _BACKEND = re.compile(rb"""\bbackend\s*=\s*["']([A-Za-z_][A-Za-z0-9_]*)["']""")
 
 _GLANCED_FILES = 16
 _GLANCED_BYTES = 1 << 16
-"""Enough to guess a backend; what is beyond costs time before the inspection."""
+"""Bytes that are read of a file to guess its backend. Reading more would delay the inspection."""
 
 
 def is_kernel_file(name: str) -> bool:
@@ -37,7 +38,7 @@ def is_looked_into(name: str) -> bool:
 
 
 class Listing(NamedTuple):
-    """The names in a directory: its files, and those directories that are looked into."""
+    """The names in a directory: its files, and the directories that are searched."""
 
     directory: str
     files: list[str]
@@ -47,7 +48,8 @@ class Listing(NamedTuple):
 def walk_directories(top: str) -> Iterator[Listing]:
     """Yield each directory that may hold kernel files, the upper ones first.
 
-    A link to a directory outside is followed, once; what it links to inside is found there. Blocks as the disk does.
+    A link to a directory outside the tree is followed, once. A link to one inside is not, because that directory is
+    found anyway. Blocks as long as the disk does.
     """
     real_top = os.path.realpath(top)
     followed: set[str] = set()
@@ -77,7 +79,7 @@ def walk_directories(top: str) -> Iterator[Listing]:
 
 
 def check_extent(top: str, limit: int = MAX_DIRECTORIES) -> None:
-    """Refuse a tree that is too large to watch, such as a whole disk or ``/proc``. Blocks as :func:`walk_directories`.
+    """Refuse a tree that is too large to watch, such as a whole disk or ``/proc``. Blocks as long as the disk does.
 
     Raises:
         UsageError: it has more directories than ``limit``.
@@ -96,7 +98,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 def find_kernel_files(directory: str, root: str | None = None) -> list[str]:
     """Return every kernel file at or below a path, sorted. Blocks as long as the disk does.
 
-    A link to a kernel file that lies below ``root`` (or else the path itself) is left out: it is found where it lies.
+    A link to a kernel file below ``root`` (by default ``directory``) is left out, because the file itself is found.
     """
     top = os.path.realpath(root or directory)
     if os.path.isfile(directory):
@@ -115,9 +117,9 @@ def _is_found_elsewhere(path: str, top: str) -> bool:
 
 
 def guess_backend(files: Iterable[str]) -> str:
-    """Return the one backend that kernel files name in their text, before any is imported; empty if that is not clear.
+    """Return the backend that kernel files name in their text, before any is imported; empty if that is not clear.
 
-    A guess, for what is only a matter of time: importing a compiler takes seconds. Blocks as the disk does.
+    It is a guess that only saves time: importing a compiler takes seconds. Blocks as long as the disk does.
     """
     names: set[bytes] = set()
     for file in islice(files, _GLANCED_FILES):

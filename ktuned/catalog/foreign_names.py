@@ -1,9 +1,10 @@
-"""Foreign names: what another machine has learned of a kernel, and whether it holds here what it held there.
+"""Foreign names: the names that another machine has learned of a kernel, compared with this machine's.
 
-A winner's digest covers the names that its machine had learned, without their contents. They are looked at here; if
-that makes the digest of a winner from there, all of them hold what they held there, and are learned here, too.
+A winner comes with the names that its machine had learned, without their contents, but its digest covers the contents.
+So the names are looked at here. If this gives the winner's digest, the contents are the same on both machines, and the
+names are learned here, too.
 
-It is the one question about winners from elsewhere, whether they come in a file or from a shared store.
+This check decides about all winners from elsewhere, whether they come in a file or from a shared store.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class ForeignNames:
     """Matches the names of other machines' winners with the files, variables and distributions of this one.
 
     Args:
-        digest: returns what a kernel means for a specialised problem.
+        digest: returns a kernel's digest for a specialised problem.
     """
 
     def __init__(
@@ -41,15 +42,15 @@ class ForeignNames:
         *,
         learns: bool = True,
     ) -> tuple[KernelInfo, str | None]:
-        """Return a kernel with these names, too, and the digest that it has with these names alone.
+        """Return a kernel with these names added, and the digest that it has with only these names.
 
-        They are learned, with ``learns``, if that is the digest of one of the ``winners``: pairs of a specialised
-        problem and a digest. Then none of them depends on another name. Otherwise the kernel stays as it is, and there
-        is no digest.
+        ``winners`` are pairs of a specialised problem and a digest. If one of them has that digest, the winners depend
+        on no other name, and the names are learned if ``learns`` is true. Otherwise the kernel is returned unchanged,
+        without a digest.
 
         Raises:
-            WorkerError: they cannot be looked at.
-            StoreError: they cannot be recorded.
+            WorkerError: the names cannot be looked at.
+            StoreError: the names cannot be recorded.
         """
         root = self._catalog.root_of(kernel.file)
         if root is None:

@@ -25,26 +25,26 @@ from ktuned.store import Store
 _log = structlog.get_logger()
 
 MANY_FILES = 50
-"""Files that are worth a second worker: their inspection takes as long as its start."""
+"""Number of files from which a second worker is used: their inspection takes as long as a worker's start."""
 
 
 MOST_AT_ONCE = 8
-"""Roots that are inspected at the same time: each has a worker, which holds 30 MiB and more of what files import."""
+"""Most roots that are inspected at the same time: each has a worker with 30 MiB or more of imported modules."""
 
 
 class Inspected(msgspec.Struct, frozen=True):
-    """The files that were inspected, and what differs in the catalog since."""
+    """The files that were inspected, and the changes in the catalog."""
 
     changes: Changes
     files: tuple[str, ...]
 
 
 class FileInspector:
-    """Inspects kernel files, those of a root one after the other; those that ``trust`` refuses are errors.
+    """Inspects kernel files, those of a root one after the other. A file that ``trust`` refuses is an error.
 
-    A root whose import takes long, or hangs, holds up no other one.
+    A root whose imports take long, or hang, does not delay other roots.
 
-    A root whose project file changed is followed: ``probe`` looks at its environment first.
+    If a root's project file has changed, it is applied first: ``probe`` looks at the new environment.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class FileInspector:
         self._turns = anyio.Semaphore(MOST_AT_ONCE)
 
     async def inspect_root(self, root: Root) -> Inspected:
-        """Inspect every kernel file of a root, those that were named by their paths included."""
+        """Inspect every kernel file of a root, including files that were named by their paths."""
         files = await anyio.to_thread.run_sync(find_kernel_files, root.path)
         owned = [file for file in files if self._catalog.root_of(file) == root]
         owned += [file for file in self._catalog.files_of(root) if file not in owned and _is_named_file(file)]
@@ -75,9 +75,9 @@ class FileInspector:
         return await self.inspect_files(root, owned, gone)
 
     async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Inspected:
-        """Inspect some kernel files of a root; ``gone`` are those that no longer exist.
+        """Inspect some kernel files of a root; ``gone`` are files that no longer exist.
 
-        A file whose inspection hangs, crashes or raises is an error of that file; the others go on.
+        If the inspection of a file hangs, crashes or raises, that is an error of this file alone.
         """
         wanted, removed = sorted(set(files)), sorted(set(map(printable_path, gone)))
         project = _project_file(root)
@@ -85,7 +85,7 @@ class FileInspector:
             rest = [file for file in wanted if file != project], [file for file in removed if file != project]
             return await self._follow_project_file(root, *rest)
         async with self._locks[root.path], self._turns:
-            # In a thread: a thousand files take as long to look at as a thousand lookups.
+            # In a thread, because looking at a thousand files takes as long as a thousand lookups.
             refused = await anyio.to_thread.run_sync(self._find_refusals, wanted)
             trusted = [file for file in wanted if file not in refused]
             inspections = [*refused.values(), *await self._inspect_files(root, trusted)]
@@ -96,14 +96,14 @@ class FileInspector:
                 try:
                     await self._store.save_kernels(kernels, changes.removed)
                 except StoreError as fault:
-                    # The catalog has them; the next daemon inspects every file anyway.
+                    # This does no harm: the catalog has the kernels, and the next daemon inspects every file anyway.
                     _log.warning("kernels_not_recorded", root=root.path, reason=fault.message)
         for error in changes.errors:
             _log.warning("kernel_file_wrong", path=error.path, line=error.line, reason=error.message)
         return Inspected(changes, tuple(map(printable_path, wanted)))
 
     async def look_up_names(self, kernel: KernelInfo, names: Iterable[Observation]) -> tuple[Observation, ...]:
-        """Return what names hold here that a kernel has not learned; none if its file does not declare it now."""
+        """Look at names that a kernel has not learned; return nothing if its file does not declare it now."""
         root = self._catalog.root_of(kernel.file)
         if root is None:
             return ()
@@ -113,10 +113,10 @@ class FileInspector:
         return tuple(entry for one in seen for name, entry in one.learned.items() if name in wanted)
 
     async def adopt_root(self, root: Root) -> None:
-        """Watch a root as it is now.
+        """Watch a root with its present settings.
 
         Raises:
-            StoreError: it cannot be recorded; nothing has changed.
+            StoreError: the root cannot be recorded; nothing has changed.
         """
         if self._probe is not None:
             await self._probe(root)
@@ -124,7 +124,7 @@ class FileInspector:
         self._catalog.add_root(root)
 
     async def _follow_project_file(self, root: Root, files: list[str], gone: list[str]) -> Inspected:
-        """Follow a project file that changed; one that is wrong changes nothing, and is an error of its own."""
+        """Apply a project file that has changed. A wrong project file changes nothing, and is reported as an error."""
         file = _project_file(root)
         others = {other.path: other.name for other in self._catalog.roots if other.path != root.path}
         try:
@@ -149,7 +149,7 @@ class FileInspector:
         try:
             found = await self.inspect_root(again)
         except BaseException:
-            # The kernels are still those of the root as it was: its file is to be followed once more.
+            # The kernels still belong to the earlier settings, so restore those; the file will be applied again.
             self._catalog.add_root(root)
             raise
         changes = found.changes.combine_with(Changes(is_environment=environment_of(again) != environment_of(root)))
@@ -159,9 +159,9 @@ class FileInspector:
         return {file: wrong for file in files if (wrong := self._refuse_file(file))}
 
     def _refuse_file(self, file: str) -> Inspection | None:
-        """Return the error for a file that another user could have written, which is not run.
+        """Return the error for a file that must not be run, because another user could have written it.
 
-        Nor is a file whose name is not UTF-8: it could be named neither to workers nor to clients.
+        A file whose name is not UTF-8 is refused, too: neither workers nor clients could be told its name.
         """
         name = printable_path(file)
         if name != file:
@@ -187,13 +187,13 @@ class FileInspector:
         async with anyio.create_task_group() as tasks:
             for half in halves:
                 tasks.start_soon(inspect_half, half)
-        # In the order of their names, which decides who has a name that two files declare.
+        # Sort by name: if two files declare the same kernel, the first has it.
         return sorted(done, key=lambda inspection: inspection.file)
 
     async def _inspect_by_one(
         self, root: Root, files: list[str], names: Mapping[str, tuple[Observation, ...]] | None = None
     ) -> list[Inspection]:
-        """Inspect files in one worker; of each kernel the learned names are looked at, or ``names`` instead."""
+        """Inspect files in one worker, which also looks at each kernel's learned names, or at ``names`` instead."""
         done: list[Inspection] = []
         environment = environment_of(root)
         kills = 0
@@ -223,7 +223,7 @@ class FileInspector:
                 if is_outside_kill(error) and kills < KILLS_EXCUSED:
                     kills += 1
                     continue
-                # The file that the worker was inspecting is to blame; the next worker continues after it.
+                # Blame the file that the worker was inspecting. The next worker continues after that file.
                 if len(received) == len(rest):
                     break
                 blamed = rest[len(received)]
@@ -233,7 +233,7 @@ class FileInspector:
 
 
 def _is_named_file(path: str) -> bool:
-    """Return whether a file has been made a kernel file by its path, as programs are that declare kernels."""
+    """Return whether a file is a kernel file because its path was given, as for programs that declare kernels."""
     return path.endswith(".py") and not is_kernel_file(path) and os.path.isfile(path)
 
 
@@ -242,12 +242,12 @@ def _project_file(root: Root) -> str:
 
 
 def printable_path(path: str) -> str:
-    """Return a path as text; the bytes of a name that is not UTF-8 as escapes."""
+    """Return a path as text. If it is not UTF-8, its bytes become escapes."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def _with_absolute_paths(item: replies.InspectedFile, root: Root) -> Inspection:
-    """Return an inspected file with the absolute paths that the catalog knows."""
+    """Return an inspected file with absolute paths, as the catalog has them."""
 
     def locate(path: str) -> str:
         return make_absolute(path, environment_of(root).cwd)

@@ -1,6 +1,7 @@
-"""``ktuned.toml``: what a project says of itself at its top, read, checked as a whole and frozen.
+"""``ktuned.toml``: the settings of a project, in its top directory.
 
-A wrong file changes nothing: its error names the file and the setting, and the project stays as it was.
+The file is checked as a whole. A wrong file changes nothing: the error names the file and the setting, and the project
+keeps its earlier settings.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ktuned.model import NUMERICS, PRESETS, PlanDefaults, SettingsError, listed
 PROJECT_FILE: Final = "ktuned.toml"
 
 MAX_BYTES: Final = 64 * 1024
-"""A few lines of settings; more is another program's file."""
+"""Largest project file. It has a few lines of settings; a larger file belongs to another program."""
 
 _HINT: Final = "docs/kernel-files.md lists the settings of ktuned.toml"
 
@@ -29,7 +30,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Project(msgspec.Struct, frozen=True):
-    """A project as its file describes it; an empty ``name``, ``python`` or ``workers`` leaves it to the usual rules.
+    """A project as its file describes it. For an empty ``name``, ``python`` or ``workers``, the usual rules apply.
 
     ``digest`` is the SHA-256 of the file, or ``""`` where there is none.
     """
@@ -43,11 +44,11 @@ class Project(msgspec.Struct, frozen=True):
 
 
 def read_project(directory: str, trust: Trust | None = None) -> Project:
-    """Return what the project file of a directory says; an empty project where there is none.
+    """Return the project that a directory's project file describes; an empty project if there is no such file.
 
     Raises:
-        SettingsError: it cannot be read or followed.
-        Untrusted: others can write it; it names an interpreter to run.
+        SettingsError: the file cannot be read, or is wrong.
+        Untrusted: other users can write the file, which names an interpreter to run.
     """
     path = os.path.join(directory, PROJECT_FILE)
     try:
@@ -66,7 +67,7 @@ def read_project(directory: str, trust: Trust | None = None) -> Project:
 
 
 def digest_of(directory: str) -> str:
-    """Return the SHA-256 of a directory's project file, or ``""`` where none can be read."""
+    """Return the SHA-256 of a directory's project file; empty if it cannot be read."""
     try:
         with open(os.path.join(directory, PROJECT_FILE), "rb") as stream:
             return hashlib.sha256(stream.read(MAX_BYTES + 1)).hexdigest()
@@ -78,9 +79,9 @@ def parse_project(content: bytes, path: str) -> Project:
     """Return the project that the bytes of a file describe; ``path`` is for messages. No IO.
 
     Raises:
-        SettingsError: they cannot be followed; names the setting.
+        SettingsError: the file is wrong; the message names the setting.
     """
-    # Most projects have none: the daemon's memory at rest is the price of what it imports.
+    # Imported here to save the daemon's memory, because most projects have no such file.
     import tomllib
 
     try:

@@ -1,7 +1,7 @@
 """Roots: watched directories, each with its project's name, its interpreter and its environment.
 
-What was asked for explicitly (``config.toml``, ``--python``) comes first, then the project's ``ktuned.toml``, then the
-name of the installed distribution, then the directory's.
+Explicit settings (``config.toml``, ``--python``) come first, then the project's ``ktuned.toml``. A name may also come
+from the installed distribution, or else from the directory.
 """
 
 from __future__ import annotations
@@ -29,23 +29,24 @@ def make_root(
     project: Project | None = None,
     trust: Trust | None = None,
 ) -> Root:
-    """Return a root with its defaults: its interpreter is its own ``.venv``'s, or else ours.
+    """Return a root with defaults: its interpreter is that of its own ``.venv``, or else the daemon's.
 
-    A ``project`` that is not given is read; one that cannot be followed is left out of account here.
+    If no ``project`` is given, the project file is read. A wrong project file is ignored here.
     """
     real = os.path.realpath(path)
     if project is None:
         try:
             project = read_project(real, trust)
         except (SettingsError, Untrusted):
-            # The watcher reads it again, and shows the error.
+            # The watcher will read the file again, and show the error.
             project = Project()
     own = Path(path) / ".venv" / "bin" / "python"
     wanted = python or project.python
     chosen = Path(os.path.expanduser(wanted)) if wanted else own if own.exists() else Path(sys.executable)
     if not chosen.is_absolute():
         chosen = Path(path) / chosen
-    # The name is that of the path as it was given; the interpreter's link is what makes an environment virtual.
+    # The name comes from the path as it was given. The interpreter's link is kept, because it makes the environment
+    # virtual.
     base = name or project.name or distribution_of(real) or Path(path).name or "root"
     return Root(
         real,
@@ -61,23 +62,23 @@ def make_root(
 
 
 def _shared_directory(root: str, wanted: str) -> str:
-    """Return the directory whose projects share their workers with a root's; ``""`` where it is none above it."""
+    """Return the ``wanted`` directory, whose projects share their workers; empty unless it is above the root."""
     shared = os.path.realpath(os.path.join(root, wanted)) if wanted else ""
     return shared if shared and root.startswith(f"{shared}/") else ""
 
 
 def _by_one_name(python: Path) -> Path:
-    """Return an interpreter as ``python`` where that is one of its names: each name would have workers of its own."""
+    """Return an interpreter by the name ``python`` if it has that name, too: each name would get its own workers."""
     plain = python.with_name("python")
     return plain if plain.exists() and plain.resolve() == python.resolve() else python
 
 
 def asked_again(root: Root, project: Project | None = None, trust: Trust | None = None) -> Root:
-    """Return a root as it is made of what was asked for and of its project file as that is now.
+    """Make a root again from its explicit settings and its present project file.
 
     Raises:
-        SettingsError: the project file cannot be followed.
-        Untrusted: others can write it.
+        SettingsError: the project file is wrong.
+        Untrusted: other users can write it.
     """
     return make_root(
         root.path,
@@ -90,9 +91,9 @@ def asked_again(root: Root, project: Project | None = None, trust: Trust | None 
 
 
 def known_roots(roots: Iterable[Root], known: Mapping[str, str], trust: Trust) -> list[Root]:
-    """Return a catalog's roots as a daemon is to watch them that starts, or that has read its settings again.
+    """Return the roots that a daemon watches after its start, or after it has read its settings again.
 
-    One whose project file cannot be followed keeps the name that ``known`` has for its path.
+    A root whose project file is wrong keeps the name that ``known`` has for its path.
     """
     return name_roots([_remake_root(root, known.get(root.path, ""), trust) for root in roots], known)
 
@@ -107,15 +108,15 @@ def _remake_root(root: Root, known: str, trust: Trust) -> Root:
 
 
 def name_roots(roots: Iterable[Root], known: Mapping[str, str], taken: Collection[str] = ()) -> list[Root]:
-    """Return roots with names that differ: of two that would share one, the later takes its directories' too.
+    """Return roots with different names. If two roots would have the same, the later adds its directories' names.
 
-    ``known`` are the names that paths had before: a root keeps its own if that still fits. ``taken`` are names of
-    others. A name that was asked for explicitly is never changed.
+    ``known`` are the names that paths had before: a root keeps its name if that still fits. ``taken`` are names of
+    other roots. An explicit name is never changed.
     """
     roots = list(roots)
     held = {*taken, *(root.name for root in roots if root.asked.name)}
     chosen: dict[str, Root] = {}
-    # Those that keep their name come first, so that no other one takes it.
+    # Roots that keep their name come first, so that no other root takes it.
     for root in sorted(roots, key=lambda root: not root.asked.name and known.get(root.path) != root.name):
         if root.asked.name:
             chosen[root.path] = root
@@ -130,7 +131,7 @@ def name_roots(roots: Iterable[Root], known: Mapping[str, str], taken: Collectio
 
 
 def _candidate_names(root: Root) -> Iterator[str]:
-    """Yield the names that a root may have: the plain one first, then those with ever more of its directories."""
+    """Yield the names that a root may have: first the plain name, then names with more and more of its directories."""
     parts = [part for part in Path(root.path).parts if part != "/"] or ["root"]
     yield root.name
     for length in range(1, len(parts) + 1):
@@ -142,9 +143,9 @@ def _candidate_names(root: Root) -> Iterator[str]:
 
 
 def project_top(directory: str, trust: Trust) -> str:
-    """Return the nearest directory at or above one that has a project file, or else the directory itself.
+    """Return the nearest directory, at or above this one, that has a project file; by default the directory itself.
 
-    A file above that others can write is ignored: it may be another user's.
+    A project file above that other users can write is ignored, because it may be another user's.
     """
     for place in (Path(directory), *Path(directory).parents):
         path = place / PROJECT_FILE

@@ -1,4 +1,4 @@
-"""Learning: names that only compiling or measuring shows become part of their kernels."""
+"""Learning: names that only compiling or measuring was seen to read become part of their kernels."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ktuned.store import Store
 _log = structlog.get_logger()
 
 MAX_LEARNED = 4_000
-"""Names of one kernel: several times the files of a large library's headers. Each is looked at in every inspection."""
+"""Most names of one kernel: several times a large library's headers. Each is looked at in every inspection."""
 
 
 class SourceChanged(WorkerError):
-    """A worker has read something else than what the kernel is known by: the files have changed meanwhile."""
+    """A worker has read other content than the kernel was inspected with, because files have changed since."""
 
     code = "source_changed"
 
 
 class TooManyNames(WorkerError):
-    """A kernel depends on more files than can be followed."""
+    """A kernel depends on too many files to watch."""
 
     code = "too_many_names"
 
 
 class Follower(Protocol):
-    """A job's work, which continues with the names that were learned."""
+    """A job's work, which continues with newly learned names."""
 
     kernel: KernelInfo
 
@@ -45,8 +45,8 @@ class Follower(Protocol):
 class Traces:
     """Learns names for kernels: in the catalog at once, so that they are watched, then in the store.
 
-    ``renamed`` is called with a kernel and its new names before the store has renamed its contexts, ``publish``
-    announces them after that.
+    ``renamed`` is called with a kernel and its new names before the store renames its contexts, and ``publish`` after
+    that, to announce them.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class Traces:
         self._followers.add(follower)
 
     async def learn_names(self, kernel: KernelInfo, found: Sequence[Observation]) -> None:
-        """Learn what a worker that worked on ``kernel``, as it was then, has observed.
+        """Learn the names that a worker has observed, which worked on this state of ``kernel``.
 
         Raises:
-            SourceChanged: it is not what the kernel is known by now.
-            TooManyNames: more cannot be followed.
-            NotFound: there is no such kernel any more.
-            StoreError: it cannot be recorded.
+            SourceChanged: the worker has read other content than the kernel is known by now.
+            TooManyNames: the kernel has too many names.
+            NotFound: the kernel is gone.
+            StoreError: the names cannot be recorded.
         """
         directory = self._catalog.kernel_environment(kernel).cwd
         placed = [one.convert_places(lambda path: make_absolute(path, directory)) for one in found]
-        # A job that goes on before the names are on the disk would enter trials for contexts that nothing renames.
+        # Wait until the names are on the disk. Before, a job would store trials under contexts that nothing renames.
         async with self._lock:
             now = self._catalog.resolve_kernel(kernel.name)
             other = kernel.find_contradiction(placed) or now.find_contradiction(placed)

@@ -1,9 +1,9 @@
-"""What a kernel's results depend on: the code and the files that a process reads for it, and what stands for each.
+"""The dependencies of a kernel's results: the code and files that a process reads, and how each enters the digest.
 
-:mod:`.code_observer` has the Python code that a kernel file runs, :mod:`.accesses` all other files and variables that
-the process and its children read, as the observer below it (:mod:`ktuned.observer`) shows them. :mod:`.origin` decides
-by a file's place what stands for it: its content, a distribution (:mod:`.distributions`) or the interpreter.
-:mod:`.unobservable` recognizes programs that read past the observer.
+:mod:`.code_observer` observes the Python code that a kernel file runs. :mod:`.accesses` finds all other files and
+variables that the process and its children read, by means of the observer library (:mod:`ktuned.observer`).
+:mod:`.origin` decides by a file's place what represents it in a digest: its content, a distribution
+(:mod:`.distributions`) or the interpreter. :mod:`.unobservable` recognizes programs that the observer cannot see.
 """
 
 from ktuned.dependencies.accesses import ACCESSES

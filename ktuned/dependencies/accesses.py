@@ -2,42 +2,43 @@
 
 The log (:mod:`ktuned.observer`) holds each name that this process and its children have opened, tested, listed,
 executed, mapped or searched, and each variable that C code has read. Variables that Python reads are recorded here,
-because Python copies the environment when it starts. It does not matter who read a name, or why.
+because Python copies the environment when it starts. It does not matter which code has read a name, or why.
 
-Each load of a kernel file begins an epoch, and so does each compile. ``files``, ``variables`` and ``unobserved`` say
-what was read since then; each of them first reads on in the log.
+Each load of a kernel file begins an epoch, and so does each compile. ``files``, ``variables`` and ``unobserved`` return
+what was read since then; each of them first reads the new entries of the log.
 
 ====================================  ==================================================================
 what happened to a name               what is recorded
 ====================================  ==================================================================
 a file was opened, executed, mapped   the digest of its bytes
 a directory was listed                a digest of the names in it
-a directory was on the way to a file  that it is there, unless a file below it says so already
+a directory was on the way to a file  that it exists, unless a recorded file below it implies that
 a name was not there                  its absence: the result may differ once it appears
-this epoch's code wrote it first      nothing: what a run makes, it does not depend on
+this epoch's code wrote it first      nothing: a run does not depend on its own output
 a process could not be observed       the reason; answers then say ``not fully observed``
 another user could have written it    :class:`Untrusted`, which :meth:`Accesses.check_trust` raises
 ====================================  ==================================================================
 
-Some *kinds of places cannot decide a result*, because something else stands for them:
+Files in some *kinds of places are not recorded*, because something else represents them in a digest:
 
 ====================================  ==================================================================
-what the kernel makes (/proc, /sys)   the device and its driver
-what the system has installed (/usr)  the toolchain and the interpreter, by their versions and bytes
-the interpreter's library, bytecode   the interpreter; the sources that bytecode was made of
-installed distributions, and what     their versions, whole; a process imports them once, for whichever
-they read when they are imported      kernel comes first
-ktuned, its worker's own directories  the way of measuring; what a run makes, it does not depend on
+place                                 represented by
+====================================  ==================================================================
+files of Linux itself (/proc, /sys)   the device and its driver
+installed by the system (/usr)        the toolchain and the interpreter, by their versions and bytes
+the interpreter's library, bytecode   the interpreter; for bytecode, the sources
+installed distributions, and files    the distributions' versions: a process imports a distribution
+that are read when they are imported  once, for the first kernel that needs it
+ktuned, its worker's own directories  the version of measuring; a run does not depend on its own output
 records of adopted functions' calls   the problems, which name them by their content
-what compilers keep                   the sources that it was made of, and read when it was
+compilers' caches                     the sources, which were read when the cached file was made
 ====================================  ==================================================================
 
-The observer itself leaves out the first two.
+The observer library itself leaves out the first two.
 
-Imports need care. To find one module, Python's import system lists every directory of ``sys.path``: each new file in
-one of them would seem to change the kernel. So while a kernel file is observed, imports ask the disk for single names
-instead (:func:`_fill_finder_cache`), and what installed packages import for themselves is not recorded
-(:func:`_wrap_loading`).
+Imports need care. To find one module, Python's import system lists every directory of ``sys.path``, so that each new
+file in one of them would seem to change the kernel. So while a kernel file is observed, imports ask the disk for single
+names instead (:func:`_fill_finder_cache`). The imports of installed packages are not recorded (:func:`_wrap_loading`).
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ from ktuned.ipc import ABSENT, DIRECTORY, Untrusted, is_directory_stamp, normali
 from ktuned.observer import OFF_VARIABLE, Kind, Log, Note
 
 _OWN_VARIABLES = ("KTUNED_", "LD_PRELOAD", "LD_AUDIT", "TMPDIR", "TMP", "TEMP", "PYTHON")
-"""Beginnings of variables that the daemon sets for a worker, or that configure the interpreter's start."""
+"""Prefixes of variables that the daemon sets for a worker, or that configure the interpreter's start."""
 
 _MESSAGE_VARIABLES = (
     "LC_",
@@ -107,21 +108,21 @@ _INTERPRETER = frozenset(
         os.path.join(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or ""),
     }
 )
-"""The interpreter and its library: the toolchain's version stands for them."""
+"""The interpreter and its library, which the toolchain's version represents."""
 
 _CALL_RECORD = re.compile(r"/calls/[0-9a-f]{16}\.[a-z.]+$")
-"""The record of an application's call of an adopted function: its content names it, and a problem names it."""
+"""The record of an application's call of an adopted function: it is named by its content, and a problem names it."""
 
 _DRIVER_SOCKETS = ("/tmp/nvidia-mps/", "/run/nvidia", "/var/run/nvidia")
-"""Beginnings of sockets of a driver's own programs: the device stands for them."""
+"""Prefixes of sockets of a driver's own programs, which the device represents."""
 
 _SYSTEM_DIRECTORIES = ("/usr/", "/lib/", "/lib32/", "/lib64/", "/bin/", "/sbin/")
 
 _ENVIRON_SOURCES = ("/os.py", "/_collections_abc.py", "<frozen os>", "<frozen _collections_abc>", __file__)
-"""Ends of the files in which reading a variable is implemented: none of them is the reader."""
+"""Ends of the files in which reading a variable is implemented. Their frames are not the reader's."""
 
 _SEARCH_VARIABLES = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "SHLVL", "_"})
-"""Variables that say where to look: what is found there, or is absent, is observed itself."""
+"""Variables that say where to look. The files that are found there, or are absent, are observed themselves."""
 
 _MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
 
@@ -204,15 +205,15 @@ class Accesses:
 
     @property
     def extent(self) -> int:
-        """A number that grows whenever another name was recorded."""
+        """A number that grows whenever a new name is recorded."""
         self._read_log()
         return len(self._files) + len(self._variables) + len(self._unobserved)
 
     @property
     def files(self) -> Mapping[Path, str]:
-        """The files and directories that count, with their digests, which are empty for absent ones."""
+        """The recorded files and directories with their digests, which are empty for absent ones."""
         self._read_log()
-        # A directory on the way to a recorded file, or to installed packages, says nothing more.
+        # Leave out a directory on the way to a recorded file, or to installed packages: it surely exists.
         passed = {parent for path in self._files for parent in path.parents}
         for place in map(Path, (*sys.path, *_ENVIRONMENT_PREFIXES)):
             passed |= {place, *place.parents}
@@ -231,10 +232,10 @@ class Accesses:
         return list(self._unobserved)
 
     def check_trust(self) -> None:
-        """Check that no file was used, or kept from being run, that another user could have written.
+        """Check that another user could have written none of the files that were used, or that were kept from running.
 
         Raises:
-            Untrusted: there was one; says which.
+            Untrusted: another user could have written one; the message says which.
         """
         self._read_log()
         if self._distrust is not None:
@@ -268,7 +269,7 @@ class Accesses:
                 case Kind.VARIABLE if _is_portable(note.name) or note.name in os.environ:
                     self.record_variable(note.name)
                 case Kind.VARIABLE:
-                    # A driver asks for garbage names, which nobody can set.
+                    # Ignore it: drivers ask for names that nobody can set.
                     pass
                 case Kind.HIDDEN:
                     self.record_unobserved(note.name)
@@ -283,7 +284,7 @@ class Accesses:
                     )
                 case Kind.WRITTEN:
                     self._written.add(note.name)
-                    # It was only tested before, and its content then is gone: the run depends on none of it.
+                    # The name was only tested before this write. The run does not depend on its earlier content.
                     if Path(note.name) in self._tested:
                         self._files.pop(Path(note.name), None)
                 case _:
@@ -293,7 +294,7 @@ class Accesses:
         if not _is_utf8(note.name):
             self.record_unobserved(f"{note.name!a} is no UTF-8")
             return
-        # Code that reads past libc leaves no notes: say so, wherever it lies.
+        # Code that does not read through libc leaves no notes. Record that, wherever the code lies.
         if note.kind in (Kind.EXECUTED, Kind.MAPPED) and note.is_found:
             is_installed = _is_of_system(note.name) or find_installed_place(note.name) is not None
             is_program = note.kind is Kind.EXECUTED
@@ -302,14 +303,14 @@ class Accesses:
         path = normalize_path(Path(note.name))
         if str(path) in self._written or self.is_left_out(str(path)):
             return
-        # Executed Python code counts by its syntax tree (CodeObserver); only who opens it again reads its text.
+        # Executed Python code counts by its syntax tree (CodeObserver), unless it is opened again to read its text.
         if note.kind is not Kind.OPENED and OBSERVER.find_digest(path) is not None:
             return
         if note.kind is Kind.TESTED and path not in self._files:
             self._tested.add(path)
         elif note.kind is not Kind.TESTED:
             self._tested.discard(path)
-        # The first sight counts; a listing only adds the names to a directory that was known to be there.
+        # The first observation counts. A later listing only adds the names to a directory that is known to exist.
         known = self._files.get(path)
         if known is not None and not (is_directory_stamp(known) and note.kind is Kind.LISTED):
             return
@@ -319,7 +320,7 @@ class Accesses:
         try:
             mode = os.stat(path).st_mode
         except OSError:
-            # A link that leads nowhere counts as absent. Anything else was made past the log, and removed.
+            # A link that leads nowhere counts as absent. Anything else was made unobserved, and removed.
             if os.path.islink(path):
                 self._files[path] = ABSENT
             return
@@ -335,36 +336,36 @@ class Accesses:
             self.record_unobserved(f"{path} is not a regular file")
 
     def _record_absent(self, path: Path) -> None:
-        """Record that a name is absent: where its directory is absent too, that directory."""
+        """Record that a name is absent; if its directory is absent, too, record the directory instead."""
         while not path.parent.exists():
             path = path.parent
         if str(path) in self._written or os.path.lexists(path):
-            # It exists by now: the run itself has made it, or somebody past the log.
+            # It exists by now: the run itself has made it, or an unobserved program.
             return
         if _is_module_place(path) and not _counts_when_absent(path):
             return
         self._files.setdefault(path, ABSENT)
 
     def is_left_out(self, path: str) -> bool:
-        """Return whether a path is of a kind that cannot decide a result; the module's table lists them."""
+        """Return whether a path is of a kind that is not recorded; the module's table lists the kinds."""
         if "/__pycache__" in path or (
             f"{path}/".startswith(self._left_out_directories) and not OBSERVER.is_below_root(path)
         ):
             return True
         place = find_installed_place(path)
         if place is not None:
-            # A package's metadata counts: code may choose by a version without an import of the package.
+            # A package's metadata counts, because code may look at a version without importing the package.
             return not (is_unowned(path) or path.endswith(".dist-info/METADATA")) or is_our_file(path)
         if OBSERVER.is_below_root(path):
             return "/.git" in path or _CALL_RECORD.search(path) is not None
         return _is_of_system(path) or path in _INTERPRETER or f"{path}/".startswith(STDLIB) or is_our_file(f"{path}/")
 
     def pause_recording(self) -> AbstractContextManager[None]:
-        """Record nothing meanwhile, in any process: ktuned itself reads files, or a config is timed."""
+        """Record nothing within the context, in any process: ktuned itself reads files, or a config is timed."""
         return self._switch_recording(is_silent=True)
 
     def resume_recording(self) -> AbstractContextManager[None]:
-        """Record again meanwhile, within :meth:`pause_recording`."""
+        """Record within the context, although it is inside of :meth:`pause_recording`."""
         return self._switch_recording(is_silent=False)
 
     @contextmanager
@@ -386,18 +387,18 @@ ACCESSES = Accesses()
 class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
     """The environment of a worker, which records the variables that the project's code reads.
 
-    A package that copies the whole environment, to hand it on, reads none of it. When the project's own code walks over
-    it, each variable counts.
+    If a package copies the whole environment to pass it on, none of it counts as read. If the project's own code
+    iterates over the environment, each variable counts.
     """
 
     _copied = (0, 0)
-    """The frame, and its instruction, at which a package walks over the environment: it is about to read each value."""
+    """Identity of the frame in which a package iterates over the environment, and its instruction."""
 
     def __getitem__(self, key: Any) -> Any:
         if OBSERVER.kernel_file is not None and isinstance(key, str | bytes) and _identify_reader() != self._copied:
             frame = _find_reading_frame()
             with ACCESSES.pause_recording():
-                # Variables that installed packages follow are listed by their backends.
+                # Variables that installed packages read are listed by their backends.
                 is_packages = frame is not None and (
                     find_installed_place(frame.f_code.co_filename) is not None
                     or is_ours(str(frame.f_globals.get("__name__", "")))
@@ -414,7 +415,7 @@ class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
 
 
 def _find_reading_frame() -> FrameType | None:
-    """Return the innermost frame that is not of ``os.environ`` itself."""
+    """Return the innermost frame outside of the implementation of ``os.environ``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.endswith(_ENVIRON_SOURCES):
         frame = frame.f_back
@@ -422,7 +423,7 @@ def _find_reading_frame() -> FrameType | None:
 
 
 def _identify_reader() -> tuple[int, int]:
-    """Return the identity of the frame that reads the environment, and the place of its current instruction."""
+    """Return the identity of the frame that reads the environment, and the offset of its current instruction."""
     frame = _find_reading_frame()
     return (0, 1) if frame is None else (id(frame), frame.f_lasti)
 
@@ -437,9 +438,9 @@ _LOADING_STEPS = (
 
 
 def _wrap_loading(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Record what the project's modules read while they are imported, and nothing of what installed packages read.
+    """Record the reads of the project's modules while they are imported, but not those of installed packages.
 
-    Each import decides anew: a package may import a module of the project, whose reads count again.
+    Each import decides anew, because a package may import a module of the project, whose reads count again.
     """
 
     @functools.wraps(load)
@@ -459,7 +460,7 @@ def _wrap_loading(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _EveryName:
-    """Stands for a directory's listing that has every name, so that an import asks the disk for those that it needs."""
+    """A listing of a directory that seems to contain every name, so that imports ask the disk for single names."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -471,7 +472,7 @@ _fill_cache_from_listing = FileFinder._fill_cache  # type: ignore[attr-defined]
 
 
 def _fill_finder_cache(finder: FileFinder) -> None:
-    """Fill an import's cache of a directory's names: where names may come and go, with every name."""
+    """Fill an import's cache of a directory's names; if names may come and go there, with :class:`_EveryName`."""
     path = os.path.abspath(finder.path or ".")
     with ACCESSES.pause_recording():
         if OBSERVER.kernel_file is not None and (OBSERVER.counts_by_content(f"{path}/") or _is_site(path)):
@@ -507,7 +508,7 @@ def _hide_metadata_listings() -> None:
 
 
 def _list_unrecorded(place: Any) -> Any:
-    """List a directory of packages unrecorded: the metadata of distributions picks single names from it."""
+    """List a directory of packages without recording it, because ``importlib.metadata`` only picks names from it."""
     with ACCESSES.pause_recording():
         return list(_list_children(place))
 
@@ -524,7 +525,7 @@ def _is_module_place(path: Path) -> bool:
 
 
 def _counts_when_absent(path: Path) -> bool:
-    """Return whether a module that would appear at an absent path could change what the project imports."""
+    """Return whether a module that appears later at an absent path could change what the project imports."""
     stem = path.name.partition(".")[0]
     # Nobody puts a module among ktuned's own packages.
     if is_our_place(str(path.parent)) and not OBSERVER.is_below_root(str(path)):
@@ -534,5 +535,5 @@ def _counts_when_absent(path: Path) -> bool:
         return False
     if stem in OBSERVER.imported_names:
         return True
-    # Installed packages look for optional modules. That counts if one was looked for in vain.
+    # Installed packages look for optional modules. This counts if the module was not found.
     return stem not in sys.stdlib_module_names and stem not in sys.modules and not path.name.startswith("__")

@@ -1,13 +1,13 @@
 """The Python code that a process runs for one kernel file: each file is read once, and these bytes are compiled.
 
 A digest must be of the code that ran. So the modules that count by content (:mod:`ktuned.dependencies.origin`) are
-compiled from the very bytes that are digested: never from bytecode that an earlier file left behind, and never from a
-second read, before which somebody may have saved the file. The hook is the source loader's ``get_code``: all ways to a
-module end there, those of editable installs and of ``spec_from_file_location`` too.
+compiled from the same bytes that are digested: never from bytecode of an earlier file, and never from a second read,
+before which the file may have been saved. The hook is the source loader's ``get_code``, in which all imports end, also
+those of editable installs and of ``spec_from_file_location``.
 
 One process serves kernel files one after the other. :meth:`CodeObserver.observe_kernel_file` drops the modules of the
-last one and observes the next until that is dropped itself, because functions import, too, when they are called. What a
-process cannot drop is native modules: once one of them has changed on the disk, the worker must begin again as a fresh
+last file, and observes the next until that is dropped, too, because functions may import when they are called. A
+process cannot drop native modules. If one of them has changed on the disk, the worker must start again as a fresh
 process (:class:`FreshProcessNeeded`).
 """
 
@@ -39,7 +39,7 @@ _get_bytecode = SourcelessFileLoader.get_code
 class FreshProcessNeeded(BaseException):
     """This process cannot load a kernel file as a fresh one would, because it cannot drop what it loaded before.
 
-    The worker begins again as a fresh process, with the same request, or with ``rest`` in its place. It is no
+    The worker starts again as a fresh process, with the same request, or with ``rest`` instead. This is no
     ``Exception``, because the kernel file's code may catch those.
     """
 
@@ -51,14 +51,14 @@ class FreshProcessNeeded(BaseException):
 class ImportEnd(NamedTuple):
     """The line of a kernel file at which its import ended, at a call of ``ktuned.tune``.
 
-    The call ``is_direct`` if the statement there makes it, and no function of the file.
+    ``is_direct`` says that the statement on that line makes the call, and not a function of the file.
     """
 
     line: int
     is_direct: bool
 
     def is_before(self, statement: ast.stmt) -> bool:
-        """Return whether a statement of the file has not run, or does nothing but end the import."""
+        """Return whether a statement of the file has not run, or only ended the import."""
         return (statement.end_lineno or 0) >= self.line if self.is_direct else statement.lineno > self.line
 
 
@@ -67,11 +67,11 @@ class CodeObserver:
 
     Attributes:
         generation: number of kernel files that this process has observed.
-        may_restart: true in a worker, which can begin again as a fresh process.
+        may_restart: true in a worker, which can start again as a fresh process.
         trust: judges each file before it is used; None in applications.
         import_end: where the kernel file's import ended, if that was before its last line.
-        pause_recording: entered while a file is read that is about to be executed. If it shows up among the accesses
-            nevertheless, somebody has read its text.
+        pause_recording: entered while a file is read to be executed. So if the file is among the accesses, other code
+            has read its text.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class CodeObserver:
         self.pause_recording: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def observe_kernel_file(self, kernel_file: Path, root: Path) -> None:
-        """Forget the last kernel file and observe this one; its directory is first on ``sys.path`` from now on."""
+        """Forget the last kernel file, observe this one, and put its directory first on ``sys.path``."""
         self.forget_kernel_file()
         prepare_origins()
         self._install_hooks()
@@ -125,14 +125,14 @@ class CodeObserver:
 
     @property
     def has_stale_extensions(self) -> bool:
-        """True if a native module has changed since this process loaded it: it can load each only once."""
+        """True if a native module has changed since this process loaded it. It cannot be loaded again."""
         return any(stamp(path) != digest for path, digest in self._extensions.items())
 
     def counts_by_content(self, path: str) -> bool:
         """Return whether a file of code counts by its content."""
         if self.kernel_file is None:
             return False
-        # A module that somebody has put among the packages belongs to no distribution, so that no version covers it.
+        # A module that was put among the packages by hand belongs to no distribution, so no version covers it.
         with self.pause_recording():
             return path.startswith(self._own) or not is_foreign(path) or is_unowned(path)
 
@@ -141,7 +141,7 @@ class CodeObserver:
         return bool(self.root) and path.startswith(self.root)
 
     def read_content(self, path: Path) -> bytes:
-        """Return the bytes of an observed file: those that were compiled, or else read now; they stay the same.
+        """Return the bytes of an observed file: those that were compiled, or else read now. They never change later.
 
         Raises:
             OSError: it cannot be read.
@@ -166,7 +166,7 @@ class CodeObserver:
     def record_execution(self, path: Path, content: bytes) -> bytes:
         """Record that a file's content is about to be compiled; return the content to compile.
 
-        That is what was read of the file before, if it was: one observation sees one version of each file.
+        If the file was read before, the earlier content is returned: one observation sees one version of each file.
 
         Raises:
             Untrusted: another user could have written them.
@@ -174,19 +174,19 @@ class CodeObserver:
         self.check_trust([path])
         held = self._contents.setdefault(path, content)
         self._executed.add(path)
-        # What reads source by the file's name, as Triton's compiler does, gets the same text.
+        # Code that reads source by the file's name, as Triton's compiler does, gets the same text.
         text = held.decode("utf-8", "replace")
         linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
         return held
 
     @property
     def imported_names(self) -> frozenset[str]:
-        """The names that import statements of the code that was executed have, each part of a dotted one."""
+        """The names in import statements of the executed code; of a dotted name, each part."""
         return frozenset(name for path in self._executed for name in _find_imported_names(path, self._contents[path]))
 
     @property
     def code_directories(self) -> frozenset[str]:
-        """The directories that code was executed from: imports look there."""
+        """The directories of executed code, in which imports look for modules."""
         return frozenset(str(path.parent) for path in self._executed)
 
     @property
@@ -202,12 +202,12 @@ class CodeObserver:
         return {**self._extensions, **found}
 
     def find_digest(self, path: Path) -> str | None:
-        """Return the digest of the bytes that were read of a file, if they were."""
+        """Return the digest of the bytes that were read of a file, or None if it was not read."""
         content = self._contents.get(path)
         return None if content is None else hashlib.sha256(content).hexdigest()
 
     def has_loaded(self, kernel_file: Path, digests: Mapping[Path, str]) -> bool:
-        """Return whether a kernel file is loaded now, with all its code from the bytes that ``digests`` name."""
+        """Return whether a kernel file is loaded now, and all its code has the ``digests``."""
         if kernel_file != self.kernel_file or kernel_file not in digests:
             return False
         return all(digests.get(path, digest) == digest for path, digest in self.files.items())
@@ -218,7 +218,7 @@ class CodeObserver:
         return frozenset(self._executed)
 
     def map_files_to_modules(self) -> dict[Path, str]:
-        """Return the modules that count by content: their names by their files."""
+        """Return the names of the modules that count by content, by their files."""
         files = {name: getattr(sys.modules[name], "__file__", None) for name in self._list_counted_modules()}
         return {normalize_path(Path(file)): name for name, file in files.items() if isinstance(file, str)}
 
@@ -239,7 +239,7 @@ class CodeObserver:
         file = getattr(module, "__file__", None)
         if isinstance(file, str):
             return self.counts_by_content(file)
-        # A package without __init__.py. Its public __path__ would look on the disk again at each walk.
+        # A package without __init__.py. Iterating over its public __path__ would look on the disk each time.
         path = getattr(module, "__path__", ())
         return any(self.counts_by_content(f"{place}/") for place in getattr(path, "_path", path))
 
@@ -259,7 +259,7 @@ class CodeObserver:
 
 
 OBSERVER = CodeObserver()
-"""The observer of this process: imports are a process's own."""
+"""The observer of this process. There is one, because imports concern the whole process."""
 
 
 @lru_cache(maxsize=256)
@@ -288,7 +288,7 @@ def _get_observed_code(loader: SourceFileLoader, name: str) -> CodeType | None:
 
 
 def _get_observed_bytecode(loader: SourcelessFileLoader, name: str) -> CodeType | None:
-    """Read a module that was handed out as bytecode alone; it counts by its bytes."""
+    """Read a module that is distributed as bytecode alone; it counts by its bytes."""
     path = loader.get_filename(name)
     if OBSERVER.counts_by_content(path) and not is_ours(name):
         OBSERVER.read_content(normalize_path(Path(path)))
@@ -296,9 +296,9 @@ def _get_observed_bytecode(loader: SourcelessFileLoader, name: str) -> CodeType 
 
 
 def _find_own_places(kernel_file: Path, root: Path) -> tuple[str, ...]:
-    """Return the beginnings of paths that count by content although their kind does not.
+    """Return prefixes of paths that count by content, although other paths of their kind do not.
 
-    These are the root's, even where it lies in a directory of caches, and those of the kernel file's own distribution.
+    They are the root's, even if it lies in a directory of caches, and those of the kernel file's own distribution.
     """
     own = [f"{root}/"] if is_foreign(f"{root}/x") else []
     place = find_installed_place(str(kernel_file))

@@ -1,7 +1,7 @@
-"""Installed distributions: which ones a package belongs to, and a digest of all that they installed.
+"""Installed distributions: those that a package belongs to, and a digest of their files.
 
-Whoever reinstalls or upgrades a distribution changes its directory of packages. So what is found there is cached by the
-time of that directory's last change.
+Reinstalling or upgrading a distribution changes the directory of packages. So the findings in a directory are cached by
+the time of its last change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ktuned.dependencies.origin import InstalledPlace, find_installed_place
 from ktuned.model import Record, record
 
 _INSTALLER_FILES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
-"""Files in a distribution's own directory that differ by the installer that put it there."""
+"""Files in a distribution's own directory that depend on the installer."""
 
 
 @record
@@ -33,7 +33,7 @@ class Distribution(Record):
     def digest_contents(self) -> str:
         """Return a digest of the version and of all files that it installed, which is the same on any machine.
 
-        Left out are bytecode, scripts and what the installer wrote. Empty if the record cannot be read.
+        Bytecode, scripts and the installer's own files are left out. It is empty if the record cannot be read.
         """
         try:
             content = self.record.read_bytes()
@@ -52,20 +52,20 @@ def find_owners(place: InstalledPlace) -> tuple[Distribution, ...]:
 
 
 def is_unowned(path: str) -> bool:
-    """Return whether a file lies among installed packages and belongs to no distribution."""
+    """Return whether a file lies among installed packages but belongs to no distribution."""
     place = find_installed_place(path)
     if place is None or "/__pycache__" in path or path == place.site:
         return False
     if place.top.endswith((".dist-info", ".egg-info")):
         return False
     if not os.path.lexists(f"{place.site}/{place.top}"):
-        # An absent module: put there by hand, it would have no owner.
+        # The module is absent. If it were put there by hand, it would have no owner.
         return path == f"{place.site}/{place.top}" and path.endswith((".py", *EXTENSION_SUFFIXES))
     return not find_owners(place) and os.path.isfile(path)
 
 
 def find_distribution(site: str, name: str) -> Distribution | None:
-    """Return the distribution of a name that is installed in a directory of packages now, or None."""
+    """Return the distribution with a name that is installed in a directory of packages now, or None."""
     try:
         changed = os.stat(site).st_mtime_ns
     except OSError:
@@ -84,13 +84,13 @@ def read_installed_versions() -> dict[str, str]:
 
 
 def find_siblings(place: InstalledPlace) -> frozenset[str]:
-    """Return all packages and modules that the distributions of one of them have installed."""
+    """Return all packages and modules of the distributions to which a package or module belongs."""
     return frozenset(top for owner in find_owners(place) for top in _list_packages(owner.record))
 
 
 @cache
 def _digest_contents(name: str, version: str, is_record: bool, content: bytes) -> str:
-    # Few workers need it.
+    # Imported here, because few workers need it.
     import csv
 
     total = hashlib.sha256(f"{name} {version}\n".encode())

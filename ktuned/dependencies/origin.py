@@ -1,17 +1,17 @@
-"""Origin of Python code: what stands for a file in a digest is decided by where the file lies.
+"""Origin of Python code: a file's place decides what represents it in a digest.
 
 =======================================  =====================================================
 code                                     counts by
 =======================================  =====================================================
-of the project, wherever it lies         its content: beside the root, or installed editable
+of the project, wherever it lies         its content, also next to the root or installed editable
 of the kernel file's own distribution    its content
 the standard library                     the interpreter
 ktuned and its plugins                   the toolchain
-kept by compilers                        the sources that it was made of
+in compilers' caches                     the sources that it was made of
 installed otherwise                      its distribution (:mod:`ktuned.dependencies.distributions`)
 =======================================  =====================================================
 
-Paths are told apart by their text alone as far as possible, and answers are cached: each import asks.
+Paths are distinguished by their text alone as far as possible, and answers are cached, because each import needs one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import NamedTuple
 from ktuned.backends import ENTRY_POINT_GROUP as BACKENDS_GROUP
 
 FOREIGN_DIRECTORIES = frozenset({"site-packages", "dist-packages"})
-"""Directories of installed code. It is not the project's, even when the environment lies inside the project."""
+"""Directories of installed code, which is not the project's even if the environment lies inside the project."""
 
 OUR_PACKAGE = Path(__file__).resolve().parent.parent
 """ktuned's own code, which is not the project's, even if the project is a checkout of ktuned."""
@@ -34,7 +34,7 @@ OUR_PACKAGE = Path(__file__).resolve().parent.parent
 _OUR_PACKAGES = frozenset({"ktuned", "ktuned_client"}) | {
     f"ktuned_{name}" for name in ("command", "cutedsl", "nvrtc", "tilelang", "torch", "triton", "tvm_ffi")
 }
-"""ktuned's own packages: a plugin's may be imported even where another plugin serves its backend."""
+"""ktuned's own packages. One plugin may import another's package."""
 
 _CACHE_VARIABLES = (
     *("KTUNED_CACHE", "TRITON_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR"),
@@ -45,7 +45,7 @@ _CACHE_VARIABLES = (
 _HOME_CACHES = ("~/.tilelang", "~/.triton", "~/.nv", "~/.cuda")
 
 _USER_CACHES = ("ktuned", "tvm-ffi", "tvm_ffi", "torch", "torch_extensions", "triton", "tilelang", "cutlass", "nvidia")
-"""Compilers' directories in the user's cache; everything else there is data, which counts."""
+"""Compilers' directories in the user's cache. Everything else there is data, which counts."""
 
 _STDLIB_DIRECTORIES = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
 _ZIPPED = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
@@ -66,7 +66,7 @@ class InstalledPlace(NamedTuple):
 
 @cache
 def find_installed_place(path: str) -> InstalledPlace | None:
-    """Return where a file is installed, or ``None`` for one that is not."""
+    """Return where a file is installed, or ``None`` if it is not installed."""
     parts = path.split("/")
     for position in range(len(parts) - 2, 0, -1):
         if parts[position] in FOREIGN_DIRECTORIES:
@@ -93,7 +93,7 @@ def _is_site(directory: str) -> bool:
 
 @cache
 def list_cache_directories() -> tuple[str, ...]:
-    """Return the directories in which compilers keep what they made of code elsewhere, as beginnings of paths."""
+    """Return compilers' cache directories, as prefixes of paths."""
     import tempfile
 
     named = [os.environ[name] for name in _CACHE_VARIABLES if os.environ.get(name)]
@@ -105,7 +105,7 @@ def list_cache_directories() -> tuple[str, ...]:
 
 @cache
 def is_foreign(path: str) -> bool:
-    """Return whether something else stands for a file's content: see the module's table."""
+    """Return whether a file counts by something else than its content; see the module's table."""
     if path.startswith(list_cache_directories()):
         return True
     if not path.startswith("/") or path.startswith(f"{OUR_PACKAGE}/") or find_installed_place(path) is not None:
@@ -118,8 +118,8 @@ def is_foreign(path: str) -> bool:
 def prepare_origins() -> None:
     """Find the plugins and the compilers' caches now, before any code is observed.
 
-    That imports ``importlib.metadata`` and ``tempfile``: 15 ms, for which no worker's start should wait. Later it would
-    be too late, because the observed code may be in the middle of importing these itself.
+    This imports ``importlib.metadata`` and ``tempfile``, which takes 15 ms, so it is not done at a worker's start. It
+    cannot be done later, because the observed code may just be importing these itself.
     """
     _find_our_packages()
     list_cache_directories()
@@ -139,7 +139,7 @@ def is_our_file(path: str) -> bool:
 
 @cache
 def is_our_place(directory: str) -> bool:
-    """Return whether a directory of ``sys.path`` is a checkout of ktuned or of a plugin: nobody else installs there."""
+    """Return whether a directory of ``sys.path`` is a checkout of ktuned or of a plugin, in which nobody installs."""
     if find_installed_place(f"{directory}/x") is not None:
         return False
     return any(os.path.exists(f"{directory}/{package}{end}") for package in _find_our_packages() for end in ("", ".py"))

@@ -1,13 +1,12 @@
-"""What a Python file means for results: its whole syntax tree, and nothing finer.
+"""The meaning of a Python file for results: its whole syntax tree, and nothing finer.
 
-Comments and layout are in no tree; docstrings and the order of statements are. Nothing is proved about the code: a
-definition that no kernel reaches counts like any other. That costs only compiles, because a measurement of equal
-machine code, arguments and data is taken over (:mod:`ktuned.tuning.measure_stage`).
+The tree has no comments and no layout, but it has docstrings and the order of statements. The code is not analysed: a
+definition that no kernel uses counts like any other. That only costs compiles, because a measurement of equal machine
+code, arguments and data is taken over (:mod:`ktuned.tuning.measure_stage`).
 
-A file whose text is read counts by its bytes. Most readers open it by its name, which the observer sees
-(:mod:`ktuned.dependencies.accesses`). Python can also show code its own text, or the numbers of its lines, without
-opening the file again. Whoever asks for that must mention one of :data:`_SOURCE_TEXT_NAMES`; then all files count by
-their bytes.
+A file whose text is read counts by its bytes. Most code opens it by its name, which the observer sees
+(:mod:`ktuned.dependencies.accesses`). Python can also give code its own text or line numbers without opening the file
+again. Code that asks for these must mention one of :data:`_SOURCE_TEXT_NAMES`; then all files count by their bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from typing import Any
 from ktuned.dependencies.code_observer import ImportEnd
 
 FILES_KEPT = 256
-"""Files whose digests are kept: enough for a project's, all of which are looked at whenever one is saved."""
+"""Most files whose digests are kept: enough for a project, whose files are all looked at whenever one is saved."""
 
 _SOURCE_TEXT_NAMES = frozenset(
     {"getcomments", "getsource", "getsourcelines", "findsource", "linecache", "get_source"}
     | {"co_firstlineno", "co_lines", "co_positions", "f_lineno", "tb_lineno", "lineno", "currentframe", "_getframe"}
 )
-"""Names by which code gets at the text, or the line numbers, of imported files."""
+"""Names by which code can get the text, or the line numbers, of imported files."""
 
 # `kind` distinguishes u"" from "", `ctx` repeats the node's place, `type_comment` is a comment.
 _MEANINGLESS_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
@@ -38,7 +37,7 @@ _MEANINGLESS_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 def digest_meaning(path: Path, content: bytes, end: ImportEnd | None = None) -> str:
     """Return the digest of a Python file's syntax tree, up to where its import ended, if it did before the file's end.
 
-    Empty for any other file, and for one that cannot be parsed: these count by their bytes.
+    It is empty for any other file, and for a file that cannot be parsed: these count by their bytes.
     """
     tree = _parse_file(path, content)
     if tree is not None and end is not None:

@@ -1,16 +1,16 @@
-"""Programs and libraries that read past the observer, recognized by their files.
+"""Programs and libraries whose reads the observer cannot see, recognized by their files.
 
 The observer (:mod:`ktuned.observer`) replaces functions of libc, in every process that the dynamic loader starts. Three
 kinds of code never call those:
 
 - a program that is linked statically: no loader runs that would put the observer before libc;
-- a program that runs as another user: the loader then ignores what its caller wants to preload;
-- code that asks the kernel itself, by the processor's ``syscall`` instruction. All Go programs do. Other code shows it
-  by the number of a call that takes a path, set shortly before that instruction.
+- a program that runs as another user: the loader then ignores preloaded libraries;
+- code that calls the kernel directly, by the processor's ``syscall`` instruction. All Go programs do. Other code is
+  recognized by the number of a system call that takes a path, set shortly before that instruction.
 
-Instructions are searched only in files of the size that people build for a kernel: in a compiler of 30 MiB, chance
-alone puts these bytes together. What a package manager has installed is not searched, because its version stands for
-it. Code that hides its calls on purpose is not found; no build does that.
+Only files of the size that people build for a kernel are searched for such instructions: in a compiler of 30 MiB, these
+bytes occur by chance. Files that a package manager has installed are not searched, because their version represents
+them. Code that hides its calls on purpose is not found; no build does that.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _HEAD_BYTES = 1 << 16
 """Enough of an executable to hold its headers, the loader's name and the linker's notes."""
 
 _LARGEST_SEARCHED = 4 << 20
-"""Bytes of the largest file whose instructions are searched; larger ones would be found by chance."""
+"""Largest file whose instructions are searched, in bytes; in larger files, matches occur by chance."""
 
 _LOADERS = (b"ld-linux", b"/ld-", b"ld.so")
 
 _GO = re.compile(rb"\x04\0\0\0....\x04\0\0\0Go\0\0", re.DOTALL)
-"""The note that Go's linker leaves: its owner's name has four bytes, and its type is 4."""
+"""The note of Go's linker: the owner's name has four bytes, and the type is 4."""
 
 _READING_CALLS = (0x2, 0x4, 0x6, 0x15, 0x3B, 0x4E, 0x59, 0xD9, 0x101, 0x106, 0x10B, 0x10D, 0x142, 0x14C, 0x1B5, 0x1B7)
 """x86-64: open, stat, lstat, access, execve, getdents, readlink, getdents64, openat, newfstatat, readlinkat, faccessat,
@@ -44,10 +44,10 @@ _READS_NAMES = re.compile(
     b"(?:\xb8|\x48\xc7\xc0)(?:%s)" % b"|".join(re.escape(call.to_bytes(4, "little")) for call in _READING_CALLS),
     re.DOTALL,
 )
-"""``mov $number, %eax``, or ``%rax``."""
+"""``mov $number, %eax`` (or ``%rax``), which sets a system call's number."""
 
 _LARGEST_DISTANCE = 48
-"""Bytes between that and ``syscall``: room for the instructions that set the other arguments."""
+"""Most bytes between that instruction and ``syscall``: room for instructions that set the other arguments."""
 
 
 def explain_unobservable(path: str, *, is_program: bool = True, is_installed: bool = False) -> str:

@@ -25,14 +25,14 @@ class EnvironmentReport(EnvironmentInfo, frozen=True, omit_defaults=True):
 
     @property
     def devices(self) -> Iterator[Device]:
-        """All devices of all backends; two backends may know one device by two models."""
+        """All devices of all backends. Two backends may have different models for the same device."""
         return (device for backend in self.backends.values() for device in backend.devices)
 
 
 def find_difference(
     observed: replies.ProbeDependencies | None, variables: Mapping[str, str], limits: Mapping[str, str]
 ) -> str:
-    """Return what a report depends on that has changed, the first such thing as a line; empty while the report holds.
+    """Return the first change in what a report depends on, as a line; empty while the report holds.
 
     Takes some 2 µs for each file.
 
@@ -55,14 +55,14 @@ def find_difference(
 
 
 def fingerprint_digest(fingerprint: Mapping[str, Any]) -> str:
-    """Return the digest of a fingerprint, which stands for it in keys."""
+    """Return the digest of a fingerprint, which is used in keys."""
     return hashlib.sha256(canonical(fingerprint).encode()).hexdigest()[:16]
 
 
 def find_host_difference(here: EnvironmentReport | None, there: replies.ProbeReport) -> dict[str, str]:
-    """Return how a host's interpreter differs from this machine's in what is installed here; empty if it does not.
+    """Return how a host's installed distributions differ from this machine's; empty if they do not.
 
-    What only the host has does not count: code that was inspected here does not import it.
+    Distributions that only the host has do not count, because code that was inspected here does not import them.
     """
     if here is None:
         return {"host python": there.version}

@@ -1,8 +1,8 @@
-"""Environments that kernels run in, here and on hosts: what each has, and whether that still holds.
+"""Environments that kernels run in, here and on hosts: the report of each, and whether it still holds.
 
-An environment's *report* says what its backends, devices and compilers are; contexts of measurements stand on it. Only
-a worker can tell (a *probe*), because the daemon imports no backend. The store keeps the last report, so that lookups
-can answer before the first worker is up. A report is in one of four states:
+An environment's *report* describes its backends, devices and compilers; contexts of measurements are made from it. Only
+a worker can make it (a *probe*), because the daemon imports no backend. The store keeps the last report, so that
+lookups can answer before the first worker has started. A report is in one of four states:
 
 ============  ======================================================================================================
 unknown       never probed: there are no devices
@@ -11,15 +11,15 @@ probed        by this daemon: looked at again when it matters, at most once in :
 doubted       something that it depends on has changed: answers are stale, and the next probe replaces it
 ============  ======================================================================================================
 
-A probe that fails keeps the backends of the report before, with the error: a machine does not lose its devices because
+If a probe fails, the backends of the last report are kept, with the error: a machine does not lose its devices because
 an interpreter is being upgraded.
 
-Looking compares the files and variables that the probe's worker saw with the present ones, on this machine. A host's
-files are there: its executor reports a change.
+To look at a report is to compare the files and variables that the probe's worker saw with the present ones, on this
+machine. A host's files are not here, so its executor reports their changes.
 
-One doubt cannot be removed by probing: when this daemon's own ktuned is older than its workers', the two compute
-different things from the same machine. A new report that is doubted for the very reason for which it was asked is a
-*disagreement*: answers are no longer doubted for it, and a notice asks to restart the daemon.
+One kind of doubt cannot be removed by probing: if this daemon's own ktuned is older than its workers', the two find
+different facts on the same machine. If a new report is doubted for the same reason for which it was made, that is a
+*disagreement*: answers are no longer doubted for this reason, and a notice asks to restart the daemon.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ from ktuned.store import Store
 _log = structlog.get_logger()
 
 LOOK_S = 1.0
-"""How long a look at a toolchain's files counts, in seconds; an answer may be wrong for as long."""
+"""How long a look at a toolchain's files is valid, in seconds; answers may be out of date for this long."""
 
 MAX_ENVIRONMENTS = 256
-"""Keys of environments that are kept in memory: more than anyone has roots."""
+"""Most keys of environments in memory: more than anyone has roots."""
 
 
 async def _await_no_hosts() -> None:
-    """Wait for no host: there is this machine alone."""
+    """Return at once: without hosts, there is nothing to wait for."""
 
 
 class _Known(msgspec.Struct, eq=False):
@@ -77,11 +77,11 @@ class _Known(msgspec.Struct, eq=False):
 
     Attributes:
         report: the last report.
-        is_probed: this daemon's own probe has made it.
-        has_workers: the workers of its first job were started.
-        looked_at: when its toolchain was looked at last, by the monotonic clock in s.
+        is_probed: whether this daemon itself has made the report by a probe.
+        has_workers: whether the workers of its first job were started.
+        looked_at: when its toolchain was looked at last, in s of the monotonic clock.
         doubt: why the report may not hold; empty while it does.
-        disagreement: why this daemon doubts whatever workers find: their ktuned is another one.
+        disagreement: why this daemon doubts every report of its workers, whose ktuned has another version.
         lock: held while it is probed.
     """
 
@@ -95,15 +95,15 @@ class _Known(msgspec.Struct, eq=False):
 
 
 class Environments:
-    """The reports of all environments. Asks a worker for what is not known yet.
+    """The reports of all environments. Asks a worker if a report is missing.
 
     Args:
         fleet: Lends workers.
         store: Keeps reports.
         deadlines: Seconds for each phase, by its name.
         base_env: The workers' variables; by default the daemon's own.
-        settled: Waits until it is known which hosts there are.
-        look_s: How long a look at a toolchain counts, in seconds.
+        settled: Waits until the hosts are known.
+        look_s: How long a look at a toolchain is valid, in seconds.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Environments:
                 self._known[key] = _Known(msgspec.convert(kept, EnvironmentReport))
         self._base_env = dict(os.environ if base_env is None else base_env)
         self._hosts: dict[str, None] = {}
-        """The hosts that are there, in the order in which they came. Used as an ordered set."""
+        """The connected hosts, in the order in which they connected. Used as an ordered set."""
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -157,7 +157,7 @@ class Environments:
             again: Whether to ask in any case.
 
         Returns:
-            The report. If no worker could answer it has an ``error``, and the next call asks again.
+            The report. If no worker could answer, it has an ``error``, and the next call asks again.
         """
         known = self._find_known(environment)
         async with known.lock:
@@ -165,7 +165,7 @@ class Environments:
             if known.is_probed and not again and not self.check_toolchain(environment):
                 return before
             if self.check_toolchain(environment):
-                # Idle workers have imported the libraries that were there before.
+                # Idle workers have imported the earlier versions of the libraries.
                 self._fleet.outdate_workers(environment)
             try:
                 async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
@@ -187,7 +187,7 @@ class Environments:
                 if not environment.host:
                     known.disagreement = self._find_disagreement(doubt, report, environment)
             except WorkerError as error:
-                # Lookups depend on the backends, so those that were known stay while no worker can answer.
+                # Lookups depend on the backends, so keep the known ones while no worker can answer.
                 fault = Fault(error.code, error.message, error.hint)
                 report = EnvironmentReport(
                     environment.python,
@@ -208,7 +208,7 @@ class Environments:
             return report
 
     def _find_disagreement(self, doubt: str, report: EnvironmentReport, environment: Environment) -> str:
-        """Return why this daemon doubts a new report, if that is the very doubt for which it was asked."""
+        """Return why this daemon doubts a new report, if it is the same doubt for which the report was made."""
         observed = report.observed
         reason = self._find_difference(None if observed is None else replace(observed, files={}), environment)
         if not reason or reason != doubt:
@@ -224,19 +224,19 @@ class Environments:
         return {**self._base_env, **dict(environment.env)}
 
     def describe_outdated(self, environment: Environment) -> str:
-        """Return a line if an interpreter's ktuned is another one than this daemon's; else an empty text."""
+        """Return a line if an interpreter's ktuned differs from this daemon's; else an empty text."""
         return _describe_disagreement(self._find_known(environment))
 
     @property
     def notices(self) -> list[str]:
-        """A line for each interpreter whose ktuned is another one than this daemon's."""
+        """A line for each interpreter whose ktuned differs from this daemon's."""
         return [*dict.fromkeys(filter(None, map(_describe_disagreement, self._known.values())))]
 
     def _place_devices(self, found: replies.ProbeReport, environment: Environment) -> Mapping[str, BackendReport]:
-        """Return the backends that a probe found; a host's devices get the host into their names.
+        """Return the backends that a probe found, with the host's name added to the names of a host's devices.
 
-        A host's interpreter is part of the context: how it differs from this machine's goes into its devices'
-        fingerprints.
+        A host's interpreter is part of the context: its differences from this machine's interpreter are added to its
+        devices' fingerprints.
         """
         if not environment.host:
             return found.backends
@@ -282,51 +282,51 @@ class Environments:
         ]
 
     def remove_host(self, host: str) -> None:
-        """Use a host no longer; what was measured there stays known."""
+        """Stop using a host. Measurements that were made there are kept."""
         self._hosts.pop(host, None)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The names of the hosts that are there now."""
+        """The names of the hosts that are connected now."""
         return tuple(self._hosts)
 
     async def probe_hosts(self, environment: Environment) -> None:
-        """Wait for hosts, and probe an environment on each that is there."""
+        """Wait for hosts, and probe an environment on each connected one."""
         await self._settled()
         async with anyio.create_task_group() as tasks:
             for site in self.list_sites(environment)[1:]:
                 tasks.start_soon(self.probe_environment, site)
 
     def list_sites(self, environment: Environment) -> list[Environment]:
-        """Return an environment on this machine, and on each host that is there now."""
+        """Return an environment on this machine, and on each host that is connected now."""
         return [environment, *(msgspec.structs.replace(environment, host=host) for host in self._hosts)]
 
     def list_known_sites(self, environment: Environment) -> list[Environment]:
-        """Return an environment on this machine, and on each host that was ever there."""
+        """Return an environment on this machine, and on each host that was ever connected."""
         hosts = dict.fromkeys((*self._hosts, *(report.host for report in self.reports if report.host)))
         return [environment, *(msgspec.structs.replace(environment, host=host) for host in hosts)]
 
     def check_toolchain(self, environment: Environment) -> str:
         """Look whether an environment's report still holds; return why not, or an empty text.
 
-        The files are looked at once in :data:`LOOK_S` at most: that takes some 100 µs, and many kernels of one request
-        ask.
+        The files are looked at no more than once in :data:`LOOK_S`, because that takes some 100 µs, and a request may
+        ask for each of many kernels.
         """
         known = self._find_known(environment)
         is_recent = known.looked_at is not None and monotonic() < known.looked_at + self._look_s
-        # A host's files are there, and its executor reports changes.
+        # A host's files are not on this machine; its executor reports changes.
         if environment.host or known.report is None or known.doubt or is_recent:
             return known.doubt
         known.looked_at = monotonic()
         reason = self._find_difference(known.report.observed, environment)
-        # For a disagreement another probe would find the same.
+        # In a disagreement, another probe would find the same.
         known.doubt = "" if reason == known.disagreement else reason
         return known.doubt
 
     def find_doubt(self, environment: Environment) -> str:
         """Return why an environment's report may not hold, as of the last look, or an empty text.
 
-        Only the report of an earlier daemon is looked at now.
+        Only an earlier daemon's report is looked at now.
         """
         known = self._find_known(environment)
         if environment.host in self._hosts and not known.is_probed:
@@ -340,22 +340,22 @@ class Environments:
         return self._find_known(environment).is_probed
 
     def list_toolchain_files(self, environment: Environment) -> Mapping[str, str]:
-        """Return the files that an environment's toolchain consists of, with their stamps at the probe."""
+        """Return the files of an environment's toolchain, with their sights at the probe."""
         report = self.get_report(environment)
         return {} if report is None or report.observed is None else report.observed.files
 
     async def check_strategy(self, environment: Environment, name: str) -> None:
-        """Refuse a strategy that an environment does not have. Where no worker could tell, the job's own will.
+        """Refuse a strategy that an environment does not have. If no worker could answer, the job itself will find out.
 
         Raises:
             UsageError: the strategy is not installed there.
         """
         names = (await self.probe_environment(environment)).strategies
         if names is not None and name not in names:
-            # It may have been installed since the probe.
+            # The strategy may have been installed since the probe.
             names = (await self.probe_environment(environment, again=True)).strategies
         if names is not None and name not in names:
-            # A plugin's strategies begin with its name: optuna_tpe.
+            # The names of a plugin's strategies begin with the plugin's name, like optuna_tpe.
             extra = find_extra(name.partition("_")[0]) if "_" in name else ""
             other = f"{suggest_name(name, names)} name one that is installed".lstrip()
             raise UsageError(
@@ -364,20 +364,20 @@ class Environments:
             )
 
     def prepare_first_job(self, environment: Environment, backend: str = "") -> None:
-        """Start the workers of an environment's first job now, beside its first probe and inspection.
+        """Start the workers of an environment's first job now, in parallel with its first probe and inspection.
 
-        That saves seconds, in which they import ``backend``, if it is known or guessed, and what it compiles with. Done
-        once in a daemon's life: later workers are warm. No worker that measures is started if no backend had a device
-        the last time: it would import torch for nothing.
+        That saves seconds, in which they import ``backend``, if it is known or guessed, with its compiler. It is done
+        once in a daemon's life, because later workers are warm. If no backend had a device the last time, no worker for
+        measuring is started, because it would import torch for nothing.
         """
         known = self._find_known(environment)
         if known.has_workers:
             return
         known.has_workers = True
-        # In the order in which they are needed: on a machine with many cores the compilers' starts take a while.
+        # Start them in the order in which they are needed: with many cores, starting all compile workers takes a while.
         self._fleet.prepare_spares(Role.INSPECT, environment)
         if known.report is None or any(backend.devices for backend in known.report.backends.values()):
-            # Only one, which makes its context meanwhile. A second, without a context, could be ready and taken first.
+            # Start only one, which makes its context meanwhile. A second one without a context could be taken first.
             self._fleet.prepare_spares(Role.BENCH, environment, backend, with_context=True)
         self._fleet.prepare_spares(Role.EXPLORE, environment, backend)
         self._fleet.prepare_compilers(environment, backend)

@@ -1,8 +1,8 @@
-"""The machine's devices and toolchains: which of them a job aims at, and the context of a measurement there.
+"""The machine's devices and toolchains: the devices for a job, and the context of a measurement on them.
 
 All answers are computed from the reports of :class:`~ktuned.devices.environments.Environments`; nothing here starts a
-worker. Devices are *alike*, and share a job's work and each other's winners, if model, target, fingerprint and the
-toolchain of their machine are equal.
+worker. Devices are *alike* if their models, targets, fingerprints and their machines' toolchains are equal. Devices
+that are alike share a job's work and each other's winners.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ktuned.model import (
 )
 
 _SCHEMES = (cpu.TARGET_PREFIX, "sm_")
-"""How the targets of CPUs and of NVIDIA's GPUs begin."""
+"""Prefixes of the targets of CPUs and of NVIDIA's GPUs."""
 
 
 def is_named(device: Device, name: str) -> bool:
@@ -42,7 +42,7 @@ def is_named(device: Device, name: str) -> bool:
 
 
 class Aim(msgspec.Struct, frozen=True):
-    """What a job's configs are compiled for, and the devices that measure them; ``absence`` says why there are none."""
+    """A job's target, and the devices that measure its configs; ``absence`` says why there are none."""
 
     target: str
     devices: tuple[Device, ...] = ()
@@ -50,7 +50,7 @@ class Aim(msgspec.Struct, frozen=True):
 
     @property
     def model(self) -> Device:
-        """A device that stands for all; without devices, one that has the target for its model."""
+        """A device that represents all; without devices, a device whose model is the target."""
         return (
             self.devices[0] if self.devices else Device(DeviceName(""), DeviceModel(self.target), Target(self.target))
         )
@@ -61,7 +61,7 @@ class Machine:
 
     Args:
         environments: Their reports.
-        arch: What to compile for where a backend has no device; its own default if empty.
+        arch: The target for backends without a device; empty for the backend's own default.
         chosen: Names of the devices that may be used; all if empty.
         captured: Returns the digest of the inputs that were captured for a kernel's problem; empty if none were.
     """
@@ -80,9 +80,9 @@ class Machine:
         self._captured = captured
 
     def list_devices(self, environment: Environment, backend: str) -> list[Device]:
-        """Return the devices that a backend may use, those of this machine first, then those known of hosts.
+        """Return the devices that a backend may use: this machine's first, then known devices of hosts.
 
-        Empty if it has none, or was not probed yet.
+        It is empty if the backend has none, or was not probed yet.
         """
         return [device for device in self._list_found_devices(environment, backend) if self._is_chosen(device)]
 
@@ -100,12 +100,12 @@ class Machine:
         return not device.host or device.host in self.environments.hosts
 
     def _get_backend_report(self, environment: Environment, backend: str) -> BackendReport:
-        """Return what is known of a backend; an empty report if nothing is."""
+        """Return the report of a backend; an empty report if nothing is known."""
         report = self.environments.get_report(environment)
         return _UNKNOWN if report is None else report.backends.get(backend, _UNKNOWN)
 
     def get_group_size(self, environment: Environment, backend: str) -> int:
-        """Return how many units a backend compiles best in one request."""
+        """Return the best number of units of a backend for one compile request."""
         return self._get_backend_report(environment, backend).group_size
 
     def lowers_functions(self, environment: Environment, backend: str) -> bool:
@@ -113,10 +113,10 @@ class Machine:
         return self._get_backend_report(environment, backend).lowers
 
     def choose_target(self, environment: Environment, backend: str) -> str:
-        """Return what a backend compiles for here: its first device's target, else ``arch``, else its own default.
+        """Return a backend's target here: its first device's target, else ``arch``, else its own default.
 
         Raises:
-            BackendError: it cannot compile here, or has no device and no target is given.
+            BackendError: it cannot compile here, or there is neither a device nor a target.
         """
         found = self.list_devices(environment, backend) or self._list_found_devices(environment, backend)
         if found:
@@ -131,10 +131,10 @@ class Machine:
         return self.arch or known.target
 
     def check_target(self, environment: Environment, backend: str, wanted: str) -> None:
-        """Check a target by its first letters, where those of the backend's own targets have a known meaning.
+        """Check a target's prefix, if the prefix of the backend's own targets is a known one.
 
         Raises:
-            UsageError: the backend compiles for CPUs and this is a GPU's, or the other way about, or it is neither.
+            UsageError: the target is not for the kind of device, CPU or GPU, that the backend compiles for.
         """
         known: set[str] = {device.target for device in self._list_found_devices(environment, backend)}
         known |= {self._get_backend_report(environment, backend).target} - {""}
@@ -146,7 +146,7 @@ class Machine:
             raise UsageError(f"{backend} compiles for {such}, not for {wanted!r}", hint="leave --arch out")
 
     def aim_job(self, environment: Environment, backend: str, wanted: str, *, compile_only: bool = False) -> Aim:
-        """Return what a job's configs are compiled for, and all devices that may measure them.
+        """Return a job's target, and all devices that may measure its configs.
 
         Args:
             environment: The job's environment.
@@ -178,11 +178,11 @@ class Machine:
         return Aim(first.target, tuple(alike))
 
     def _digest_toolchain(self, environment: Environment, backend: str, device: Device) -> str:
-        """Return the digest of the toolchain where a device is."""
+        """Return the digest of the toolchain on a device's machine."""
         return fingerprint_digest(self._get_backend_report(environment.with_host_of(device), backend).fingerprint)
 
     def list_compilers(self, environment: Environment, backend: str, toolchain: str) -> list[Environment]:
-        """Return the environments that have the toolchain of a digest: here first, then on the hosts that are there."""
+        """Return the environments whose toolchain has a digest: on this machine first, then on connected hosts."""
         return [
             site
             for site in self.environments.list_sites(environment)
@@ -190,7 +190,7 @@ class Machine:
         ]
 
     def has_device(self, environment: Environment, backend: str, wanted: str | None) -> bool:
-        """Return whether a device of a name or model (None: any device) is there now."""
+        """Return whether a device with a name or model (None: any device) exists now."""
         return any(
             wanted in (None, device.name, device.model) and self._is_there(device)
             for device in self.list_devices(environment, backend)
@@ -200,7 +200,7 @@ class Machine:
         """Return the device that a request means: by name (``cpu:0``), by model, or the backend's first.
 
         Raises:
-            BackendError: the backend is missing, or has no device here; says why and what to do.
+            BackendError: the backend is missing, or has no device here; the message says why and what to do.
             NotFound: it has devices, but not that one.
         """
         devices = self.list_devices(environment, backend)
@@ -260,13 +260,13 @@ class Machine:
         )
 
     def digest_kernel(self, kernel: KernelInfo, specialized: str) -> str:
-        """Return a kernel's digest for a specialised problem (canonical text), with that of its captured inputs."""
+        """Return a kernel's digest for a specialised problem (canonical text), which covers its captured inputs."""
         return add_captured(kernel.digest, self._captured(kernel.name, specialized))
 
     def list_device_models(self, environment: Environment | None = None) -> dict[str, set[str]]:
         """Return the models of all known devices, of one environment or of all, by the devices' names.
 
-        Two backends may call one device by two models.
+        Two backends may have different models for the same device.
         """
         reports = (
             self.environments.reports
@@ -281,7 +281,7 @@ class Machine:
 
     @property
     def notices(self) -> list[str]:
-        """What does not fit config.toml or the workers' ktuned, and why timings are not judged: one line each."""
+        """Lines about contradictions to config.toml or the workers' ktuned, and about why timings are not judged."""
         return [
             *self._report_unknown_names(),
             *_report_unjudged(self.environments.probed_reports),

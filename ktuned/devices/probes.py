@@ -1,4 +1,4 @@
-"""Probes of backends and devices: on request, when a device has failed, and when a host has come."""
+"""Probes of backends and devices: on request, when a device has failed, and when a host has connected."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Probes:
         catalog: Knows the roots.
         environments: Probes one environment.
         directory: Where a worker runs if there is no root.
-        changed: Called when hosts were probed: answers may differ now.
+        changed: Called after hosts were probed, because answers may differ now.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class Probes:
         return [EnvironmentInfo.from_report(report) for report in {id(one): one for one in found}.values()]
 
     def probe_after_failure(self) -> None:
-        """Probe all devices again soon: one may be gone, and the next job must not count on it."""
+        """Probe all devices again soon: one may be gone, and the next job must not rely on it."""
         self._has_failed = True
         self._news.set()
 
     def add_host(self, host: str) -> None:
-        """Probe a host soon, which takes workers from now on."""
+        """Probe a host soon, on which workers can run from now on."""
         self._environments.add_host(host)
         self._due.add(host)
         self._news.set()
 
     def when_hosts_come(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` whenever hosts have come and their devices are known."""
+        """Call ``listener`` whenever hosts have connected and their devices are known."""
         self._listeners.append(listener)
 
     def _probe_hosts_again(self) -> None:
@@ -75,7 +75,7 @@ class Probes:
         self._news.set()
 
     async def run_until_cancelled(self) -> None:
-        """Probe all devices again whenever one fails, and hosts when they come; until cancelled."""
+        """Probe all devices again whenever one fails, and hosts when they connect; until cancelled."""
         while True:
             await self._news.wait()
             self._news = anyio.Event()
@@ -91,6 +91,6 @@ class Probes:
                 listener()
 
     async def _probe_host(self, environment: Environment, host: str) -> None:
-        # This machine's first: the host's packages are compared with those here.
+        # Probe this machine first, because the host's packages are compared with those here.
         await self._environments.probe_environment(environment)
         await self._environments.probe_environment(replace(environment, host=host))

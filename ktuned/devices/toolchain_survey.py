@@ -1,7 +1,7 @@
-"""Survey of toolchains: compilers, libraries and installed distributions are looked at as sources are, also on hosts.
+"""Survey of toolchains: compilers, libraries and installed distributions are watched like sources, also on hosts.
 
-A toolchain that has changed is probed again in a new worker. Until then lookups of its kernels are stale. Afterwards
-what stands on other fingerprints is renewed; if the probe finds the same ones, the answers are fresh again.
+A toolchain that has changed is probed again in a new worker. Until then, lookups of its kernels are stale. If the probe
+finds other fingerprints, results under the earlier ones are renewed. Otherwise the answers are fresh again.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class ToolchainSurvey:
         catalog: Knows roots and kernels.
         environments: Knows the reports, and probes.
         in_use: Returns the kernels that were looked up lately or are tuned.
-        doubted: Called when answers are stale because a toolchain must be probed again.
-        probed: Called after the probe, with the kernels of the root, and those whose fingerprints differ now.
+        doubted: Called when answers become stale because a toolchain must be probed again.
+        probed: Called after the probe, with all kernels of the root, and those whose fingerprints have changed.
         intervals: How often to look.
     """
 
@@ -70,7 +70,7 @@ class ToolchainSurvey:
         self._wake.set()
 
     async def run_until_cancelled(self) -> None:
-        """Look at toolchains until cancelled. What they are at first counts as known."""
+        """Look at toolchains until cancelled. Their first state is no change."""
         for root in self._catalog.roots:
             self._seen[root.path] = self._read_fingerprints(root)
         all_at = monotonic() + self._intervals.all_s
@@ -97,7 +97,7 @@ class ToolchainSurvey:
         present = self._read_fingerprints(root)
         before = self._seen.get(root.path, {})
         self._seen[root.path] = present
-        # A first probe is no change, nor is a host that comes.
+        # A first probe is no change, and neither is a new host.
         known = [host for host in present if before.get(host)]
         if not is_doubted and all(before[host] == present[host] for host in known):
             return
@@ -121,7 +121,7 @@ class ToolchainSurvey:
         return list(used.values())
 
     def _read_fingerprints(self, root: Root) -> _Fingerprints:
-        """Return, for each host, the fingerprints on which the contexts of each backend's kernels stand."""
+        """Return, for each host, the fingerprints that are in the contexts of each backend's kernels."""
         found: _Fingerprints = {}
         for environment in self._environments.list_sites(environment_of(root)):
             report = self._environments.get_report(environment)

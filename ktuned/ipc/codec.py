@@ -1,7 +1,8 @@
 """Frozen dataclasses as plain data and back, checked against their annotations.
 
-When a type first travels, one reader and one writer is made for it, from its type hints. Unknown fields are ignored,
-and fields with a default may be absent, so that a daemon and a worker of neighbouring versions understand each other.
+When a type is first sent or received, a writer or a reader is made for it from its type hints. Unknown fields are
+ignored, and fields with a default may be absent, so that a daemon and a worker of neighbouring versions understand each
+other.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ _TYPE_WORDS = {
 
 
 class InvalidMessage(KtunedError):
-    """The other side of a pipe sent no request, or no answer to one."""
+    """The other side of a pipe sent something that is no valid request or answer."""
 
     code = "invalid_message"
 
 
 class _Mismatch(Exception):
-    """A value is not of its field's type; ``path`` grows from the field outwards."""
+    """A value has the wrong type; ``path`` leads to it, and is completed from the inside outwards."""
 
     def __init__(self, reason: str, *path: str) -> None:
         self.reason = reason
@@ -52,7 +53,7 @@ def to_plain(value: Any) -> dict[str, Any]:
 
 
 def to_message(value: Any) -> dict[str, Any]:
-    """Return a dataclass as plain data, without fields that hold their default, at any depth: most of a trial's do."""
+    """Return a dataclass as plain data, at any depth without fields that hold their default: most of a trial's do."""
     kind: Any = type(value)
     plain: dict[str, Any] = _make_message_writer(kind)(value)
     return plain
@@ -98,7 +99,7 @@ def _make_message_writer(kind: Any) -> _Converter:
 
     def encode_fields(value: Any) -> dict[str, Any]:
         data = {}
-        # A record may hold fewer fields than it has; one with slots has no vars.
+        # A record may leave out fields with default values. A dataclass with slots has no vars.
         for name in getattr(value, "__dict__", writers):
             default, write = writers[name]
             held = getattr(value, name)
@@ -110,7 +111,7 @@ def _make_message_writer(kind: Any) -> _Converter:
 
 
 def _make_writer(hint: Any, write_dataclass: _Converter = _make_dataclass_writer) -> _Converter | None:
-    """Return a function that makes plain data of a value, or None if MessagePack takes the value unchanged.
+    """Return a function that turns a value into plain data, or None if MessagePack takes the value unchanged.
 
     ``write_dataclass`` makes the writer of a dataclass's type.
     """

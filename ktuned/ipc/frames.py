@@ -16,13 +16,13 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 """The largest frame: an inspection of a file with hundreds of kernels takes some 100 KiB."""
 
 OUT_OF_MEMORY = 86
-"""The exit status of a worker whose allocation failed: it dies instead of answering, to give its memory back."""
+"""Exit status of a worker whose allocation failed: it exits instead of answering, to give its memory back."""
 
 _LENGTH = struct.Struct(">I")
 
 
 class FrameError(Exception):
-    """The other side sent no valid frame; nothing more can be read from the stream."""
+    """The other side sent an invalid frame; nothing more can be read from the stream."""
 
 
 def encode(message: dict[str, Any], limit: int = MAX_FRAME_BYTES) -> bytes:

@@ -1,12 +1,12 @@
-"""The journal of a worker's request: the phases that it has entered, and the items that it holds back.
+"""The journal of a worker's request: the phases that the request has entered, and the items that are held back.
 
-It is a file in memory that the daemon and the worker have open. A message for each phase would wake the daemon half a
-dozen times in a trial of a few milliseconds. The daemon reads the journal only when a deadline may have passed, or the
-worker has died.
+The journal is a file in memory that both the daemon and the worker have open. Messages for each phase would wake the
+daemon half a dozen times in a trial of a few milliseconds. The daemon only reads the journal when a deadline may have
+passed, or the worker has died.
 
-It is read and written by system calls and never mapped: a kernel's wild writes cannot hit it, and no side faults when
-the other one truncates it. The worker runs other people's code, which may write anything: each entry carries its
-request's number, and nonsense reads as empty.
+The journal is read and written by system calls and never mapped. So a kernel's wild writes cannot hit it, and no side
+faults when the other truncates it. The worker runs other people's code, which may write anything. So each entry carries
+its request's number, and nonsense is read as an empty journal.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ JOURNAL_VARIABLE = "KTUNED_JOURNAL"
 
 _ENTRY = struct.Struct("<16sdI4x")
 _ENTRIES = 32
-"""How many of the latest phases are kept; a trial has six."""
+"""Number of entries, for the latest phases; a trial has six."""
 
 _HELD = struct.Struct("<III4x")
 _HELD_AT = _ENTRIES * _ENTRY.size
 _ITEMS_AT = _HELD_AT + _HELD.size
 
 MAX_HELD_BYTES = 32 * 1024
-"""Most bytes of items that are held back, some 30 measurements: half of what a pipe takes without a reader."""
+"""Most bytes of items that are held back: some 30 measurements, and half of what a pipe takes without a reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class HeldItems:
 
 
 class Journal:
-    """One side's view of a journal: the daemon begins each request, the worker records how it goes on."""
+    """One side's view of a journal: the daemon begins each request, and the worker records its progress."""
 
     def __init__(self, descriptor: int, *, clock: Callable[[], float] = monotonic) -> None:
         self.descriptor = descriptor
@@ -81,7 +81,7 @@ class Journal:
         return cls(descriptor, clock=clock)
 
     def begin_request(self, request: int, phase: Phase) -> None:
-        """Begin a request by its number, on the daemon's side; entries of other requests no longer count."""
+        """Begin the request with this number, on the daemon's side; entries of other requests no longer count."""
         self._request = request
         os.pwrite(self.descriptor, _ENTRY.pack(phase.encode(), self._clock(), request), 0)
 
@@ -93,7 +93,7 @@ class Journal:
     def enter_phase(self, phase: Phase) -> None:
         """Record that a phase begins now."""
         self._entries += 1
-        # The first entry is the daemon's; the others are overwritten in turn.
+        # The first entry is the daemon's. The others are overwritten, the oldest first.
         place = 1 + (self._entries - 1) % (_ENTRIES - 1)
         entry = _ENTRY.pack(phase.encode(), self._clock(), self._request)
         os.pwrite(self.descriptor, entry, place * _ENTRY.size)
@@ -105,7 +105,7 @@ class Journal:
         self._write_held()
 
     def record_sent(self, items: int) -> None:
-        """Record that so many items have been sent, among them all that were held."""
+        """Record that this many items of the request have been sent, including all held ones."""
         self._first += items
         if self._held:
             self._held = 0
@@ -115,7 +115,7 @@ class Journal:
         os.pwrite(self.descriptor, _HELD.pack(self._request, self._first, self._held), _HELD_AT)
 
     def read_progress(self) -> tuple[list[PhaseEntry], HeldItems]:
-        """Return the phases of the present request in their order, and the items that are held.
+        """Return the present request's phases, in their order, and its held items.
 
         Both are empty if the worker's code has written nonsense.
         """

@@ -1,4 +1,4 @@
-"""A lock file: held by one process at a time, which it names. The kernel releases it with the process, in any case."""
+"""A lock file: held by one process at a time, whose id it contains. Linux releases it whenever the process ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 class LockHeld(Exception):
-    """Another process holds the lock; ``holder`` is its id, as it has written it."""
+    """Another process holds the lock; ``holder`` is the id that it has written into the file."""
 
     def __init__(self, holder: str) -> None:
         super().__init__(holder)
@@ -18,7 +18,7 @@ class LockHeld(Exception):
 
 @contextmanager
 def hold_lock(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold the lock of a file, which is made if need be, for the length of the block.
+    """Hold the lock of a file within the block. The file is made if it does not exist.
 
     Raises:
         LockHeld: another process holds it.

@@ -30,7 +30,7 @@ class DamagedArtifact(Exception):
 
 @record
 class Recipe(Record):
-    """What loading an artifact takes besides its files; all empty in artifacts of older versions.
+    """What is needed to load an artifact besides its files; all fields are empty in artifacts of older versions.
 
     ``build`` is the Build as plain data, ``target`` its architecture, ``kernel`` the kernel's short name, and
     ``plugin`` the distribution that has the backend.
@@ -46,7 +46,7 @@ class Recipe(Record):
 class Manifest(Record):
     """An artifact's identity: its key, its backend and that backend's facts, its files' digests, its recipe.
 
-    ``decisive`` are the files that decide, together with the Build, what runs; there are none if other code runs, too.
+    ``decisive`` are the files that decide, together with the Build, which code runs; empty if other code runs, too.
     """
 
     key: str
@@ -72,10 +72,10 @@ def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex.
 
     Raises:
-        OSError: it cannot be read, or is a pipe or a device, for which the reader would wait.
+        OSError: it cannot be read, or is a pipe or a device, which would make the reader wait.
     """
     digest = hashlib.sha256()
-    # Without a stream's buffer, or the large one of hashlib.file_digest: most files are small, and a lane waits.
+    # Use no stream's buffer, nor the large one of hashlib.file_digest: most files are small, and a lane is waiting.
     with _open_regular(path) as stream:
         while some := stream.read(_READ_BYTES):
             digest.update(some)
@@ -99,7 +99,7 @@ def write(
     decisive: Iterable[str] = (),
     recipe: Recipe | None = None,
 ) -> Manifest:
-    """Digest every file below ``directory`` and write its manifest there; the ``decisive`` ones are among them.
+    """Digest every file below ``directory``, and write the manifest there. ``decisive`` names some of these files.
 
     Raises:
         OSError: a file cannot be read, or the manifest cannot be written.
@@ -116,10 +116,10 @@ def write(
 
 
 def read(directory: Path) -> Manifest:
-    """Read an artifact's manifest, without a look at its files.
+    """Read an artifact's manifest without checking its files.
 
     Raises:
-        DamagedArtifact: there is none, or it cannot be understood.
+        DamagedArtifact: there is no manifest, or it cannot be understood.
     """
     try:
         with _open_regular(directory / MANIFEST_NAME) as stream:

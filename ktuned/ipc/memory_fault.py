@@ -16,7 +16,7 @@ from ktuned.ipc.codec import InvalidMessage, from_plain, to_plain
 from ktuned.model import Record, record
 
 MAX_FAULT_BYTES = 32 * 1024
-"""Half of what a pipe holds, so that the dying worker need not wait: enough for some 500 tensors; others go unnamed."""
+"""Half of what a pipe holds, so that the dying worker need not wait. It is enough to name some 500 tensors."""
 
 _FAULT = "fault"
 _ADDRESS = b"\xffaddress"
@@ -38,7 +38,7 @@ class Region(Record):
 
 @record
 class MemoryFault(Record):
-    """The ``address`` that a worker could not access, the CPU's ``error`` code, and the tensors that it held."""
+    """The ``address`` that a worker could not access, the CPU's ``error`` code, and the worker's tensors."""
 
     address: int
     error: int
@@ -55,7 +55,7 @@ class FaultFrame:
 
 
 def prepare_fault(regions: Iterable[Region]) -> FaultFrame:
-    """Return a frame that names these tensors, or as many of the first ones as it has room for."""
+    """Return a frame that names these tensors, or the first of them if it has no room for all."""
     kept = [to_plain(region) for region in regions]
     while len(data := _encode_regions(kept)) > MAX_FAULT_BYTES:
         kept = kept[: len(kept) // 2]
@@ -71,7 +71,7 @@ def decode_fault(value: object) -> MemoryFault:
     """Return the fault that a frame's map holds.
 
     Raises:
-        InvalidMessage: it holds none; a worker's pipe may be written by the code that runs there.
+        InvalidMessage: it holds none, because user code in a worker may write to the worker's pipe.
     """
     match value:
         case {"address": bytes(address), "error": bytes(error), "regions": regions}:

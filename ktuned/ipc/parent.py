@@ -1,4 +1,4 @@
-"""How a process binds its life to its parent's, or its descendants' to its own: two calls of Linux's ``prctl``."""
+"""Two uses of Linux's ``prctl``: to end a process with its parent, and to adopt descendants whose parents die."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with(pid: int) -> None:
-    """Have Linux kill this process when its parent, ``pid``, ends; end at once if it has ended already.
+    """Make Linux kill this process when its parent, ``pid``, ends. If the parent has ended already, exit at once.
 
-    Linux follows the parent's *thread* that started this process: it must live as long as the parent.
+    Linux watches the *thread* that started this process, so that thread must live as long as the parent.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != pid:

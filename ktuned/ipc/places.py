@@ -1,7 +1,7 @@
-"""Where the files that requests name are, on the machine of a worker.
+"""Where a worker finds the files that requests name, on its own machine.
 
-A request names a file by its project and its path in it, an artifact by its key, tensors by their digest. Each executor
-tells its workers the directories of their own machine when it starts them. So one request means the same on any
+A request names a file by its project and its path in the project, an artifact by its key, and tensors by their digest.
+When an executor starts workers, it tells them the directories of their machine. So a request means the same on any
 machine.
 """
 
@@ -24,7 +24,7 @@ _STAGING = ".staging"
 class Places(Record):
     """The directories of projects (by name), of sealed artifacts, captured inputs, and references' results.
 
-    Files in ``trusted`` directories are used whoever can write them.
+    Files in ``trusted`` directories are used without a check of who can write them.
     """
 
     projects: Mapping[str, str]
@@ -64,7 +64,7 @@ class Places(Record):
         return Path(self.captures, f"{digest}{_TENSORS}")
 
     def locate_reference(self, key: str) -> Path:
-        """Return the file in which a worker leaves a reference's results for the next one."""
+        """Return the file in which a worker saves a reference's results for later workers."""
         return Path(self.expected, f"{key}{_TENSORS}")
 
     def to_argument(self) -> str:
@@ -84,9 +84,9 @@ def locate_artifact(artifacts: Path, key: str) -> Path:
 
 
 def locate_staging(artifacts: Path, name: str = "") -> Path:
-    """Return a directory of unsealed artifacts, or without a name the one that holds all of these.
+    """Return a directory of unsealed artifacts; without a name, the directory that holds all of them.
 
-    It is on the file system of the sealed artifacts, so that a rename can seal them.
+    It is on the same file system as the sealed artifacts, so that an artifact can be sealed by renaming it.
     """
     return artifacts / _STAGING / name
 

@@ -40,13 +40,13 @@ class Ready(Record):
 
 @record
 class ProbeDependencies(Record):
-    """The dependencies of a probe's answer, from which the daemon sees when it no longer holds.
+    """The dependencies of a probe's answer, by which the daemon notices that the answer is out of date.
 
     Attributes:
-        files: compilers, libraries and installed distributions' records, also those that were sought in vain, with
-            :func:`~ktuned.ipc.take_sight` of each from before it was read.
-        patterns: patterns of environment variables that decide.
-        variables: the variables that these match, and those by which things are found.
+        files: compilers, libraries and installed distributions' records, also absent ones that were looked for. Each
+            has its :func:`~ktuned.ipc.take_sight` from before it was read.
+        patterns: patterns of environment variables that decide artifacts or measurements.
+        variables: the variables that these match, and those by which programs and packages are found.
         limits: the CPUs that the process may use.
     """
 
@@ -58,10 +58,16 @@ class ProbeDependencies(Record):
 
 @record
 class ProbeReport(Record):
-    """An interpreter's backends by name, and its strategies.
+    """An interpreter's backends and search strategies.
 
-    ``nvml`` says why NVML cannot be used; empty if it can, or need not be. ``distributions`` are the installed ones
-    with their versions; ``executable`` is the interpreter.
+    Attributes:
+        version: the interpreter's version of Python.
+        backends: what was found of each backend, by name.
+        nvml: why NVML cannot be used; empty if it can, or if it is not needed.
+        strategies: the names of the installed search strategies.
+        observed: what the report depends on.
+        distributions: the versions of the installed distributions, by name.
+        executable: the interpreter.
     """
 
     version: str
@@ -75,7 +81,7 @@ class ProbeReport(Record):
 
 @record
 class GpuUsers(Record):
-    """How many foreign processes had work on each GPU lately; ``absence`` says why that is unknown."""
+    """How many other processes worked on each GPU lately; ``absence`` says why that is unknown."""
 
     users: Mapping[str, int]
     absence: str = ""
@@ -109,13 +115,15 @@ class Explored(Record):
 
     Attributes:
         size: number of configs; None if it cannot be counted.
-        is_estimate: the size is an estimate of the valid configs.
+        strategy: the name of the strategy.
         notice: why the strategy is not the plan's.
-        learns: the strategy's proposals depend on outcomes.
-        observed: here and in other replies: what the operation has read that the request's kernel does not name.
+        observed: names that the operation has read and that the request's kernel does not list. Other replies have
+            this field, too.
+        is_estimate: whether the size is an estimate of the valid configs.
+        learns: whether the strategy's proposals depend on outcomes.
         prior_fault: why the kernel file's prior is ignored.
-        references: proposals for the config whose outputs are expected, of which the first that runs is it; empty
-            unless the kernel file says that the default's are.
+        references: candidates for the default config, if its outputs are the expected ones: the first that runs is
+            used. Empty for other kernels.
     """
 
     size: int | None
@@ -132,7 +140,7 @@ class Explored(Record):
 class Proposal(Record):
     """One config with its Build as plain data; without a Build, ``outcome`` and ``message`` say why.
 
-    ``cores`` is how many it uses, if the kernel file says so.
+    ``cores`` is the number of cores that the config uses, if the kernel file declares it.
     """
 
     config: Config
@@ -144,7 +152,7 @@ class Proposal(Record):
 
 @record
 class Proposals(Record):
-    """The strategy's next configs; ``finished`` if they are the last, ``converged`` if no better one is likely."""
+    """The strategy's next configs; ``finished`` if they are the last, ``converged`` if a better one is unlikely."""
 
     proposals: tuple[Proposal, ...]
     finished: bool
@@ -176,7 +184,7 @@ class Admitted(Record):
 
 @record
 class Lowered(Record):
-    """A unit's function as compile workers take it (perhaps empty), or the ``outcome`` that ends the unit."""
+    """A unit's function as data for compile workers, which may be empty, or the ``outcome`` that ends the unit."""
 
     code: bytes
     outcome: Outcome | None
@@ -191,9 +199,9 @@ class CompiledUnit(Record):
 
     Attributes:
         key: the unit's key in the request.
-        artifact: the artifact's key, if the names that were ``observed`` change it; else empty.
+        artifact: the artifact's key if it differs from ``key``, because of the names that were ``observed``.
         content: digest of the artifact's decisive files; empty if it has none.
-        bytes: what was added to the disk.
+        bytes: how much was added to the disk.
     """
 
     key: str
@@ -209,12 +217,13 @@ class CompiledUnit(Record):
 
 @record
 class Opened(Record):
-    """A problem's data is made.
+    """A problem's data was made, or could not be.
 
     Attributes:
+        observed: names that were read and that the request's kernel does not list.
         data: digest of the inputs, of the expected outputs, and of the settings that the kernel file has changed.
-        unusable: why the reference config cannot be used, if so; no data is made then.
-        is_damaged: it is because its artifact is damaged, and not because this device cannot run it.
+        unusable: why the reference config cannot be used, if that is so. Then no data was made.
+        is_damaged: whether the reason is a damaged artifact, and not that this device cannot run it.
     """
 
     observed: tuple[Observation, ...] = ()
@@ -225,7 +234,7 @@ class Opened(Record):
 
 @record
 class CostRange(Record):
-    """What a config costs by the opened objective, with its 95 % interval; in µs if that is the latency."""
+    """A config's cost by the problem's objective, with its 95 % interval; in µs if the objective is the latency."""
 
     cost: float
     low: float
@@ -237,13 +246,15 @@ class Measurement(Record):
     """The measurement of one config: its result so far, and what it means for this worker and for other configs.
 
     Attributes:
-        result: has no outcome if the artifact is damaged, or a CPU config uses more ``cores`` than the request grants.
-        cost: what other configs are to beat; None if it was not measured now.
-        is_guilty: the config wrote outside its tensors.
-        is_unsound: more than guards may have been hit in this worker.
+        result: the result; without an outcome if the artifact is damaged, or if a CPU config uses more cores than the
+            request allows.
+        cost: the cost that other configs have to beat; None if it was not measured now.
+        is_guilty: whether the config wrote outside its tensors.
+        is_unsound: whether such writes may have hit more than guards, so that this worker must not go on.
+        observed: names that were read and that the request's kernel does not list.
         seconds: time that it took in the worker.
-        leftover: what of the config stays in the worker, or which of its files changed on the disk: the next config
-            needs a fresh worker.
+        leftover: what the config has left behind in the worker, or which of the worker's files has changed on the disk.
+            Empty if the next config needs no fresh worker.
     """
 
     result: TrialResult
@@ -259,7 +270,7 @@ class Measurement(Record):
 class Failure(Record):
     """The failure of a request: code, one line, hint and traceback; an error of a kernel file has its place.
 
-    ``observed`` is what was found to have changed, if that is the failure.
+    ``observed`` are the names that were found to have changed, if that is the failure.
     """
 
     code: str
@@ -293,13 +304,13 @@ class Done(Record):
 
 @record
 class Failed(Record):
-    """The operation could not be done; the worker lives on."""
+    """The operation could not be done; the worker takes the next request."""
 
     failure: Failure
 
 
 Answer = Item | Computed | Done | Failed
-"""An answer that a worker sends; a :class:`~ktuned.ipc.memory_fault.MemoryFault` is the last word of one that dies."""
+"""An answer of a worker. A dying worker may send a :class:`~ktuned.ipc.memory_fault.MemoryFault` instead."""
 
 
 def encode(answer: Answer) -> bytes:
@@ -320,10 +331,10 @@ def encode(answer: Answer) -> bytes:
 
 
 def decode(data: Mapping[str, Any], reply: type[Any], item: type[Any] | None) -> Answer | MemoryFault:
-    """Return the answer that a frame holds, to an operation with these types of reply and items.
+    """Return the answer in a frame, for an operation with these types of reply and items.
 
     Raises:
-        InvalidMessage: it is none; a worker's pipe may be written by the code that runs there.
+        InvalidMessage: it is no answer, because user code in a worker may write to the worker's pipe.
     """
     match data:
         case {"item": value} if item is not None:

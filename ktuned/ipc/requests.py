@@ -55,8 +55,13 @@ class KernelRef(Record):
     """A kernel and the files with which it was inspected; all paths are relative to the project's directory.
 
     Attributes:
+        project: the project's name.
+        file: the kernel file.
+        kernel: the kernel's short name.
+        backend: the name of its backend.
+        sources: the declared sources.
         digests: the SHA-256 of each file that took part in the inspection; empty for an absent one.
-        compiled: those of these files on which artifacts are known to depend.
+        compiled: those files of ``digests`` on which artifacts are known to depend.
         version: identifies the code that was inspected.
         variables: the environment variables on which artifacts depend, with digests of their values.
     """
@@ -91,7 +96,7 @@ class KernelRef(Record):
 class UnitRef(Record):
     """One config's Build as plain data, and the key of its artifact.
 
-    ``lowered`` is the Build's function as its front end has translated it, for backends that have one.
+    ``lowered`` is the Build's function as a front end has translated it, if the backend uses one.
     """
 
     key: str
@@ -103,8 +108,8 @@ class UnitRef(Record):
 class TriedConfig(Record):
     """The outcome of a proposed config, for the strategy.
 
-    ``cost`` is None unless it was measured; it is the latency in µs if that is the objective. ``doubt`` is half of the
-    cost's 95 % interval, as a share of the cost, if that is known.
+    ``cost`` is None unless the config was measured; it is the latency in µs if that is the objective. ``doubt`` is half
+    the width of the cost's 95 % interval, as a share of the cost, if it is known.
     """
 
     config: Config
@@ -117,8 +122,8 @@ class TriedConfig(Record):
 class Prepare(Request[replies.Empty, Never]):
     """Import backends with their compilers, and modules that later requests will need.
 
-    ``holds_context`` says that the worker will measure. If its backends are for GPUs, and there is one, it makes its
-    context there now.
+    ``holds_context`` says that the worker will measure. If its backends are for GPUs, and the machine has a single GPU,
+    it makes its context now.
     """
 
     operation: ClassVar = "prepare"
@@ -144,7 +149,7 @@ class Probe(Request[replies.ProbeReport, Never]):
 
 @record
 class GpuUsers(Request[replies.GpuUsers, Never]):
-    """Count the processes, except ``ours``, that had work on each GPU lately."""
+    """Count the processes, except ``ours``, that worked on each GPU lately."""
 
     operation: ClassVar = "gpu_users"
     first_phase: ClassVar = Phase.INSPECT
@@ -156,8 +161,8 @@ class GpuUsers(Request[replies.GpuUsers, Never]):
 class Inspect(Request[replies.Empty, replies.InspectedFile]):
     """Import kernel files (paths relative to the project) and send an item for each.
 
-    ``learned`` are names that each kernel is known to read; the worker looks at them, and adds them to its digests.
-    ``name`` is the kernels' project, if it shares its directory with others.
+    ``learned`` are names that each kernel is known to read. The worker looks at them, and adds them to the kernel's
+    digests. ``name`` is the kernels' project, if several projects share the directory.
     """
 
     operation: ClassVar = "inspect"
@@ -176,7 +181,7 @@ class Explore(Request[replies.Explored, Never]):
     Attributes:
         first: configs to propose before all others.
         last: configs to propose after all others.
-        device: what a prior may look at; for a compile-only job, only its target is known.
+        device: the device, for the prior; for a compile-only job, only its target is known.
         earlier: similar searches, the most similar first.
     """
 
@@ -196,7 +201,7 @@ class Explore(Request[replies.Explored, Never]):
 class Ask(Request[replies.Proposals, Never]):
     """Report outcomes to the strategy of the opened space, and ask it for up to ``n`` configs.
 
-    With ``anywhere``, they are drawn from the whole space, and not chosen by the strategy.
+    With ``anywhere``, the configs are drawn from the whole space at random, and not chosen by the strategy.
     """
 
     operation: ClassVar = "ask"
@@ -260,7 +265,7 @@ class OpenFrontEnd(Request[replies.Empty, Never]):
 
 @record
 class Lower(Request[replies.Lowered, Never]):
-    """Translate a unit's function into code that compile workers take in its place, without importing anything."""
+    """Translate a unit's function into data from which compile workers compile without importing the user's code."""
 
     operation: ClassVar = "lower"
     first_phase: ClassVar = Phase.LOAD
@@ -276,9 +281,12 @@ class Compile(Request[replies.Empty, replies.CompiledUnit]):
     """Compile units for a target, seal their artifacts and send an item for each.
 
     Attributes:
-        staging: name of the directory in which they are compiled.
-        toolchain: sights of the files by which the toolchain in the units' keys was known.
-        hold_s: how long items may be held back, to be sent together.
+        kernel: the kernel.
+        target: the architecture.
+        staging: name of the directory in which the units are compiled.
+        units: the units.
+        toolchain: the toolchain's files, with their sights from when the toolchain in the units' keys was probed.
+        hold_s: how long, in seconds, items may be held back, to be sent together.
         announced: send :class:`~ktuned.ipc.replies.Computed` when the last unit is compiled.
     """
 
@@ -300,13 +308,13 @@ class Open(Request[replies.Opened, Never]):
 
     Attributes:
         captured: digest of the inputs that an application captured; empty if there are none.
-        expected: key by which the reference's results are kept.
-        seed: chooses among inputs that differ in their random numbers alone.
-        guarded: put guards around tensors; without, they are ordinary ones, whose bounds a sanitizer knows.
-        is_shared: an application uses the device, too: make the problem only if there is room for it.
-        objective: what configs are judged by.
-        needs_energy: measure their energy, too.
-        reference: the config whose outputs are expected, if the kernel file says that the default's are.
+        expected: key under which the reference's results are saved.
+        seed: seeds the inputs' random numbers.
+        guarded: put guards around tensors. Otherwise they are ordinary tensors, whose bounds a sanitizer knows.
+        is_shared: an application uses the device, too, so make the data only if there is room for it.
+        objective: the figure by which configs are compared.
+        needs_energy: measure the configs' energy, too.
+        reference: the default config, if the kernel file says that its outputs are the expected ones.
     """
 
     operation: ClassVar = "open"
@@ -336,9 +344,9 @@ class Close(Request[replies.Empty, Never]):
 
 @record
 class Canary(Request[replies.Empty, Never]):
-    """Run something tiny on a device, to learn whether it works.
+    """Run something tiny on a device, to learn whether the device works.
 
-    A worker that ``warms_up`` also loads those libraries of the device that every trial needs.
+    With ``warms_up``, the worker also loads the device's libraries that every trial needs.
     """
 
     operation: ClassVar = "canary"
@@ -365,7 +373,7 @@ class SameBits(Record):
     Attributes:
         inputs: number of inputs on which to digest outputs.
         anchor: the anchor's digests; empty while they are unknown.
-        on_all_inputs: use all inputs even if that takes long; otherwise the first one is enough then.
+        on_all_inputs: use all inputs even if that takes long. Otherwise a slow config only uses the first input.
     """
 
     inputs: int
@@ -381,14 +389,17 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
     because it may have left the process in any state.
 
     Attributes:
+        units: the configs, in this order.
+        preset: how thoroughly to measure.
         judge_contention: whether load by other programs makes a measurement ``contended``.
-        stop_above_us: a config that is slower is not measured.
-        incumbent: a config that cannot beat it, or an earlier one of the batch, is measured no longer than that takes.
-        cores: a CPU config whose first launch uses more is not timed, and ends the batch.
+        stop_above_us: the latency in µs above which a config is given up as hopeless.
+        incumbent: the cost to beat. Sampling ends once it is clear that a config can beat neither it nor an earlier
+            config of the batch.
+        cores: a CPU config whose first launch uses more cores is not timed, and ends the batch.
         tolerated: processes whose load counts only if it changes a median: the applications that the tuning is for.
-        known_us: latencies of the units that are known, if only the energy or the bits are wanted.
-        hold_s: how long items may be held back, to be sent together.
-        same_bits: whether, and how, to compare bits.
+        known_us: the units' latencies in µs as far as they are known, if only the energy or the bits are wanted.
+        hold_s: how long, in seconds, items may be held back, to be sent together.
+        same_bits: how to compare bits; None to compare none.
     """
 
     operation: ClassVar = "trial"
@@ -408,7 +419,7 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
 
 @record
 class Time(Request[replies.Measurement, Never]):
-    """Time a finalist of the opened problem again or, if its latency is ``known_us``, measure its energy again."""
+    """Time a finalist of the opened problem again. If ``known_us`` gives its latency, measure only its energy again."""
 
     operation: ClassVar = "time"
     first_phase: ClassVar = Phase.LOAD
@@ -421,7 +432,7 @@ class Time(Request[replies.Measurement, Never]):
 
 @record
 class Check(Request[replies.Measurement, Never]):
-    """Launch a config of the opened problem once and check it; a correct one's measurement has no latency."""
+    """Launch a config of the opened problem once and check it. The measurement has no latency."""
 
     operation: ClassVar = "check"
     first_phase: ClassVar = Phase.LOAD
@@ -445,7 +456,7 @@ def choose_incumbent(
 ) -> replies.CostRange | None:
     """Return the cost to beat after a measurement: the incumbent's, unless the measured one is lower.
 
-    Only a fully sampled config beats others. If bits are ``wanted``, it must have the anchor's, as far as is known.
+    Only a fully sampled config beats others. If bits are ``wanted``, it must have the anchor's bits, as far as known.
     """
     result, cost = measured.result, measured.cost
     if cost is None or result.outcome is not Outcome.MEASURED or result.detail.beaten:

@@ -1,19 +1,19 @@
-"""Stamps of files: what tells whether a path still holds what was read there.
+"""Stamps of files, by which it is known whether a path still holds what was read there.
 
 ================  ==============================================================
 path              stamp
 ================  ==============================================================
 a file            SHA-256 of its bytes
 an absent one     empty; likewise for a pipe or a device, which cannot be read
-a directory       ``dir``, if only its being there counts
+a directory       ``dir``, if it only matters that it exists
 a listed one      ``dir:`` and a digest of the names in it
 ================  ==============================================================
 
-A file that is reached through links is stamped under each path on the way: that of a link, whose target may be changed,
-and that of the file itself, which may be edited where it lies. A link to a directory says where it leads
-(``dir>TARGET``).
+A file that is reached through links is stamped under each path on the way: the links' paths, because a link's target
+may be changed, and the file's own path, because the file may be edited there. The stamp of a link to a directory says
+where it leads (``dir>TARGET``).
 
-A *sight* (:class:`Sight`) is weaker and cheaper: how ``stat`` shows a file. Once a sight has settled, equal ones mean
+A *sight* (:class:`Sight`) is weaker and cheaper: the result of ``stat``. Once a sight has settled, equal sights mean
 equal contents.
 """
 
@@ -30,36 +30,36 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 MAX_LINKS = 40
-"""Most links that are followed for one file, as by Linux; more are a circle."""
+"""Most links that are followed for one file, as in Linux: a longer chain is taken for a circle."""
 
 ABSENT = ""
 """The stamp of a file that is not there."""
 
 
 def normalize_path(path: Path) -> Path:
-    """Return an absolute path without ``.`` and ``..`` that keeps its links, where these do not forbid it."""
+    """Return an absolute path without ``.`` and ``..``. It keeps its links, unless ``..`` follows one of them."""
     plain = Path(os.path.abspath(path))
     # Behind a linked directory, `..` is its target's parent.
     return plain if ".." not in path.parts or plain.resolve() == path.resolve() else path.resolve()
 
 
 DIRECTORY = "dir"
-"""The stamp of a directory of which only its being there counts."""
+"""The stamp of a directory if it only matters that it exists."""
 
 LISTING = f"{DIRECTORY}:"
 """Prefix of the stamp of a directory's names. If the directory is a link, its target follows after ``>``."""
 
 LARGE_BYTES = 4 << 20
-"""A file of this size takes some 10 ms to digest, so that its digest is kept while the file looks the same."""
+"""From this size on, a file's digest is kept while its sight stays the same: to digest it takes some 10 ms."""
 
 MAX_KEPT = 256
 SETTLED_NS = 2_000_000_000
-"""The coarsest clock of a common file system (FAT): a file that changed more recently may change again within the same
-tick, and look the same."""
+"""Tick of the coarsest clock of a common file system (FAT). A file that changed more recently may change again within
+the same tick, and keep its sight."""
 
 
 class Sight(NamedTuple):
-    """How ``stat`` shows a file or directory; its text is what messages have of it."""
+    """The result of ``stat`` for a file or directory; messages carry it as text."""
 
     device: int
     inode: int
@@ -69,11 +69,11 @@ class Sight(NamedTuple):
 
     @classmethod
     def from_stat(cls, found: os.stat_result) -> Sight:
-        """Return what a result of ``stat`` shows."""
+        """Return the sight in a result of ``stat``."""
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def is_settled(self, now_ns: int) -> bool:
-        """Return whether any later change gives another sight, for one that was taken after ``now_ns``."""
+        """Return whether any later change will give another sight, if this one was taken after ``now_ns``."""
         return self.changed_ns < now_ns - SETTLED_NS
 
     def __str__(self) -> str:
@@ -121,20 +121,20 @@ def _digest_file(path: Path) -> str:
 def stamp_directory(path: Path) -> str:
     """Return the stamp of a directory, whatever names are in it; for a link, with its target.
 
-    The target counts because code that resolves a link goes on with the target's name. Nothing that it opens then would
-    show that the link was changed.
+    The target counts because code that resolves a link continues with the target's name. A later change of the link
+    would not show in any of the files that the code opens then.
     """
     with pause_recording():
         return f"{DIRECTORY}{_describe_target(path)}" if path.is_dir() else ABSENT
 
 
 def _describe_target(path: Path) -> str:
-    """Return where a link leads in the end, which is the same for each link of a chain."""
+    """Return the final target of a link, which is the same for each link of a chain."""
     return f">{os.path.realpath(path)}" if path.is_symlink() else ""
 
 
 pause_recording: Callable[[], AbstractContextManager[None]] = nullcontext
-"""Entered to read for a stamp; in an observed process, such reads are not among those of the kernel."""
+"""Entered while files are read for stamps. An observed process replaces it, so that these reads are not recorded."""
 
 
 def _digest_listing(path: Path) -> str:
@@ -153,7 +153,7 @@ def is_directory_stamp(digest: str) -> bool:
 
 
 def stamps_agree(held: str, now: str) -> bool:
-    """Return whether two stamps of a path mean the same; a directory's names count if both have them."""
+    """Return whether two stamps of a path agree; a directory's names are compared if both stamps have them."""
     if held == now:
         return True
     (one, _, leads), (other, _, leads_now) = held.partition(">"), now.partition(">")
@@ -181,17 +181,17 @@ def find_changed_file(sights: Mapping[str, str]) -> str:
 
 
 def stamp_files(paths: Iterable[Path], known: Mapping[Path, str] = MappingProxyType({})) -> dict[str, str]:
-    """Return the stamps of files, by their paths and by those that links lead over.
+    """Return the stamps of files, by their paths and by the paths of the links on the way.
 
     Args:
         paths: the files.
-        known: digests of files whose bytes were read before; these are not read again, as they may have changed since.
+        known: digests of files whose bytes were read before. These are not read again, as they may have changed since.
     """
     found: dict[str, str] = {}
     with pause_recording():
         for path in paths:
             held = known[path] if path in known else stamp(path)
-            # A directory's stamp with its target belongs to links; the target itself has another one.
+            # A directory's stamp with a target belongs to links only; the target itself has another stamp.
             places = filter(Path.is_symlink, follow_links(path)) if held.startswith(DIRECTORY) else follow_links(path)
             found |= {str(path): held, **{str(place): held for place in places}}
     return found

@@ -2,7 +2,7 @@
 
 A kernel file and the modules that it imports are run, its sources and headers are compiled and run. Another user who
 can write one of these files, its directory, or a link in its path could run code as this user. So every step of the
-path is checked, as sshd checks the file of a key.
+path is checked, as sshd does for a key's file.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Trust:
             checked.add(directory)
 
     def _check_steps(self, path: str, closed: set[str]) -> None:
-        """Check every step of ``path``; those in ``closed`` must not be writable by others even if they are sticky."""
+        """Check every step of ``path``. A step in ``closed`` must not be writable by others even if it is sticky."""
         real = os.path.realpath(path)
         if any(str(place) in self.exceptions for place in (Path(real), *Path(real).parents)):
             return
@@ -93,10 +93,10 @@ def _find_fault(found: os.stat_result, *, may_be_sticky: bool) -> tuple[str, str
     us = os.geteuid()
     if found.st_uid not in (us, 0):
         return f"belongs to uid {found.st_uid}, neither to us ({us}) nor to root", "chown it"
-    # A link's own mode means nothing. In a sticky directory only the owner can replace a file.
+    # A link's own mode has no meaning. In a sticky directory, only the owner can replace a file.
     if stat.S_ISLNK(found.st_mode) or (may_be_sticky and found.st_mode & stat.S_ISVTX):
         return None
-    # A group with the user's own number has no other members: distributions with a umask of 002 create them.
+    # A group with the user's own number has no other members: distributions with a umask of 002 create such groups.
     is_private_group = found.st_gid == 0 or found.st_gid == os.getegid() == us
     if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and not is_private_group):
         return f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o})", "chmod go-w {place}"

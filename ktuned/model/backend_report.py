@@ -1,4 +1,4 @@
-"""What a probe finds of one backend, in an interpreter."""
+"""The result of a probe of one backend in an interpreter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,18 @@ class Fault(Record):
 
 @record
 class BackendReport(Record):
-    """One backend: its versions, how many configs it compiles together, its devices, or why it has none."""
+    """One backend as a probe found it.
+
+    Attributes:
+        version: the version of its plugin.
+        fingerprint: everything that decides its artifacts, by name.
+        group_size: how many configs it compiles together.
+        lowers: whether a front end translates functions before they are compiled.
+        target: the target without a device; empty if there is none.
+        devices: its devices.
+        absent: why it has no device.
+        error: why it cannot be imported or probed.
+    """
 
     version: str
     fingerprint: Mapping[str, str] = field(default_factory=dict)

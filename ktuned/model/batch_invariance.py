@@ -1,15 +1,15 @@
 """Batch invariance: rows that have equal bits, whatever the size of the batch that they were computed in. No IO.
 
-A kernel that is batch-invariant over ``M`` has *groups* of declared problems, each of which differ in ``M`` alone. The
-inputs of a group are made once, for its largest problem, and narrowed to the sizes of each other one: row 3 is the same
-row under every ``M``. So the digest of a config's outputs under a smaller problem can be compared with the digest of
-the same rows under the largest one, which is launched in full anyway. No two problems need a comparison of their own,
-because bits that equal those of the largest problem equal each other.
+If a kernel is batch-invariant over ``M``, its declared problems form *groups*, within which problems differ in ``M``
+alone. The inputs of a group are made once, for its largest problem, and narrowed to the sizes of the others: row 3 is
+the same row under every ``M``. So the digest of a config's outputs under a smaller problem can be compared with the
+digest of the same rows under the largest problem, which is launched in full anyway. Two smaller problems need not be
+compared with each other, because bits that equal those of the largest problem equal each other.
 
 A *class* of the group is given by the outputs that a config leaves under the largest problem. It *spans* the group if
 every other problem has a config that leaves the same rows; these may be different configs. Of the classes that span the
-group, the one with the least weighted total cost wins. If none does, the verdict names the problem that breaks the best
-attempt, which is the class that most problems have.
+group, the one with the least weighted total cost wins. If none spans the group, the best attempt is the class that most
+problems have, and the verdict names the problem that breaks it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_NAMED = 12
 class Candidate(Record):
     """A measured config: its cost, and the bits of its outputs by input.
 
-    Under the largest problem, ``rows`` has the bits of the rows that each smaller problem has, by problem.
+    For the largest problem, ``rows`` has the bits of those rows that each smaller problem has, too, by problem.
     """
 
     config: str
@@ -54,16 +54,16 @@ class Member(Record):
 
 @record
 class Verdict(Record):
-    """What is known of a group: the configs to serve, or why there are none.
+    """The configs to serve for a group, or why there are none.
 
     Attributes:
         fields: the problem keys in which the group's problems differ.
         problems: its problems as canonical texts, the largest one last.
         configs: the configs of the chosen class, by problem; empty if none was chosen.
-        total: their weighted cost.
-        fastest: the weighted cost of the best config of each problem.
-        broken_by: the problem that no class has together with the others.
-        agreeing: how many problems the best attempt spans.
+        total: the weighted total cost of ``configs``.
+        fastest: the weighted total cost of each problem's best config.
+        broken_by: the problem that breaks the best attempt.
+        agreeing: how many problems the best attempt has.
         waiting: problems that have to be tuned first.
     """
 
@@ -134,13 +134,13 @@ def choose_class(fields: Sequence[str], members: Sequence[Member]) -> Verdict:
 
     Args:
         fields: the problem keys in which the problems differ.
-        members: the problems, the largest one last.
+        members: the group's problems, the largest one last.
     """
     *smaller, largest = members
     found = Verdict(tuple(fields), tuple(member.problem for member in members))
     best_total: float | None = None
     most_agree, broken_by = 0, largest.problem
-    # Each class's fastest config under the largest problem; among equal costs always the same one.
+    # Find each class's fastest config under the largest problem; if costs are equal, always the same config.
     by_rows: dict[tuple[Bits | None, ...], Candidate] = {}
     for one in sorted(largest.candidates, key=lambda one: (one.cost, one.config)):
         by_rows.setdefault(tuple(one.rows.get(member.problem) for member in smaller), one)
@@ -168,7 +168,7 @@ def choose_class(fields: Sequence[str], members: Sequence[Member]) -> Verdict:
 
 
 def are_same_rows(bits: Bits, others: Bits) -> bool:
-    """Return whether rows have equal bits on all inputs on which both were launched: thorough tunings use more."""
+    """Return whether rows have equal bits on all inputs that both were launched on: thorough tunings use more."""
     common = min(len(bits), len(others))
     return common > 0 and bits[:common] == others[:common]
 

@@ -1,7 +1,7 @@
-"""Shape buckets: rules that map a problem to the one that stands for it. No IO.
+"""Shape buckets: rules that map a problem to the problem that stands for its bucket. No IO.
 
-Each rule is for one problem key. Rules that are data are applied wherever a problem needs its key. A function of the
-kernel file is user code, which only workers call (:mod:`ktuned.catalog.buckets`).
+Each rule is for one problem key. A rule that is data can be applied anywhere. A function of the kernel file is user
+code, which only workers call (:mod:`ktuned.catalog.buckets`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ POW2 = "pow2"
 """Rule that rounds up to a power of two."""
 
 FUNCTION = "function"
-"""Stands for a rule that only the kernel file's code can apply."""
+"""Placeholder for a rule that only the kernel file's code can apply."""
 
 Rule = str | int | Sequence[int]
 """``pow2``, a number whose multiples are the buckets, or the buckets' upper ends in ascending order."""
@@ -43,5 +43,5 @@ def _round_up(rule: Rule, value: Scalar) -> Scalar:
         return 1 << (value - 1).bit_length() if value > 1 else value
     if isinstance(rule, int):
         return -(-value // rule) * rule
-    # All values beyond the last end share one more bucket, for which that end stands as well.
+    # All values beyond the last end share one more bucket, which has the last end as its representative, too.
     return next((end for end in rule if value <= end), rule[-1])

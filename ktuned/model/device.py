@@ -23,10 +23,10 @@ class Device(Record):
 
     Attributes:
         name: its place on this machine (``cpu:0``), or on another host (``rack7/cuda:0``).
-        model: winners are kept by it.
+        model: its model, by which winners are kept.
         target: the architecture for compilers.
         fingerprint: the driver, and everything else that can change a kernel's speed.
-        no_energy: why its energy cannot be measured; empty if it can. A probe finds that out.
+        no_energy: why its energy cannot be measured; empty if it can. Probes find this out.
     """
 
     name: DeviceName
@@ -52,5 +52,5 @@ class Device(Record):
 
 
 def explain_unmeasurable(objective: Objective, device: Device) -> str:
-    """Return the error that a device cannot measure the energy that an objective needs."""
+    """Return the error message if an objective needs the energy and a device cannot measure it."""
     return f"unsupported: the objective {objective!r} on {device.name} ({device.model}): {device.no_energy}"

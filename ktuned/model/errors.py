@@ -1,7 +1,7 @@
 """Every error that ktuned raises on purpose.
 
-Each message states the fault and the thing concerned, and ``hint`` the remedy. The protocol carries ``code``, so that
-programs need not read the message.
+Each message states what is wrong with which thing, and ``hint`` gives the remedy. The protocol carries ``code``, so
+that programs need not read the message.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NotFound(KtunedError):
 
 
 class AmbiguousName(KtunedError):
-    """A short kernel name that several projects share; the message lists the full names."""
+    """Several projects have a kernel with this short name; the message lists the full names."""
 
     code = "ambiguous"
 
@@ -102,7 +102,7 @@ class IllegalMove(KtunedError):
 
 
 def listed(known: Iterable[str], *, near: str = "") -> str:
-    """Return ``(there are: …)``, after the known name that is closest to ``near``, because a long list may be cut."""
+    """Return ``(there are: …)``. The known name closest to ``near`` comes first, because a long list may be cut."""
     names = list(known)
     text = f"there are: {', '.join(names) or 'none'}"
     meant = suggest_name(near, names)

@@ -83,10 +83,10 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Expression:
-    """A constraint ``(p, c)`` that was parsed from text; a name is a knob, or else a problem key.
+    """A constraint ``(p, c)`` that was parsed from text. A name in it is a knob, or else a problem key.
 
     Raises:
-        UsageError: the text is no such expression; the message names the part that is not allowed.
+        UsageError: the text is not such an expression; the message names the part that is not allowed.
     """
 
     text: str
@@ -220,7 +220,7 @@ def _compile_arithmetic(op: ast.operator, left: _Evaluator, right: _Evaluator) -
 
 
 def _compile_and(parts: list[_Evaluator]) -> _Evaluator:
-    """Return the first false operand, or the last one, as Python does: ``a % (b or 1)`` is arithmetic."""
+    """Return the first false operand, or else the last one, as Python does: it may be used in arithmetic."""
     return lambda values: _evaluate_until(parts, values, stops_at=False)
 
 

@@ -45,7 +45,7 @@ class Priority(IntEnum):
 
 
 MAX_PRIORITY = 999
-"""The highest priority that a request may have: bounded, so that a job that has waited long enough passes it."""
+"""The highest priority that a request may have. It is bounded, so that a job that waits long enough comes first."""
 
 
 _NOTICE = "notice: "
@@ -68,15 +68,18 @@ class Job(Record):
     Times are Unix seconds.
 
     Attributes:
+        device: the device model; for a compile-only job, the target.
+        reason: why the job exists.
         done: number of configs with an outcome.
         total: number of all configs; None if the space cannot be counted.
-        outcomes: number of configs by outcome.
-        best_us: latency of the best config; the spreads are those of the final round, if there was one.
+        best_us: latency of the best config. All spreads are those of the final round, if there was one.
         default_us: latency of the declared default.
         reference_us: latency of the reference.
-        best_figure: the best config's figure, by another objective than latency.
-        default_figure: the default's.
-        key_problem: None in jobs of older stores, which kept only the whole problem.
+        outcomes: number of configs by outcome.
+        message: why it failed, with notices.
+        key_problem: the problem's key; None in jobs of older stores, which only kept the whole problem.
+        best_figure: the best config's figure by the objective, if that is not the latency.
+        default_figure: the declared default's figure, likewise.
     """
 
     id: int
@@ -107,7 +110,7 @@ class Job(Record):
 
     @property
     def has_noisy_reference(self) -> bool:
-        """True if the reference's figure is too doubtful for a speed-up over it."""
+        """True if the reference's latency is too uncertain to state a speed-up over it."""
         return is_reference_noisy(self.reference_us, self.reference_spread_us, self.best_us)
 
     @property
@@ -133,7 +136,7 @@ class Job(Record):
 
     @property
     def speedup(self) -> float | None:
-        """Times that the best config is better than the declared default."""
+        """How many times better the best config is than the declared default."""
         return compute_gain(self.objective, self.default, self.best)
 
     @property

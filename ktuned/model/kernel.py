@@ -1,23 +1,23 @@
 """Kernels as the daemon knows them, and the roots that contain them.
 
-A kernel is known by its declaration and by digests: what is kept is found, or thrown away, by these.
+The daemon knows a kernel by its declaration and by digests, which decide what stored results are still good for.
 
 ==================  ================================================  =================================================
-digest              changes with                                      what is done again then
+digest              changes with                                      what must be done again after a change
 ==================  ================================================  =================================================
-``digest``          anything that can change a measurement: sources,  measuring; figures are taken over where machine
-                    Python, data, arguments of ``@kernel``            code, arguments and data prove to be the same
+``digest``          anything that can change a measurement: sources,  measuring, unless machine code, arguments and data
+                    Python, data, arguments of ``@kernel``            turn out to be the same as before
 ``source_digest``   what compilers get                                compiling
-``plan_digest``     space, problems, budgets, default                 nothing: there may be more to explore
-``data_digest``     what remains where machine code, arguments and    measuring, even then: tolerances and versions of
-                    the bits of the data are equal                    libraries, say
-``code_digest``     what importing the kernel file executes           importing: a worker with an equal one is used on
-``version``         the code as it was inspected, whatever was        reasons why not all was observed belong to one
-                    learned of it later                               version
+``plan_digest``     space, problems, budgets, default                 nothing, but there may be more to explore
+``data_digest``     anything else that can change a measurement,      measuring, even if machine code, arguments and
+                    such as tolerances and versions of libraries      data are the same
+``code_digest``     the code that importing the kernel file executes  importing; otherwise a worker is used further
+``version``         the code as it was inspected, without names that  observing: reasons why not everything was observed
+                    were learned later                                belong to one version
 ==================  ================================================  =================================================
 
-*Learned* names are what compiling and measuring have shown to be read, besides what inspection found. They are parts of
-``digest``, and of ``source_digest`` if a compiler has read them.
+*Learned* names are files, variables and distributions that only compiling or measuring was seen to read, and not the
+inspection. They are parts of ``digest``, and of ``source_digest`` if a compiler has read them.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ from ktuned.model.trace import (
 from ktuned.model.values import Config, Problem, Scalar, canonical, sha256
 
 _DIRECTORY = "dir"
-"""The stamp of a directory, with which the stamp of its listing begins (:mod:`ktuned.ipc.stamps`)."""
+"""The stamp of a directory, which is also the beginning of its listing's stamp (:mod:`ktuned.ipc.stamps`)."""
 
 
 @record
 class RootSettings(Record):
-    """Settings of a root that ``config.toml`` or a request gives explicitly; they precede all others."""
+    """Settings of a root that ``config.toml`` or a request gives explicitly; they override all others."""
 
     name: str = ""
     python: str = ""
@@ -86,11 +86,11 @@ class Root:
         name: its project's name.
         python: the interpreter of its workers.
         env: their environment variables.
-        polling: for file systems that do not report changes made elsewhere, such as network file systems.
+        polling: whether it is polled, for file systems that do not report all changes, such as network file systems.
         asked: the settings that were given explicitly.
         project_digest: SHA-256 of the ``ktuned.toml`` from which the root was made.
         defaults: that file's budgets, for kernel files that set none.
-        workers: a directory above it with which it shares its workers; empty if it has its own.
+        workers: a directory above it whose projects share their workers with it; empty if it has its own workers.
     """
 
     path: str
@@ -106,15 +106,15 @@ class Root:
 
 @record
 class SpaceInfo(Record):
-    """A declared space, as far as that is data.
+    """A declared space, as far as it can be described without code.
 
     Attributes:
         kind: ``cartesian``, ``list`` or ``callable``.
-        axes: each knob's values; None for other kinds, and where there are very many.
-        configs: the listed ones; None likewise.
-        constrained: there are constraints, which decide about each config.
-        constraints: their texts (:class:`~ktuned.model.Expression`); none where one of them is code that has no text.
-        size: number of configs before that; None where they cannot be counted.
+        axes: each knob's values; None for other kinds, or if there are very many values.
+        configs: the listed configs; None for other kinds, or if there are very many.
+        constrained: whether there are constraints, which decide about each config.
+        constraints: the constraints' texts (:class:`~ktuned.model.Expression`); empty if one of them has no text.
+        size: number of configs before constraints; None if they cannot be counted.
     """
 
     kind: str = ""
@@ -127,7 +127,7 @@ class SpaceInfo(Record):
 
 @record
 class PortfolioRequest(Record):
-    """The problems of a portfolio with their weights, and its limits; None leaves one to others who ask."""
+    """The problems of a portfolio with their weights, and its limits. A field that is None is not specified here."""
 
     over: tuple[tuple[Problem, float], ...] | None = None
     configs: int | None = None
@@ -137,25 +137,25 @@ class PortfolioRequest(Record):
 
 @record
 class KernelFacts(Record):
-    """What an inspection has found of a kernel for a few readers each.
+    """Further facts about a kernel from its inspection, each for a few readers.
 
     Attributes:
-        knobs: their names; empty for a callable's space.
+        knobs: the knobs' names; empty for a callable's space.
         files, python, arguments, plan: short digests of each source file, Python file and distribution, declared value
             and part of the plan, by labels. They say what changed between two descriptions.
-        data_digest: digest of what decides a figure besides machine code, arguments and the data that a lane makes.
-        judges: code of the kernel file takes part in measuring; all Python is then a part of ``data_digest``.
-        judged: something decides whether outputs are right.
-        expects_default_outputs: configs are compared with the outputs of the default config.
-        metrics: the file's own metrics by name: whether each is computed from the energy.
+        data_digest: digest of everything that decides a measurement besides machine code, arguments and a lane's data.
+        judges: whether code of the kernel file takes part in measuring. Then ``data_digest`` covers all Python.
+        judged: whether outputs are checked at all.
+        expects_default_outputs: whether configs are compared with the outputs of the default config.
+        metrics: for each of the file's own metrics, by name, whether it is computed from the energy.
         given: names of the budgets that the file sets itself.
         version: identifies the code that was inspected, independent of what was learned since.
         weights: the weights of the problems, if one config is served for all of them.
         batch_invariant: the problem keys on which the bits of rows must not depend, and the problems' weights.
-        is_data: the file runs no code of the user's.
+        is_data: whether the file runs no code of the user's.
         portfolio: the declared portfolio.
         unobserved: why the inspection could not observe all that it read; empty if it could.
-        declares: the file names what cannot be observed itself, by ``depends=``.
+        declares: whether the file itself declares, by ``depends=``, the files whose reads cannot be observed.
     """
 
     _omitted: ClassVar = EVERY_FIELD
@@ -188,11 +188,11 @@ class KernelInfo(Record):
         digest: changes when existing measurements become invalid.
         source_digest: changes when existing artifacts become invalid.
         plan_digest: changes when there may be more to explore.
-        stamps: the SHA-256 of each file that it depends on, by absolute path; empty for an absent one.
+        stamps: the SHA-256 of each file that it depends on, by absolute path; empty for an absent file.
         problems: the declared problems, as representatives of their buckets.
         bucket: the rules of buckets by problem key.
         extra: further facts.
-        learned: names that only compiling or measuring has shown, as they are now; the digests include them.
+        learned: the learned names, with their present digests. The kernel's digests include them.
     """
 
     project: ProjectName
@@ -224,15 +224,15 @@ class KernelInfo(Record):
         """Digest of everything else that can change a measurement, such as tolerances and library versions.
 
         Machine code, arguments and the bits of inputs and expected outputs are compared elsewhere. The user's Python
-        counts only where it judges outputs (a ``check``).
+        only counts if it judges outputs (a ``check``).
         """
         return self.extra.data_digest or self.digest
 
     @property
     def data_read(self) -> dict[str, str]:
-        """The names that were read to make a problem's data, or in launches, with short digests of what they mean.
+        """The names that were read to make a problem's data, or in launches, with short digests of their contents.
 
-        Python that does not judge is left out, because lanes digest the bits of what it makes.
+        Python that does not judge outputs is left out, because lanes digest the data that it makes.
         """
         entries = [one for one in self.learned.values() if one.is_data and (self.extra.judges or not one.meaning)]
         return {one.name: one.decisive[:16] for one in entries}
@@ -244,7 +244,7 @@ class KernelInfo(Record):
 
     @property
     def is_data(self) -> bool:
-        """True if its kernel file runs no code of the user's, so that one worker serves many such files."""
+        """True if its kernel file runs no code of the user's, so that one worker can serve many such files."""
         return self.extra.is_data
 
     @property
@@ -265,7 +265,7 @@ class KernelInfo(Record):
 
     @property
     def version(self) -> str:
-        """Identifies the code that was inspected, independent of what was learned since."""
+        """Identifies the code that was inspected, whatever was learned since."""
         return self.extra.version
 
     @property
@@ -279,7 +279,7 @@ class KernelInfo(Record):
 
     @property
     def compiled_files(self) -> list[str]:
-        """The files in ``stamps`` on which artifacts depend, or would if they appeared.
+        """The files in ``stamps`` on which artifacts depend, or would depend if the files appeared.
 
         If the kernel declares no sources, its own Python is compiled, so every file counts.
         """
@@ -296,7 +296,7 @@ class KernelInfo(Record):
     def code_digest(self) -> str:
         """Digest of all files except those that only compilers read.
 
-        While it is equal, importing the kernel file does the same to a process.
+        While it is equal, importing the kernel file has the same effect on a process.
         """
         compiled = self._read_by_compilers()
         read = {path: digest for path, digest in self.stamps.items() if path.endswith(".py") or path not in compiled}
@@ -310,8 +310,8 @@ class KernelInfo(Record):
     def label_part(self, entry: Observation) -> str:
         """Return the label of a learned name among ``parts``; files are labelled like sources.
 
-        A module that counts by its syntax tree may be read as text, too, when it is compiled or launched: these are two
-        parts of the digest, and need two labels.
+        A module that counts by its syntax tree may also be read as text, when it is compiled or launched. These are two
+        parts of the digest, which need two labels.
         """
         if entry.name.startswith((ENVIRONMENT, UNOBSERVED)):
             return entry.name
@@ -321,7 +321,7 @@ class KernelInfo(Record):
         return f"{label} (its text)" if label in self._inspected_parts else label
 
     def convert_paths(self, convert: Callable[[str], str]) -> KernelInfo:
-        """Return the kernel with other paths: relative to another directory, or absolute. Learned names keep theirs."""
+        """Return the kernel with other paths: relative to another directory, or absolute. Learned names stay."""
         return dataclasses.replace(
             self,
             file=convert(self.file),
@@ -330,7 +330,7 @@ class KernelInfo(Record):
         )
 
     def with_observed(self, found: Iterable[Observation]) -> KernelInfo:
-        """Return the kernel with those observed names that it does not have yet; itself if it has all of them."""
+        """Return the kernel with the observed names added that it lacks; if it lacks none, the kernel itself."""
         news = find_news(self.learned, found)
         if not news:
             return self
@@ -357,13 +357,13 @@ class KernelInfo(Record):
         )
 
     def find_contradiction(self, found: Iterable[Observation]) -> Observation | None:
-        """Return an observation that differs from what this kernel knows: a file has changed since; or None."""
+        """Return an observation that contradicts what this kernel knows, because a file has changed since; or None."""
         for entry in found:
             known = {self.learned[entry.name].digest} if entry.name in self.learned else set()
             if not entry.name.endswith("/"):
                 known |= {self.stamps[place] for place in entry.places if place in self.stamps}
             if entry.digest.startswith(_DIRECTORY):
-                # It was known to be there; that now the names in it count, too, is no contradiction.
+                # The directory was known to exist. It is no contradiction if the names in it now count, too.
                 known.discard(_DIRECTORY)
             if known - {entry.digest}:
                 return entry
@@ -374,7 +374,7 @@ class KernelInfo(Record):
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """The weights of the problems if one config is served for all of them; else empty."""
+        """The weights of the problems, if one config is served for all of them; else empty."""
         return self.extra.weights
 
     @property
@@ -399,7 +399,7 @@ class KernelInfo(Record):
         return apply_bucket_rules(self.bucket, problem) if self.bucket else dict(problem)
 
     def select_key_values(self, problem: Problem) -> dict[str, Scalar]:
-        """Return the part of a problem, or of its bucket's representative, that enters the key."""
+        """Return the part of a problem's bucket representative that enters the key."""
         problem = self.choose_representative(problem)
         return problem if self.specialize is None else {key: problem[key] for key in self.specialize}
 
@@ -413,7 +413,7 @@ class KernelInfo(Record):
 
     @property
     def metrics(self) -> Mapping[str, bool]:
-        """The file's own metrics by name: whether each is computed from the energy."""
+        """For each of the file's own metrics, by name, whether it is computed from the energy."""
         return self.extra.metrics
 
     def objective(self, asked: str | None) -> Objective:
@@ -438,7 +438,7 @@ class KernelInfo(Record):
     def with_anchor(self, anchor: Config | None, objective: Objective) -> KernelInfo:
         """Return the kernel with the anchor as its default, if the objective's numerics are exact.
 
-        So the anchor is served before there is a winner, is measured in full, and is the base of speed-ups.
+        As the default, the anchor is served before there is a winner, measured in full, and the base of speed-ups.
         """
         is_other = anchor is not None and is_exact(objective) and anchor != self.default
         return dataclasses.replace(self, default=anchor) if is_other else self

@@ -1,7 +1,7 @@
 """Identities: names and keys of kernels, problems, devices and winners, each a type of its own for the type checker.
 
-At run time a name is a string, so that it costs nothing to carry, compare and send. It gets its type once, where it
-comes in: from a request, a row of the store, a kernel file or a backend's report.
+At run time a name is a string, so that it costs nothing to pass, compare and send. It gets its type once, where it
+enters the program: from a request, a row of the store, a kernel file or a backend's report.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ProjectName = NewType("ProjectName", str)
 """The name of a root's project; unique among the roots."""
 
 KernelName = NewType("KernelName", str)
-"""The full name of a kernel, ``project:kernel``; requests may have short ones, which are resolved at once."""
+"""The full name of a kernel, ``project:kernel``. Requests may use short names, which are resolved at once."""
 
 KeyProblem = NewType("KeyProblem", str)
 """The part of a problem that enters the key (``specialize=``), as canonical text; see :func:`make_key_problem`."""
@@ -69,7 +69,7 @@ class WinnerKey(NamedTuple):
     """Key of a winner. Jobs, winners, lookups and pins for the same work have equal keys.
 
     A compile-only job has its target in place of the device model. The key is a tuple, because lookups hash thousands
-    of keys, and tuples do that in C.
+    of keys, and tuples are hashed in C.
     """
 
     kernel: KernelName
@@ -83,9 +83,9 @@ class CallKey(Record):
     """A tuning key of an application's function.
 
     Attributes:
-        identity: digest of everything but the call that decides a measurement of the function.
+        identity: digest of everything that decides a measurement of the function, except the call itself.
         problem: the values by which the function's winners are told apart.
-        device: the model of the GPU; None leaves it to the daemon.
+        device: the model of the GPU; None lets the daemon choose.
     """
 
     identity: str
@@ -94,7 +94,7 @@ class CallKey(Record):
 
     @property
     def text(self) -> str:
-        """The text that stands for the key where keys are looked up."""
+        """The key as text, under which it is looked up."""
         return f"{self.identity} {self.device or ''} {canonical(self.problem)}"
 
 
@@ -104,7 +104,7 @@ def make_full_name(project: str, kernel: str) -> KernelName:
 
 
 def project_of(kernel: KernelName) -> ProjectName:
-    """Return the project of a full name. A project's name may have colons, a kernel's short name has none."""
+    """Return the project of a full name. A project's name may contain colons, a kernel's short name does not."""
     return ProjectName(kernel.rpartition(":")[0])
 
 
@@ -114,6 +114,6 @@ def make_key_problem(values: Mapping[str, Scalar]) -> KeyProblem:
 
 
 def parse_key_problem(problem: KeyProblem) -> dict[str, Scalar]:
-    """Return the values of which a problem's key was made."""
+    """Return the values from which a problem's key was made."""
     values: dict[str, Scalar] = json.loads(problem)
     return values

@@ -1,9 +1,9 @@
-"""Near problems: how far two problems are apart, and the winners of the nearest ones. No IO.
+"""Near problems: the distance of two problems, and the winners of the nearest ones. No IO.
 
-A lookup serves another problem's winner unchanged. So it accepts only problems with the same strings and bools, and
-takes the one with the smallest log distance over the numbers: the sum of abs(ln(a / b)), by which 1024 is as far from
-512 as from 2048. A job only begins its search with near configs. So it takes those of any other key, the most similar
-ones first.
+A lookup serves another problem's winner unchanged. So it only accepts problems with the same strings and bools, and
+takes the problem with the smallest log distance over the numbers: the sum of abs(ln(a / b)), by which 1024 is as far
+from 512 as from 2048. A job only begins its search with near configs. So it takes configs of all other keys, those of
+the most similar keys first.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ktuned.model.trial import Winner
 from ktuned.model.values import Problem, Scalar
 
 NEAR_CANDIDATES = 4
-"""Number of nearest winners that are considered: a worker may have to check each one's validity."""
+"""Most winners that are considered, because a worker may have to check whether each is valid."""
 
 
 def find_nearest_winners(problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
-    """Return the winners of the nearest problems that can be compared with one, the nearest first."""
+    """Return the winners of the nearest problems that can be compared with this problem, the nearest first."""
     measured = ((measure_distance(problem, winner.problem), winner) for winner in winners)
     reachable = sorted(
         ((far, winner) for far, winner in measured if far is not None),
@@ -34,8 +34,8 @@ def find_nearest_winners(problem: Mapping[str, Scalar], winners: Iterable[Winner
 def find_stand_ins(key: WinnerKey, problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
     """Return the winners of other keys that may stand in for a missing one, the best first.
 
-    For another objective than latency, the problem's fastest config comes first: it is valid, and seldom bad. For exact
-    numerics there are none, because nobody has compared their bits with the anchor's.
+    For an objective other than latency, the problem's fastest config comes first: it is valid, and seldom bad. For
+    exact numerics there are no stand-ins, because their bits were not compared with the anchor's.
     """
     if is_exact(key.objective):
         return []
@@ -63,7 +63,7 @@ def measure_distance(problem: Problem, near: Problem) -> float | None:
 
 
 def sort_by_similarity(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner]:
-    """Return the winners of all other keys, those of the most similar ones first.
+    """Return the winners of all other keys, the most similar keys first.
 
     The distance of two sizes is the logarithm of their ratio. Any other difference in a problem counts as a factor of
     16. Another device or objective counts as a factor of 2, because the best config depends on sizes in much the same

@@ -1,17 +1,17 @@
-"""Noise: which figures vary too much to be relied on. No IO.
+"""Noise: figures that vary too much to be relied on. No IO.
 
-A figure is noisy if the spread of its samples, or of the final rounds, is more than half of it. The final round then
-measures again, as often as the preset allows. A figure that is still noisy is served, because nothing better is known,
-but never as final: results, the report, lookups and ``watch --once`` say so next to it.
+A figure is noisy if the spread of its samples, or of the final rounds, is more than half of the figure. The final round
+then measures again, as often as the preset allows. If it is still noisy, it is served, because nothing better is known,
+but never as final: results, the report, lookups and ``watch --once`` mark it.
 
-A reference is noisy as well if it takes so many times as long as the winner that the ratio is implausible: its rounds
-may agree because all of them met the same disturbance. It is measured again; then no speed-up over it is claimed.
+A reference is also noisy if it is slower than the winner by an implausible factor: its rounds may agree because all of
+them met the same disturbance. It is measured again. If the factor stays implausible, no speed-up is claimed.
 """
 
 from __future__ import annotations
 
 NOISY_SPREAD = 0.5
-"""Spread, as a share of the figure, above which it is noisy: no gain over another config can be seen through that.
+"""Spread, as a share of the figure, above which it is noisy, because it hides any gain over another config.
 
 On a quiet GPU the spread of rounds is below 1 %, on a shared CPU some 5 %.
 """
@@ -28,12 +28,12 @@ def is_noisy(latency_us: float | None, spread_us: float | None) -> bool:
 
 
 def is_ratio_implausible(reference_us: float | None, best_us: float | None) -> bool:
-    """Return whether a winner is faster than the reference by more than is likely to be true."""
+    """Return whether a winner is implausibly much faster than the reference."""
     return bool(reference_us and best_us) and (reference_us or 0.0) > IMPLAUSIBLE_RATIO * (best_us or 0.0)
 
 
 def is_reference_noisy(reference_us: float | None, spread_us: float | None, best_us: float | None) -> bool:
-    """Return whether a reference's figure is too doubtful to claim a speed-up over it."""
+    """Return whether a reference's latency is too uncertain to claim a speed-up over it."""
     return is_noisy(reference_us, spread_us) or is_ratio_implausible(reference_us, best_us)
 
 

@@ -1,12 +1,12 @@
-"""Same bits: which configs leave equal outputs, and what it costs to allow only those of one config. No IO.
+"""Same bits: configs that leave equal outputs, and the price of allowing only those of one class. No IO.
 
 A config's *bits* are the digests of its outputs, one for each input that it was launched on, always in the same order:
-the inputs of its measurement, then hard ones, which are made to show differences, then other random numbers. An input
-that a kernel does not have leaves an empty digest. Configs with equal bits form a *class*. With exact numerics, only
-the class of the *anchor* may win: that is the declared default, or a config that was chosen in its place.
+the inputs of its measurement, then hard inputs, which are made to show differences, then other random numbers. An input
+that a kernel does not have gives an empty digest. Configs with equal bits form a *class*. With exact numerics, only the
+class of the *anchor* may win: the anchor is the declared default, or a config that was chosen in its place.
 
-Digests say what was seen, and prove nothing. A config that was given up early was launched on the first input alone: it
-may be known to differ from a class, but belongs to none. A config whose outputs differ between launches is
+Equal digests are evidence, but no proof. A config that was given up early was only launched on the first input: it may
+be known to differ from a class, but belongs to none. A config whose outputs differ between launches is
 *nondeterministic*, and has no class.
 """
 
@@ -26,7 +26,7 @@ MOST_LETTERS = 26
 
 
 def have_same_bits(bits: Sequence[str], anchor: Sequence[str]) -> bool | None:
-    """Return whether a config's outputs equal the anchor's on all inputs; None if not all are known."""
+    """Return whether a config's outputs equal the anchor's on all inputs; None if some are unknown."""
     common = min(len(bits), len(anchor))
     if tuple(bits[:common]) != tuple(anchor[:common]):
         return False
@@ -35,7 +35,16 @@ def have_same_bits(bits: Sequence[str], anchor: Sequence[str]) -> bool | None:
 
 @record
 class BitClass(Record):
-    """A class of configs: their equal bits, how many were measured, and the fastest one with its latency in µs."""
+    """A class of configs.
+
+    Attributes:
+        letter: its name.
+        bits: the bits of all its configs.
+        configs: how many configs were measured.
+        best: the fastest config.
+        best_us: the fastest config's latency.
+        is_anchor: whether it is the anchor's class.
+    """
 
     letter: str
     bits: Bits
@@ -47,13 +56,14 @@ class BitClass(Record):
 
 @record
 class BitClasses(Record):
-    """The classes of one context: the anchor's, then the others from the fastest to the slowest.
+    """The classes of one context.
 
     Attributes:
+        classes: the anchor's class, then the others from the fastest to the slowest.
         inputs: number of inputs on which outputs are compared.
-        nondeterministic: number of configs without a class.
+        nondeterministic: number of nondeterministic configs.
         splitting: knobs that change bits.
-        keeping: knobs that were seen to change none.
+        keeping: knobs that were not seen to change bits.
         fastest_us: latency of the fastest config of all.
     """
 
@@ -72,7 +82,8 @@ class BitClasses(Record):
         most = max((len(bits) for bits, _ in known), default=0)
         groups: defaultdict[Bits, list[Trial]] = defaultdict(list)
         for bits, one in sorted(known, key=lambda pair: -len(pair[0])):
-            # With fewer inputs, a config that agrees with a class may belong to it; one that differs from all does not.
+            # A config with fewer inputs may belong to a class that it agrees with. If it differs from all, it is a new
+            # class.
             if len(bits) == most or not any(len(full) > len(bits) and full[: len(bits)] == bits for full in groups):
                 groups[bits].append(one)
         members = [
@@ -91,7 +102,7 @@ class BitClasses(Record):
         return cls(classes, inputs, nondeterministic, splitting, keeping, fastest_us)
 
     def name_class(self, detail: TrialDetail) -> str:
-        """Return the letter of a trial's class; ``A/B?`` if too little is known to tell, empty if nothing is."""
+        """Return the letter of a trial's class; ``A/B?`` if several are possible, empty if nothing is known."""
         if detail.nondeterministic:
             return "nondeterministic"
         bits = detail.bits or ()
@@ -103,13 +114,13 @@ class BitClasses(Record):
 
     @property
     def price(self) -> str:
-        """What it costs to allow only the anchor's bits, in words; empty if that is not known."""
+        """The price of allowing only the anchor's bits, in words; empty if it is unknown."""
         if not self.classes or not self.classes[0].is_anchor:
             return ""
         return describe_price(self.classes[0].best_us, self.fastest_us)
 
     def describe_classes(self) -> list[str]:
-        """Return a line for each thing that is known of the classes."""
+        """Return what is known of the classes, in lines of text."""
         if not self.classes and not self.nondeterministic:
             return []
         shown = [
@@ -126,10 +137,10 @@ class BitClasses(Record):
 
 
 def describe_price(exact_us: float, fastest_us: float | None) -> str:
-    """Return what it costs to allow only the anchor's bits, in words.
+    """Return the price of allowing only the anchor's bits, in words.
 
     Args:
-        exact_us: latency of the fastest config with these bits.
+        exact_us: latency of the fastest config with the anchor's bits.
         fastest_us: latency of the fastest config of all.
     """
     if fastest_us is None or exact_us <= fastest_us:
@@ -147,7 +158,7 @@ def _choose_letter(place: int) -> str:
 
 
 def _sort_knobs(known: Sequence[tuple[Config, Bits]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the knobs that change bits, and those that do not, by comparing configs that differ in one knob alone."""
+    """Return the knobs that change bits, and those that do not, by comparing configs that differ in a single knob."""
     splitting, keeping = [], []
     for knob in sorted({name for config, _ in known for name in config}):
         groups: defaultdict[tuple[tuple[str, Scalar], ...], list[Bits]] = defaultdict(list)

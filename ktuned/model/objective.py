@@ -1,13 +1,13 @@
-"""Objectives: the figure by which a tuning judges configs. No IO.
+"""Objectives: the figure by which a tuning compares configs. No IO.
 
 An objective is a text: ``latency``, ``energy`` (of a launch), ``edp`` (energy times latency), or one of the kernel
-file's metrics with its direction, ``max:tflops`` or ``min:bytes``. A config's energy (J) and edp (J·s) are kept among
-its metrics, so that each figure but the latency is found there by its name. A figure's *cost* is what is compared: less
-is better.
+file's metrics with its direction, ``max:tflops`` or ``min:bytes``. A config's energy (J) and edp (J·s) are stored among
+its metrics, so that each figure except the latency is found there by its name. Configs are compared by a figure's
+*cost*, of which less is better.
 
 *Numerics* are a part of an objective: ``exact:latency`` is the latency of configs that leave the same bits as the
-anchor, and no other config has a figure by it (docs/numerics.md). So jobs, winners, lookups and pins with exact
-numerics are kept apart from those that go by a tolerance.
+anchor, and other configs have no such figure (docs/numerics.md). So jobs, winners, lookups and pins with exact numerics
+are separate from those with a tolerance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final, NewType
 from ktuned.model.errors import UsageError
 
 Objective = NewType("Objective", str)
-"""The figure by which configs are judged; see :func:`read_objective` for its form."""
+"""The figure by which configs are compared; see :func:`read_objective` for its form."""
 
 LATENCY: Final = Objective("latency")
 ENERGY: Final = Objective("energy")
@@ -32,8 +32,8 @@ TOLERANCE: Final = "tolerance"
 EXACT: Final = "exact"
 
 NUMERICS: Final = (TOLERANCE, EXACT)
-"""How outputs are compared: with the reference's within a tolerance, and for ``exact`` also with the bits of the
-anchor's.
+"""How outputs are compared: with the reference's outputs within a tolerance, and for ``exact`` also with the anchor's
+outputs bit by bit.
 """
 
 _MOST, _LEAST = "max:", "min:"
@@ -70,8 +70,8 @@ def is_latency(objective: str) -> bool:
 
 
 def needs_metric(objective: str) -> bool:
-    """Return whether an objective judges configs by one of their metrics, the energy included: the latency alone does
-    not decide then.
+    """Return whether an objective compares configs by one of their metrics, such as the energy, and not by the latency
+    alone.
     """
     return not is_latency(objective)
 
@@ -90,11 +90,11 @@ def read_objective(text: str) -> Objective:
     """Return the objective that a text names.
 
     Raises:
-        UsageError: it names none.
+        UsageError: the text names no objective.
     """
     plain = strip_numerics(text)
     if plain in BUILT_IN or (plain.startswith((_MOST, _LEAST)) and metric_of(plain).isidentifier()):
-        # One object for each text, by which a field that holds its default is recognised.
+        # Intern the text, because a field is known to hold its default by the object's identity.
         return Objective(sys.intern(text))
     hint = "give latency, energy, edp, or a metric of the kernel file with its direction, max:NAME or min:NAME"
     raise UsageError(f"there is no objective {text!r}", hint=hint)
@@ -112,7 +112,7 @@ def metric_of(objective: Objective) -> str:
 
 
 def word_improvement(objective: Objective) -> str:
-    """Return ``faster`` of a latency, ``better`` of any other figure."""
+    """Return ``faster`` for a latency, ``better`` for any other figure."""
     return "faster" if is_latency(objective) else "better"
 
 
@@ -127,7 +127,7 @@ def unit_of(objective: Objective) -> str:
 
 
 def mention_objective(objective: str) -> str:
-    """Return an objective as the end of a phrase, ``" by energy"``; nothing if it is the latency, as is usual."""
+    """Return an objective as the end of a phrase, ``" by energy"``; nothing for the latency, the usual objective."""
     return "" if objective == LATENCY else f" by {objective}"
 
 
@@ -144,7 +144,7 @@ def compute_energy_figures(energy_j: float, latency_us: float) -> dict[str, floa
 def cost_of(objective: Objective, figure: float | None) -> float | None:
     """Return a figure's cost: less is better, and ratios of costs are ratios of figures.
 
-    It is None for no figure, and for one that is not positive, because configs are compared by ratios.
+    It is None if there is no figure, or if it is not positive, because configs are compared by ratios.
     """
     if figure is None or figure <= 0:
         return None

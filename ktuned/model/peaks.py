@@ -46,7 +46,7 @@ class Peaks(Record):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share of a device's limit that a kernel reaches by a metric; ``of`` names the limit."""
+    """The share of a device's limit that a kernel reaches, by a metric; ``of`` names the limit."""
 
     of: str
     share: float
@@ -64,8 +64,8 @@ def name_arithmetic_metric(precision: str) -> str:
 def compute_shares(metrics: Mapping[str, float], peaks: Peaks) -> list[Share]:
     """Return a kernel's share of each limit for which there is a metric, the largest first.
 
-    The largest is of the limit that holds the kernel back, if any does. A share above 100 % means that the data stayed
-    in a cache, or that the limit was measured under worse conditions.
+    The limit with the largest share is the one that holds the kernel back, if any does. A share above 100 % means that
+    the data stayed in a cache, or that the limit was measured under worse conditions.
 
     Args:
         metrics: a config's figures by name.

@@ -1,4 +1,4 @@
-"""Plans of jobs: what to search by, how thoroughly to measure, and when to end."""
+"""Plans of jobs: how to search, how thoroughly to measure, and when to end."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class Preset(Record):
     """How thorough measurements are.
 
     Attributes:
+        name: the preset's name.
         warmup: untimed launches before the timed ones.
-        repetitions: least number of timed launches; they go on until the 95 % confidence interval of the median is
+        repetitions: least number of timed launches. More follow until the 95 % confidence interval of the median is
             within 1 %.
-        timing_s: longest time for that.
-        finalists: best configs that are measured again, in interleaved rounds.
-        finalist_rounds: rounds of these.
+        timing_s: longest time for the timed launches of one config, in s.
+        finalists: how many of the best configs are measured again, in interleaved rounds.
+        finalist_rounds: how many such rounds there are.
         most_rounds: most rounds, if earlier ones contradict each other.
-        straggler_times: how many times as long as the longest other compile the last one may take, when the job waits
-            for nothing else.
+        straggler_times: when the job only waits for its last compile, how many times as long as the longest other
+            compile it may take.
         inputs: with exact numerics, the inputs on which outputs are compared: the problem's own, six hard ones, and
             other random numbers.
     """
@@ -51,11 +52,11 @@ PRESETS: Mapping[str, Preset] = {
 }
 
 DEFAULT_TRIALS = 1000
-"""Default limit of a job's trials: enough for most spaces, and it ends the search of endless ones."""
+"""Default limit of a job's trials: enough for most spaces, and an end for searches of huge ones."""
 
 
 UNTIL = ("budget", "converged")
-"""What ends a job: its budget, or already the point where an improvement of more than 1 % is unlikely."""
+"""When a job ends: at its budget, or earlier, when an improvement of more than 1 % is unlikely."""
 
 
 @record
@@ -63,13 +64,20 @@ class Plan(Record):
     """The plan of a job for one space.
 
     Attributes:
+        strategy: name of the search strategy.
+        seed: seeds the search's random numbers.
+        preset: name of the preset for measurements.
+        trials: most trials.
+        seconds: longest time of the job; None for no limit.
+        early_stop: gives up on configs that take this many times as long as the best config.
+        deadlines: deadlines in s, by phase.
+        compile_only: compile without measuring.
         until: one of :data:`UNTIL`.
-        compile_only: compile and measure nothing.
-        configs: tried instead of the whole space, of which they are a part.
+        configs: the only configs to try; empty for the whole space.
         again: repeat measurements that are known.
         objective: a text of :mod:`ktuned.model.objective`.
         no_share: ignore the team store, and share nothing with it.
-        keep_going: go on even if all configs fail in the same way.
+        keep_going: continue even if all configs fail in the same way.
         anchor: with exact numerics, the config whose bits all others must have; None until it is chosen.
     """
 
@@ -89,7 +97,7 @@ class Plan(Record):
     keep_going: bool = False
     anchor: Config | None = None
 
-    # Fields that were added later: digests of kernels are made from the plan, and a new field must not change them all.
+    # Fields that were added later. Kernels' digests are made from the plan, and a new field must not change them all.
     _omitted: ClassVar = ("configs", "again", "objective", "no_share", "keep_going", "anchor")
 
     def to_wire(self) -> dict[str, Any]:
@@ -104,7 +112,7 @@ class Plan(Record):
 
 @record
 class PlanDefaults(Record):
-    """A project's budgets for kernel files that set none of their own; None leaves ktuned's default."""
+    """A project's budgets for kernel files that set none of their own; None stands for ktuned's default."""
 
     preset: str | None = None
     trials: int | None = None

@@ -1,11 +1,11 @@
 """Records: frozen dataclasses that are quick to define, because a worker defines some sixty of them at each start.
 
 The standard decorator compiles six methods for each class, which takes half a millisecond. Records share the methods of
-one base class. Making one takes 1 µs longer; what is made at each lookup is therefore a standard dataclass.
+one base class. Making a record takes 1 µs longer, so values that are made at each lookup are standard dataclasses.
 
-What a record holds, its ``vars()``, is also what the store and the wire have of it. A class names the fields that it
-leaves out while they have their defaults: fields that were added later, where digests are made of the rest, or all
-fields, where each case has few of many facts. Such a field is still read as its default.
+The content of a record, its ``vars()``, is also its form in the store and on the wire. A class may name fields that are
+left out while they have their defaults: fields that were added later, if digests are made of the content, or all
+fields, if each record only has few of many facts. A field that is left out is read as its default.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Record:
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
     __match_args__: ClassVar[tuple[str, ...]]
     _blank: ClassVar[dict[str, Any]]
-    """Every field's default, in the fields' order; the field itself if a value must be given or made by a factory."""
+    """Every field's default, in order; the field object itself if a value must be given or is made by a factory."""
     _made: ClassVar[dict[str, dataclasses.Field[Any]]]
     """The fields without a plain default."""
     _held: ClassVar[dict[str, Any]]
@@ -62,7 +62,7 @@ class Record:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        # What was decoded from a map may lack fields that have their defaults, and has the others in the map's order.
+        # A record that was decoded from a map may lack fields with default values, and has the map's order.
         return vars(self) == vars(other) or self._list_values() == other._list_values()
 
     def __hash__(self) -> int:

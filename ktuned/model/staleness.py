@@ -9,10 +9,10 @@ from ktuned.model.trace import ENVIRONMENT
 from ktuned.model.trial import Context
 
 SOURCE = "source"
-"""Group of those parts of a kernel that are files or distributions; the others are ``@kernel``'s arguments."""
+"""Group of a kernel's parts that are files or distributions; the other parts are arguments of ``@kernel``."""
 
 SPACE = "space"
-"""The kind of a change of the space alone; its ``name`` is a sentence about the config."""
+"""Kind of a change that only concerns the space; its ``name`` is a sentence about the config."""
 
 CAPTURED = "inputs:captured"
 """Part that stands for a problem's captured inputs."""
@@ -51,11 +51,11 @@ def compare_contexts(
     Args:
         then: the context of a measurement.
         now: the present one.
-        parts: the parts of both kernel digests by label; None for parts that were not kept. The change is then reported
+        parts: the parts of both kernel digests by label; None if they were not stored. The change is then reported
             without its parts.
         toolchains: likewise, the parts of both toolchains.
         drivers: likewise, the parts of both device fingerprints.
-        kernel_file: stands for changes that belong to no other file.
+        kernel_file: the file that is named for changes that belong to no other file.
     """
     found: list[Change] = []
     if then.digest != now.digest:
@@ -72,7 +72,7 @@ def compare_contexts(
         found.append(
             Change("measuring", "ktuned", "way of measuring", str(then.measuring_version), str(now.measuring_version))
         )
-    # A variable may decide both compiling and measuring.
+    # Remove duplicates: a variable may decide both compiling and measuring.
     return list(dict.fromkeys(found))
 
 

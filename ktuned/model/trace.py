@@ -3,9 +3,9 @@
 Inspection finds most of them. The rest is *learned*: compiling, loading and measuring show which other names are read.
 A learned name belongs to its kernel from then on, and to its digest.
 
-Digests that grow by names must not depend on the order in which these are learned, and an earlier digest, under which
-results are stored already, must be able to get a name later. So a digest is a number modulo 2^256, and each name adds
-the hash of its entry (:func:`extend_digest`); what was added can be subtracted again (:func:`reduce_digest`).
+A digest must not depend on the order in which names are learned. And it must be possible to add a name later to an
+earlier digest, under which results are already stored. So a digest is a number modulo 2^256, to which each name adds
+the hash of its entry (:func:`extend_digest`), and from which it can be subtracted again (:func:`reduce_digest`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DISTRIBUTION = "dist:"
 """Prefix of a name that stands for all files of an installed distribution: ``dist:NAME``."""
 
 UNOBSERVED = "unobserved:"
-"""Prefix of a name that is no file but a reason why one version of the code was not fully observed:
+"""Prefix of a name that gives a reason why one version of the code was not fully observed:
 ``unobserved:VERSION:REASON``.
 """
 
@@ -33,16 +33,16 @@ _BITS = 256
 
 @record
 class Observation(Record):
-    """One entry of a trace: a name, and what was read there.
+    """One entry of a trace: a name, and a digest of what was read there.
 
     Attributes:
         name: a file's path relative to its project's directory, or a text with one of the prefixes above.
         digest: SHA-256 of the bytes; empty if nothing was there.
-        meaning: SHA-256 of what decides results instead: the syntax tree of executed Python. Empty if the bytes do.
-        places: the paths whose change is a change of the file: its own, and those of the links on the way. They are
-            absolute in the catalog, and relative to the project in messages.
-        is_source: it was read to make an artifact.
-        is_data: it was read to make a problem's data, or to check outputs.
+        meaning: SHA-256 of the syntax tree, for executed Python: it decides results instead of the bytes. Else empty.
+        places: the paths to watch: the file's own path, and those of the links on the way. They are absolute in the
+            catalog, and relative to the project in messages.
+        is_source: whether it was read to make an artifact.
+        is_data: whether it was read to make a problem's data, or to check outputs.
     """
 
     name: str
@@ -64,14 +64,14 @@ class Observation(Record):
 
 def digest_variable(value: str | None) -> str:
     """Return the digest of an environment variable's value; empty if it is not set."""
-    # Like sha256(): commands that digest nothing should not wait for OpenSSL.
+    # Imported here, like in sha256(), because commands that digest nothing should not wait for OpenSSL.
     import hashlib
 
     return "" if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
 
 
 def extend_digest(digest: str, entries: Iterable[Observation]) -> str:
-    """Return a digest with further entries added: the same in any order, and in any number of steps."""
+    """Return a digest with further entries added. Neither their order nor the number of steps changes the result."""
     total = _to_number(digest)
     for entry in entries:
         total += int(sha256(f"{entry.name}\0{entry.decisive}"), 16)
@@ -85,7 +85,7 @@ def reduce_digest(digest: str, entries: Iterable[Observation]) -> str:
 
 
 def add_digests(one: str, other: str) -> str:
-    """Return the sum of two digests; whether entries are added to either of them, or to the sum, is the same."""
+    """Return the sum of two digests. Adding an entry to the sum is the same as adding it to either of them."""
     return f"{(_to_number(one) + _to_number(other)) % (1 << _BITS):064x}"
 
 
@@ -95,7 +95,7 @@ def add_captured(digest: str, captured: str) -> str:
 
 
 def find_news(known: Mapping[str, Observation], found: Iterable[Observation]) -> list[Observation]:
-    """Return the observations to learn: of new names, and of names that were not known to be read for that purpose."""
+    """Return the observations to learn: those with new names, or with a purpose that the name was not known for."""
     news: dict[str, Observation] = {}
     for entry in found:
         before = news.get(entry.name) or known.get(entry.name)

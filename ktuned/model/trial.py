@@ -12,7 +12,7 @@ from ktuned.model.record import EVERY_FIELD, Record, record
 from ktuned.model.values import Config, Outcome, Problem
 
 MEASURING_VERSION = 4
-"""Raised whenever measuring changes, so that latencies that were measured in two ways are never compared."""
+"""Raised whenever measuring changes, so that latencies that were measured in different ways are never compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,54 +29,57 @@ class Context:
 
     @property
     def key(self) -> WinnerKey:
-        """The key of the winner by latency, for which a measurement in this context competes."""
+        """The key of the winner by latency that a measurement in this context may become."""
         return self.key_for(LATENCY)
 
     def key_for(self, objective: Objective) -> WinnerKey:
-        """Return the key of the winner by an objective, for which a measurement in this context competes."""
+        """Return the key of the winner by an objective that a measurement in this context may become."""
         return WinnerKey(self.kernel, self.problem, self.device, objective)
 
 
 @record
 class TrialDetail(Record):
-    """What is known of a trial besides its figures, as far as it got; the end of a name is the unit of its time.
+    """The facts about a trial besides its figures, as far as it got. The end of a name is the unit of a time.
 
-    A new fact is one field here: the store keeps it, ``results`` sends it, ``ktuned results --trial`` shows it.
+    To add a fact, add a field here: the store keeps it, ``results`` sends it, ``ktuned results --trial`` shows it.
 
     Attributes:
-        phase: in which it failed; ``import`` of a winner from a file.
-        signal: that ended its process.
+        phase: the phase in which it failed; ``import`` for a winner from a file.
+        signal: the signal that ended its process.
         after_s: the deadline that passed.
         story: its events.
         stdout, stderr: what the config printed, if it failed.
         count: number of timings.
-        samples: some of them, in ascending order, in µs.
+        samples: some of the timings in µs, in ascending order.
         low_us, high_us: ends of the median's 95 % interval; with fewer than six timings, of their range.
-        beaten: sampling ended early, because the config could not win.
+        beaten: whether sampling ended early, because the config could not win.
         max_error, mismatched_ratio: how far the outputs were from the expected ones.
         contention: why it is unknown whether others used the device.
-        overwritten: inputs that the launch wrote without a declaration.
-        cores: how many it used.
+        overwritten: inputs that the launch wrote to although they are not declared as written.
+        cores: how many cores it used.
         phase_s: the lane's time by phase.
         metrics_fault: why the kernel file's own metrics failed.
-        undisputed: a config whose only fault is that it differs from the default's outputs is timed, too. It has this
-            outcome if the default turns out to be wrong.
+        undisputed: the outcome that it gets if the default turns out to be wrong, for a config whose only fault is that
+            its outputs differ from the default's. Such a config is timed, too.
         energy_low, energy_high: ends of the energy's 95 % interval, in J.
-        energy_rounds: rounds as a finalist by energy; see :attr:`round_costs`.
-        round_costs: the costs of its rounds by another figure than the latency.
+        energy_rounds: number of its rounds as a finalist by energy; see :attr:`round_costs`.
+        round_costs: the costs of its rounds, if the objective is not the latency.
         build: the Build, as plain data.
-        facts: the backend's.
-        content: digest that equal measurements share.
-        read: digest of the data files and variables that were read until it ended.
-        open_s: what opening the problem for it took.
-        spans: ``compile`` or ``lane``; slot or device; since when (Unix s).
-        carried_from: the trial that measured equal content.
-        rounds: rounds as a finalist by the latency, and what they found.
-        compared: number of launches, timed or made alike, whose outputs were compared, in all rounds.
-        bits: digests of the outputs by input, if requested; of a config that was given up, for the first input alone.
+        facts: the backend's facts about the artifact.
+        content: digest of everything that decides the measurement; trials with equal content measure the same.
+        read: digest of the data files and variables that had been read when it ended.
+        open_s: how long it took to open the problem for it.
+        spans: for each part of its work, ``compile`` or ``lane``, the slot or device, and its start (Unix s).
+        carried_from: the trial with equal content whose measurement was taken over.
+        rounds: number of its rounds as a finalist by latency.
+        round_medians_us: the medians of these rounds.
+        first_latency_us: its latency before these rounds.
+        reference_us, reference_spread_us: the reference's latency and spread in these rounds.
+        compared: number of launches whose outputs were compared, in all rounds.
+        bits: digests of the outputs by input, if requested; only for the first input if the config was given up.
         row_bits: digests of the rows of each smaller problem of a batch-invariant group, by problem.
         same_bits: whether the bits are the anchor's.
-        nondeterministic: launches have left different outputs from the same inputs.
+        nondeterministic: whether launches have left different outputs from the same inputs.
     """
 
     _omitted: ClassVar = EVERY_FIELD
@@ -123,7 +126,7 @@ class TrialDetail(Record):
     nondeterministic: bool | None = None
 
     def count_rounds(self, *, by_energy: bool = False) -> int:
-        """Return the number of its rounds as a finalist: those by energy are counted apart."""
+        """Return the number of its rounds as a finalist; rounds by energy are counted separately."""
         return (self.energy_rounds if by_energy else self.rounds) or 0
 
 
@@ -132,14 +135,15 @@ NO_DETAIL: Final = TrialDetail()
 
 @record
 class TrialResult(Record):
-    """What a config came to. The worker makes it, the daemon adds what only it knows, the store keeps it.
+    """The result of one config. The worker makes it, the daemon adds what only it knows, the store keeps it.
 
     Attributes:
-        outcome: None while there is none: the trial runs, or has to be tried again.
+        outcome: how the trial ended; None while it runs, or if it has to be tried again.
         latency_us, spread_us: median and interquartile range of its timings.
-        compile_s, lane_s: what it has cost.
-        message: why it failed, or what there is to say.
+        compile_s, lane_s: the time that it took to compile, and on the lane.
+        message: why it failed, or a remark.
         artifact: its artifact's key.
+        detail: further facts.
         metrics: the kernel file's own figures, with the energy (J) and edp (J·s) where the energy was measured.
     """
 
@@ -154,7 +158,7 @@ class TrialResult(Record):
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def figure(self, objective: Objective) -> float | None:
-        """Return the figure by which an objective judges it, if it has one."""
+        """Return its figure by an objective, if it has one."""
         if is_exact(objective) and not self.detail.same_bits:
             return None
         return figure_of(objective, self.latency_us, self.metrics)
@@ -173,16 +177,17 @@ class TrialResult(Record):
 
     def add_details(self, **details: Any) -> Self:
         """Return the result with further fields of its detail: ``result.add_details(cores=2)``."""
-        # As `replace` does, which would look at each of the fields that a detail might have.
+        # This does the same as `replace`, without a look at each of the many fields.
         detail = TrialDetail(**{**vars(self.detail), **details})
         return type(self)(**{**vars(self), "detail": detail})
 
 
 @record
 class Trial(TrialResult):
-    """One config tried on one problem on one device model, as the store keeps it: its result, and whose it is.
+    """One config that was tried on one problem on one device model, as the store keeps it.
 
-    ``problem`` has only the values that enter the key. ``updated`` is a Unix time in s.
+    ``problem`` has only the values that enter the key. ``digest`` is the kernel's digest. ``updated`` is a Unix time in
+    s.
     """
 
     _: KW_ONLY
@@ -201,7 +206,7 @@ class Trial(TrialResult):
         return TrialResult(*(getattr(self, name) for name in TrialResult.__match_args__))
 
     def without_detail(self) -> Self:
-        """Return the trial as lists and events have it: whatever writes it leaves its detail out."""
+        """Return the trial without its detail, as lists and events show it."""
         short = object.__new__(type(self))
         vars(short).update({name: value for name, value in vars(self).items() if name != "detail"})
         return short
@@ -212,15 +217,15 @@ class ListedTrial(Trial):
     """A trial as ``results`` lists it; its ``detail`` is empty unless it was asked for.
 
     Attributes:
-        winner: it is the winner by any objective.
-        objectives: what it is the winner by.
+        winner: whether it is the winner by any objective.
+        objectives: the objectives by which it is the winner.
         facts: the numbers among the backend's facts.
     """
 
     winner: bool = False
     objectives: tuple[Objective, ...] = ()
     facts: Mapping[str, float] = field(default_factory=dict)
-    # The protocol's name of this field is a word of Python's; see `bit_class`.
+    # The protocol's name for this field is a keyword of Python; see `bit_class`.
     __annotations__["class"] = "str"
     vars()["class"] = ""
 
@@ -237,9 +242,9 @@ class ListedTrial(Trial):
 
 @record
 class KnownConfig(Record):
-    """A config and what a trial has found, without the details, which would take ten times as long to read.
+    """A config and its result, without the details, which would take ten times as long to read.
 
-    ``text`` is the config as canonical text; ``figure`` is by the objective that the reader asked for.
+    ``text`` is the config as canonical text; ``figure`` is its figure by the objective that the reader asked for.
     """
 
     text: str
@@ -253,8 +258,8 @@ class KnownConfig(Record):
 class Winner(Record):
     """The best valid trial of a (kernel, problem, device model) by an objective, with the context of its measurement.
 
-    It ``is_final`` once a final round has decided it. ``note`` says why it is worse than the config that was served
-    before.
+    It ``is_final`` once it was decided by a final round. ``note`` says why it is worse than the config that was served
+    before. ``decided`` is a Unix time in s.
     """
 
     context: Context
@@ -272,7 +277,7 @@ class Winner(Record):
 
     @property
     def key(self) -> WinnerKey:
-        """The key of which it is the winner."""
+        """The key whose winner it is."""
         return self.context.key_for(self.objective)
 
     @property
@@ -285,7 +290,7 @@ class Winner(Record):
 class EarlierSearch(Record):
     """Results of a search of the same kernel for another problem, or on another device.
 
-    All costs are by one objective; less is better.
+    All costs are by the same objective; less is better.
     """
 
     configs: tuple[Config, ...]

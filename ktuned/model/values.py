@@ -18,9 +18,9 @@ Scalar = bool | int | float | str
 Problem = Mapping[str, Scalar]
 """All values that a caller asked for, by name.
 
-An alias, because people write problems as plain dicts: in kernel files, in calls and on the wire. A type of its own
-would wrap each of them without checking anything. Mistakes cost in keys, and these have a type that cannot be confused
-with another text: :data:`~ktuned.model.keys.KeyProblem`.
+It is an alias, because people write problems as plain dicts: in kernel files, in calls and on the wire. A type of its
+own would wrap each of them without checking anything. Mistakes are costly in keys, and these have a type that cannot be
+confused with another text: :data:`~ktuned.model.keys.KeyProblem`.
 """
 
 Config = Mapping[str, Scalar]
@@ -34,14 +34,14 @@ def canonical(values: Mapping[str, Any]) -> str:
 
 def sha256(text: str) -> str:
     """Digest of a text, in hexadecimal digits."""
-    # OpenSSL takes 3 ms to load, for which a command that digests nothing should not wait.
+    # Imported here, because a command that digests nothing should not wait 3 ms for OpenSSL.
     import hashlib
 
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def is_among(value: object, values: Sequence[Scalar]) -> bool:
-    """Return whether a value is in a sequence; like keys, this tells 1, 1.0 and True apart."""
+    """Return whether a value is in a sequence. Like keys, this distinguishes 1, 1.0 and True."""
     if isinstance(values, range):
         return type(value) is int and value in values
     # ``index`` runs at C's speed: an axis may have thousands of values, and each trial asks.
@@ -82,10 +82,10 @@ class Outcome(StrEnum):
 
 
 NOT_TRIED = frozenset({Outcome.CANCELLED, Outcome.INTERRUPTED})
-"""Outcomes of configs that were not tried to their end: their job stopped, or the daemon died."""
+"""Outcomes of configs whose trial did not end, because the job stopped or the daemon died."""
 
 RETRIED_BY_NEXT_JOB = NOT_TRIED | {Outcome.CONTENDED}
-"""Outcomes that do not depend on the config: the next job tries it again."""
+"""Outcomes that do not depend on the config, so that the next job tries it again."""
 
 FAILURES = frozenset(Outcome) - RETRIED_BY_NEXT_JOB - {Outcome.MEASURED, Outcome.SLOWER}
 """Outcomes of configs that do not work."""

@@ -1,9 +1,9 @@
-"""Text of files and programs, made safe to show: what would control a terminal, or reorder a line, becomes an escape.
+"""Text of files and programs, made safe to show: characters that control a terminal or reorder a line are escaped.
 
 A kernel's name, a config's value, a path and a compiler's message are other people's text. Printed unchanged, it could
-clear the screen, set its title, or reverse a line, so that it reads as another one. So each character that Unicode does
-not count as printable (controls, marks of direction, characters without a width, lone surrogates) is shown as Python's
-escape; only tabs, line ends and spaces of any width remain.
+clear the screen, set the window's title, or reverse a line, so that it reads differently. So each character that
+Unicode does not count as printable (controls, marks of direction, characters without a width, lone surrogates) is shown
+as Python's escape. Only tabs, line ends and spaces of any width remain.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The observer below every worker: which names it and its children open, test, list, execute and map, and which
-variables they read.
+"""The observer library in every worker and its children: it records the names that they open, test, list, execute and
+map, and the variables that they read.
 """
 
 from ktuned.observer.library import (

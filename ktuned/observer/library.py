@@ -1,7 +1,7 @@
 """The observer's library: compiled once by the system's C compiler, and kept in the user's cache.
 
-Wheels with the binary would be needed for each C library and processor, but a C compiler is there wherever kernels are
-compiled. Without one, answers say ``not fully observed``, and ``ktuned doctor`` names the remedy.
+Wheels with a binary would be needed for each C library and processor, but machines that compile kernels have a C
+compiler. Without a compiler, answers say ``not fully observed``, and ``ktuned doctor`` names the remedy.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ktuned.ipc import Trust, Untrusted
 from ktuned.observer.log import LOG_VARIABLE, Log
 
 OFF_VARIABLE = "KTUNED_UNOBSERVED"
-"""The variable that switches the observer off, for programs that bear no preloaded library."""
+"""The variable that switches the observer off, for programs that fail with a preloaded library."""
 
 TRUSTED_VARIABLE = "KTUNED_TRUSTED"
 SOURCE = Path(__file__).with_name("observer.c")
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-g0", "-shared", "-fPIC", "-fvisibility=hidden", "-Wno-nonnull-compare")
 COMPILE_S = 60
-"""A compile takes a second; after a minute something is wrong with it."""
+"""Deadline of the compile, which usually takes a second."""
 
 
 class LibraryUnavailable(Exception):
@@ -75,18 +75,18 @@ def _compile_library(place: Path) -> None:
 
 
 def prepare_library() -> None:
-    """Build the library, if possible: the first worker then need not wait for it."""
+    """Build the library, if possible, so that the first worker need not wait for it."""
     with suppress(LibraryUnavailable):
         build_library()
 
 
 def make_worker_variables(scratch: Path, environment: Mapping[str, str], trusted: Sequence[str]) -> dict[str, str]:
-    """Make an empty log, and return the variables that have a worker observed; none if it cannot be.
+    """Make an empty log, and return the variables that turn on a worker's observer; none if that is impossible.
 
     Args:
         scratch: the directory for the log.
         environment: the worker's other variables; libraries that these preload or audit come after the observer.
-        trusted: directories whose programs may run whoever can write them.
+        trusted: directories whose programs may run without a check of who can write them.
     """
     if environment.get(OFF_VARIABLE):
         return {}

@@ -1,8 +1,8 @@
 """The log that a worker and its descendants share: a file of fixed size that each of them maps.
 
-``observer.c`` writes it, with the same layout. The log holds each name once in an epoch, in the order of first sight.
-The worker begins an epoch when it needs to know what is read from then on. A full log says so, and nothing else: the
-observed programs must go on.
+``observer.c`` writes it, with the same layout. The log holds each name once per epoch, in the order in which the names
+were first used. The worker begins an epoch when it needs to know what is read from then on. If the log is full, this is
+marked in it, but the observed programs continue.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _INDEX_AT = 64
 _SLOTS_AT = _INDEX_AT + 4 * _ENTRIES
 _ARENA_AT = _SLOTS_AT + 4 * _SLOTS
 SIZE = _ARENA_AT + _ARENA
-"""4.5 MiB. A large compile enters some thousand names of 100 bytes."""
+"""Size of the log: 4.5 MiB. A large compile enters some thousand names of 100 bytes."""
 
 _ENTRY = struct.Struct("<IIIBBH")
 _EPOCH_AT, _SILENT_AT = 4, 8
 
 
 class Kind(StrEnum):
-    """What was done with a name."""
+    """How a name was used."""
 
     OPENED = "o"
     WRITTEN = "w"
@@ -70,7 +70,7 @@ class Log:
     def open_own(cls, environment: Mapping[str, str] = os.environ) -> Log | None:
         """Return the log of this process; None if it is not observed."""
         place = environment.get(LOG_VARIABLE)
-        # The variable alone proves nothing: an interpreter may not load the library, or may write to another log.
+        # The variable is not enough: the interpreter may not have loaded the library, or may use another log.
         if not place or not _is_mapped_here(place):
             return None
         try:
@@ -86,7 +86,7 @@ class Log:
             OSError: it cannot be made.
         """
         with open(place, "wb") as stream:
-            # Allocate all of it now: once a disk is full, a write to a mapped file kills the writer.
+            # Allocate all of it now, because a write to a mapped file kills the writer if the disk is full.
             os.posix_fallocate(stream.fileno(), 0, SIZE)
             stream.write(_HEADER.pack(_MAGIC, 1, 0, 0, 0, 0))
 
@@ -112,16 +112,16 @@ class Log:
 
     @property
     def is_full(self) -> bool:
-        """True if there was no room for a name."""
+        """True if a name was lost because there was no room."""
         return int(_HEADER.unpack_from(self._map)[5]) != 0
 
     def read_notes(self) -> Iterator[Note]:
-        """Yield what was noted since the last call."""
+        """Yield the notes since the last call."""
         count = min(_HEADER.unpack_from(self._map)[3], _ENTRIES)
         while self._read < count:
             (offset,) = struct.unpack_from("<I", self._map, _INDEX_AT + 4 * self._read)
             self._read += 1
-            # A process that was killed between two steps left a hole.
+            # A process that was killed between two steps may have left a hole.
             if not 0 < offset <= _ARENA - _ENTRY.size:
                 continue
             at = _ARENA_AT + offset

@@ -56,7 +56,7 @@ class TorchArrays:
 
 
 class NumPyArrays:
-    """Arrays of NumPy; bfloat16 and float8 as the unsigned integers of their bits."""
+    """Arrays of NumPy; bfloat16 and float8 are held as unsigned integers with their bits."""
 
     chunk = _CACHED_WORDS
 
@@ -90,7 +90,7 @@ class NumPyArrays:
         return self._numpy.empty(count, self.find_holding_dtype(dtype))
 
     def find_holding_dtype(self, dtype: str) -> str:
-        """Return the NumPy dtype that holds one of torch's."""
+        """Return the NumPy dtype that holds a dtype of torch."""
         if dtype in _NARROW_FORMATS:
             return "uint16" if dtype == "bfloat16" else "uint8"
         return dtype
@@ -102,10 +102,10 @@ class NumPyArrays:
         target[place : place + values.size] = values
 
     def _round_to_format(self, x: Any, kind: _NarrowFormat) -> Any:
-        """Return the bits of float32 in a narrower format that holds them, rounded to nearest even."""
+        """Return the bits of float32 numbers in a narrower format, rounded to nearest even; they are in its range."""
         np = self._numpy
         magnitude = np.abs(x).astype("float64")
-        # Below the smallest normal number, steps stay as they are there.
+        # Denormal numbers are as far apart as the smallest normal ones.
         exponent = np.maximum(np.frexp(magnitude)[1] - 1, 1 - kind.bias)
         exponent[magnitude == 0] = 1 - kind.bias
         steps = np.rint(np.ldexp(magnitude, kind.mantissa_bits - exponent)).astype("int64")

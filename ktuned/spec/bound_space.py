@@ -23,7 +23,7 @@ Where = Callable[[Any, Any], object]
 
 @record
 class Conditional(Record):
-    """A constraint on a knob that exists only where ``when`` holds: elsewhere it keeps its first value."""
+    """A constraint on a knob that exists only where ``when`` holds. Elsewhere the knob keeps its first value."""
 
     knob: str
     first: Scalar
@@ -37,8 +37,8 @@ class Conditional(Record):
 class BoundSpace(ABC):
     """The configs of a space for one problem, in a fixed order.
 
-    Walking one raises :class:`~ktuned.model.errors.KernelFileError` when user code (``where``, a callable) raises or
-    yields something that is not a config, and when no config is valid.
+    Walking a space raises :class:`~ktuned.model.errors.KernelFileError` when user code (``where``, a callable) raises
+    or yields something that is not a config, and when no config is valid.
     """
 
     def __init__(self, problem: Problem, where: tuple[Where, ...], site: Site) -> None:
@@ -53,7 +53,7 @@ class BoundSpace(ABC):
 
     @property
     def axes(self) -> Mapping[str, Sequence[Scalar]] | None:
-        """The axes whose product the space is, before ``where``; ``None`` for lists and callables."""
+        """The axes of which the space is the product, before ``where``; ``None`` for lists and callables."""
         return None
 
     @property
@@ -81,7 +81,7 @@ class BoundSpace(ABC):
 
     @abstractmethod
     def walk(self) -> Iterator[dict[str, Scalar] | None]:
-        """Walk all configs in order, with ``None`` for each that ``where`` rejects, so that callers can pause."""
+        """Yield all configs in order, and ``None`` for each that ``where`` rejects, so that callers can pause."""
 
     @abstractmethod
     def __contains__(self, config: object) -> bool: ...
@@ -143,7 +143,7 @@ class IndexedSpace(BoundSpace):
         return self._candidates.axes if isinstance(self._candidates, AxisProduct) else None
 
     def at(self, index: int) -> dict[str, Scalar] | None:
-        """Decode the candidate at ``index`` and ask ``where``."""
+        """Decode the candidate at ``index``, and return it if ``where`` accepts it."""
         if not 0 <= index < self._candidates.size:
             raise IndexError(f"index {index} is not below the space's size {self._candidates.size}")
         config = self._candidates.decode(index)
@@ -204,7 +204,7 @@ class GeneratedSpace(BoundSpace):
         return any(found is not None and canonical(found) == wanted for _, found in walked)
 
     def _call_function(self) -> Iterator[Config]:
-        """Yield what the space's callable yields for the bound problem, with its errors at the kernel's place."""
+        """Yield the configs of the space's callable for the bound problem; its errors name the kernel's place."""
         try:
             yield from self._function(self.problem_view)
         except Exception as error:

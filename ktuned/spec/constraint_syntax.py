@@ -1,8 +1,8 @@
 """The syntax of constraints: what a function ``(p, c)`` says, read from its source.
 
-Two readers need it. A search splits a constraint by the knobs of its conditions (:mod:`ktuned.search.conjuncts`). The
-daemon, which runs no user code, is told a constraint as text where it is arithmetic over knobs, problem keys and
-constants (:func:`write_constraint`): it then answers for a size that was never asked about, without a worker.
+There are two uses. A search splits a constraint by the knobs of its conditions (:mod:`ktuned.search.conjuncts`). The
+daemon, which runs no user code, gets a constraint as text if it is arithmetic over knobs, problem keys and constants
+(:func:`write_constraint`). So it can check a config for a problem that is new, without a worker.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ktuned.model import Expression, UsageError
 from ktuned.spec.bound_space import Conditional, Where
 
 MAX_NODES = 5_000
-"""Syntax nodes of one constraint after inlining: assignments are inlined, so a long function could grow without end."""
+"""Most syntax nodes of a constraint. Assignments are inlined, so that a long function could grow without end."""
 
 
 class Unsplittable(Exception):
-    """The code does something that only the whole constraint can do."""
+    """The code cannot be split or written as text: only the function itself can decide."""
 
 
 def parse_function(function: FunctionType) -> ast.Lambda | ast.FunctionDef:
@@ -93,13 +93,13 @@ class _ConstraintWriter(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> ast.expr:
         if node.id in (self._problem, self._config):
             raise Unsplittable
-        # Text of a value that is no literal, such as inf, raises.
+        # This raises if the value's text is no literal, as for inf.
         text = repr(self._values.get(node.id, Unsplittable))
         ast.literal_eval(text)
         return ast.parse(text, mode="eval").body
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        """Keep a call of Python's own function, by its name: an expression knows those that it may call."""
+        """Keep a call of one of Python's own functions, by name. The expression later checks whether it is allowed."""
         match node.func:
             case ast.Name(name) if self._values.get(name) is getattr(builtins, name, Unsplittable):
                 pass
@@ -112,7 +112,7 @@ class _ConstraintWriter(ast.NodeTransformer):
         return ast.Call(ast.Name(name, ast.Load()), [self.visit(argument) for argument in node.args], [])
 
     def _write_key(self, values: ast.expr, key: object) -> ast.expr:
-        """Return a knob or a problem key as a name; in an expression a knob hides a problem key of its name."""
+        """Return a knob or a problem key as a name. In an expression, a knob hides a problem key with the same name."""
         source = values.id if isinstance(values, ast.Name) else None
         if source not in (self._problem, self._config) or not isinstance(key, str) or not key.isidentifier():
             raise Unsplittable
@@ -189,7 +189,7 @@ class _Inline(ast.NodeTransformer):
 
 def _inline_assignments(value: ast.expr, assigned: dict[str, ast.expr]) -> ast.expr:
     if any(isinstance(node, ast.Lambda | ast.NamedExpr | ast.comprehension) for node in ast.walk(value)):
-        # Names inside may be others than those outside.
+        # A name inside may mean something else than outside.
         raise Unsplittable
     inlined: ast.expr = _Inline(assigned).visit(copy.deepcopy(value))
     if sum(1 for _ in ast.walk(inlined)) > MAX_NODES:

@@ -1,7 +1,7 @@
 """``@kernel``: the declaration of a kernel in its file.
 
-While a worker imports a kernel file, a collector takes the file's kernels and errors in, so that one wrong declaration
-leaves the others. In any other process a wrong declaration raises its error at once.
+While a worker imports a kernel file, a collector gathers the file's kernels and errors, so that a wrong declaration
+does not affect the others. In any other process, a wrong declaration raises its error at once.
 
 A declaration belongs to the file whose module level is running, wherever the decorator is called: a factory in a module
 may declare kernels for the files that import it. Declarations of other files, such as a kernel file that is imported as
@@ -43,7 +43,7 @@ from ktuned.spec.work import DeclaredWork
 
 DEFAULT_RTOL = 1e-4
 DEFAULT_ATOL = 1e-4
-"""Wide enough for float32 sums in another order; kernels of half precision declare their own."""
+"""Wide enough for float32 sums in another order. Kernels of half precision declare their own tolerance."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class DeclarationCollector:
     errors: list[KernelFileError] = field(default_factory=list)
 
     def add_kernel(self, kernel: Kernel) -> None:
-        """Add a kernel, or the error that another kernel of the file has its name."""
+        """Add a kernel, or an error if another kernel of the file has the same name."""
         for first in self.kernels:
             if first.name == kernel.name:
                 self.errors.append(
@@ -69,7 +69,7 @@ class DeclarationCollector:
 
 
 class EndOfDeclarations(BaseException):
-    """Ends the import of a kernel file at its first call of ``ktuned.tune``: what follows is for its program alone.
+    """Ends the import of a kernel file at its first call of ``ktuned.tune``: the rest only concerns the program.
 
     It is no ``Exception``, because the program's own code may catch those.
     """
@@ -78,7 +78,7 @@ class EndOfDeclarations(BaseException):
 _collector: ContextVar[DeclarationCollector | None] = ContextVar("ktuned_collector", default=None)
 
 _imports: Final[list[DeclarationCollector]] = []
-"""The imports under way, for threads that a kernel file starts: a thread does not inherit the context variable."""
+"""The imports in progress, for threads that a kernel file starts, which do not inherit the context variable."""
 
 
 @contextmanager
@@ -158,16 +158,16 @@ def kernel(
         setup: names of tensors to restore before each launch, or a callable that is given the inputs.
         name: the kernel's name, if it is not the function's.
         strategy: how the space is searched.
-        seed: of the search's random numbers.
+        seed: seeds the search's random numbers.
         preset: how thorough measurements are: ``fast``, ``default`` or ``thorough``.
         trials: ends a job after so many trials.
         seconds: ends a job after that time. ``ktuned.toml`` has a project's defaults of these three.
-        early_stop: gives up on configs that take that many times as long as the best.
+        early_stop: gives up on configs that take this many times as long as the best config.
         deadlines: seconds by phase (:data:`~ktuned.spec.declaration_faults.DEADLINES`).
         until: ``"converged"`` ends a job before its budget when a better config is unlikely.
-        prior: ``(p, c) -> score`` or ``p -> configs``: what the author expects to be good is tried first.
+        prior: ``(p, c) -> score`` or ``p -> configs``: configs that the author expects to be good, to try them first.
         timing: how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
-        cores: cores that a CPU config uses, or ``(p, c) -> cores``, if its first launch does not show it.
+        cores: number of cores that a CPU config uses, or ``(p, c) -> cores``, if the first launch does not show it.
         metrics: figures shown beside latencies, such as ``dict(tflops=lambda p, t: 2e-12 * p.M * p.N * p.K / t)``;
             ``t`` is in seconds, and a function of ``(p, t, e)`` also gets the energy of a launch in joules.
         objective: what a tuning improves: ``"latency"``, ``"energy"``, ``"edp"`` (their product), or a metric:
@@ -180,24 +180,24 @@ def kernel(
         depends: patterns of files, relative to the kernel file, whose reads cannot be observed.
         bucket: maps a problem to the one that stands for it: ``dict(M="pow2")``, or a function ``p -> dict``.
         best_for: ``"all"`` serves one config for all declared problems, the best for the weighted sum of their times.
-        batch_invariant: problem keys, such as ``("M",)``, on which the bits of a row must not depend: problems that
-            differ in these alone are served configs of one class of equal bits, the one with the least weighted sum of
-            times.
-        is_data: for kernel files that programs write: promises that the file runs no code but ktuned's and its
-            plugins', so that workers go from one such file to the next without being replaced.
+        batch_invariant: problem keys, such as ``("M",)``, on which the bits of a row must not depend. Problems that
+            differ only in these keys are served configs of the same class of equal bits: the class with the least
+            weighted sum of times.
+        is_data: for kernel files that programs write. It promises that the file runs no code except ktuned's and its
+            plugins', so that one worker can process many such files.
         portfolio: ``dict(over=[dict(M=16, …), …], configs=4, loss=0.02)`` chooses few configs for many problems, and a
             decision tree among them for all others; ``over`` is a list like ``problems``, or a callable.
         **unknown: refused, with the name that was probably meant.
 
     Raises:
         KernelFileError: the declaration has an error. While a kernel file is loaded, the error is collected instead, so
-            that the file's other kernels go on.
+            that the file's other kernels can be used.
     """
     if bare:
         raise TypeError("@kernel takes arguments by name alone: @kernel(backend=…, space=…, …)")
 
     def declare_kernel(function: KernelFunction) -> Kernel:
-        # The place: the function's own line, or that of the declaring file for a function that a plugin made.
+        # The place: the function's own line, or a line of the declaring file if a plugin made the function.
         collector, (file, called_at) = _collector.get(), _find_declaring_file(function)
         kernel_name = getattr(function, "__name__", "kernel") if name is None else name
         place = str(file), called_at
@@ -250,7 +250,7 @@ def kernel(
             is_data=is_data,
             portfolio=portfolio,
         )
-        # A correct kernel is collected if its file is the one that is being loaded. An error is raised, or collected.
+        # Collect a correct kernel if it belongs to the file that is being loaded. Collect or raise an error.
         fault = (
             find_unknown_argument(unknown, kernel.__kwdefaults__ or ())
             or find_check_fault(reference, check)
@@ -272,7 +272,7 @@ def kernel(
 
 
 def end_declarations() -> None:
-    """End a worker's import of a kernel file, if one is under way; ``ktuned.tune`` calls it, which is for programs.
+    """End a worker's import of a kernel file, if one is in progress. Called by ``ktuned.tune``, which is for programs.
 
     Raises:
         EndOfDeclarations: the kernel file itself calls ``tune``, directly, through a function or in a thread.

@@ -31,10 +31,10 @@ DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch",
 """Phases for which a kernel file may declare a deadline."""
 
 TIMINGS = ("events", "graph")
-"""Ways to time a kernel on a GPU; on the CPU the host's clock is the only one."""
+"""Ways to time a kernel on a GPU; on the CPU, the host's clock is always used."""
 
 UNSET: Any = object()
-"""Marks an argument that was not given, where ``None`` has a meaning."""
+"""Stands for an argument that was not given, where ``None`` has a meaning."""
 
 MAX_METRICS = 16
 """Most metrics of a kernel: a table has no room for more columns."""
@@ -44,13 +44,13 @@ MAX_SET = 64
 """Most problems that share one config: each lookup after a change reads the trials of all of them."""
 
 MAX_NAME_CHARS = 200
-"""A kernel's name is a column of every table, and a file's name where winners are exported."""
+"""Longest name of a kernel: it is a column of every table, and names a file where winners are exported."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 
 
 def find_unknown_argument(unknown: Mapping[str, object], known: Iterable[str]) -> str:
-    """Return the error of an argument that ``kernel`` does not have."""
+    """Return the error about an argument that ``kernel`` does not have."""
     if not unknown:
         return ""
     name = next(iter(unknown))
@@ -58,7 +58,7 @@ def find_unknown_argument(unknown: Mapping[str, object], known: Iterable[str]) -
 
 
 def find_check_fault(reference: object, check: object) -> str:
-    """Return the error in how results are checked: by nothing, or by contradictory arguments."""
+    """Return the error if results are checked by nothing, or by contradictory arguments."""
     if reference is None and check is UNSET:
         return "no check is declared: give reference= or check=, or check=None to measure without checking"
     if reference is not None and check is None:
@@ -118,7 +118,7 @@ def find_numerics_fault(numerics: object, default: object, *, is_data: bool) -> 
         return ""
     if not isinstance(numerics, str) or numerics not in NUMERICS:
         return f"numerics={numerics!r} is neither {' nor '.join(map(repr, NUMERICS))}"
-    # Programs that write kernel files choose the anchors themselves.
+    # A program that writes kernel files chooses their anchors itself.
     if numerics == EXACT and default is None and not is_data:
         return "numerics='exact' needs a default=, whose bits the others must have"
     return ""
@@ -307,5 +307,5 @@ def _is_count(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    # An infinite deadline or tolerance would be none, and JSON cannot carry it.
+    # An infinite deadline or tolerance would have no effect, and JSON cannot carry it.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf

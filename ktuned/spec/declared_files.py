@@ -30,7 +30,7 @@ def find_declared_files(kernel: Kernel) -> DeclaredFiles:
     """Return the files that match a kernel's patterns, which are relative to its file.
 
     Raises:
-        KernelFileError: a pattern matches too many, or another user could have written one.
+        KernelFileError: a pattern matches too many files, or another user could have written one of them.
     """
     home = kernel.file.parent
     parts: dict[str, str] = {}
@@ -52,7 +52,7 @@ def find_declared_files(kernel: Kernel) -> DeclaredFiles:
 
 
 def _find_watched_places(home: Path, pattern: str, matches: list[Path]) -> set[Path]:
-    """Return the file that a plain name stands for, or the directories in which a pattern's next match may appear."""
+    """Return a plain name's file, or the directories in which another match of a pattern may appear."""
     if not glob.has_magic(pattern):
         return {normalize_path(home / pattern)}
     plain = pattern.split("/")[: next(at for at, part in enumerate(pattern.split("/")) if glob.has_magic(part))]

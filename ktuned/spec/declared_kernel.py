@@ -1,7 +1,7 @@
-"""A declared kernel: what its file says, and the answers of the file's functions for a problem or a config.
+"""A declared kernel: the arguments of ``@kernel``, and calls of the file's functions for a problem or a config.
 
-Each call of user code is checked here: an error names the kernel, the argument of ``@kernel``, and the line of the
-kernel file (:meth:`~ktuned.spec.user_values.Site.make_failure`); a result of a wrong type is an error, too.
+Each call of user code is checked here. An error names the kernel, the argument of ``@kernel``, and the line of the
+kernel file (:meth:`~ktuned.spec.user_values.Site.make_failure`). A result of a wrong type is an error, too.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Weighted = tuple[Problem, float]
 """A problem with its weight in a set."""
 
 Metric = Callable[[Any, float], float] | Callable[[Any, float, float], float]
-"""A figure of a measured config: a function of the problem, the time of a launch in s and, if it takes that, its energy
-in J.
+"""A figure of a measured config: a function of the problem, the time of a launch in s and, if it has a third parameter,
+the energy of a launch in J.
 """
 
 
@@ -108,7 +108,7 @@ class Kernel:
     portfolio: Mapping[str, Any] | None = None
 
     def __call__(self, p: Any, c: Any) -> Build:
-        """Call the kernel function as it is."""
+        """Call the kernel function itself, without checks."""
         return self.function(p, c)
 
     @cached_property
@@ -135,7 +135,8 @@ class Kernel:
         """Return the declared problems, calling ``problems`` if it is a callable.
 
         Raises:
-            KernelFileError: the callable raised; or a problem is malformed, repeated, or lacks a key that is named.
+            KernelFileError: the callable raised; or a problem is malformed, repeated, or lacks a key that another
+                argument names.
         """
         return tuple(dict(problem) for problem, _ in self._weighted_problems)
 
@@ -158,10 +159,9 @@ class Kernel:
         return tuple(total[canonical(problem)] for problem in problems)
 
     def find_batch_group(self, problem: Problem) -> list[Problem]:
-        """Return the declared problems whose rows must have the bits of this one's, from the smallest to the largest.
+        """Return the declared problems whose rows must have the same bits as this one's, the smallest first.
 
-        The problem itself is among them. The list is empty if ``batch_invariant`` is not declared, or the problem is
-        not.
+        The problem itself is among them. The list is empty if ``batch_invariant`` or the problem is not declared.
 
         Raises:
             KernelFileError: as :meth:`list_represented_problems`; or ``batch_invariant`` does not fit the problems.
@@ -195,7 +195,7 @@ class Kernel:
 
     @property
     def bucket_rules(self) -> Mapping[str, Any]:
-        """The rules of shape buckets by problem key; a function of the whole problem is the only rule, of ``*``."""
+        """The rules of shape buckets by problem key; for a function of the whole problem, a single rule for ``*``."""
         if callable(self.bucket):
             return {"*": self.bucket}
         rules = self.bucket or {}
@@ -210,7 +210,7 @@ class Kernel:
         """Return the problem that stands for a problem's bucket.
 
         Raises:
-            KernelFileError: a function raised, returned no problem, or gives its own results another bucket.
+            KernelFileError: a function raised, returned no problem, or puts its own result into another bucket.
         """
         once = self._apply_bucket_rules(problem)
         again = self._apply_bucket_rules(once)
@@ -241,7 +241,7 @@ class Kernel:
         """Return the declared problems' representatives, each once.
 
         Raises:
-            KernelFileError: as :meth:`list_problems` and :meth:`represent`.
+            KernelFileError: as :meth:`list_problems` and :meth:`choose_representative`.
         """
         problems = self.list_problems()
         if not self.bucket_rules:
@@ -254,9 +254,9 @@ class Kernel:
         return self.space.bind(problem, self.site)
 
     def iterate_default_configs(self, problem: Problem) -> Iterator[Config]:
-        """Yield candidates for the default config of a problem: the first that runs is it.
+        """Yield candidates for the default config of a problem: the first that runs is the default.
 
-        That is the declared one alone, or else each config of the space.
+        If the file declares a default, it is the only candidate. Otherwise each config of the space is one.
 
         Raises:
             KernelFileError: the space holds no config for the problem.
@@ -268,7 +268,7 @@ class Kernel:
         """Call ``inputs`` and return its tensors by name: each a :class:`TensorSpec`, or a tensor that it made itself.
 
         Raises:
-            KernelFileError: the function raised, returned no tensors, or lacks one that ``setup`` names.
+            KernelFileError: the function raised, returned no tensors, or not all those that ``setup`` names.
         """
         with self.site.wrap_failures("inputs(p)"):
             tensors: Any = self.inputs(Values(problem, "problem key"))
@@ -295,10 +295,11 @@ class Kernel:
         """Call the kernel function for one problem and config.
 
         Raises:
-            Unsupported: the function raised it: this config cannot run here.
+            Unsupported: the function raised this, because the config cannot run here.
             KernelFileError: the function raised anything else, or returned no Build of the kernel's backend.
         """
-        # It imports importlib.metadata, a quarter of this module's import, for which the command line need not wait.
+        # Imported here, because it imports importlib.metadata: a quarter of this module's import time, which the
+        # command line saves.
         from ktuned.backends import Build
 
         try:
@@ -323,7 +324,7 @@ class Kernel:
         return build.given(lambda: self._describe_tensors(problem))
 
     def check_function(self, problem: Problem, config: Config) -> None:
-        """Call the kernel function once, to report a misspelt name once and not for each config.
+        """Call the kernel function once, so that a misspelt name is reported once and not for each config.
 
         Errors that depend on the config, such as a value that it refuses, are left to the trials.
 
@@ -343,7 +344,7 @@ class Kernel:
         """Return how many cores a config uses on a CPU, or None if the file does not say.
 
         Raises:
-            KernelFileError: ``cores`` raised, or gave something else than a positive int.
+            KernelFileError: ``cores`` raised, or did not give a positive int.
         """
         cores = self.cores
         if callable(cores):
@@ -366,7 +367,7 @@ class Kernel:
     def evaluate_metrics(self, problem: Problem, latency_us: float, energy_j: float | None = None) -> dict[str, float]:
         """Return the metrics of a measured config, by name.
 
-        A metric that takes the energy is left out if that is unknown, and so is a value that is not finite.
+        A metric that needs the energy is left out if the energy is unknown. So is a value that is not finite.
 
         Raises:
             KernelFileError: a metric raised, or returned something else than a number.
@@ -400,7 +401,7 @@ class Kernel:
 
     @cached_property
     def _known_layouts(self) -> dict[str, dict[str, Layout]]:
-        # By problem, so that a function that makes tensors itself is not called again for each config.
+        # Cached by problem, so that a function that makes tensors itself is not called again for each config.
         return {}
 
 

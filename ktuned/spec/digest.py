@@ -1,10 +1,10 @@
-"""The description of a kernel for the daemon, with three digests that say what old results are still good for.
+"""The description of a kernel for the daemon, with three digests that decide which old results can be used again.
 
 ================  ===================================================  ====================================
 digest            made of                                              while it is equal
 ================  ===================================================  ====================================
 source_digest     the sources, or all Python files if there are none   artifacts need not be compiled again
-digest            that, all imported Python and installed packages,    measurements hold
+digest            source_digest, imported Python, installed packages,  measurements hold
                   and what the kernel declares
 plan_digest       space, problems, default and budgets, and the        there is nothing more to explore
                   Python that makes them
@@ -35,20 +35,20 @@ _JUDGING = (
     *("backend", "check", "setup", "rtol", "atol", "max_mismatched_ratio", "has_exact_integers", "timing"),
     *("metrics", "expects_default_outputs"),
 )
-"""Declared values that decide whether a figure holds even if machine code, arguments and data are equal."""
+"""Declared values that a measurement depends on even if machine code, arguments and data are equal."""
 
 _MEASURED = (*_JUDGING, "function", "inputs", "reference", "bucket_rules", "cores", "flops", "bytes")
 _PLANNED = ("space", "default", "specialize")
 
 
 def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
-    """Return the description of a kernel; to be called right after its file was loaded.
+    """Return the description of a kernel. Call this right after its file was loaded.
 
     Raises:
         KernelFileError: a source cannot be read or trusted, or ``problems`` is at fault.
     """
     root = root.resolve()
-    # The sources count by their bytes; one that is Python, by its syntax.
+    # The sources count by their bytes, Python sources by their syntax.
     with ACCESSES.pause_recording():
         sources = _read_sources(kernel)
     try:
@@ -60,12 +60,12 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     texts = {
         _label_file(path, home): digest_meaning(path, sources[path]) or digest for path, digest in bytes_of.items()
     }
-    # What else the import has read, and the files that the kernel declares because their reads cannot be observed.
+    # Other files that the import has read, and the files that the kernel declares because it reads them unobserved.
     python = _digest_python_files(kernel.file, root)
     packages, records = _identify_distributions()
     with ACCESSES.pause_recording():
         declared = find_declared_files(kernel)
-    # The declared values: those that decide measurements, and those that are only a plan.
+    # The declared values, divided into those that decide measurements and those of the plan.
     arguments = {name: describe_value(getattr(kernel, name)) for name in _MEASURED}
     problems = kernel.list_represented_problems()
     weights = kernel.sum_weights(problems)
@@ -79,17 +79,18 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         plan["best_for"] = describe_value(weights)
     judging = {name: arguments[name] for name in _JUDGING}
     if kernel.batch_invariant:
-        # For the errors of a declaration that does not fit the problems.
+        # Called for its errors: the declaration may not fit the problems.
         for problem in problems:
             kernel.find_batch_group(problem)
-        # All problems count: each one's inputs are cut from the largest one's, whose outputs are digested by row.
+        # All problems count, because each one's inputs are cut from the largest one's, whose outputs are digested by
+        # row.
         judging["batch_invariant"] = describe_value([list(kernel.batch_invariant), *problems])
     # The digests.
     source_digest = _digest_together(texts or python)
     digest = _digest_together({"source": source_digest, **python, **packages, **declared.parts, **arguments, **judging})
     native = {label: text for label, text in python.items() if kernel.judges or not label.endswith(".py")}
     besides = {**native, **packages, **declared.parts, **judging}
-    # The files whose change is to be seen, with the digests of the bytes that were read: they may hold others by now.
+    # The files to watch, with digests of the bytes that were read, because the files may have changed since.
     read = {kernel.file, *OBSERVER.files, *records, *sources, *declared.files}
     held = OBSERVER.files | declared.files | bytes_of
     return KernelInfo(
@@ -184,7 +185,7 @@ def _digest_each(texts: Mapping[str, str]) -> dict[str, str]:
 def _digest_together(texts: Mapping[str, str]) -> str:
     total = hashlib.sha256(f"ktuned digest {DIGEST_VERSION}\n".encode())
     for label, text in sorted(texts.items()):
-        # The text's own digest, so that no text can imitate the boundary between two.
+        # Add the text's digest, so that no text can imitate the boundary between two texts.
         total.update(_encode_text(label) + b"\0" + hashlib.sha256(_encode_text(text)).digest())
     return total.hexdigest()
 

@@ -1,9 +1,9 @@
-"""Random contents of tensors, with equal bytes wherever they are made: a counter-based generator of integer operations.
+"""Random contents of tensors, with equal bytes on every device: a counter-based generator of integer operations.
 
 Word ``i`` of a stream is ``mix_bits(key + (i + 1) · gamma)`` in 64 bits, as in SplitMix64 (Steele, Lea and Flood, "Fast
-splittable pseudorandom number generators", OOPSLA 2014). No word depends on another, so that a device makes its own.
-Elements take the words' bits in order, the low ones first. To floats lead only conversions, one multiplication and one
-addition, each rounded once as IEEE 754 demands: torch on the CPU, torch on CUDA and NumPy do these alike.
+splittable pseudorandom number generators", OOPSLA 2014). No word depends on another, so that each device can make its
+own. Elements take the words' bits in order, the low ones first. Floats are made by conversions, one multiplication and
+one addition, each rounded once as IEEE 754 demands. torch on the CPU, torch on CUDA and NumPy do all of these alike.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _MIXERS = ((30, 0xBF58_476D_1CE4_E5B9), (27, 0x94D0_49BB_1331_11EB), (31, 1))
 
 _TABLE_BITS = 12
 _TABLE_ONE = 1 << 20
-"""The table's unit. Its entries are integers, so that the sum of two is exact."""
+"""The unit of the normal distribution's table. Its entries are integers, so that the sum of two is exact."""
 
 _DISTINCT_FLOATS = 1 << 24
-"""Up to here float32 has every whole number."""
+"""float32 represents every whole number up to this one."""
 
 _LOW_32 = (1 << 32) - 1
 
 
 class Arrays(Protocol):
-    """The few operations that drawing needs, of torch on one device or of NumPy; arrays also take ``+ * & ^ >>``."""
+    """The operations that drawing needs, by torch on one device or by NumPy; arrays also support ``+ * & ^ >>``."""
 
     chunk: int
     """Words that are drawn at once: few enough for a core's cache, or many enough for a GPU."""
@@ -39,13 +39,13 @@ class Arrays(Protocol):
         """Return int64 words as signed integers of 16, 32 or 64 bits, the low part of each word first."""
 
     def convert_dtype(self, array: Any, dtype: str) -> Any:
-        """Return an array as int64, float32 or float64, rounded to nearest even; a new one, that may be changed."""
+        """Return a new array, which may be changed, as int64, float32 or float64, rounded to nearest even."""
 
     def make_table(self, entries: Sequence[int]) -> Any:
         """Return numbers as an array of float32."""
 
     def take_entries(self, table: Any, places: Any) -> Any:
-        """Return a table's entries at some places; a new array, that may be changed."""
+        """Return a new array, which may be changed, of a table's entries at some places."""
 
 
 def derive_key(text: str) -> int:
@@ -78,7 +78,7 @@ def count_uniform_bits(dtype: str) -> int:
 
 
 def make_uniform(arrays: Arrays, drawn: Any, bits: int, low: float, high: float) -> Any:
-    """Return signed integers of ``bits`` bits as floats of ``[low, high)``: float64 from 64 bits, else float32.
+    """Map signed integers of ``bits`` bits to floats in ``[low, high)``: float64 from 64 bits, else float32.
 
     The numbers lie on a grid of 2^53, 2^24 or 2^16 points, and are exact where ``low`` and ``high`` are powers of two.
     """
@@ -95,9 +95,9 @@ def make_uniform(arrays: Arrays, drawn: Any, bits: int, low: float, high: float)
 
 
 def make_integers(arrays: Arrays, drawn: Any, bits: int, low: int, high: int) -> Any:
-    """Return signed integers of ``bits`` bits as int64 of ``[low, high)``: the upper bits of a product.
+    """Map signed integers of ``bits`` bits to int64 in ``[low, high)``, by the upper bits of a product.
 
-    Their chances differ by the share ``(high - low) / 2^bits`` at most.
+    Their chances differ by at most ``(high - low) / 2^bits``, relatively.
     """
     count = high - low
     z = arrays.convert_dtype(drawn, "int64")
@@ -117,12 +117,12 @@ def count_integer_bits(low: int, high: int) -> int:
 
 
 def are_exact_floats(low: int, high: int) -> bool:
-    """Return whether float32 has each whole number of a range, so that narrower formats round it only once."""
+    """Return whether float32 represents all whole numbers of a range, so that narrower formats round only once."""
     return max(abs(low), abs(high)) <= _DISTINCT_FLOATS
 
 
 def make_normal(arrays: Arrays, table: Any, drawn: Any, dtype: str) -> Any:
-    """Return signed integers of 32 bits as floats of mean 0 and deviation 1.
+    """Map signed integers of 32 bits to floats with mean 0 and deviation 1.
 
     Each is the sum of two entries of the ``table`` of :func:`compute_quantiles`, scaled. The mean is exactly 0, the
     deviation 1 within 1e-6, the kurtosis 2.99; no number is beyond ±5.2.
@@ -142,7 +142,7 @@ def compute_quantiles() -> tuple[int, ...]:
 
     Rounded to 2^-20 they are the same on every machine: libraries' logarithms differ by a billionth of that.
     """
-    # It imports fractions and decimal: 5 ms, for which only workers that draw should wait.
+    # Imported here, because it imports fractions and decimal: 5 ms, which workers that draw nothing save.
     from statistics import NormalDist
 
     count = 1 << _TABLE_BITS
@@ -154,7 +154,7 @@ def compute_quantiles() -> tuple[int, ...]:
 
 
 def _multiply_high(z: Any, count: int) -> Any:
-    """Return the upper 64 bits of the product of unsigned 64-bit words and a number, by its 32-bit parts."""
+    """Return the upper 64 bits of the products of unsigned 64-bit words and a number, by way of 32-bit parts."""
     high, low = _shift_right(z, 32), z & _LOW_32
     count_high, count_low = count >> 32, count & _LOW_32
     cross, other = high * to_signed(count_low), low * to_signed(count_high)
@@ -168,5 +168,5 @@ def _shift_right(z: Any, shift: int) -> Any:
 
 
 def to_signed(number: int) -> int:
-    """Return the int64 that has the bits of an unsigned number."""
+    """Return the int64 with the same bits as an unsigned number."""
     return number - (1 << 64) if number >> 63 else number

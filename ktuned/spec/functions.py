@@ -1,4 +1,4 @@
-"""Names of functions: a Build travels to another process with a function's name, which finds the function there."""
+"""Names of functions: a Build carries a function's name to another process, which finds the function by it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def name_function(function: Callable[..., Any] | str, definition: Callable[..., 
     It is ``f`` or ``Class.f`` if the kernel file itself defines the function, else ``package.module:f``.
 
     Args:
-        function: the function, or already its name, which is returned unchanged.
-        definition: the function that was decorated, if ``function`` is a decorator's object without its name.
+        function: the function, or its name, which is returned unchanged.
+        definition: the decorated function, if ``function`` is an object that a decorator made and that has no name.
 
     Raises:
         ValueError: no name leads to it, as with a lambda or a function inside another; or the text is no name.
@@ -52,7 +52,7 @@ def name_function(function: Callable[..., Any] | str, definition: Callable[..., 
         found = attrgetter(qualname)(sys.modules[module_name])
     except (KeyError, AttributeError):
         found = None
-    # Each look-up of a class's method makes a new object, which is equal to the last one.
+    # Each look-up of a class's method makes a new object, so compare by equality, too.
     if found is not function and found != function:
         raise ValueError(f"{qualname} in {module_name} is not the function that was given; {_REMEDY}")
     return qualname if is_kernel_module(module_name) or module_name == "__main__" else f"{module_name}:{qualname}"

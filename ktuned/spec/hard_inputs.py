@@ -7,16 +7,16 @@ On each kind of input here, some such pair differs:
 fill              the numbers
 ================  ==================================================================================================
 ``magnitudes``    of very different size, so that sums depend on their order
-``cancelling``    pairs of opposite numbers that differ in the last bit: only rounding is left of a sum
+``cancelling``    pairs of opposite numbers that differ in the last bit, so that a sum consists of rounding errors
 ``denormals``     below the smallest normal number, where some arithmetic takes them for zero; in runs among zeros,
-                  because a CPU takes a hundred times as long for each
+                  because a CPU takes a hundred times as long for a denormal
 ``signed_zeros``  0 and -0
-``infinities``    ordinary, and one in sixteen infinite
-``nans``          ordinary, and one in sixteen a NaN with a payload of its own
+``infinities``    one in sixteen is infinite, the others are ordinary
+``nans``          one in sixteen is a NaN with a payload of its own, the others are ordinary
 ================  ==================================================================================================
 
-The first two fill all tensors. The others fill every second one: a special number's product with an ordinary one is
-special, but that of two special ones often hides it. All are made by integer operations alone, like those of
+The first two fill all tensors. The others fill every second tensor: the product of a special number and an ordinary one
+is special, but the product of two special numbers often is not. All numbers are made by integer operations alone, as in
 :mod:`ktuned.spec.draws`, so that they have the same bits everywhere.
 """
 
@@ -35,13 +35,13 @@ EVERYWHERE: Final = frozenset({"magnitudes", "cancelling"})
 """Fills that all tensors of a kernel get at once; the others go to every second one."""
 
 _RARE = 15
-"""Mask of random bits; a number is an infinity or a NaN if these are all zero, so that one in sixteen is."""
+"""Mask of random bits. A number becomes an infinity or a NaN if all of these are zero: one in sixteen does."""
 
 _RUN = 8
 """Binary logarithm of a run's length: a run is denormal or zero as a whole, so that its sum stays denormal."""
 
 _WIDEST = 30
-"""Magnitudes range over 2^±30: their products are finite in float32."""
+"""Magnitudes range from 2^-30 to 2^30, so that their products are finite in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def draw_hard_numbers(
 
 
 def _mask_runs(arrays: Arrays, first: int, count: int) -> Any:
-    """Return 1 for elements of runs that are not zero, else 0: one run in sixteen, and always the first."""
+    """Return 1 for elements of runs that are not zero, else 0. One run in sixteen is not zero, and always the first."""
     run = arrays.make_counters(first, count) >> _RUN
     is_first = run == 0
     return arrays.convert_dtype(is_first | ((draws.mix_bits(run) & _RARE) == 0), "int64")
@@ -105,7 +105,7 @@ def _mask_runs(arrays: Arrays, first: int, count: int) -> Any:
 
 def _make_bits(arrays: Arrays, fill: str, form: _Format, z: Any, *, is_start: bool) -> Any:
     """Return the bits of numbers of a format from random words ``z``; ``is_start`` if they are a tensor's first."""
-    # The low bits become the significand; the others are independent of them.
+    # The low bits become the significand. The high bits, which are independent of them, decide all else.
     mantissa, chosen = z & form.mantissa_mask, z >> 56
     sign = (z >> 63) & form.sign_mask
     match fill:

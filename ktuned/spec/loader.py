@@ -1,13 +1,13 @@
 """Loading a kernel file: from its path to the kernels that it declares, and the errors in it.
 
-It executes user code. So it runs in workers, and in the application whose own file it is.
+Loading executes user code. So it happens in workers, and in an application that has the kernels in its own files.
 
 - A file is loaded afresh each time: the modules of the last one are dropped (:mod:`ktuned.dependencies.code_observer`).
-- A kernel that is declared wrongly is one error, and the file's other kernels go on. A file whose import fails has no
-  kernels.
-- An error may be due to what this process loaded before, such as a native module that cannot be dropped. Unless the
-  error would be the same anywhere, a worker that has loaded a file before then begins again as a fresh process.
-- The import ends early at the file's first call of ``ktuned.tune``: what follows is for its program alone.
+- A kernel that is declared wrongly gives one error, and the file's other kernels can be used. A file whose import fails
+  has no kernels.
+- An error may be due to something that this process loaded before, such as a native module that cannot be dropped. So a
+  worker that has loaded a file before starts again as a fresh process, unless the error would be the same there.
+- The import ends early at the file's first call of ``ktuned.tune``: the rest only concerns the program.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _DISTRIBUTION_OF_PACKAGE = {
     "triton": "triton",
     "tvm_ffi": "apache-tvm-ffi",
 }
-"""The names that pip installs by, of the packages that kernel files import most."""
+"""The names for pip of the packages that kernel files import most."""
 
 MAX_EXCERPT_CHARS = 200
-"""The longest line of source that an error shows: below a wrapped line, the caret would point nowhere."""
+"""The longest line of source that an error shows: below a line that wraps, the caret would be misplaced."""
 
 _LASTING_ERRORS = (SyntaxError, ModuleNotFoundError, FileNotFoundError, KernelFileError, Untrusted)
 """Errors that a fresh process would meet, too."""
@@ -52,8 +52,8 @@ _KERNEL_MODULE = re.compile(r"_ktuned_[0-9a-f]{8}_")
 class LoadedFile(Record):
     """The kernels that one kernel file declares, and its errors.
 
-    ``files`` has every file that took part and counts by its content, with the digest of the bytes that were compiled.
-    A failed load has them, too, because a change to one of them may fix it.
+    ``files`` are the files that took part and count by their content, with the digests of the bytes that were compiled.
+    They are known after a failed load, too, because a change to one of them may fix it.
     """
 
     path: Path
@@ -66,7 +66,7 @@ _last_loaded: LoadedFile | None = None
 
 
 def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -> LoadedFile:
-    """Import a kernel file afresh, with its directory first on ``sys.path`` until the next one is loaded.
+    """Import a kernel file afresh. Its directory stays first on ``sys.path`` until the next file is loaded.
 
     Args:
         path: the kernel file.
@@ -100,9 +100,9 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
 
 
 def load_unless_held(path: Path, root: Path, digests: Mapping[Path, str]) -> LoadedFile:
-    """Return a kernel file as this process holds it, if it was loaded from the bytes of ``digests``; else load it.
+    """Return a kernel file as this process holds it, if it was loaded from the bytes in ``digests``; else load it.
 
-    Data files must agree as well: the file's code may have kept what it read from one.
+    Data files must agree as well, because the file's code may have kept data that it read from them.
 
     Raises:
         FreshProcessNeeded: as :func:`load_file`.
@@ -117,7 +117,7 @@ def load_unless_held(path: Path, root: Path, digests: Mapping[Path, str]) -> Loa
 def forget_modules() -> None:
     """Drop the modules of the kernel file that was loaded last, and restore ``sys.path`` and ``os.environ``."""
     OBSERVER.forget_kernel_file()
-    # An application's kernel files were not observed.
+    # An application's kernel files are not observed, so drop their modules here.
     for name in filter(is_kernel_module, list(sys.modules)):
         del sys.modules[name]
 
@@ -125,7 +125,7 @@ def forget_modules() -> None:
 def get_kernel_module(path: Path) -> ModuleType:
     """Return a kernel file's module as this process loaded it last, or load it.
 
-    In an application, which may itself run the file or have imported it, it is the application's own module.
+    An application may run the file itself, or have imported it. Then it is the application's own module.
 
     Raises:
         KernelFileError: it cannot be imported.
@@ -189,7 +189,7 @@ def _run_module(path: Path, name: str, text: bytes) -> tuple[ModuleType, ImportE
     try:
         exec(code, module.__dict__)
     except EndOfDeclarations as reached:
-        # Which line of the file called `ktuned.tune`, and did it do so itself, or through a function of the file?
+        # Find the line of the file that called `ktuned.tune`, and whether directly or through a function of the file.
         frames = [(frame, line) for frame, line in traceback.walk_tb(reached.__traceback__)]
         called = next(place for place, (frame, _) in enumerate(frames) if frame.f_code is code)
         next_frame, _ = frames[called + 1]
@@ -201,7 +201,7 @@ def _run_module(path: Path, name: str, text: bytes) -> tuple[ModuleType, ImportE
 
 
 def _make_module_name(path: Path) -> str:
-    # Files of one name in two directories must not become one module.
+    # Files with the same name in two directories must not become one module.
     return f"_ktuned_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
 
 
@@ -243,13 +243,13 @@ def _quote_syntax_error(error: SyntaxError) -> str:
     source = line.lstrip()
     if not source or len(source) > MAX_EXCERPT_CHARS or not error.offset:
         return ""
-    # Offsets count from 1; where something is missing at the line's end, they point behind it.
+    # Offsets count from 1. They point behind the line if something is missing at its end.
     column = min(max(0, error.offset - 1 - (len(line) - len(source))), len(source))
     return f"{source}\n{' ' * column}^"
 
 
 def suggest_distribution(package: str) -> str:
-    """Return the name that pip installs a package by; empty for packages of other fields, whose names may differ."""
+    """Return a package's name for pip; empty for packages outside this field, whose names may differ."""
     if package.startswith("ktuned_"):
         extra = find_extra(package.removeprefix("ktuned_"))
         return f"'{extra}'" if extra else ""

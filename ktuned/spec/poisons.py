@@ -1,9 +1,9 @@
-"""Poison: what an output holds before a launch, so that elements that a kernel does not write can be recognized.
+"""Poison: the content of an output before a launch, by which elements are recognized that a kernel does not write.
 
 Floating and complex outputs hold a NaN with a payload that no arithmetic makes, integers an odd number near the end of
 their range. Types too narrow for either hold a value that a kernel may well write. Such an output counts as unwritten
-only if it holds nothing else; but its timed launches begin with two patterns in turn, so that an element that is not
-written differs from one launch to the next.
+only if all of it holds the poison. But its timed launches begin with two patterns in turn, so that an unwritten element
+differs from one launch to the next.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DISTINCT: dict[str, int] = {
     "uint32": 0xDEAD_DEAD,
     "uint16": 0xDEAD,
 }
-"""Bits that no kernel writes by accident, by dtype; these quiet NaNs differ from those that conversions give."""
+"""Bits that no kernel writes by accident, by dtype; these quiet NaNs differ from the NaNs that conversions give."""
 
 _ORDINARY: dict[str, tuple[int, int]] = {
     "float8_e4m3fnuz": (0x80, 0x7F),
@@ -37,8 +37,8 @@ _ORDINARY: dict[str, tuple[int, int]] = {
     "uint8": (0xFF, 0x00),
     "bool": (0x01, 0x00),
 }
-"""Bits of the only NaN, the largest value, or ``True``; and the poison of every other launch: the largest value, the
-smallest, or ``False``.
+"""Two poisons by dtype: the bits of the only NaN, the largest value, or ``True``; and for every other launch, those of
+the largest value, the smallest, or ``False``.
 """
 
 _PART_DTYPES = {"complex128": "float64", "complex64": "float32"}
@@ -49,9 +49,9 @@ class Poison(NamedTuple):
 
     Attributes:
         width: bits of an element, or of one part of a complex one.
-        pattern: what an output is filled with.
-        other: what it is filled with before every other timed launch.
-        is_distinct: no kernel writes it by accident; then both patterns are the same.
+        pattern: the bits with which an output is filled.
+        other: the bits with which it is filled before every other timed launch.
+        is_distinct: whether no kernel writes the bits by accident; then both patterns are the same.
     """
 
     width: int
@@ -77,7 +77,7 @@ def look_up_poison(dtype: str) -> Poison:
 def fill_with_poison(target: torch.Tensor) -> torch.Tensor:
     """Fill a tensor in place with its dtype's poison; return it."""
     bits, poison = view_as_bits(target), find_poison(target)
-    # On the tensor's device: a copy from the host would cost more than everything else that a trial does there.
+    # Fill on the tensor's device: a copy from the host would cost more than all the other work of a trial there.
     bits.fill_(poison.signed_patterns[0])
     return target
 

@@ -34,7 +34,7 @@ MAX_PLAIN_VALUES = 1000
 """Most axis values or configs that :meth:`Space.describe_space` spells out, for people and for messages."""
 
 MAX_PLAIN_CHARS = 8_000
-"""Most characters of constraints that are told as texts: the daemon evaluates them for a lookup, which may not wait."""
+"""Most characters of constraints as texts: the daemon evaluates them during lookups, which must be fast."""
 
 LARGEST_PLAIN_SIZE = 2**63 - 1
 """MessagePack and SQLite carry no larger integer."""
@@ -44,8 +44,8 @@ LARGEST_PLAIN_SIZE = 2**63 - 1
 class Space(ABC):
     """A declared space, not yet bound to a problem.
 
-    ``fault`` is the error in the declaration, or empty. It is raised by the kernel that takes the space, or by
-    :meth:`bind`, because these know the kernel and the file that the error must name.
+    ``fault`` is the error in the declaration, or empty. It is raised when the space is given to a kernel, or by
+    :meth:`bind`, because only then the kernel and the file are known that the error must name.
     """
 
     where: tuple[Where, ...]
@@ -72,7 +72,7 @@ class Space(ABC):
         return self._bind(problem, site)
 
     def describe_space(self) -> SpaceInfo:
-        """Return what the declaration says without user code, up to :data:`MAX_PLAIN_VALUES` values."""
+        """Return the declaration as data, without user code, and with up to :data:`MAX_PLAIN_VALUES` values."""
         size = None if self.size is None or self.size > LARGEST_PLAIN_SIZE else self.size
         texts = [write_constraint(where, self.knobs or ()) for where in self.where]
         constraints = tuple(text for text in texts if text is not None)
@@ -174,11 +174,11 @@ def space(
     list, a tuple or a range. Nothing is enumerated here, and an error in the declaration is raised by the kernel that
     takes it.
 
-    ``when={"STAGES": lambda p, c: c.ASYNC}`` says that a knob exists only where a condition holds: elsewhere it keeps
-    its first value, so that no two configs differ in nothing but a knob that does not matter.
+    ``when={"STAGES": lambda p, c: c.ASYNC}`` says that a knob exists only where a condition holds. Elsewhere it keeps
+    its first value, so that no two configs differ only in a knob that has no effect.
     """
     if when and not isinstance(when, Mapping):
-        # An axis may have that name.
+        # An axis may be called `when`.
         axes["when"], when = when, {}
     constraints: tuple[Any, ...] = tuple(where) if isinstance(where, list | tuple) else (where,)
     conditions: dict[str, Any] = dict(when or {})  # type: ignore[arg-type]

@@ -39,7 +39,7 @@ INTEGER_BITS = {
     for sign in ("", "u")
     for bits in (8, 16, 32, 64)
 }
-"""Integer dtypes and the half-open range of what they hold."""
+"""Integer dtypes and the half-open ranges of their values."""
 
 DTYPES = (*FLOATS, *COMPLEX, *INTEGER_BITS, "bool")
 """The torch dtypes that a tensor may have, by name."""
@@ -56,7 +56,7 @@ _SEED_STEP = 0x9E37_79B9_7F4A_7C15
 """Distance between related seeds: 2^64 divided by the golden ratio, which no two small seeds differ by."""
 
 LARGEST_DRAWN = 2**63 - 1
-"""Integers are drawn as int64, for uint64 too."""
+"""The largest integer that is drawn: integers are drawn as int64, also for uint64."""
 
 _LARGEST = {
     "float16": 65504.0,
@@ -75,8 +75,8 @@ _PART_DTYPES = {"complex64": "float32", "complex128": "float64"}
 class TensorSpec:
     """One declared tensor; see :func:`tensor`.
 
-    With a ``file``, its content is the tensor of its name in that safetensors file. Such a file never changes, because
-    it is named by the digest of its content.
+    With a ``file``, the content is read from that safetensors file, under the tensor's name. Such a file never changes,
+    because it is named by the digest of its content.
     """
 
     shape: tuple[int, ...]
@@ -90,7 +90,7 @@ class TensorSpec:
 
     @property
     def resolved_fill(self) -> str:
-        """The fill, or what ``auto`` stands for in this tensor."""
+        """The fill; for ``auto``, the fill that this tensor gets."""
         if self.fill != "auto":
             return self.fill
         if self.output:
@@ -99,12 +99,12 @@ class TensorSpec:
 
     @property
     def may_be_hard(self) -> bool:
-        """True if any number may stand there: a tensor whose range is declared gets no numbers outside it."""
+        """True if the tensor may hold any number. A tensor with a declared range gets no numbers outside it."""
         is_random = self.resolved_fill in ("uniform", "normal") and not self.file
         return is_random and self.low is None and self.high is None
 
     def reseed(self, number: int) -> TensorSpec:
-        """Return the tensor with other random numbers, if it has a seed of its own; others follow the problem's."""
+        """Return the tensor with other random numbers, if it has its own seed; others follow the problem's seed."""
         return self if self.seed is None else replace(self, seed=self.seed + number * _SEED_STEP)
 
     @property
@@ -137,8 +137,8 @@ def tensor(
     mean 0 and deviation 1; ``zeros``; ``ones``; ``empty`` is poisoned (see :mod:`ktuned.spec.poisons`). ``auto`` is
     ``empty`` for an output, ``uniform`` for floating dtypes and ``integer`` for the others.
 
-    ``dtype`` is a torch dtype or its name. ``output`` marks what the kernel writes and checks look at. Without a
-    ``seed``, one is derived from the tensor's name and problem.
+    ``dtype`` is a torch dtype or its name. ``output`` marks a tensor that the kernel writes and that is checked.
+    Without a ``seed``, one is derived from the tensor's name and problem.
 
     Raises:
         UsageError: an argument is not valid.
@@ -188,8 +188,8 @@ def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> tor
     Args:
         spec: its declaration.
         name: its name among the inputs.
-        seed_text: with ``name`` the key of its random numbers, unless the spec has a seed. Equal texts give equal
-            bytes in any process, on any device, and in :func:`materialise_numpy`.
+        seed_text: gives, together with ``name``, the key of the random numbers, unless the spec has a seed. Equal texts
+            give equal bytes in any process, on any device, and in :func:`materialise_numpy`.
         device: ``cpu`` or ``cuda:0``.
     """
     import torch
@@ -260,7 +260,7 @@ def materialise_numpy(spec: TensorSpec, name: str, seed_text: str) -> numpy.ndar
 
 
 def _read_file(spec: TensorSpec, name: str, framework: str) -> Any:
-    """Read the tensor of a name from the spec's file, for a ``framework`` of safetensors (``pt`` or ``np``).
+    """Read the tensor with this name from the spec's file, for a ``framework`` of safetensors (``pt`` or ``np``).
 
     Raises:
         RuntimeError: the file is not there, or holds no such tensor.
@@ -301,7 +301,7 @@ def _draw_values(arrays: Arrays, spec: TensorSpec, part: str, count: int, key: i
         else:
             values = draws.make_integers(arrays, drawn, bits, *whole)
             if part in FLOATS and not draws.are_exact_floats(*whole):
-                # Every library rounds float32 to narrower formats alike; int64 it may not.
+                # All libraries round float32 to narrower formats in the same way, but perhaps not int64.
                 values = arrays.convert_dtype(values, "float64" if part == "float64" else "float32")
         if max(-low, high) > largest:
             # Libraries convert larger numbers differently.

@@ -1,4 +1,4 @@
-"""Errors of user code that a library has run, for plugins whose compilers do: their causes, and the user's line."""
+"""Errors of user code that was run by a library, such as a plugin's compiler: their causes, and the user's line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ktuned.dependencies import is_ours
 
 
 def iterate_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, the one that caused it, and so on; each once, because a chain may be a circle."""
+    """Yield an error, its cause, the cause of that, and so on; each once, because a chain may be a circle."""
     following: BaseException | None = error
     seen: set[int] = set()
     while following is not None and id(following) not in seen:
@@ -22,7 +22,7 @@ def iterate_causes(error: BaseException) -> Iterator[BaseException]:
 def locate_user_line(error: BaseException, libraries: Container[str]) -> str:
     """Return ``file:line: `` of the innermost frame that is the user's, or ``""``.
 
-    Frames of ktuned, of its plugins and of the top-level packages in ``libraries`` are not.
+    Frames of ktuned, of its plugins and of the top-level packages in ``libraries`` are not the user's.
     """
     found = ""
     for frame, line in traceback.walk_tb(error.__traceback__):

@@ -11,7 +11,7 @@ from typing import Any
 from ktuned.model import KernelFileError, KtunedError, Record, Scalar, listed, record
 
 MAX_MESSAGE_CHARS = 500
-"""Length at which messages of user code are cut, so that an error is a line that a terminal can show."""
+"""Length at which messages of user code are cut, so that an error fits on a terminal."""
 
 _INTEGERS = range(-(2**63), 2**64)
 """Values that MessagePack can carry."""
@@ -28,14 +28,14 @@ class Values(Mapping[str, Scalar]):
     """A read-only problem or config: ``c.BM`` and ``c["BM"]`` are the same.
 
     The values are the object's attributes, so that a constraint reads them at the speed of any other attribute: a
-    search asks it about some hundred thousand configs a second. ``kind`` is what a key is called in errors: ``knob`` or
-    ``problem key``.
+    search evaluates it for some hundred thousand configs a second. ``kind`` is the word for a key in errors: ``knob``
+    or ``problem key``.
     """
 
     __slots__ = ("__dict__", "_kind")
 
     def __init__(self, values: Mapping[str, Scalar], kind: str) -> None:
-        # No name begins with an underscore (find_key_fault), so that none can be that of the slot.
+        # No name begins with an underscore (find_key_fault), so none can replace this attribute.
         vars(self).update(values)
         object.__setattr__(self, "_kind", kind)
 
@@ -85,20 +85,20 @@ class Site(Record):
 
     @contextmanager
     def wrap_failures(self, what: str) -> Iterator[None]:
-        """Turn an error of user code (``what``, such as ``inputs(p)``) into one that names the kernel and its line."""
+        """Turn an error of user code into one that names the kernel, its line, and ``what`` failed (``inputs(p)``)."""
         try:
             yield
         except Exception as error:
             raise self.make_failure(what, error) from error
 
     def make_failure(self, what: str, error: BaseException) -> KernelFileError:
-        """Return the error that user code (``what``, such as ``inputs(p)``) raised, at its line in the kernel file."""
+        """Return an error of user code with its line in the kernel file and ``what`` failed, such as ``inputs(p)``."""
         lines = [
             line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == self.path
         ]
         is_told_well = isinstance(error, UnknownKey | KtunedError)
         words = fold_to_line(error) if is_told_well else f"{type(error).__name__}: {fold_to_line(error)}"
-        # The call never began, because the function has other parameters: say which arguments it gets.
+        # If the call never began, because the function has other parameters, say which arguments it gets.
         is_of_call = isinstance(error, TypeError) and not lines and "positional argument" in words
         if is_of_call:
             words += f"; it is called with ({what.partition('(')[2].partition(')')[0]})"

@@ -1,8 +1,8 @@
-"""The values that a kernel file declares as text, for its digest: typed, in their order, in full.
+"""The values that a kernel file declares, as text for its digest: with their types, in their order, in full.
 
-Code counts by its file, so that a function's text need not contain its code, unless no file has it. But the same code
-may make another value: a closure or a partial holds other contents, a function reads a variable that was set elsewhere.
-Those are in the text.
+A function's code is covered by the digest of its file, so that its text only contains the code if there is no file. But
+the same code may give different values: a closure or a partial has other contents, or a function reads a variable that
+was set elsewhere. So the text contains these contents and variables.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _PLAIN_TYPES = bool, int, float, complex, str, bytes, range, type(None), type(..
 def describe_value(value: object) -> str:
     """Return a text that two values share only if they hold the same.
 
-    A set is sorted. An object of an installed package counts by its type, and by its content if it is an array.
+    A set is sorted. An object of an installed package is described by its type, and by its content if it is an array.
     """
     return _Describer({}).describe(value)
 
 
 class _Describer:
-    """Describes one value with all that it holds; ``seen`` numbers the objects on the way, so that circles end."""
+    """Describes one value with all its content; ``seen`` numbers the objects on the way, so that circles end."""
 
     def __init__(self, seen: dict[int, tuple[int, object]]) -> None:
         self._seen = seen
@@ -48,13 +48,13 @@ class _Describer:
             return self._describe_code(value)  # type: ignore[arg-type]
         if id(value) in self._seen:
             return f"the same as {self._seen[id(value)][0]}"
-        # The value is kept, so that no later object gets the same identity.
+        # Keep the value, so that no later object gets the same identity.
         self._seen[id(value)] = len(self._seen), value
         match value:
             case type():
                 return f"class {_name_module(value)}.{value.__qualname__}"
             case ModuleType() | os._Environ():
-                # The observer sees what is read from these.
+                # The observer sees the reads of such objects.
                 return f"{kind.__name__} {getattr(value, '__name__', '')}"
             case enum.Enum():
                 return f"{kind.__qualname__}.{value.name} {self.describe(value.value)}"
@@ -81,7 +81,7 @@ class _Describer:
         if isinstance(value, list | tuple):
             return f"{name}{self._describe_items(value)}{self._describe_fields(value)}"
         if isinstance(value, set | frozenset):
-            # Each element alone: what was seen before it must not change its text.
+            # Describe each element alone: objects that were seen before must not change its text.
             return f"{name}{{{','.join(sorted(map(describe_value, value)))}}}"
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
@@ -144,7 +144,7 @@ class _Describer:
 
 
 def _name_module(value: object) -> str:
-    """Return the name of the module that defines a function or a class; empty for a kernel file, named by its place."""
+    """Return the name of the module that defines a function or a class; empty for a kernel file, whose name varies."""
     name = str(getattr(value, "__module__", ""))
     return "" if is_kernel_module(name) else name
 
@@ -163,7 +163,7 @@ def _is_kernel(value: object) -> bool:
 
 
 def _find_names(code: CodeType) -> list[str]:
-    """Return the names that a function's code mentions, and that the functions inside it do."""
+    """Return the names that a function's code, or a function inside it, mentions."""
     inner = [name for item in code.co_consts if isinstance(item, CodeType) for name in _find_names(item)]
     return list(dict.fromkeys((*code.co_names, *inner)))
 

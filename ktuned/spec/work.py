@@ -1,7 +1,7 @@
 """The work of one launch, as a kernel file declares it: operations by precision, and bytes. They become metrics.
 
-Bytes are those that any launch must move: each input is read once and each output written once. Then the share of the
-device's bandwidth says how good a kernel is, and not how much it moves.
+The bytes are those that any launch must move: each input is read once and each output is written once. So the share of
+the device's bandwidth shows how good a kernel is, and not how much it moves.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from ktuned.model import BANDWIDTH_METRIC, FLOAT32, PRECISIONS, listed, name_arithmetic_metric
 
 LaunchWork = int | float | Mapping[str, int | float]
-"""Operations, of float32 or by precision; or bytes."""
+"""A number of float32 operations, or operations by precision, or a number of bytes."""
 
 DeclaredWork = LaunchWork | Callable[[Any], LaunchWork] | None
 
@@ -33,7 +33,7 @@ def compute_throughput(flops: Any, moved: Any, latency_us: float) -> dict[str, f
     """Return the metrics of a launch, from its work (values, not functions) and its latency in µs.
 
     Raises:
-        ValueError: a value is no work.
+        ValueError: a value is neither a number nor a dict of numbers.
     """
     found = {}
     for name, value in (("flops", flops), ("bytes", moved)):
@@ -63,7 +63,7 @@ def _find_value_fault(name: str, value: Any) -> str:
 
 
 def list_given_metrics(flops: Any, moved: Any) -> list[str]:
-    """Return the metrics that the arguments may give; a function of the problem may name any precision."""
+    """Return the metrics that the arguments may give. A function of the problem may give those of any precision."""
     names = [BANDWIDTH_METRIC] if moved is not None else []
     if flops is None:
         return names

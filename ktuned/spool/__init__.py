@@ -1,4 +1,4 @@
-"""The spool: a directory in which applications leave calls to be tuned, and how often they launch them."""
+"""The spool: a directory in which applications leave calls to be tuned, and the counts of their launches."""
 
 from ktuned.spool.directory import (
     COUNTS_SUFFIX,

@@ -1,8 +1,8 @@
-"""The spool's files: applications write them whole or not at all, and the daemon reads them with suspicion.
+"""The spool's files: applications write them as a whole or not at all, and the daemon does not trust them.
 
-A record's name is the digest of its content, so two hundred processes that make the same call leave one file. It is
-written under another name and then renamed: a file with the right suffix is whole, whoever was killed. The daemon reads
-only plain files of its own user that have no second name and are not too large.
+A record's name is the digest of its content, so that two hundred processes with the same call leave a single file. It
+is written under another name and then renamed: a file with the right suffix is complete, even if a writer was killed.
+The daemon only reads plain files of its own user that have no second hard link and are not too large.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ RECORD_SUFFIX: Final = ".call"
 COUNTS_SUFFIX: Final = ".launches"
 
 STAGED_PREFIX: Final = "."
-"""Beginning of the name of a file that is being written, or whose writer was killed."""
+"""Prefix of the name of a file that is being written, or whose writer was killed."""
 
 MAX_RECORD_BYTES: Final = 80 << 20
-"""Room for a call's tensors of integers, of which an application copies 64 MiB at most, and for its configs."""
+"""Largest record: a call's integer tensors, of which an application copies at most 64 MiB, and its configs."""
 
 MAX_RECORDS: Final = 10_000
 """Most records that wait for a daemon: a month's worth. Applications then leave no more."""
@@ -55,7 +55,7 @@ def leave_record(directory: Path, record: CallRecord) -> str:
     """Write a call into the spool, unless it is there, and return its file's name.
 
     Raises:
-        OSError: It cannot be written, is too large to be read (``EFBIG``), or too many wait already (``EDQUOT``).
+        OSError: It cannot be written, it is too large (``EFBIG``), or too many records wait already (``EDQUOT``).
     """
     content = record.to_bytes()
     if len(content) > MAX_RECORD_BYTES:
@@ -74,7 +74,7 @@ def leave_counts(directory: Path, counts: LaunchCounts) -> None:
         OSError: They cannot be written, or too many files wait already (``EDQUOT``).
     """
     _require_room(directory)
-    # A new file each time: the daemon adds the counts up.
+    # Write a new file each time: the daemon adds up the counts.
     name = f"{os.getpid()}-{threading.get_native_id()}-{os.urandom(6).hex()}{COUNTS_SUFFIX}"
     _write_file(directory, name, counts.to_bytes())
 

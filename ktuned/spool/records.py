@@ -1,7 +1,7 @@
 """The contents of the spool: calls as data, and counts of launches. Values and their bytes; no IO.
 
-A record holds everything that a tuning needs of a call. So no daemon must run when it is written, and the process that
-wrote it may be gone when it is read. Two processes that make the same call write the same bytes.
+A record holds everything about a call that a tuning needs. So no daemon must be running when it is written, and its
+writer may be gone when it is read. Two processes that make the same call write the same bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TYPES_KEY: Final = "@types"
 """The problem key that holds the dtypes of a call's tensors, abbreviated: ``f32,f32,i64``."""
 
 CALLS: Final = "calls"
-"""The directory beside an adopted function's kernel file that has everything it reads."""
+"""The directory next to an adopted function's kernel file, with everything that the kernel file reads."""
 
 
 class InvalidRecord(ValueError):
@@ -54,18 +54,18 @@ class CallRecord:
 
     Attributes:
         tool: the drop-in's plugin, which declares the kernel: ``triton`` is ``ktuned_triton``.
-        package: the library that the function is of: ``fla``. The project's name.
+        package: the library of the function: ``fla``. The project's name.
         release: the library's version; empty where none is known.
         function: the function's name in the library: ``ops.gla.chunk.chunk_gla_fwd_kernel_o``. The kernel's name.
-        identity: digest of everything but the call that decides a measurement of the function: its code, its configs,
-            the interpreter and its path. It tells two functions of one name apart.
+        identity: digest of everything that decides a measurement of the function except the call: its code, its
+            configs, the interpreter and its path. It distinguishes functions with the same name.
         declaration: what the plugin declares the kernel from, as plain data.
         problem: the tuning key, by which the function's winners are told apart.
         call: the plugin's text of the call.
         files: files that the call or the declaration names, by their names: tensors, programs, source.
         python: the application's interpreter.
-        variables: environment variables that decide what a compiler makes.
-        device: model of the GPU that the call was for; empty leaves it to the daemon.
+        variables: environment variables that decide a compiler's output.
+        device: model of the GPU that the call was for; if empty, the daemon chooses.
         configs: the configs to be tried, in order.
         module: the module that a front end imports for the function; empty where none is needed.
     """
@@ -204,7 +204,7 @@ _CHECKS: Final[Mapping[str, Any]] = {
     "call": _is_text,
     "python": lambda value: _is_text(value) and value.startswith("/") and "\0" not in value,
     "configs": lambda value: isinstance(value, list) and bool(value) and all(map(_is_scalars, value)),
-    # A name leads to no other directory.
+    # No name may lead to another directory.
     "files": lambda value: (
         isinstance(value, dict) and all(_matches(_FILE)(name) and isinstance(one, bytes) for name, one in value.items())
     ),

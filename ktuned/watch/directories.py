@@ -1,4 +1,4 @@
-"""Sets of directories: which are watched for which root, by events or by polling, and when a set is out of date."""
+"""Sets of directories: those that are watched for each root, by events or by polling, and when a set is outdated."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ktuned.ipc import Sight, look_at_file
 NEVER_WATCHED = frozenset(
     {".git", ".hg", ".svn", ".venv", ".tox", ".nox", "__pycache__", "node_modules", "site-packages", "dist-packages"}
 )
-"""Directories of other programs, large and busy. What kernels depend on there is surveyed, as all known files are."""
+"""Directories of other programs, large and busy. Files there that kernels depend on are surveyed, like all known files."""
 
 ELSEWHERE = ""
-"""Stands for a root where directories lie below none."""
+"""Stands for the root of directories that lie below no root."""
 
 NOT_UTF8 = "a name is not UTF-8"
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The directories to watch: trees of ``roots``, and single ``directories`` that hold what kernels depend on.
+    """The directories to watch: trees of ``roots``, and single ``directories`` with files that kernels depend on.
 
-    ``polled`` has the roots that raise no events, with the reason ("" if their settings say so).
+    ``polled`` has the roots that raise no events, with the reason (empty if their settings say so).
     """
 
     roots: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """The entries of a directory that matter, as of ``sight`` (``None``: it had not settled, and is read again)."""
+    """A directory's relevant entries at the time of ``sight`` (``None`` if not settled: it must be read again)."""
 
     sight: Sight | None
     kernel_files: frozenset[str]
@@ -49,8 +49,8 @@ class Contents(msgspec.Struct, frozen=True):
 class Group(msgspec.Struct, frozen=True):
     """The directories of one root, or of none; all are watched in the same way.
 
-    ``trees`` are those of the root's tree, ``singles`` others, by their identity (device and inode). ``reason`` says
-    why they are polled although their root does not ask for it.
+    ``trees`` are the directories of the root's tree. ``singles`` are other directories, with their identity (device and
+    inode). ``reason`` says why they are polled although the root's settings do not ask for it.
     """
 
     root: str
@@ -71,7 +71,7 @@ class Differences(msgspec.Struct, frozen=True):
 
 
 class DirectorySet(msgspec.Struct, frozen=True):
-    """The directories of a plan, as they were found; ``missing`` are those that are watched once they exist."""
+    """The directories of a plan, as they were found; ``missing`` directories are watched once they exist."""
 
     plan: Plan = msgspec.field(default_factory=Plan)
     groups: tuple[Group, ...] = ()
@@ -102,10 +102,10 @@ class DirectorySet(msgspec.Struct, frozen=True):
                 missing.add(directory)
             holder = groups[plan.find_owner(nearest)]
             found = look_at_file(nearest)
-            # What may not be read has no watch; it is surveyed, as all known files are.
+            # A directory that may not be read cannot be watched; its files are surveyed, like all known files.
             if found is not None and nearest not in holder.trees and os.access(nearest, os.R_OK):
                 holder.singles[nearest] = (found.device, found.inode)
-        # Where watches run out, the largest root goes without.
+        # The largest root comes last, so that it goes without if watches run out.
         ordered = tuple(sorted(filter(len, groups.values()), key=len))
         watched = frozenset(path for group in ordered for path in (*group.trees, *group.singles))
         return cls(plan, ordered, frozenset(missing), watched)
@@ -123,14 +123,14 @@ class DirectorySet(msgspec.Struct, frozen=True):
         return os.path.dirname(path) in self.watched and not self.is_polled(path)
 
     def is_polled(self, path: str) -> bool:
-        """Return whether a path lies where nothing but polling shows that it changed."""
+        """Return whether only polling shows changes of a path."""
         owner = self.plan.find_owner(path)
         return any(group.is_polled for group in self.groups if group.root == owner)
 
     def to_blame(self, reason: str) -> str | None:
         """Return the root (or :data:`ELSEWHERE`) whose native watch failed; ``None`` if all are polled.
 
-        It is that of a path in the message, or else the largest.
+        It is the root of a path in the message, or else the largest root.
         """
         native = [group for group in self.groups if not group.is_polled]
         named = [
@@ -144,14 +144,14 @@ class DirectorySet(msgspec.Struct, frozen=True):
         return native[-1].root if native else None
 
     def lacks_directories(self, plan: Plan) -> bool:
-        """Return whether a newer plan asks for what this set does not watch."""
+        """Return whether a newer plan contains directories that this set does not watch."""
         if (plan.roots, plan.polled) != (self.plan.roots, self.plan.polled):
             return True
         added = plan.directories - self.plan.directories - self.watched
         return any(not _is_never_watched(directory, plan.find_owner(directory)) for directory in added)
 
     def is_outdated_by(self, moved: Iterable[str]) -> bool:
-        """Return whether the set is not the right one, now that these paths came or went. Blocks as the disk does."""
+        """Return whether the set is outdated now that these paths came or went. Blocks as long as the disk does."""
         for path in moved:
             directory, name = os.path.split(path)
             if path in self.watched or any(is_below(one, path) for one in self.missing):
@@ -163,7 +163,7 @@ class DirectorySet(msgspec.Struct, frozen=True):
         return False
 
     def find_differences(self, *, polled_only: bool = False) -> Differences:
-        """Compare the directories with what was found in them, and remember how they are now.
+        """Compare the directories with their last known contents, and remember the present contents.
 
         Blocks as long as the disk does.
         """
@@ -188,13 +188,13 @@ class DirectorySet(msgspec.Struct, frozen=True):
         return Differences(frozenset(kernel_files), is_outdated)
 
     def changed_kernel_files(self, before: DirectorySet) -> set[str]:
-        """Return the kernel files that came or went between two scans, in roots that both know."""
+        """Return the kernel files that came or went between two scans, in roots that both contain."""
         known = _kernel_files(before)
         now = _kernel_files(self)
         return {path for root in known.keys() & now.keys() for path in known[root] ^ now[root]}
 
     def common_kernel_files(self, before: DirectorySet) -> set[str]:
-        """Return the kernel files that are there in both of two scans."""
+        """Return the kernel files that both of two scans contain."""
         known = _kernel_files(before)
         now = _kernel_files(self)
         return {path for root in known.keys() & now.keys() for path in known[root] & now[root]}
@@ -214,7 +214,7 @@ def _kernel_files(directories: DirectorySet) -> dict[str, set[str]]:
 
 
 def _order_watches(groups: Iterable[Group]) -> Iterator[str]:
-    """Yield directories in the order in which watches are asked for.
+    """Yield directories in the order in which they get watches.
 
     Of two paths to one directory, inotify's events name the one that was added last: a root's.
     """
@@ -228,7 +228,7 @@ def _order_watches(groups: Iterable[Group]) -> Iterator[str]:
 def _directory_contents(listing: Listing) -> Contents:
     now_ns = time_ns()
     sight = look_at_file(listing.directory)
-    # What came between the listing and the look has made the sight a young one.
+    # If an entry came between the listing and the sight, the sight is not settled.
     settled = sight if sight is not None and sight.is_settled(now_ns) else None
     return Contents(settled, frozenset(filter(is_kernel_file, listing.files)), frozenset(listing.directories))
 
@@ -245,7 +245,7 @@ def _nearest_existing(directory: str) -> str:
 
 
 def _is_never_watched(directory: str, owner: str) -> bool:
-    # Where a root itself lies is its owner's business.
+    # The root's own path does not matter, only the part below it.
     return not NEVER_WATCHED.isdisjoint(directory[len(owner) :].split("/"))
 
 

@@ -22,7 +22,7 @@ STEP_AT_REST_MS = 100
 """Time between two looks for events: 0.1 % of a core, and a save is seen 100 to 200 ms after it."""
 
 STEP_ACTIVE_MS = 20
-"""The same during a session of edits: 0.4 % of a core, and a save is seen after 20 to 40 ms."""
+"""Time between two looks during a session of edits: 0.4 % of a core, and a save is seen after 20 to 40 ms."""
 
 DEBOUNCE_MS = 300
 """Checkouts touch many files: while new paths turn up in each step, a batch is held back for up to this long."""
@@ -31,19 +31,19 @@ STILL_S = 0.02
 """A file whose last write is this old is taken to be complete: there is no event for the end of writing."""
 
 HOLD_S = 1.0
-"""A file that is written to without end is taken as it is after this long."""
+"""After this long, a file that is still written to is processed anyway."""
 
 POLL_MS = 1_000
 """Interval at which directories are polled whose file system raises no events."""
 
 MAX_LOOKED_AT = 1_000
-"""Paths of a batch that are watched until they are still: for more, a checkout's, the batch itself lasts longer."""
+"""Most paths of a batch that are watched until they are still. A larger batch, such as a checkout's, lasts long enough."""
 
 _MODIFIED = 2
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Paths that something happened to; ``moved`` are those among them that came or went."""
+    """Paths with events; ``moved`` are the paths among them that came or went."""
 
     paths: frozenset[str] = frozenset()
     moved: frozenset[str] = frozenset()
@@ -51,7 +51,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class WatchError(Exception):
-    """A watch that cannot be had, or that ended: ``reason`` is watchfiles' message."""
+    """A watch could not be set, or has ended; ``reason`` is watchfiles' message."""
 
     def __init__(self, reason: str, *, is_polling: bool) -> None:
         super().__init__(reason)
@@ -60,17 +60,17 @@ class WatchError(Exception):
 
 
 class DirectoryGone(Exception):
-    """A directory vanished before its watch stood: the set of directories is out of date."""
+    """A directory vanished before its watch was set, so the set of directories is outdated."""
 
 
 class Notifications:
-    """The watches on a fixed set of directories, not recursive; closed at the end of ``with``.
+    """The watches on a fixed set of directories, which are not recursive; closed at the end of ``with``.
 
     All calls block. Another thread ends :meth:`wait_for_changes` by setting ``stop``.
 
     Raises:
         DirectoryGone: one of the directories does not exist.
-        WatchError: a watch cannot be had.
+        WatchError: a watch cannot be set.
     """
 
     def __init__(self, native: Sequence[str], polled: Sequence[str], stop: threading.Event) -> None:
@@ -84,7 +84,7 @@ class Notifications:
             raise
 
     def wait_for_changes(self, timeout_s: float, step_ms: int) -> Batch:
-        """Return what happened since the last call: a batch that is over, or an empty one after ``timeout_s``.
+        """Return the events since the last call: a complete batch, or an empty one after ``timeout_s``.
 
         Raises:
             WatchError: an event could not be read; the watches are dead.
@@ -121,7 +121,7 @@ class Notifications:
         try:
             found = source.watch(DEBOUNCE_MS, step_ms, max(1, int(timeout_s * 1000)), self._stop)
         except BaseException as error:
-            # A panic of the library's is no Exception. No signal is raised in this thread.
+            # A panic of the library is no Exception, so catch everything. No signal is raised in this thread.
             raise WatchError(str(error), is_polling=is_polling) from error
         if isinstance(found, str):
             return Batch(is_stopped=found == "stop")
@@ -144,15 +144,15 @@ class Notifications:
 
 
 def _import_watches() -> type[RustNotify]:
-    """Return watchfiles' watches, without the package around them, which brings multiprocessing: 20 ms, 0.4 MiB.
+    """Return watchfiles' watches without the rest of its package, which imports multiprocessing: 20 ms, 0.4 MiB.
 
-    Called late, in a thread, so that a daemon that starts can already answer.
+    Called late, in a thread, so that a starting daemon can already answer.
     """
     name = "watchfiles._rust_notify"
     package = importlib.util.find_spec("watchfiles")
     spec = PathFinder.find_spec(name, None if package is None else package.submodule_search_locations)
     if name not in sys.modules and spec is not None and spec.loader is not None:
-        # It can be initialised once in a process: an import of the package finds this one.
+        # It can only be initialised once in a process, so a later import of the package must find this module.
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     kind: type[RustNotify] = importlib.import_module(name).RustNotify
@@ -163,7 +163,7 @@ def _open_watches(directories: Sequence[str], *, is_polling: bool) -> RustNotify
     if not directories:
         return None
     try:
-        # To ignore denied permissions would be to ignore all errors, exhausted watches among them.
+        # Do not ignore denied permissions: that would ignore all errors, such as exhausted watches.
         return _import_watches()(
             list(directories),
             debug=False,

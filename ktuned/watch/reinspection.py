@@ -1,11 +1,11 @@
-"""Reinspection: from paths that may have changed to kernel files whose meaning has.
+"""Reinspection: finds the kernel files that paths which may have changed affect, and inspects them again.
 
 A path leads to the kernel files that depend on it (:mod:`ktuned.catalog.dependencies`). They are inspected only if the
 bytes of a file that they depend on differ from what their last inspection recorded: a file that is touched, or saved
-twice, costs nothing. Links are followed to both ends.
+twice, costs nothing. Both a link and its target count.
 
-An inspection runs user code, which may take a minute to import. Meanwhile files are looked at every 0.5 s, so that what
-is saved during it is suspect at once, and lookups do not call its old winner ``fresh``.
+An inspection runs user code, which may take a minute to import. Meanwhile files are looked at every 0.5 s. So a file
+that is saved during the inspection becomes suspect at once, and lookups do not call its old winner ``fresh``.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ OnChanges = Callable[[Changes, bool], Awaitable[None]]
 """Takes the changes of an inspection, and whether they were saved just now."""
 
 PATIENCE_S = 0.3
-"""Inspections that take longer are not waited for: what is saved meanwhile is suspect, too."""
+"""If an inspection takes longer, files that are saved meanwhile become suspect before it ends."""
 
 LOOK_S = 0.5
-"""Interval at which all files are looked at during a long inspection, in which no event is followed."""
+"""Interval at which all files are looked at during a long inspection, when no events are processed."""
 
 
 class Reinspection:
-    """Inspects what differs from the catalog; ``notice`` says why the last inspection failed, if it did.
+    """Inspects files that differ from the catalog; ``notice`` says why the last inspection failed, if it did.
 
-    ``doubts_changed`` is called when the catalog knows of files that are to be inspected, and when they were: answers
-    that depend on them are stale meanwhile.
+    ``doubts_changed`` is called when files are found that must be inspected, and again after their inspection, because
+    answers that depend on them are stale meanwhile.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Reinspection:
         await anyio.to_thread.run_sync(self._snapshot.prune_entries, entries)
 
     async def affected_kernel_files(self, paths: Iterable[str]) -> set[str]:
-        """Return the kernel files to inspect because of paths that something happened to."""
+        """Return the kernel files to inspect because of paths with events."""
         changed = set(paths)
         if not changed:
             return set()
-        # A generated header may lie where no kernel file is looked for.
+        # Look at dependencies first: a generated header may lie where kernel files are not looked for.
         differing = await self.differing_paths(self._catalog.inspected_stamps(self._catalog.find_dependents(changed)))
         affected = self._catalog.find_dependents(differing)
         if linked := await anyio.to_thread.run_sync(_paths_behind_links, changed):
@@ -80,7 +80,7 @@ class Reinspection:
             recorded = {file: {path for path, _ in self._catalog.inspected_stamps({file})} for file in alike}
             affected |= await anyio.to_thread.run_sync(_led_elsewhere, recorded, linked)
         if self._seen:
-            # An edit that was taken back leaves nothing to inspect.
+            # An edit that was undone leaves nothing to inspect.
             await self._look_for_suspects()
         for path in changed:
             if os.path.isdir(path) and not self._is_skipped(path):
@@ -93,12 +93,12 @@ class Reinspection:
         return affected
 
     async def differing_paths(self, entries: set[tuple[str, str]]) -> set[str]:
-        """Return the paths of entries that are not what was inspected."""
+        """Return the paths of entries that differ from what was inspected."""
         seen = await anyio.to_thread.run_sync(self._snapshot.look_at_files, {path for path, _ in entries})
         return self._snapshot.differing_paths(entries, seen)
 
     def is_news(self, path: str) -> bool:
-        """Return whether a kernel file came that was not inspected, or went that was."""
+        """Return whether a path is a new kernel file, or an inspected kernel file that is gone."""
         if not is_kernel_file(path) or os.path.isdir(path) or self._is_skipped(path):
             return False
         is_known = self._catalog.has_inspected(printable_path(path))
@@ -108,7 +108,7 @@ class Reinspection:
         return not is_known and root is not None and bool(find_kernel_files(path, root.path))
 
     async def inspect_new_roots(self, paths: Iterable[str]) -> None:
-        """Inspect roots that are watched from now on: they may have changed, but were not saved just now."""
+        """Inspect newly watched roots. Their files may have changed, but were not saved just now."""
         async with self._keep_looking():
             for path in sorted(paths):
                 root = self._catalog.root_of(path)
@@ -120,7 +120,7 @@ class Reinspection:
                         self._record_failure(error)
 
     async def inspect_files(self, affected: set[str]) -> None:
-        """Inspect kernel files, and pass on what that changed."""
+        """Inspect kernel files, and pass on the changes."""
         by_root = self._by_root(affected)
         if not by_root:
             return
@@ -129,7 +129,7 @@ class Reinspection:
         self._doubts_changed()
         async with self._keep_looking():
             for root, files in by_root:
-                # What is noted of a project file before its kernels are inspected clears no doubt.
+                # While a project file's kernels are not inspected yet, noting the project file must clear no doubt.
                 self._under_way = frozenset(files)
                 seen = await self._look_at_files(files)
                 present = [file for file in files if os.path.isfile(file)]
@@ -138,7 +138,7 @@ class Reinspection:
                     self._snapshot.accept_differences(self._catalog.inspected_stamps(set(files)), seen)
                     self._catalog.clear_files(files)
                     await self._on_changes(found.changes, True)
-                    # For those that an edit changed nothing about.
+                    # Announce this also for kernels that the edit has not changed.
                     self._doubts_changed()
                     self.notice = ""
                 except Exception as error:
@@ -149,13 +149,13 @@ class Reinspection:
 
     @asynccontextmanager
     async def _keep_looking(self) -> AsyncIterator[None]:
-        """Look for further suspects while a block takes long: user code may take a minute to import."""
+        """Look for further suspects while the block runs, because user code may take a minute to import."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._look_repeatedly)
             yield
             tasks.cancel_scope.cancel()
         if self._seen:
-            # What is still to be inspected has its event under way.
+            # Events for files that must still be inspected will follow.
             await self._look_for_suspects()
 
     async def _look_repeatedly(self) -> None:
@@ -165,7 +165,7 @@ class Reinspection:
             await anyio.sleep(LOOK_S)
 
     async def _look_for_suspects(self) -> None:
-        """Have all files suspected that differ from what was inspected, and no longer those that did and do not."""
+        """Mark all files as suspect that differ from what was inspected, and unmark those that no longer do."""
         found = frozenset(self._catalog.find_dependents(await self.differing_paths(self._catalog.inspected_stamps())))
         if found != self._seen:
             self._catalog.clear_files(self._seen - found - self._under_way)
@@ -174,12 +174,12 @@ class Reinspection:
             self._doubts_changed()
 
     async def _look_at_files(self, files: Iterable[str]) -> dict[str, SeenFile]:
-        """Return how kernel files are now, and all that they depend on."""
+        """Return the present state of kernel files and of all their dependencies."""
         entries = self._catalog.inspected_stamps(set(files))
         return await anyio.to_thread.run_sync(self._snapshot.look_at_files, {*files, *(path for path, _ in entries)})
 
     def _record_failure(self, error: Exception) -> None:
-        # The next survey finds the files as they are.
+        # The next survey will find the files again.
         if isinstance(error, KtunedError):
             self.notice = f"a save was not taken in: {error.message}"
             _log.error("save_not_taken_in", reason=error.message, hint=error.hint)
@@ -205,14 +205,14 @@ class Reinspection:
 
 
 def _paths_behind_links(paths: set[str]) -> set[str]:
-    """Return the paths that are links, or lie behind one."""
+    """Return the paths that are links, or lie behind a link."""
     return {path for path in paths if os.path.realpath(path) != path}
 
 
 def _led_elsewhere(recorded: Mapping[str, set[str]], linked: set[str]) -> set[str]:
-    """Return the kernel files of which a path at or below a link leads to a file that is not recorded.
+    """Return the kernel files that depend on a path, at or below a link, which leads to a file that is not recorded.
 
-    It has become a link, with the same content: an edit where it leads must be seen.
+    Such a path has become a link to the same content, and edits of the link's target must be noticed from now on.
     """
     return {
         file

@@ -1,4 +1,4 @@
-"""The files that kernels depend on: which of them no longer hold what was inspected."""
+"""Finds the files that kernels depend on and that have changed since they were inspected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ktuned.ipc import ABSENT, Sight, look_at_file, stamp, stamps_agree
 
 
 class SeenFile(NamedTuple):
-    """A file's sight, and the SHA-256 of the bytes that it held then (``ABSENT`` if it could not be read)."""
+    """A file's sight, and the SHA-256 of its bytes at that time (``ABSENT`` if it could not be read)."""
 
     sight: Sight | None
     digest: str
@@ -28,11 +28,11 @@ class Snapshot:
         self._accepted: dict[tuple[str, str], str] = {}
 
     def look_at_files(self, paths: Iterable[str]) -> dict[str, SeenFile]:
-        """Return how each file is now. Blocks as long as the disk does."""
+        """Return the present state of each file. Blocks as long as the disk does."""
         return {path: self._look_at_file(path) for path in paths}
 
     def differing_paths(self, entries: Iterable[tuple[str, str]], seen: Mapping[str, SeenFile]) -> set[str]:
-        """Return the paths whose digest is not the recorded one, nor one that was accepted in its place."""
+        """Return the paths whose digest is neither the recorded one nor one that was accepted instead."""
         return {
             path
             for path, held in entries
@@ -40,10 +40,10 @@ class Snapshot:
         }
 
     def accept_differences(self, entries: Iterable[tuple[str, str]], seen: Mapping[str, SeenFile]) -> None:
-        """Let entries differ from files that have just been inspected, as ``seen`` has them.
+        """Accept that entries differ from the present state (``seen``) of files whose inspection has just failed.
 
-        The inspection failed, so that the recorded digests are still those from before it: to inspect the same bytes
-        again would fail again. A file that has changed meanwhile is left to be inspected.
+        The recorded digests are still those from before the failed inspection, and inspecting the same bytes again
+        would fail again. A file that has changed meanwhile will be inspected.
         """
         for path, held in entries:
             then = seen.get(path)
@@ -63,7 +63,7 @@ class Snapshot:
         known = self._seen.get(path)
         if known is not None and known.sight == sight:
             return known
-        # The sight is older than the bytes: a change between the two shows in the next sight.
+        # The sight is taken before the bytes are read, so a change between the two shows in the next sight.
         seen = SeenFile(sight, ABSENT if sight is None else stamp(Path(path)))
         if sight is None or sight.is_settled(now_ns):
             self._seen[path] = seen

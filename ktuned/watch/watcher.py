@@ -1,17 +1,17 @@
 """The watcher: finds out which files changed, and has the kernel files inspected that depend on them.
 
-Events say where to look, and surveys find what events missed; digests decide. So nothing depends on an event arriving,
-or arriving once:
+Events say where to look, surveys find changes without events, and digests decide. So nothing depends on each event
+arriving exactly once:
 
 - The set of watched directories is fixed while it is watched. It is *outdated* when directories come or go, or when an
   inspection finds a dependency in a directory that is not in it; then a new set is scanned and opened.
-- Between a scan and its watches changes raise no event. So each new set begins with a comparison of all stamps
-  (``_catch_up``). After the first one, ``caught_up`` is set: until then lookups doubt all answers.
-- Then events are followed, one batch at a time. Every 30 s all known files are compared with what was inspected, and
-  every 2 s those of polled roots and of kernels that were looked up lately.
-- A survey may see a save whose event is under way. Such a file is a *suspect* and is looked at again after 0.5 s: if
-  no event came by then, events are being lost. It is inspected all the same, and ``notice`` says so.
-- A root whose watches fail is polled; if polling fails too, it is surveyed. Watches are tried again after a minute.
+- Changes between a scan and the setting of its watches raise no event. So each new set begins with a comparison of all
+  stamps (``_catch_up``). After the first comparison, ``caught_up`` is set; until then, lookups doubt all answers.
+- Then events are processed, one batch at a time. Every 30 s all known files are compared with what was inspected, and
+  every 2 s the files of polled roots and of kernels that were looked up lately.
+- A survey may see a save before its event arrives. Such a file is a *suspect* and is looked at again after 0.5 s. If no
+  event has arrived by then, events are being lost: the file is inspected, and ``notice`` says so.
+- A root whose watches fail is polled; if polling fails, too, it is surveyed. Watches are tried again after a minute.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ktuned.watch.reinspection import OnChanges, Reinspection
 _log = structlog.get_logger()
 
 ACTIVE_S = 60.0
-"""For this long after a save that mattered the next one is looked for in short steps."""
+"""For this long after a relevant save, the next one is looked for in short steps."""
 
 REBUILD_PAUSE_S = 0.1
 """A checkout makes many directories; the set is rebuilt this long after the last time at the earliest, or
@@ -45,7 +45,7 @@ REBUILD_PAUSE_S = 0.1
 REBUILD_SHARE = 5.0
 
 GRACE_S = 0.5
-"""A change that a survey finds may be a save whose event is under way; after this long the event is lost."""
+"""A survey may find a save before its event arrives; after this long, the event is taken for lost."""
 
 _REMEDIES = {
     "watch limit": "raise fs.inotify.max_user_watches",
@@ -61,8 +61,8 @@ OpenWatches = Callable[[Sequence[str], Sequence[str], threading.Event], Notifica
 class Intervals(msgspec.Struct, frozen=True):
     """Intervals at which files are looked at although no event names them.
 
-    ``all_s`` is for every known file, ``recent_s`` for those of kernels that were looked up lately and of polled roots;
-    ``retry_s`` is for watches that could not be had.
+    ``all_s`` is for all known files, ``recent_s`` for files of kernels that were looked up lately and of polled roots,
+    and ``retry_s`` for setting watches again that failed.
     """
 
     all_s: float = 30.0
@@ -71,11 +71,11 @@ class Intervals(msgspec.Struct, frozen=True):
 
 
 class Watcher:
-    """Watches what the catalog says is to be watched; ``notice`` says what keeps it from doing so well.
+    """Watches the files and directories of the catalog; ``notice`` says what is wrong with the watches.
 
     ``looked_up`` returns the names of the kernels that were looked up lately. ``doubts_changed`` is called when files
-    are known to differ from what was inspected, and when they were inspected. ``caught_up`` is set once it is known
-    what changed before the watches stood.
+    are known to differ from what was inspected, and again when they were inspected. ``caught_up`` is set once all
+    changes from before the watches were set are known.
     """
 
     def __init__(
@@ -124,11 +124,11 @@ class Watcher:
         )
 
     def roots_changed(self) -> None:
-        """Have the new set of roots watched."""
+        """Watch the new set of roots."""
         self._stop.set()
 
     def _kernels_changed(self, names: Collection[str]) -> None:
-        """Have the directories watched too that an inspection has found, whichever part of the daemon asked for it."""
+        """Also watch the directories that an inspection has found, whichever part of the daemon has caused it."""
         if self._directories.lacks_directories(self._make_plan()):
             self._lacks_directories = True
             self._stop.set()
@@ -144,11 +144,11 @@ class Watcher:
         try:
             await anyio.sleep_forever()
         finally:
-            # The thread that waits for events cannot be cancelled.
+            # The thread that waits for events cannot be cancelled, so tell it to stop.
             self._stop.set()
 
     async def _watch_directories(self) -> None:
-        """Watch one set of directories until it is out of date."""
+        """Watch one set of directories until it is outdated."""
         self._stop.clear()
         began = monotonic()
         if began >= self._retry_at:
@@ -174,10 +174,10 @@ class Watcher:
                 self._handle_failure(error)
 
     async def _catch_up(self, before: DirectorySet) -> bool:
-        """Inspect what changed before the watches stood, and so raised no event; return whether the set is outdated."""
+        """Inspect files that changed before the watches were set; return whether the set is outdated."""
         differences = await anyio.to_thread.run_sync(self._directories.find_differences)
         await self._inspections.inspect_new_roots(self._directories.found_roots() - before.found_roots())
-        # One that went, was inspected as gone, and came back before this scan is in both.
+        # A file that went, was inspected as gone, and came back before this scan, is in both scans.
         kept = {
             path
             for path in self._directories.common_kernel_files(before)
@@ -190,10 +190,10 @@ class Watcher:
         return differences.is_outdated
 
     async def _open_notifications(self) -> Notifications:
-        """Open the watches; a root whose watches cannot be had is polled.
+        """Open the watches; a root whose watches cannot be set is polled.
 
         Raises:
-            DirectoryGone: the set is out of date already.
+            DirectoryGone: the set is outdated already.
         """
         while True:
             directories = self._directories
@@ -207,7 +207,7 @@ class Watcher:
                 self._directories = await anyio.to_thread.run_sync(DirectorySet.scan_directories, self._make_plan())
 
     def _handle_failure(self, error: WatchError) -> None:
-        """Have the root polled whose watch failed, or surveyed if that was the poller's."""
+        """Poll the root whose watch has failed; if polling has failed, leave it to the surveys."""
         _log.warning("watch_failed", reason=error.reason, polling=error.is_polling)
         root = self._directories.to_blame(error.reason)
         if error.is_polling or root is None:
@@ -222,7 +222,7 @@ class Watcher:
         return Plan(tuple(root.path for root in roots), frozenset(self._catalog.watched_directories()), polled)
 
     async def _follow_changes(self, notifications: Notifications, rebuild_at: float, *, is_outdated: bool) -> None:
-        """Follow events, and survey, until the set of directories must be rebuilt.
+        """Process events, and survey, until the set of directories must be rebuilt.
 
         Raises:
             WatchError: the watches are dead.
@@ -245,7 +245,7 @@ class Watcher:
                 if affected:
                     self._active_until = monotonic() + ACTIVE_S
                 await self._inspections.inspect_files(affected)
-                # Also where nothing has changed: a file may be a link now, to another directory.
+                # Check this even if nothing has changed: a file may now be a link to another directory.
                 is_outdated |= self._directories.lacks_directories(self._make_plan())
             now = monotonic()
             is_outdated |= 0.0 < self._retry_at <= now
@@ -277,7 +277,7 @@ class Watcher:
         return _SurveyResult({*news, *await self._inspections.differing_paths(entries)}, differences.is_outdated)
 
     async def _survey_recent(self, suspects: set[str]) -> _SurveyResult:
-        """Look at polled roots, and at the files of the kernels that were looked up lately."""
+        """Look at polled roots, and at the files of kernels that were looked up lately."""
         roots = [root for root in self._catalog.roots if self._directories.is_polled(root.path)]
         files = {file for root in roots for file in self._catalog.files_of(root)}
         for name in self._looked_up():
@@ -291,7 +291,7 @@ class Watcher:
         return _SurveyResult({*news, *differing}, differences.is_outdated)
 
     async def _confirm_survey(self, found: _SurveyResult, suspects: set[str]) -> set[str]:
-        """Inspect what a survey found; return the paths to look at again, because their events may be under way."""
+        """Inspect what a survey found; return the paths to look at again, because their events may still arrive."""
         announced = {path for path in found.paths if self._directories.raises_events(path)}
         lost = announced & suspects
         if lost:

@@ -42,13 +42,13 @@ FINALIST_COMPARED = 2 * SURE_COMPARED
 """Compared launches of a finalist: finds one wrong launch in 100 with 84 %."""
 
 LATER_SHARE = 0.125
-"""Share of the launches after those that is compared. It finds a kernel soon that is wrong from its 5,000th launch on."""
+"""Share of the later launches that is compared: a kernel that is wrong from its 5,000th launch on is found soon."""
 
 LEAST_SHARE = 0.02
 """Share of launches that is compared even if comparing takes much longer than launching."""
 
 FREE_NS = 2_000_000
-"""Time in ns that comparing may take in any case. Beyond it, comparing may take no longer than launching."""
+"""Time for comparing that is free. Time beyond it is weighed against the time of launching."""
 
 FEWEST_OF_A_GPU, MOST_OF_A_GPU = 0.25, 8
 """Least share of the launches of a GPU's batch that is compared, and the most comparisons in one batch: enqueueing a
