@@ -1,7 +1,7 @@
 """The contract between ktuned and its backend plugins, and code that plugins share.
 
-A plugin subclasses :class:`Backend` and names it under the entry-point group ``ktuned.backends``. Code for some plugins
-alone is imported when its name is first used: the daemon needs none of it.
+A plugin subclasses :class:`Backend` and names it under the entry-point group ``ktuned.backends``. Code that only some
+plugins need is imported when its name is first used, because the daemon does not need it.
 """
 
 from importlib import import_module

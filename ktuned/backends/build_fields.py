@@ -44,7 +44,7 @@ def _read_hints(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _find_fault(value: Any, hint: Any) -> str:
-    """Return what is wrong with a value, to continue a sentence that begins with its name; empty if nothing is."""
+    """Return the fault of a value, as the end of a sentence that begins with its name; empty if there is none."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is None or hint is types.NoneType:
         return "" if value is None else f" is {_quote_value(value)}, not None"
@@ -56,7 +56,7 @@ def _find_fault(value: Any, hint: Any) -> str:
     if hint is Mapping or origin in (abc.Mapping, dict):
         return _find_mapping_fault(value, arguments)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        # A Build that has travelled has a map of its fields.
+        # In a Build that was sent to another process, a dataclass is a map of its fields.
         return "" if isinstance(value, (hint, Mapping)) else f" is {_quote_value(value)}, not {hint}"
     if hint in _PLAIN:
         accepted = (int, float) if hint is float else (hint,)
@@ -93,7 +93,7 @@ def _find_mapping_fault(value: Any, arguments: tuple[Any, ...]) -> str:
 
 
 def _choose_fault(faults: list[str], value: Any, hint: Any) -> str:
-    """Return the most helpful of the alternatives' faults: that of the only container, if there is just one."""
+    """Return the most helpful of the alternatives' faults: if there is a single container among them, its fault."""
     kinds = typing.get_args(hint)
     containers = [
         kind

@@ -55,7 +55,7 @@ def refuse_unit(unit: Unit, error: Exception, started: float) -> Compiled:
 
 @contextlib.contextmanager
 def lend_scratch_directory(tool: str) -> Iterator[Path]:
-    """Provide a directory for one compile; a full disk becomes a ``BackendError``, which blames no config."""
+    """Provide a directory for one compile. A full disk raises ``BackendError``, because no config is to blame."""
     try:
         with tempfile.TemporaryDirectory(prefix=f"ktuned-{tool}-") as scratch:
             yield Path(scratch)
@@ -69,7 +69,7 @@ def lend_scratch_directory(tool: str) -> Iterator[Path]:
 def redirect_compiler(variables: Mapping[str, str], scratch: Path | None = None) -> Iterator[None]:
     """Set environment variables while a compiler runs in this process; its temporary files go below ``scratch``.
 
-    Otherwise they would stay behind if the worker is killed.
+    Elsewhere, temporary files would be left behind if the worker is killed.
     """
     before = {name: os.environ.get(name) for name in variables}
     directory = tempfile.tempdir
@@ -95,7 +95,7 @@ def cut_message(message: str, most: int = MAX_MESSAGE_CHARS) -> str:
 def move_error_first(log: str, error: re.Pattern[str]) -> str:
     """Return a compiler's log, cut, with its first line that matches ``error`` at the front.
 
-    Errors in the text of a ``-D`` stand at ``<command-line>``. One that follows says where the macro was used.
+    An error in the text of a ``-D`` option is at ``<command-line>``. A further line says where the macro is used.
     """
     lines = log.strip().splitlines()
     errors = [index for index, line in enumerate(lines) if error.search(line)] or [0]
@@ -119,7 +119,7 @@ def list_macro_options(defines: Mapping[str, Scalar]) -> tuple[str, ...]:
 
 
 def write_sources(files: Mapping[Path, bytes], into: Path) -> None:
-    """Write the sources that an artifact was made of into a directory, keeping their relative paths."""
+    """Write the sources of an artifact into a directory, keeping their relative paths."""
     root = Path(os.path.commonpath([path.parent for path in files]))
     for path, content in files.items():
         target = into / path.relative_to(root)

@@ -4,16 +4,17 @@ A plugin is a distribution of its own. It names a subclass of :class:`Backend` u
 ``ktuned.backends``; the daemon only reads that metadata, and workers import the class. The subclass has everything that
 differs between backends: which files an artifact has, how they are made, and how they are loaded.
 
-The way of a config through a plugin:
+A config passes through a plugin like this:
 
-1. The kernel function returns a :class:`Build`, the plugin's own recipe as plain values. It travels to other processes.
+1. The kernel function returns a :class:`Build`, the plugin's own recipe as plain values, which is sent to other
+   processes.
 2. A compile worker calls :meth:`Backend.compile` with a :class:`Unit` (the Build and its sources) and an empty
    directory to fill, the artifact. A fault of the config is a :class:`Compiled` with an outcome, never an exception.
-   With :meth:`Backend.lower` a front end does the part that needs the user's Python first.
+   If the plugin has :meth:`Backend.lower`, a front end first does the part that needs the user's Python.
 3. A lane calls :meth:`Backend.load` with the sealed artifact, binds the :class:`Kernel` to tensors, and times its
    launch.
 
-An exception from any of these is a fault of the plugin or the machine, except the errors that a method names.
+Any other exception is a fault of the plugin or the machine, except for the errors that a method's docstring names.
 
 :func:`ktuned.testing.backends.check_backend` is the conformance suite that every plugin runs.
 """
@@ -45,7 +46,7 @@ _INCLUDE_OPTIONS = ("-I", "-iquote", "-isystem", "-idirafter", "--include-path="
 Launch = Callable[[], float | None]
 """Runs the kernel once on its bound arguments; on a GPU it may return before the kernel ends.
 
-A launch that returns a number has timed itself: that time, in microseconds, counts instead of the clock's.
+A launch that returns a number has timed itself: the number is the time in microseconds, and replaces the clock's.
 """
 
 EnergyCounter = Callable[[], float]
@@ -67,7 +68,7 @@ class Build:
         own_post_init: Callable[[Any], None] | None = cls.__dict__.get("__post_init__")
 
         def check_and_finish(self: Build) -> None:
-            # Before the plugin's own code, which may hide a fault: `tuple("xy")` makes two arguments of one string.
+            # Check before the plugin's own code, which may hide a fault: `tuple("xy")` splits a string into arguments.
             check_fields(self)
             if own_post_init is not None:
                 own_post_init(self)
@@ -99,10 +100,10 @@ class Build:
         return tuple(name for name in (*joined, *apart) if name)
 
     def given(self, layouts: Callable[[], Mapping[str, Layout]]) -> Self:
-        """Return this Build with what it is compiled for of its problem's tensors.
+        """Return this Build with those properties of the problem's tensors for which it is compiled.
 
         A backend that compiles for shapes or dtypes records them here, and they become part of the artifact's key. Most
-        backends record nothing, so that problems share an artifact.
+        backends record nothing, so that problems can share an artifact.
 
         Args:
             layouts: returns the layouts of the problem's tensors, by their names in ``inputs``.
@@ -110,7 +111,7 @@ class Build:
         return self
 
     def without_tensors(self) -> Self:
-        """Return this Build for a kernel without ``inputs``, whose strings are plain strings and name no tensors."""
+        """Return this Build for a kernel without ``inputs``: strings in its ``args`` are values and name no tensors."""
         return self
 
 
@@ -134,7 +135,7 @@ def _freeze_lists(value: Any) -> Any:
 
 @record
 class Unit(Record):
-    """What a plugin compiles at a time: a config's Build and its sources.
+    """One config's compile: its Build and its sources.
 
     Attributes:
         key: the artifact's key, and the name of the directory to fill.
@@ -157,14 +158,14 @@ class Unit(Record):
 
 @record
 class Compiled(Record):
-    """Result of one unit. Which files were read for it is observed from outside, so a plugin does not report them.
+    """Result of one unit. A plugin need not report the files that it has read, because they are observed.
 
     Attributes:
         key: the unit's key.
         outcome: ``None`` on success, else ``compile_error`` or ``unsupported``.
         message: the compiler's message.
         seconds: how long this unit took.
-        facts: what is kept with the artifact (registers, lowered names, …).
+        facts: facts that are stored with the artifact (registers, lowered names, …).
     """
 
     key: str
@@ -220,17 +221,17 @@ class Backend(ABC):
         group_size: how many units are worth compiling together; the pipeline passes groups of up to this size.
         default_target: the target if there is no device and no ``arch`` was given; empty if there is none.
         api_version: the major version of this contract that the plugin was written for.
-        build: the plugin's :class:`Build`. The backends of a family share it; each has its name, with a suffix.
+        build: the plugin's :class:`Build`. The backends of a family share it; their names are its name with a suffix.
         required_files: the files that every artifact of this backend has; checked when it is sealed and loaded.
         compiling_variables: environment variables that decide what is compiled, as names or as prefixes with ``*``.
             They are part of an artifact's key, as are all variables that a project sets itself.
-        measuring_variables: environment variables that decide how it runs. They are part of a measurement's key.
-        lowers: whether it has :meth:`lower`, so that compile workers import nothing of the user's.
+        measuring_variables: environment variables that decide how a kernel runs. They are part of a measurement's key.
+        lowers: whether it has :meth:`lower`, so that compile workers import none of the user's code.
         needs_kernel_file: whether :meth:`load` reads ``unit.kernel_file`` or files beside it.
         times_on_host: whether a launch ends with its work even on a GPU, so that the host's clock can time it.
-        decisive_files: those required files that, with the Build, decide everything that runs: a measurement of one
-            artifact then holds for every other with the same bytes. Empty if other code runs as well, such as a Python
-            function.
+        decisive_files: the required files that, together with the Build, decide everything that runs: a measurement of
+            one artifact then holds for all others with the same bytes. Empty if other code runs as well, such as a
+            Python function.
     """
 
     name: ClassVar[str]
@@ -256,10 +257,10 @@ class Backend(ABC):
         """Return the versions and flags that can change the binary (compiler, libraries, this plugin)."""
 
     def toolchain_files(self) -> Iterable[Path]:
-        """Return the programs and libraries behind :meth:`fingerprint`, and the paths where others would come first.
+        """Return the programs and libraries behind :meth:`fingerprint`, and paths at which new ones would come first.
 
-        Their contents become part of the fingerprint, and the backend is probed again when one changes. The plugin's
-        distribution and its requirements are watched anyway. See :func:`ktuned.backends.on_path`.
+        Their contents become part of the fingerprint, and the backend is probed again when one of them changes. The
+        plugin's distribution and its requirements are watched anyway. See :func:`ktuned.backends.on_path`.
         """
         return ()
 
@@ -276,7 +277,7 @@ class Backend(ABC):
         return None
 
     def prepare(self) -> None:  # noqa: B027 - most backends have nothing to do
-        """Do what a process must do once before it compiles or loads, such as importing a compiler.
+        """Prepare a process once for compiling or loading, such as by importing a compiler.
 
         Workers call it while they wait for work.
 
@@ -285,10 +286,10 @@ class Backend(ABC):
         """
 
     def open_library(self, library: Mapping[str, Any], build: Build | None = None) -> None:  # noqa: B027 - most have none
-        """Import an application's library, and what a Build needs from it; called before :meth:`lower`.
+        """Import an application's library, and the module that a Build needs from it; called before :meth:`lower`.
 
-        Drop-ins make Builds with a field ``library``: plain data that says where functions are imported from, instead
-        of the kernel file. All Builds with an equal library share one process.
+        Drop-ins make Builds with a field ``library``: plain data that says from where, instead of the kernel file,
+        functions are imported. All Builds with an equal library share one process.
 
         Raises:
             BackendError: it cannot be imported; no config is to blame.
@@ -331,11 +332,11 @@ def compile_together(
     refusal: type[Exception],
     spent_s: float = 0.0,
 ) -> Iterator[Compiled]:
-    """Compile units together, and yield one result for each; for backends that gain from it.
+    """Compile units together, and yield one result for each; for backends that are faster this way.
 
     ``compile`` makes the artifacts of all its units, and returns their facts by key. When it raises ``refusal``, the
-    halves are compiled separately, until each faulty unit has its own error. Units share the time of common work;
-    ``spent_s`` is each one's share of failed attempts.
+    two halves are compiled separately, and so on, until each faulty unit has its own error. The time of common work is
+    divided among the units; ``spent_s`` is each unit's share of failed attempts.
     """
     started = time.perf_counter()
     try:
@@ -355,5 +356,5 @@ def compile_together(
 
 
 def unknown_tensor(name: str, names: Iterable[str]) -> str:
-    """Return the error for an argument of a Build that names none of the tensors that ``inputs`` makes."""
+    """Return the error for an argument of a Build that is not the name of a tensor of ``inputs``."""
     return f"args names the tensor {name!r}, which inputs(p) does not make {listed(names, near=name)}"

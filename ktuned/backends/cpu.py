@@ -48,7 +48,7 @@ class CpuTicks(NamedTuple):
 
 
 def read_ticks(path: Path = STAT) -> CpuTicks | None:
-    """Return the machine's CPU time; ``None`` if the kernel does not report it."""
+    """Return the machine's CPU time; ``None`` if Linux does not report it."""
     try:
         words = path.read_text().partition("\n")[0].split()
         return CpuTicks(*map(int, words[1 : 1 + len(CpuTicks._fields)]))
@@ -74,9 +74,9 @@ def target() -> str:
 
 
 def limits(cgroup: Path = CGROUP, mounted: Path = CGROUPS) -> dict[str, str]:
-    """Return what keeps this process from using all cores: its affinity, and the CPU quota of its control groups.
+    """Return the limits that keep this process from using all cores: its affinity, and its control groups' CPU quota.
 
-    Empty if nothing does. ``cgroup`` is ``/proc/self/cgroup``, ``mounted`` the directory of control groups.
+    It is empty without limits. ``cgroup`` is ``/proc/self/cgroup``, ``mounted`` the directory of control groups.
     """
     restrictions = {}
     allowed = sorted(os.sched_getaffinity(0))
@@ -109,7 +109,7 @@ def _find_quota(cgroup: Path, mounted: Path) -> float | None:
         # In version 1 each controller has its own tree (cgroups(7)); `cpu` is a link to `cpu,cpuacct`.
         tree, read = (mounted / "cpu", _read_quota_v1) if controllers else (mounted, _read_quota_v2)
         own_group = tree / name.lstrip("/")
-        # In a container the own group may be mounted as the root, while its name is the one outside.
+        # In a container, the own group may be mounted as the root, although its name is that from outside.
         for group in (own_group, *own_group.parents):
             if not group.is_relative_to(tree):
                 break

@@ -77,9 +77,9 @@ def gpu_uuids() -> dict[str, str]:
 def hold_only_context() -> bool:
     """Make the GPU's primary context if this process may use exactly one GPU; return whether it holds it.
 
-    It is the context that torch uses; whoever comes first makes it.
+    torch uses the same context, and makes it if it does not exist yet.
     """
-    # As torch does before it starts the driver, which reads this once: load modules when they are first used.
+    # Load modules when they are first used. torch sets this, too, before it starts the driver, which reads it once.
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -123,8 +123,8 @@ def has_gpu() -> bool:
 def compute_target(major: int, minor: int) -> str:
     """Return the target of a device of this compute capability: ``sm_80``, ``sm_90a``, ``sm_120a``.
 
-    From 9.0 on it has the suffix, because the instructions that make those devices fast (wgmma, tcgen05) exist only in
-    the architecture-specific feature set (CUDA C++ Programming Guide, *Feature Set Compiler Targets*).
+    From 9.0 on it has the suffix ``a``, because the instructions that make those devices fast (wgmma, tcgen05) only
+    exist in the architecture-specific feature set (CUDA C++ Programming Guide, *Feature Set Compiler Targets*).
     """
     suffix = "a" if major >= _FIRST_ARCHITECTURE_SPECIFIC else ""
     return f"sm_{major}{minor}{suffix}"
@@ -133,8 +133,9 @@ def compute_target(major: int, minor: int) -> str:
 def runs_on(built_for: str, target: str) -> bool:
     """Return whether machine code for ``built_for`` (``sm_90``, ``sm_90a``) runs on a device of target ``target``.
 
-    Plain code runs on later minor versions of its major one; architecture-specific code (``a``) only on its own,
-    family-specific code (``f``) like plain code (CUDA C++ Programming Guide, *Binary Compatibility*).
+    Plain code runs on its own and later minor versions of the same major version, and so does family-specific code
+    (``f``). Architecture-specific code (``a``) only runs on its own version (CUDA C++ Programming Guide, *Binary
+    Compatibility*).
     """
     if built_for == target:
         return True

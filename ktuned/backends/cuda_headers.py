@@ -25,9 +25,8 @@ def find(wanted: tuple[int, int]) -> Headers | None:
     """Return the headers of exactly this CUDA version, else of the same major version, else ``None``.
 
     The search covers ``$CUDA_HOME``, ``$CUDA_PATH``, the wheels of this interpreter, the nvcc on the PATH and
-    ``/usr/local/cuda``, in this order. All directories of the chosen version are returned, because wheels may have a
-    part of the headers each. Other versions are left out, because headers of two versions often do not compile
-    together.
+    ``/usr/local/cuda``, in this order. All directories of the chosen version are returned, because each wheel may have
+    a part of the headers. Other versions are left out, because headers of two versions often do not compile together.
     """
     candidates = [headers for directory in _yield_candidates() if (headers := _read_headers(directory)) is not None]
     versions = [headers.version for headers in candidates]
@@ -52,7 +51,7 @@ def _yield_candidates() -> Iterator[Path]:
 
 
 def _read_headers(directory: Path) -> Headers | None:
-    """Return the headers of a directory, with libcu++ and the parts that wheels have in directories beside it."""
+    """Return the headers of a directory, with libcu++ and the parts that wheels have in neighbouring directories."""
     try:
         version = _VERSION.search((directory / "cuda_runtime_api.h").read_text(errors="replace"))
     except OSError:

@@ -36,7 +36,7 @@ class DriverKernel(Kernel):
         self.module = _load_module(cubin, device)
         from cuda.bindings import driver
 
-        # Not at exit: by then the context may be gone, and the module with it.
+        # Do not unload at exit: by then the context may be gone, and the module with it.
         weakref.finalize(self, driver.cuModuleUnload, self.module).atexit = False
         self.function = unwrap_result(driver.cuModuleGetFunction(self.module, symbol.encode()), f"finding {symbol}")
 
@@ -46,13 +46,13 @@ class DriverKernel(Kernel):
         Args:
             config: the driver's ``CUlaunchConfig``.
             address: the address of the array of pointers to the arguments.
-            kept: what must live as long as the launch.
+            kept: objects that must live as long as the launch.
         """
         import torch
         from cuda.bindings import driver
 
         launch_kernel, success = driver.cuLaunchKernelEx, driver.CUresult.CUDA_SUCCESS
-        # Does what torch.cuda.current_stream(index).cuda_stream does, without a new Stream object for each launch.
+        # Use this instead of torch.cuda.current_stream(index).cuda_stream, which makes a Stream object for each launch.
         current_stream = torch._C._cuda_getCurrentRawStream
         index, function = self.index, self.function
         last_stream = -1

@@ -12,15 +12,15 @@ from typing import Final
 MAX_THREADS: Final = 1024
 MAX_REGISTERS: Final = 65536
 MAX_CLUSTER_BLOCKS: Final = 16
-"""More than eight are not portable and must be allowed for each kernel."""
+"""Most blocks of a cluster. More than eight are not portable, and must be allowed for each kernel."""
 
 _WARP: Final = 32
 _PARTITIONS: Final = 4
-"""A multiprocessor has four parts with a quarter of the registers each; a warp's registers are all in one part."""
+"""Parts of a multiprocessor. Each has a quarter of the registers; a warp's registers are all in one part."""
 
 _REGISTER_UNIT: Final = 8
 _WARP_REGISTER_UNIT: Final = 256
-"""A thread's registers are allocated in units of 8, a warp's in units of 256."""
+"""Registers of a warp are allocated in units of this number: 8 for each of its threads."""
 
 _SHARED_UNIT: Final = 128
 
@@ -29,7 +29,7 @@ _SHARED_UNIT: Final = 128
 class _Multiprocessor:
     """Limits of a multiprocessor: warps and blocks that it holds at once, and its shared memory in KiB.
 
-    The system reserves some of that memory for each block, so that one block can have all but ``reserved_bytes``.
+    The system reserves ``reserved_bytes`` of that memory for each block, so that one block can use the rest.
     """
 
     warps: int

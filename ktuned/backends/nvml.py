@@ -22,7 +22,7 @@ class Unavailable(Exception):
 
 
 class Unsupported(Unavailable):
-    """The GPU does not report this, as a partition of a GPU does not."""
+    """The GPU does not report this value. Partitions of GPUs, for example, do not report some."""
 
 
 class Sample(NamedTuple):
@@ -80,7 +80,7 @@ class Gpu:
             try:
                 utilization = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, since_us)
             except self._nvml.NVMLError_NotFound:
-                # No process had work on the GPU.
+                # No process worked on the GPU.
                 return []
         return [Sample(sample.pid, sample.timeStamp, sample.smUtil) for sample in utilization]
 
@@ -117,7 +117,7 @@ def memory(uuid: str) -> tuple[int, int] | None:
 
 @contextmanager
 def _open_library() -> Iterator[ctypes.CDLL | None]:
-    """Give NVML's library itself, which needs no package, for a while; ``None`` without the driver."""
+    """Open NVML's own library, which needs no Python package, within the context; ``None`` without the driver."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -1,7 +1,7 @@
 """A directory of one process, for large files that only this process can use.
 
-Workers end by SIGKILL and cannot remove their directories. So each process that asks for one first removes those of
-processes that are gone.
+Workers end by SIGKILL and cannot remove their directories. So each process that asks for a directory first removes the
+directories of processes that are gone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PREFIX = "pch-"
 def process_directory(tool: str) -> Path | None:
     """Return this process's directory, below ``$KTUNED_CACHE`` or else in a private directory in TMPDIR.
 
-    ``None`` if it cannot be made, or if other users could write there. ``tool`` is the name of its user.
+    It is ``None`` if the directory cannot be made, or if other users could write there. ``tool`` names its purpose.
     """
     # Imported here, because it imports four compressors, and only some backends need a directory.
     import shutil

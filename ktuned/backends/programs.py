@@ -11,7 +11,7 @@ PARTS: Final = ("cc1plus", "as", "ld")
 """The programs that a C++ compiler's driver runs; an upgrade may replace them without the driver."""
 
 _ANSWER_S: Final = 10.0
-"""Deadline for a compiler to say where its parts are; if it does not answer, it has none."""
+"""Deadline for a compiler to say where its parts are. If it does not answer, it is taken to have none."""
 
 
 def on_path(command: str) -> Iterator[Path]:

@@ -1,7 +1,7 @@
 """The registry of backend plugins, found by entry-point metadata and imported when first used.
 
-``importlib.metadata`` imports ``email`` and ``zipfile`` (1 MiB), so it is imported only where plugins are looked for:
-the daemon looks for none.
+``importlib.metadata`` imports ``email`` and ``zipfile`` (1 MiB), so it is only imported when plugins are looked for.
+The daemon looks for none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def install_hint(backend: str, python: str = "") -> str:
 def find_extra(backend: str) -> str:
     """Return ktuned with the extra for a backend, such as ``ktuned[tvm-ffi]``; empty if there is none.
 
-    A plugin's backend for GPUs (``tvm_ffi_cuda``) comes with the one for CPUs.
+    A plugin's backend for GPUs (``tvm_ffi_cuda``) is in the same extra as its backend for CPUs.
     """
     from importlib.metadata import metadata
 
@@ -56,7 +56,7 @@ class Registry:
         return {point.name: point for point in points}
 
     def find(self) -> None:
-        """Look for the plugins now, not only when the first one is needed."""
+        """Look for the plugins now, and not when the first is needed."""
         _ = self._points
 
     @property
@@ -96,7 +96,7 @@ class Registry:
             kind = self._points[name].load()
         except Exception as error:
             plugin = self.plugin(name)
-            # pip completes an installed plugin: it installs the requirements that are missing.
+            # If the plugin is installed but incomplete, pip can install the requirements that are missing.
             is_incomplete = bool(plugin) and isinstance(error, ModuleNotFoundError)
             raise BackendError(
                 f"the backend {name!r} cannot be imported: {type(error).__name__}: {error}",

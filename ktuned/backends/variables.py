@@ -1,8 +1,9 @@
 """Environment variables that decide what is compiled or how fast it runs: the lists that backends share, and readers.
 
-Three kinds of variables matter. Deciding ones are part of keys, by the patterns of a backend. Finding ones (``PATH``
-and the like) are not: what is found with them is in the fingerprint instead. Those that a project sets itself always
-count, but only by digest, because they may be secrets. A pattern is a name, or a prefix with an asterisk (``OMP_*``).
+Three kinds of variables matter. *Deciding* variables match the patterns of a backend, and are part of keys. *Finding*
+variables (``PATH`` and the like) are not: the programs that are found with them are in the fingerprint instead.
+Variables that a project sets itself always count, but only by digest, because they may be secrets. A pattern is a name,
+or a prefix with an asterisk (``OMP_*``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 from ktuned.model import ENVIRONMENT
 
 MAX_SHOWN: Final = 80
-"""Longest value that is kept as it is; of a longer one the digest is kept."""
+"""Longest value that is kept unchanged; a longer one is replaced by its digest."""
 
 COMPILING_VARIABLES: Final = (
     "AR", "AS", "CC", "CCC_OVERRIDE_OPTIONS", "CFLAGS", "COMPILER_PATH", "CPATH", "CPLUS_INCLUDE_PATH", "CPPFLAGS",
@@ -75,7 +76,7 @@ _PRELOADING = ("LD_AUDIT", "LD_PRELOAD")
 
 
 def _remove_observer(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the preloading variables without ktuned's own observer, which decides nothing."""
+    """Return the preloading variables without ktuned's own observer, which does not affect results."""
     lists = {name: environment[name].split(":") for name in _PRELOADING if name in environment}
     return {name: ":".join(one for one in found if OBSERVER_NAME not in one) for name, found in lists.items()}
 

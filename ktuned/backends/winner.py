@@ -19,7 +19,7 @@ GPU_PREFIX = "sm_"
 
 
 class LoadedKernel:
-    """A winner that is called with its tensors, by the names of the kernel file's ``inputs``.
+    """A winner's kernel, which is called with its tensors, by the names of the kernel file's ``inputs``.
 
     Positional arguments are in the order of the kernel's own arguments, ``tensors``.
     """
@@ -38,7 +38,7 @@ class LoadedKernel:
         return self._kernel.call(self._name_tensors(args, tensors))
 
     def bind(self, *args: Any, **tensors: Any) -> Launch:
-        """Return a call without arguments for these very tensors, which costs the host the least.
+        """Return a call without arguments for these tensors only, which costs the host the least time.
 
         Raises:
             TypeError: a tensor is missing, or the kernel has no such tensor.
@@ -114,11 +114,11 @@ def load_winner(
 
 
 def _find_device(backend: Backend, target: str, name: str | None) -> Device:
-    """Return the device to load an artifact for; nothing is compiled, so it does not matter whether a compiler exists.
+    """Return the device to load an artifact for. Nothing is compiled, so no compiler is needed.
 
     Raises:
         BackendError: this machine has no device of that kind.
-        NotFound: it has none of that name.
+        NotFound: it has no device with that name.
     """
     devices: Sequence[Device] | Absent
     if target.startswith(cpu.TARGET_PREFIX):

@@ -15,7 +15,7 @@ from ktuned.ipc import Sight, look_at_file
 NEVER_WATCHED = frozenset(
     {".git", ".hg", ".svn", ".venv", ".tox", ".nox", "__pycache__", "node_modules", "site-packages", "dist-packages"}
 )
-"""Directories of other programs, large and busy. Files there that kernels depend on are surveyed, like all known files."""
+"""Directories of other programs, large and busy. Kernels' dependencies there are surveyed, like all known files."""
 
 ELSEWHERE = ""
 """Stands for the root of directories that lie below no root."""

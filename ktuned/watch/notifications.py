@@ -37,7 +37,7 @@ POLL_MS = 1_000
 """Interval at which directories are polled whose file system raises no events."""
 
 MAX_LOOKED_AT = 1_000
-"""Most paths of a batch that are watched until they are still. A larger batch, such as a checkout's, lasts long enough."""
+"""Most paths of a batch that are watched until they are still; a larger batch, as of a checkout, lasts long enough."""
 
 _MODIFIED = 2
 
