@@ -81,11 +81,16 @@ class PipelineTask(msgspec.Struct, eq=False):
 
 
 class Dispatcher:
-    """Runs the jobs that the machine starts. A job that is unfinished at the end stays for the next daemon.
+    """Runs the jobs that the machine starts. A job that is unfinished at the end is left to the next daemon.
 
-    ``inspect`` has the file of a kernel inspected, and passes on what that changed.
-    ``idle_policy`` decides when tuning yields to others, from what ``read`` returns; without it nothing is read.
-    ``pipelines`` holds the pipeline of each running job, by the job's id.
+    Args:
+        inspect: Has a kernel's file inspected, and reacts to the changes.
+        idle_policy: Decides from readings when tuning yields to others.
+        read: Takes a reading of the machine's use; with ``None`` nothing is read.
+
+    Attributes:
+        pipelines: The pipeline of each running job, by the job's id.
+        lanes: The lanes that were opened, by name, model and target of their device.
     """
 
     def __init__(
@@ -180,8 +185,7 @@ class Dispatcher:
         return closed
 
     async def _have_inspected(self, job: Job) -> None:
-        """Have the files inspected that a job waits for, unless the watcher, which has usually seen the edit, does so.
-        """
+        """Have the files inspected that a job waits for, unless the watcher does so: it has usually seen the edit."""
         await anyio.sleep(self._intervals.inspection_s)
         if not self._machine.queue.is_held(job.id):
             return

@@ -39,7 +39,7 @@ class Arrived(msgspec.Struct, frozen=True):
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """Another request wants the work of an existing job; its ``plan`` may extend the job's, ``None`` changes nothing."""
+    """Another request wants the work of a live job; its ``plan`` may extend the job's, ``None`` changes nothing."""
 
     job: int
     priority: int

@@ -14,12 +14,14 @@ Jobs overlap::
                                 │        │ measures ────────│·········│ decides │
     job 3                       └ explores │ compiles ... │ measures ...
 
-The next job of a device model starts when no config of the running ones waits for a compile slot, so that it takes
-nothing from them. The lanes belong to the running job of the highest rank, of equals to the one that started first,
-until all its configs are measured. Then the next one of its rank measures. When none is left, or one has waited for
-:data:`PATIENCE_S`, the jobs that have measured all decide, one after the other: finalists compete while nothing
-compiles, and if each job decided by itself, slots and lanes would stand still each time until the compiles had ended.
-Two jobs that do the same work never run at once: the second finds what the first has measured.
+The next job of a device model starts when no config of the running jobs waits for a compile slot, so that it takes no
+slot from them. The lanes belong to the running job of the highest rank until all its configs are measured; among equal
+ranks, to the job that started first. Then the next job of that rank measures. When no such job is left, or when one has
+waited for :data:`PATIENCE_S` since it measured all its configs, all jobs in that state decide, one after the other.
+They decide together because finalists compete while nothing compiles: otherwise slots and lanes would stand idle for
+each job until the running compiles had ended.
+
+Two jobs that do the same work never run at once: the second starts later and finds the first one's results.
 
 An event that is illegal for its job changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`.
 """

@@ -91,8 +91,7 @@ class Reference:
         return ""
 
     def replace_unusable(self, unusable: ReferenceUnusable) -> None:
-        """Take note that a lane cannot use an artifact: compile it again if it is damaged, else use the next candidate.
-        """
+        """Take note that a lane cannot use an artifact: compile it again if it is damaged, else drop the candidate."""
         if unusable.key != self._wanted:
             # Another lane has reported this already.
             return

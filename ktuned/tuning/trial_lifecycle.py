@@ -268,7 +268,7 @@ class Attempt(msgspec.Struct, eq=False):
         self.state = moves[event]
 
     def end_trial(self, verdict: Verdict) -> TrialResult:
-        """Make the move to an outcome; return the verdict's result with that outcome, and the attempt's facts and costs.
+        """Make the move to an outcome; return the verdict's result with this outcome and the attempt's facts and costs.
 
         Raises:
             IllegalMove: As :meth:`make_move`.
