@@ -148,7 +148,7 @@ class Jobs:
         await self._store.add_launches(counts, time())
 
     def _record_launches(self, key: WinnerKey, launches: int) -> None:
-        """Record a key's launches so far, and their cost by the latency of its winner or of the kernel's other winners."""
+        """Record a key's launches so far, and their cost by its winner's latency, or by the kernel's other winners'."""
         winner = self._store.get_winner(key)
         known = [winner] if winner is not None else self._store.list_winners(key.kernel)
         latency_us = median([winner.latency_us for winner in known]) if known else UNKNOWN_LATENCY_US

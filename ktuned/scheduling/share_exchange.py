@@ -258,7 +258,7 @@ class ShareExchange:
     async def _publish_winner(self, key: PresentKey, matching: Sequence[StoredWinner]) -> bool:
         """Publish our winner of a key if the store lacks it; return whether it was sent.
 
-        A store that cannot be written may still be read. A failure leads to a notice, and to a new pass after the pause.
+        A store that cannot be written may still be read. A failure leads to a notice, and a new pass after the pause.
         """
         settings = self._shared.settings
         winner = self._store.get_winner(key.winner_key)

@@ -3,8 +3,8 @@
 Knobs are bound one by one. After each step, later constraints depend only on the values of those bound knobs that they
 read. Two prefixes that agree in these values have the same completions, which are counted once. So the counts of
 independent groups of knobs multiply, as in ATF's chain of trees (Rasch et al., "Efficient Auto-Tuning of Parallel
-Programs with
-Interdependent Tuning Parameters via Auto-Tuning Framework", TACO 2021), and every valid config has a rank.
+Programs with Interdependent Tuning Parameters via Auto-Tuning Framework", TACO 2021), and every valid config has a
+rank.
 """
 
 from __future__ import annotations

@@ -36,8 +36,9 @@ MOST_SURPRISED = 6.0
 """Surprises are capped at this many deviations: a step in the landscape is not noise of that size."""
 
 SCALES = np.array([[0.75], [0.85], [0.93], [1.00], [1.07], [1.16], [1.29], [1.54]])
-"""Equally likely factors of the model's uncertainty, from Student's distribution with 10 degrees of freedom. The model's
-own choices resemble the configs that it knows; about others it may err more."""
+"""Equally likely factors of the model's uncertainty, from Student's distribution with 10 degrees of freedom. The
+surprises alone are not enough: they come from choices that resemble known configs, and a model errs more about others.
+"""
 
 
 class Surprises:

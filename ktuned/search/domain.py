@@ -49,8 +49,8 @@ CHECKED_POINTS = 64
 """Points on which the split constraints are compared with the declared ones."""
 
 MAX_STEPS = 24
-"""Most other values of one knob among a point's neighbours: most axes are shorter, and on longer ones only some values
-count as neighbours."""
+"""If an axis has at most this many other values, all of them are neighbours of a point; on a longer axis, only values
+at distances of 1, 2, 4 and so on are."""
 
 
 class Domain(ABC):
@@ -341,7 +341,7 @@ def _sort_numbers(values: list[Scalar]) -> list[Scalar]:
 
 
 def _other_positions(position: int, length: int) -> Iterator[int]:
-    """Yield other positions on an axis: all of them if it is short, else those at distances of 1, 2, 4 and so on."""
+    """Yield the other positions on an axis that count as neighbours (:data:`MAX_STEPS`)."""
     if length - 1 <= MAX_STEPS:
         yield from (other for other in range(length) if other != position)
         return
