@@ -335,8 +335,8 @@ class PortfolioMaker:
     def _load_costs(self, build: PortfolioBuild, problem: Problem) -> dict[str, float]:
         """Return each config's cost for a problem in the present context; :data:`FAILED` if it does not work."""
         context = self._build_context(build.kernel, build.device, problem)
-        failed = self._store.failed_configs(context, MAX_KNOWN, objective=build.objective)
-        measured = self._store.measured_configs(context, MAX_KNOWN, objective=build.objective)
+        failed = self._store.list_failed_configs(context, MAX_KNOWN, objective=build.objective)
+        measured = self._store.list_measured_configs(context, MAX_KNOWN, objective=build.objective)
         # A config that was stopped as too slow works, and the cost known by then is good enough.
         costs = {
             known.text: cost_of(build.objective, known.figure)

@@ -291,8 +291,8 @@ class ShareExchange:
     async def _queue_trial(
         self, key: PresentKey, candidate: Candidate, ours: OwnWinner | None, priority: Priority
     ) -> Job | None:
-        """Queue the job that a candidate deserves; return it, or ``None`` if there is none to queue."""
-        known = self._store.known_trial(key.context, candidate.config)
+        """Queue the job that a candidate deserves, or join an open one; return it, or ``None`` if none is needed."""
+        known = self._store.find_trial(key.context, candidate.config)
         wanted = choose_action(
             candidate,
             ours,
