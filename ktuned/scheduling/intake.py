@@ -124,7 +124,7 @@ class Intake:
         return jobs, found.errors
 
     async def add_path(self, path: str, python: str | None, *, measures: bool = False) -> AddedRoot:
-        """Inspect and watch every kernel at or below a path; ``measures`` says that jobs that measure follow at once.
+        """Inspect and watch every kernel at or below a path; ``measures`` if jobs that measure them follow at once.
 
         Raises:
             UsageError: There is no kernel file, or there are far too many directories.

@@ -234,7 +234,8 @@ class JobMachine:
     def find_slot_rank(self, job_id: int) -> int:
         """Return a live job's rank for compile slots and devices. Among equals, jobs that measure sooner come first.
 
-        The job that has the lanes keeps its full rank. Each further job has 1 less, which is small beside a level.
+        The job that has the lanes keeps its full rank. Each further job has 1 less than the one before it, which is
+        small compared with a level.
         """
         rank, job = self.queue.find_rank(job_id), self.find_running_job(job_id)
         if job is None or self._holders.get(job.device) == job_id:
@@ -338,7 +339,7 @@ class JobMachine:
         if stage is JobStage.MEASURED:
             run.decides_at = self._clock() + PATIENCE_S
             if self._holders.get(job.device) == job.id:
-                # The job gives the lanes up, and gets them again to decide.
+                # The job gives the lanes up here, and gets them again when it decides.
                 del self._holders[job.device]
                 self.queue.end_turn(job.id)
         elif stage is JobStage.DECIDING:
@@ -384,7 +385,9 @@ class JobMachine:
         return Start(started)
 
     def _grant_lanes(self, device: str) -> Iterator[GrantLanes]:
-        """Give the lanes to a job of the highest rank: to one that is due to decide, else to measure, else to decide.
+        """Give the lanes to a job of the highest rank.
+
+        Among those, a job that is due to decide comes first, then one that measures, then one that waits to decide.
 
         A job whose finalists compete keeps the lanes. A job that measures loses them only to a job of a higher rank, or
         to an equal one that is due to decide.

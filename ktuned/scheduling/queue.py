@@ -110,7 +110,7 @@ class JobQueue:
             known.raise_to(job.priority, is_fixed=known.is_fixed)
 
     def find_matching_job(self, wanted: WinnerKey, plan: Plan | None = None, but: Container[int] = ()) -> Job | None:
-        """Return a waiting job for a key with this plan, or one that a larger budget makes do; ``None`` is any plan."""
+        """Return a waiting job for a key that follows a plan, or would with a larger budget; ``None`` is any plan."""
         for job_id in sorted(self._alike.get(wanted, ())):
             job = self._waiting[job_id]
             if job_id not in but and (plan is None or extend_plan(job.plan, plan) is not None):

@@ -302,7 +302,7 @@ class CompileStage:
             await anyio.sleep(ABSENT_S / 4)
 
     async def _compile_group(self, group: list[Attempt], compiler: Compiler, slot: Turn) -> list[Instruction]:
-        """Compile a group in one request; return what becomes of the configs without an artifact.
+        """Compile a group in one request; return the instructions for the configs without an artifact.
 
         Raises:
             WorkerError, StoreError: As :meth:`compile_attempts`.
@@ -455,7 +455,7 @@ class CompileStage:
         return self._machine.handle_report(ConfigCompiled(attempt, lowered.outcome, lowered.message))
 
     async def _take_in_unit(self, attempt: Attempt, unit: replies.CompiledUnit) -> list[Instruction]:
-        """Take in a compiler's report on one config; return what becomes of its trial."""
+        """Take in a compiler's report on one config; return the instructions for its trial."""
         await self._brief.learn_names(unit.observed)
         attempt.compile_s += unit.seconds
         attempt.lowered = None

@@ -1,7 +1,7 @@
 """The final round of a job: its finalists are checked on more inputs and measured again, in turns; the best one wins.
 
 The figures of trials cannot decide fairly: trials are minutes apart, and meanwhile clocks change and other programs
-come and go. So the best few compete under equal conditions, in these steps:
+come and go. So the best few compete under equal conditions. The steps, each of which may make the later ones needless:
 
 1. *Bits.* Where numerics are exact, likely finalists are launched on all inputs, to find out whose bits equal the
    anchor's.
@@ -273,8 +273,8 @@ class FinalRound:
     async def _check_on_other_inputs(self) -> list[Trial]:
         """Return finalists that are right for all seeds; a finalist that is not is replaced by the next best.
 
-        A trial that has had rounds was checked before those. Nothing is checked if the inputs are captured, because
-        these have no seed, or if the kernel has no reference and no check to judge by.
+        A trial that has had rounds was checked before them. Nothing is checked if the inputs are captured, because such
+        inputs have no seed, or if the kernel has neither a reference nor a check.
 
         Raises:
             RequestFailed: With code ``source_changed``.
@@ -468,7 +468,7 @@ class _Contest:
             is_unsettled(self.rounds, []) or is_reference_implausible(self.rounds, self.rivals)
         )
         if needs_metric(self._brief.objective) or is_reference_known:
-            # Either the reference is known well enough, or other figures than its latency count, which it lacks.
+            # Skip the reference if its latency is known well enough, or if a metric decides: it only has a latency.
             return
         try:
             async with self._measuring.hold_open_lane(self._lane):

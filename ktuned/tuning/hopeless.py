@@ -47,10 +47,11 @@ _Values = dict[str, set[Scalar]]
 
 
 class Hopelessness:
-    """Decides from the outcomes of a job's configs whether to go on; if not, it calls ``on_given_up``.
+    """Decides from the outcomes of a job's configs whether to give the job up.
 
     Args:
         keeps_going: Never give up because of outcomes.
+        on_given_up: Called when the job is given up.
 
     Attributes:
         reason: Why the job was given up, as a text for its message; empty while there is hope.

@@ -244,11 +244,11 @@ class MeasureStage:
         )
 
     def find_lane_facts(self, lane: Lane) -> LaneFacts:
-        """Return what the trial machine must know about a lane."""
+        """Return the facts about a lane that the trial machine needs."""
         return LaneFacts(lane.device.kind == "cpu", bool(self._find_other_lanes(lane)), lane.is_doubtful)
 
     async def try_device(self, lane: Lane, attempt: Attempt, seed: int) -> list[Instruction]:
-        """Open a lane again after a trial failed on it; return what becomes of the trial."""
+        """Open a lane again after a trial failed on it; return the instructions for the trial."""
         is_sick = False
         try:
             await self.open_lane(lane, seed)

@@ -345,7 +345,7 @@ class Pipeline:
             outcomes.hopelessness.record_last_proposed(is_exhausted=is_exhausted)
 
     async def _open_space(self, worker: Worker) -> tuple[replies.Explored, int]:
-        """Open the job's space in a worker; return what it found, and how many configs come before the strategy's own.
+        """Open the job's space in a worker; return its reply, and the number of configs before the strategy's own.
 
         If another job of the kernel measures first, a strategy that learns is opened again once this job has the lanes:
         the second request contains the other job's results.
@@ -401,7 +401,7 @@ class Pipeline:
 
     async def _request_proposals(self, explorer: Explorer, count: int, *, anywhere: bool) -> replies.Proposals:
         tried = self._outcomes.take_tried()
-        # A strategy computes, which would disturb a timing that uses every core.
+        # A strategy's computing would disturb a timing that uses every core.
         async with self._fleet.gate.hold_for_computing():
             answer = await explorer.ask_for_configs(tried, count, anywhere=anywhere)
         await self.brief.learn_names(answer.observed)

@@ -54,7 +54,7 @@ class Reference:
         The caller must not hold a lane: compiling waits for other jobs, which may wait for the lane.
 
         Raises:
-            CannotOpen: No candidate can be compiled and loaded on the device.
+            CannotOpen: No candidate can be compiled, and loaded by the device.
             WorkerError, StoreError: As :meth:`CompileStage.compile_attempts`.
         """
         if not self._brief.kernel.expects_default_outputs:

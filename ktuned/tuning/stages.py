@@ -44,7 +44,7 @@ def describe_stream(stream: MemoryObjectSendStream[Any]) -> ChannelInfo:
 
 
 def receive_waiting(first: T, channel: MemoryObjectReceiveStream[T], most: int | None = None) -> list[T]:
-    """Return ``first``, which was received already, with all items that wait in its channel: ``most`` in total."""
+    """Return ``first``, which was received already, and items that wait in its channel; in total at most ``most``."""
     received = [first]
     with suppress(anyio.WouldBlock, anyio.EndOfStream):
         while most is None or len(received) < most:

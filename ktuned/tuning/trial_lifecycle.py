@@ -179,7 +179,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Attempt(msgspec.Struct, eq=False):
-    """One trial under way: its config and Build, its state, its story, and what it has cost.
+    """One trial under way: its config and Build, its state, its story and its costs.
 
     Only the machine moves it and sets ``accused``; the stages record its costs.
 

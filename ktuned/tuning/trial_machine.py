@@ -13,7 +13,7 @@ config after the other, and then leaves the request. The machine is told everyth
 ``LaneLeft`` with the error, if there is one, and with the trials that have no report. After its answer each trial of
 the request either has its end, or is part of an instruction that says where it is tried again.
 
-*Three answers.* Each failure is answered in one of three ways:
+*Three answers.* Each failure leads to one of these, and there is no other way to give something up:
 
 =========  =========================================================  =================================================
 verb       meaning                                                    instruction
@@ -543,7 +543,7 @@ def _is_fault_of_job(error: Failure) -> bool:
 
 
 def _convict_config(error: Failure, expired: TrialEvent, refused: TrialEvent) -> Verdict:
-    """Return what a failed request says about the config that was at work."""
+    """Return the verdict on the config that was at work when a request failed."""
     said: dict[str, Any] = {"phase": error.phase}
     event = refused
     if isinstance(error, WorkerDied):
