@@ -44,7 +44,7 @@ from ktuned.store import Store
 from ktuned.tuning import JobBrief
 
 UNKNOWN_LATENCY_US = 10.0
-"""Assumed latency of a kernel without winners, that of a small kernel; its number of launches then decides its rank."""
+"""Assumed latency of a kernel without winners, that of a small kernel: such kernels are ordered by their launches."""
 
 MAX_WAITING = 10_000
 """Most jobs that may wait. A client that asks for more problems than this has an error in its loop."""

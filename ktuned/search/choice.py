@@ -135,7 +135,7 @@ class SupervisedStrategy(Strategy):
             StrategyFault: The strategy raised, or proposed a config that is repeated or not in the space.
         """
         with self._blame_strategy("chooses"):
-            # The strategy may return an iterator without an end.
+            # The strategy may return an endless iterator.
             configs = list(islice(self._strategy.ask(n), n + 1))
         if len(configs) > n:
             raise self._strategy_fault(f"proposed more configs than the {n} that it was asked for")

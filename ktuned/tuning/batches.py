@@ -72,7 +72,7 @@ def limit_share(waiting: int, takers: int) -> int:
 
 
 def limit_question_size(*, lanes: int, batch: int) -> int:
-    """Return how many configs a strategy that does not learn is asked for at once: a batch for each lane."""
+    """Return the number of configs in one question to a strategy that does not learn: a batch for each lane."""
     return min(MAX_ASKED, max(LEAST_ASKED, lanes * batch))
 
 

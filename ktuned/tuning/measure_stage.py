@@ -468,7 +468,7 @@ class _LaneTurn:
             raise failure
 
     async def _take_in_measurements(self, arrived: Sequence[_Arrived], facts: LaneFacts, clock: _LaneClock) -> None:
-        """Take in the next measurements of the request, in order; record the ends that follow from them."""
+        """Take in the request's next measurements, in order; record the ends that follow from them."""
         await self._lane.pace.wait_for_step()
         ends: list[End] = []
         for one in arrived:

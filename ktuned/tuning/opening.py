@@ -2,7 +2,7 @@
 
 Even in a context without a winner, lookups are answered: with the winner of a near problem, the declared default, or
 the winner from before an edit. Whichever config is measured first would replace that answer, although it may be much
-worse. So the *served* configs are tried first, and there is no new winner until the outcome of the one that lookups get
+worse. So the *served* configs are tried first. There is no new winner before the outcome of the config that lookups get
 is known:
 
 =======================================  ==============================================================================
