@@ -146,7 +146,7 @@ class Lookups:
         return self._answered + self.shortcuts.lookups
 
     def list_looked_up(self, within_s: float = LATELY_S) -> list[str]:
-        """Return the kernels looked up within the last ``within_s`` seconds, here or in the table; forget the others."""
+        """Return the kernels looked up within the last ``within_s`` seconds, here or in the table; forget others."""
         since = monotonic() - within_s
         self._looked_up = {name: at for name, at in self._looked_up.items() if at >= since}
         in_table = self.table.used_since((kernel.name for kernel in self._catalog.kernels), since)
