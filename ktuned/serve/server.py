@@ -146,7 +146,7 @@ class Connection(asyncio.BufferedProtocol, Peer):
         if self._transport is None:
             return
         data = bytes(self._server.read_buffer[:nbytes])
-        # A request that was answered before is answered by its bytes, undecoded, if nothing of another is left over.
+        # A repeated request is answered by its bytes, without decoding, if no part of another request is left over.
         shortcuts = self._server.shortcuts
         begins_request = self._decoder.is_between_messages and not self._unhandled
         if shortcuts is not None and begins_request and not self._is_paused:
