@@ -37,8 +37,8 @@ _HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
 
 
 _COLLECTIONS = (700, 3, 100)
-"""Thresholds of the garbage collector. With many lanes at work, a collection of the middle generation takes 2 ms instead
-of 5, and full collections, which take 20 to 40 ms, happen a third as often."""
+"""Thresholds of the garbage collector. With many lanes at work, collecting the middle generation takes 2 ms instead of
+5, and full collections, which take 20 to 40 ms, happen a third as often."""
 
 _SWITCH_S = 0.001
 """Seconds after which the store's thread gives way to the event loop. By default a lookup may wait for 5 ms."""

@@ -30,7 +30,7 @@ class Environment(msgspec.Struct, frozen=True):
     Attributes:
         python: The path of the interpreter. On another host, its executor uses its own interpreter instead.
         cwd: The working directory. On another host, its executor uses its own directory instead.
-        env: Environment variables of the worker, in addition to the daemon's choice.
+        env: Environment variables that are added to those of all workers.
         project: The name of the project that lies in ``cwd``.
         host: The name of another machine; empty for this one.
     """

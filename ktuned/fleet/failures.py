@@ -5,7 +5,7 @@ Whose fault it is decides what the job does next:
 ====================  ===============================================================================================
 the config's          :class:`WorkerDied`, :class:`DeadlineExpired`, :class:`RequestFailed` in a trial: its outcome
 the problem's         :class:`CannotOpen`, :class:`ReferenceUnusable`: no trial can be measured
-the device's          :class:`LaneSick`, :class:`LaneCrowded`: the job waits, or goes on with another device
+the device's          :class:`LaneSick`, :class:`LaneCrowded`: the job waits, or continues on another device
 nobody's              :class:`HostLost`, :class:`JournalFailed`, a kill from outside: the work is done again
 ====================  ===============================================================================================
 

@@ -1,4 +1,4 @@
-"""The method ``capture``: makes an application's tensors the inputs that one problem is measured with.
+"""The method ``capture``: has a problem measured with an application's own tensors as its inputs.
 
 The daemon names a directory. The application writes its tensors there, into a file named by the digest of its content,
 and sends only this digest.

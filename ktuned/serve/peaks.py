@@ -57,7 +57,7 @@ class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
         return PeaksAnswer(tuple(self.store.load_peaks().values()))
 
     async def _find_devices(self) -> list[tuple[Environment, Device]]:
-        """Return the devices seen by each interpreter. A device is there once for each, as one may lack torch."""
+        """Return the devices that each interpreter sees. A device may occur several times, as some lack torch."""
         found = []
         for environment in self.environments():
             report = await self.machine.environments.probe_environment(environment)

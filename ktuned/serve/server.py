@@ -154,7 +154,7 @@ class Connection(asyncio.BufferedProtocol, Peer):
             if known is not None:
                 self._transport.write(known)
                 return
-        # Decode what is complete.
+        # Decode the complete messages.
         try:
             self._unhandled.extend(self._decoder.feed(data))
         except wire.ProtocolError as error:

@@ -36,7 +36,7 @@ class Candidate(msgspec.Struct, frozen=True):
 def rank_candidates(shared: Iterable[SharedWinner]) -> list[Candidate]:
     """Return the configs of one context's shared winners, the cheapest first.
 
-    The cost of a config that several have measured is the median, so that one bad clock decides nothing.
+    If several daemons have measured a config, its cost is their median, so that one bad clock does not decide.
     """
     newest = sorted(shared, key=lambda winner: winner.decided, reverse=True)[:MAX_CANDIDATES]
     groups: dict[str, list[SharedWinner]] = {}
