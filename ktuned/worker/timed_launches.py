@@ -48,11 +48,12 @@ LEAST_SHARE = 0.02
 """Share of launches that is compared even if comparing takes much longer than launching."""
 
 FREE_NS = 2_000_000
-"""Time for comparing that is free. Time beyond it is weighed against the time of launching."""
+"""Time in ns that is added to the time of launching when the affordable share of comparisons is computed, so that the
+first comparisons are free."""
 
 FEWEST_OF_A_GPU, MOST_OF_A_GPU = 0.25, 8
-"""Least share of the launches of a GPU's batch that is compared, and the most comparisons in one batch: enqueueing a
-comparison takes the host as long as enqueueing a launch."""
+"""Share of a GPU's batch that is compared until :data:`SURE_COMPARED` launches were, and the most comparisons in one
+batch: enqueueing a comparison takes the host as long as enqueueing a launch."""
 
 
 class WrongLaunch(Exception):
