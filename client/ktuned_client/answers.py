@@ -77,7 +77,7 @@ class DaemonSilent(DaemonUnavailable):
 
 
 class AnswerMap(dict[str, Any]):
-    """A read-only map of an answer. It is a ``dict``, so everything that reads dicts takes it (``**``, JSON, MessagePack).
+    """A read-only map of an answer. It is a ``dict`` for everything that reads one (``**``, JSON, MessagePack).
 
     It is read-only because all lookups of a problem return the same object. ``dict(config)`` is a copy to change.
     """

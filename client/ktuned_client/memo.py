@@ -84,8 +84,7 @@ class Memo:
         return found[3], True
 
     def remember(self, question: Question, key: bytes, hit: Hit) -> None:
-        """Keep an answer of the daemon; without its table or a generation it is not kept, because nothing could end it.
-        """
+        """Keep an answer of the daemon, unless it has no generation or no table is mapped (nothing could end it)."""
         generation = hit.generation
         table = self.table.find_table()
         self.words = self.table.words
@@ -97,10 +96,10 @@ class Memo:
         self._keep_entry(question, key, (0, 0, float("inf"), hit))
 
     def find_last_answer(self, question: Question, key: bytes, reason: str) -> Hit | None:
-        """Return the last known answer while no daemon answers: one that was kept, or else the table's.
+        """Return the last known answer while no daemon answers: a kept answer, or else the table's.
 
-        What the table does not confirm any more is ``unavailable``, and a fresh answer becomes stale when no daemon
-        watches its files.
+        A kept answer that the table no longer confirms gets the status ``unavailable``. A fresh answer becomes stale
+        once no daemon watches its files.
         """
         entry = self._find_entry(question, key)
         kept = None if entry is None else self._confirm_entry(question, key, entry, reason)

@@ -58,7 +58,7 @@ REPLACED_WORD: Final = 5
 FIRST_SLOT: Final = 8
 
 ENTRY_WORDS: Final = 128
-"""1 KiB: a key, a config and two paths take some 600 bytes. An answer that does not fit is requested from the daemon."""
+"""1 KiB: a key, a config and two paths take some 600 bytes. An answer that does not fit must be requested."""
 
 HEAD_WORDS: Final = 4
 """Words at the start of an entry: sequence; tag and checksum; slot and lengths; generation."""
@@ -109,8 +109,7 @@ def winner_prefix(kernel: str, model: str, objective: str) -> bytes:
 
 
 def pinned_prefix(pin: str, kernel: str, model: str, objective: str) -> bytes:
-    """Return the key of a pinned winner's entry up to the problem; here that is the whole problem, not the key problem.
-    """
+    """Return the key of a pinned winner's entry up to the problem, which is the whole one and not the key problem."""
     return b"P" + f"{pin}\0{kernel}\0{model}\0{objective}\0".encode()
 
 
@@ -162,7 +161,7 @@ class Table:
             if tag_and_checksum >> 32 != tag:
                 continue
             key_end = 16 + (lengths >> 16 & 0xFFFF)
-            # The lengths in a half-written entry may be wrong, but are below 64 KiB, and slicing stops at the file's end.
+            # The lengths in a half-written entry may be wrong, but are below 64 KiB; slicing stops at the file's end.
             copy = mapped[start + 16 : start + 16 + key_end + (lengths & 0xFFFF)]
             if sequence & 1 or words[at] != sequence or crc32(copy) != tag_and_checksum & 0xFFFFFFFF:
                 continue

@@ -56,8 +56,7 @@ unpack = msgpack.unpackb
 
 
 class _Rules(NamedTuple):
-    """A kernel's decoded entry, for questions with one device and objective; it is valid until the generation changes.
-    """
+    """A kernel's decoded entry, for questions with one device and objective; valid until the generation changes."""
 
     slot: int
     generation: int
@@ -72,10 +71,10 @@ class _Rules(NamedTuple):
 
 
 class TableAnswers:
-    """Answers from the table of the daemon whose files are in ``directory``; without a directory, none.
+    """Answers from the table of the daemon whose files are in ``directory``; without a directory there are none.
 
-    ``place`` is the directory that decides which project a short name means. With a ``pin`` the answers are those that
-    the pin holds. ``words`` are those of the mapped table, or zeros.
+    ``place`` is the directory that decides which project a short name means. With a ``pin``, the pin's own winners are
+    the answers. ``words`` are the words of the mapped table, or zeros if there is none.
     """
 
     __slots__ = ("_clock", "_pin", "_place", "_rules", "_table", "_uses", "directory", "words")

@@ -59,7 +59,7 @@ class Transport:
             self._drop_shared()
             raise explain_failure(error, self.path, deadline_s) from error
         except BaseException:
-            # Interrupted while waiting: the answer may still come and be taken for the next one's, so drop the connection.
+            # Interrupted while waiting: the answer may still come later, so the connection cannot be used again.
             self._drop_shared()
             raise
         finally:

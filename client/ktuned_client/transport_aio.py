@@ -171,7 +171,7 @@ class _AioConnection(asyncio.BufferedProtocol):
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._decoder = wire.Decoder()
-        # We provide the buffer, because a plain protocol allocates 256 KiB for each read, which costs more than reading.
+        # We provide the buffer: a plain protocol allocates 256 KiB for each read, which costs more than the read.
         self._read_buffer = memoryview(bytearray(_READ_BYTES))
         self._id = 0
         self._waiting: dict[int, asyncio.Future[wire.Response]] = {}

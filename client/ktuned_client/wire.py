@@ -30,8 +30,8 @@ MAX_REQUEST_BYTES: Final = 1024 * 1024
 memory."""
 
 MAX_ITEMS: Final = 128 * 1024
-"""The longest array or map. It is limited because the parser allocates memory as soon as it reads the header, before any
-item has arrived."""
+"""The longest array or map. It is limited because the parser allocates its memory as soon as it reads the header,
+before any item has arrived."""
 
 MAX_REQUEST_ITEMS: Final = 4096
 """The longest array or map that a daemon reads; with the parser's 1024 levels, at most 32 MiB are allocated."""
@@ -140,8 +140,7 @@ def encode_lookup(
 
 
 def encode_lookups(lookups: Sequence[bytes]) -> bytes:
-    """Return the bytes, from the method on, of a ``lookup_many`` request with the encoded params of up to 65,535 lookups.
-    """
+    """Return a ``lookup_many`` request's bytes from its method on, for the encoded params of up to 65,535 lookups."""
     head = b"\xablookup_many\x91\x81\xa7lookups\xdc" + len(lookups).to_bytes(2, "big")
     return head + b"".join(lookups)
 
@@ -236,7 +235,7 @@ class Decoder:
     def _feed_piece(self, data: bytes) -> list[Message]:
         unpacker = self._unpacker
         messages: list[Message] = []
-        # Each level of nesting needs a byte that may open a map or an array, so with few such bytes the check is skipped.
+        # Each level of nesting needs a byte that may open a map or an array: with few such bytes, skip the check.
         is_flat = self._received == self._end and len(data.translate(None, _NOT_OPENING)) <= MAX_NESTING
         self._received += len(data)
         try:
@@ -249,7 +248,7 @@ class Decoder:
                 self._end = end
         except ProtocolError:
             raise
-        # The parser's error depends on the faulty byte; RecursionError comes from its pure-Python version, which recurses.
+        # The parser's error depends on the faulty byte; its pure-Python version recurses and raises RecursionError.
         except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
             raise ProtocolError(f"not MessagePack within the limits: {str(error) or type(error).__name__}") from error
         if self._received - self._end > self._max_bytes:

@@ -255,10 +255,10 @@ class _AbsentDriver:
 
 @contextlib.contextmanager
 def _redirect_triton(capability: int, scratch: Path) -> Iterator[int]:
-    """Have Triton compile for an architecture, keep its files below ``scratch``, and print its assembler's report.
+    """Make Triton compile for an architecture, keep its files below ``scratch``, and print its assembler's report.
 
-    Triton's cache is below ``scratch``, too. In the user's own cache hundreds of losing configs would pile up, and a
-    kernel that is there already would come without a report.
+    Triton's cache is below ``scratch``, too, because in the user's own cache hundreds of losing configs would pile up,
+    and a kernel that is cached there already would have no report.
 
     Yields:
         the number of the device that Triton believes it compiles for.

@@ -144,9 +144,9 @@ class TritonCall(KeyedCall):
         return compile_recorded_call(find_jit_function(tuner), self._recorded, config)
 
     def launch_config(self, config: str, *, once: bool) -> None:
-        """Have calls launch a config, by putting it into Triton's cache in place of the key's former one.
+        """Make calls launch a config, by putting it into Triton's cache in place of the key's former one.
 
-        A key that is not in the cache yet gets it from this call, when ``prune_configs`` returns it.
+        If the key is not in the cache yet, Triton puts the config there when ``prune_configs`` returns it.
         """
         kind = _define_passing_config() if once else define_launched_config()
         self._launched = kind(self._configs[config], self)

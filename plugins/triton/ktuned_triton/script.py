@@ -45,9 +45,9 @@ def is_script(function: Any) -> bool:
 
 
 def is_importable(name: str) -> bool:
-    """Return whether an import in another process finds the module that this process knows by a name.
+    """Return whether an import of ``name`` in another process finds the same module as in this process.
 
-    It does not find a module that the program made itself, or loaded from a file or with ``runpy``.
+    It does not for a module that the program made itself, or loaded from a file or with ``runpy``.
     """
     parent = name.rpartition(".")[0]
     module = sys.modules.get(name)
