@@ -1,4 +1,5 @@
-"""Pareto front: the trials that no other trial of the same problem and device beats or equals in every figure. No IO.
+"""Pareto front: trials for which no other trial of the same problem and device is better in one figure and at least as
+good in all others. No IO.
 
 For ``latency``, ``energy`` and ``edp``, less is better; for any other metric, more is better. ``-NAME`` names a metric
 for which less is better.

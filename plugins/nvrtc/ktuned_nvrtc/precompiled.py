@@ -24,7 +24,7 @@ MAX_HEAP_BYTES = 1 << 30
 """Limit of the heap for precompiling headers: all of libcu++ and CUB takes a third of it."""
 
 MAX_KEPT = 2
-"""Most precompiled headers of a process: a worker compiles one kernel for a long time, or two in turns."""
+"""Most precompiled headers of a process; a worker compiles one kernel for a long time, or two alternately."""
 
 
 def choose_options(key: str, kernels: int) -> tuple[str, ...]:

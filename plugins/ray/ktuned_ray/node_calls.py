@@ -32,7 +32,7 @@ class NodeReport(Record):
 
 @record
 class Describe(Call[NodeReport, Never]):
-    """Ask a keeper what it is."""
+    """Request a keeper's report on its node."""
 
     operation: ClassVar = "node.describe"
 
@@ -71,12 +71,12 @@ class Started(Record):
 
 @record
 class Ended(Record):
-    """A worker has ended, and all that it started is gone."""
+    """A worker has ended, with all processes that it started."""
 
 
 @record
 class Changed(Record):
-    """The reason why a toolchain is not what it was."""
+    """A toolchain has changed; ``reason`` says how."""
 
     reason: str
 

@@ -1,7 +1,7 @@
 """Snapshot of a project's root: its files by content, so that another machine can have the same.
 
-It has all regular files below the root, up to limits, without what editors, version control and package managers keep;
-and every file that a kernel's context lists, wherever that is.
+It has all regular files below the root, up to limits, except the files of editors, version control and package
+managers; and every file that a kernel's context lists, wherever it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ktuned.ipc import DIRECTORY, LISTING, make_absolute, make_relative
 MAX_FILES: Final = 8192
 MAX_FILE_BYTES: Final = 32 << 20
 MAX_BYTES: Final = 256 << 20
-"""Limits of what travels besides a context's own files: sources, and small data; not checkpoints and build trees."""
+"""Limits of the files that travel in addition to a context's own: enough for sources and small data, but not for
+checkpoints and build trees."""
 
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
 """Directories that are never part of a project's code. Nor are those whose names begin with a dot."""

@@ -66,7 +66,7 @@ class DirectoryStorage(Storage):
         key = object()
 
         def run_watched() -> T:
-            # In the thread: one that is cancelled before it begins never runs this, and does not hang.
+            # Recorded in the thread itself, because work that is cancelled before it begins never hangs.
             self._running.add(key)
             try:
                 return work()

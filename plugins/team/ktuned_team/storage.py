@@ -44,7 +44,7 @@ class StorageError(KtunedError):
 
 
 class UnreadableObject(StorageError):
-    """One object cannot be read, while the storage answers and others can."""
+    """One object cannot be read, although the storage answers and other objects can be read."""
 
 
 class Storage(ABC):

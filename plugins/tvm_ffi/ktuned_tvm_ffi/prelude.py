@@ -80,7 +80,7 @@ def _make_prelude(compiler: Compiler, flags: Sequence[str], prelude: Path) -> No
     making = Path(tempfile.mkdtemp(prefix="making-", dir=prelude.parent.parent))
     try:
         text = making / PRELUDE
-        # Its name is that of no file that comes and goes: a compiler that quotes a line asks for it for ever after.
+        # The #line name must not be that of a temporary file: a compiler that quotes a line opens the file later, too.
         name = Path(__file__).with_name(PRELUDE)
         text.write_text(f'#line 1 "{name}"\n' + "".join(f"#include <{header}>\n" for header in _HEADERS))
         header = making / _PRECOMPILED
@@ -104,7 +104,7 @@ def _make_prelude(compiler: Compiler, flags: Sequence[str], prelude: Path) -> No
 
 
 def _evict_preludes(cache: Path, *, keep: Path) -> None:
-    """Remove all headers but the last used, and unfinished ones of killed processes."""
+    """Remove all headers except the most recently used, and unfinished headers of killed processes."""
     with contextlib.suppress(OSError):
         headers = sorted(cache.glob(f"*/{_PRECOMPILED}"), key=lambda path: path.stat().st_mtime, reverse=True)
         finished = [path for path in headers if not path.parent.name.startswith("making-")]
