@@ -147,7 +147,7 @@ class KeyTunings:
             return
         neighbour = choice.selection.find_neighbour(problem)
         other = None if neighbour is None else winners.get(canonical(neighbour))
-        measured = [] if other is None else self._store.measured_configs(own.context, MAX_CONFIGS)
+        measured = [] if other is None else self._store.list_measured_configs(own.context, MAX_CONFIGS)
         theirs = next((known.figure for known in measured if other and known.text == canonical(other.config)), None)
         choice.record_loss(problem, None if theirs is None else theirs / own.latency_us - 1.0)
 

@@ -319,8 +319,12 @@ class Environments:
             return known.doubt
         known.looked_at = monotonic()
         reason = self._find_difference(known.report.observed, environment)
-        # For a disagreement another probe would find the same.
-        known.doubt = "" if reason == known.disagreement else reason
+        if reason == known.disagreement:
+            # Another probe would find the same.
+            known.doubt = ""
+        else:
+            # A disagreement that is over needs a probe, too: answers are stale because of it.
+            known.doubt = reason or f"{known.disagreement} again"
         return known.doubt
 
     def find_doubt(self, environment: Environment) -> str:

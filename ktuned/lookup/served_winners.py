@@ -153,7 +153,7 @@ class ServedWinners:
         self._verdicts.setdefault(kernel.name, {}).setdefault((model, objective), []).append(verdict)
         keys = {context.key_for(objective) for context in contexts.values()}
         chosen = [(contexts[text], json.loads(config)) for text, config in verdict.configs.items()]
-        trials = [(context, self._store.known_trial(context, config)) for context, config in chosen]
+        trials = [(context, self._store.find_trial(context, config)) for context, config in chosen]
         common = [Common(context, trial, objective) for context, trial in trials if trial is not None]
         if len(common) < len(group):
             return [winner for winner in own if winner.key not in keys]
@@ -177,7 +177,7 @@ class ServedWinners:
         if any(winner is None or winner.context != context or not winner.is_final for context, winner in decided):
             # The first config that was measured on all of them may be slow on those that are tuned already.
             return []
-        tried = [self._store.measured_configs(context, MAX_TRIALS, objective=objective) for context in contexts]
+        tried = [self._store.list_measured_configs(context, MAX_TRIALS, objective=objective) for context in contexts]
         is_out = [
             known.text
             for problem, configs in zip(kernel.problems, tried, strict=True)
@@ -192,5 +192,5 @@ class ServedWinners:
         if chosen is None:
             return []
         config = next(known.config for known in tried[0] if known.text == chosen)
-        trials = [(context, self._store.known_trial(context, config)) for context in contexts]
+        trials = [(context, self._store.find_trial(context, config)) for context in contexts]
         return [Common(context, trial, objective) for context, trial in trials if trial is not None]

@@ -349,7 +349,7 @@ class Lookups:
         if is_noisy_one and incumbent is not None and not message:
             message = describe_noise(incumbent.latency_us, incumbent.spread_us or 0.0)
         if is_exact(by) and found.is_current and incumbent is not None and context is not None and not message:
-            fastest = self._store.best_trials(context, 1, objective=strip_numerics(by))
+            fastest = self._store.list_best_trials(context, 1, objective=strip_numerics(by))
             if fastest and not needs_metric(by):
                 message = describe_price(incumbent.latency_us, fastest[0].latency_us)
         if verdict is not None and not message and (found.is_current or verdict.waiting):

@@ -256,7 +256,9 @@ class Dispatcher:
 
     def _grant_lanes(self, job_id: int) -> None:
         granted = self._machine.find_running_job(job_id)
-        for job in self._machine.list_running_on(granted.device) if granted is not None else ():
+        if granted is None:
+            return
+        for job in self._machine.list_running_on(granted.device):
             task = self.pipelines.get(job.id)
             # One that could not be prepared has no pipeline, and one that only compiles needs no lane.
             if task is None or not isinstance(task.pipeline, Pipeline):

@@ -322,8 +322,8 @@ class PortfolioMaker:
     def _load_costs(self, build: PortfolioBuild, problem: Problem) -> dict[str, float]:
         """Return what each config costs for a problem now; one that does not work is :data:`FAILED`."""
         context = self._build_context(build.kernel, build.device, problem)
-        failed = self._store.failed_configs(context, MAX_KNOWN, objective=build.objective)
-        measured = self._store.measured_configs(context, MAX_KNOWN, objective=build.objective)
+        failed = self._store.list_failed_configs(context, MAX_KNOWN, objective=build.objective)
+        measured = self._store.list_measured_configs(context, MAX_KNOWN, objective=build.objective)
         # One that was given up as slower works, and what it costs is known well enough: too much.
         costs = {
             known.text: cost_of(build.objective, known.figure)

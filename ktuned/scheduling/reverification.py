@@ -94,7 +94,9 @@ class Reverification:
 
     def _make_verification_plan(self, kernel: KernelInfo, winner: Winner) -> Plan:
         """Return the declared plan with a budget for the best: they are what every job begins with."""
-        best = [trial.config for trial in self._store.best_trials(winner.context, TRUSTED, objective=winner.objective)]
+        best = [
+            trial.config for trial in self._store.list_best_trials(winner.context, TRUSTED, objective=winner.objective)
+        ]
         first = [winner.config, *(config for config in best if config != winner.config)][:TRUSTED]
         # The default is tried second, because speed-ups are relative to it; it takes no other config's place.
         besides = kernel.default is not None and kernel.default not in first

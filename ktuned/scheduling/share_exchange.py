@@ -288,7 +288,7 @@ class ShareExchange:
         self, key: PresentKey, candidate: Candidate, ours: OwnWinner | None, priority: Priority
     ) -> Job | None:
         """Queue the job that a candidate calls for; return it, or the one that is open."""
-        known = self._store.known_trial(key.context, candidate.config)
+        known = self._store.find_trial(key.context, candidate.config)
         wanted = choose_action(
             candidate,
             ours,

@@ -145,22 +145,23 @@ class Connection(asyncio.BufferedProtocol, Peer):
         if self._transport is None:
             return
         data = bytes(self._server.read_buffer[:nbytes])
-        begins_here = self._decoder.is_between_messages and not self._unhandled
+        # A request that was answered before is answered by its bytes, undecoded, if nothing of another is left over.
         shortcuts = self._server.shortcuts
-        if shortcuts is not None and begins_here and not self._is_paused:
+        begins_request = self._decoder.is_between_messages and not self._unhandled
+        if shortcuts is not None and begins_request and not self._is_paused:
             known = shortcuts.find_response(data)
             if known is not None:
                 self._transport.write(known)
                 return
+        # Decode what is complete.
         try:
             self._unhandled.extend(self._decoder.feed(data))
         except wire.ProtocolError as error:
             self._refuse_peer("protocol", str(error))
             return
-        is_one = (
-            shortcuts is not None and begins_here and len(self._unhandled) == 1 and self._decoder.is_between_messages
-        )
-        self._answer_buffered(data if is_one else None)
+        # The answer to a lone request becomes a shortcut.
+        is_lone = begins_request and len(self._unhandled) == 1 and self._decoder.is_between_messages
+        self._answer_buffered(data if is_lone else None)
 
     def pause_writing(self) -> None:
         """Stop reading from a peer that does not read."""

@@ -123,7 +123,7 @@ class Queries:
         """Return jobs, the newest first."""
         where, values = _make_where({"kernel = ?": kernel})
         if states is not None:
-            where += f" {'AND' if where else 'WHERE'} state IN ({', '.join('?' * len(states))})"
+            where = _add_condition(where, f"state IN ({', '.join('?' * len(states))})")
             values += tuple(states)
         select = f"{rows.SELECT_JOBS} {where} ORDER BY id DESC LIMIT ?"
         return self._reader.fetch_values(rows.decode_job, select, *values, limit)
@@ -134,17 +134,17 @@ class Queries:
         """Return a trial by its id."""
         return self._reader.fetch_value(rows.decode_trial, f"{rows.SELECT_TRIALS} WHERE trials.id = ?", number)
 
-    def known_trial(self, context: Context, config: Config) -> Trial | None:
+    def find_trial(self, context: Context, config: Config) -> Trial | None:
         """Return the outcome of a config in this very context, if it was tried."""
         select = f"{rows.SELECT_TRIALS} {_OF_CONTEXT} AND trials.config = ?"
         return self._reader.fetch_value(rows.decode_trial, select, *rows.context_values(context), canonical(config))
 
     def has_failed(self, context: Context, config: Config) -> bool:
         """Return whether a config is known not to work in this very context."""
-        known = self.known_trial(context, config)
+        known = self.find_trial(context, config)
         return known is not None and known.outcome in FAILURES
 
-    def best_trials(
+    def list_best_trials(
         self,
         context: Context,
         limit: int,
@@ -164,7 +164,9 @@ class Queries:
             rows.decode_trial, select, *rows.context_values(context), Outcome.MEASURED, limit
         )
 
-    def measured_configs(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[KnownConfig]:
+    def list_measured_configs(
+        self, context: Context, limit: int, *, objective: Objective = LATENCY
+    ) -> list[KnownConfig]:
         """Return the measured configs of a context that have an objective's figure, the best first."""
         select = _best_first(rows.select_known(objective), objective)
         return self._reader.fetch_values(
@@ -204,7 +206,7 @@ class Queries:
         """Return what the latest ``contexts`` of a context's kernel, problem and device have found, its own first.
 
         Of each context the measured configs come first, the best by the objective before the others. Of its own context
-        only measured ones: :meth:`failed_configs` returns the others.
+        only measured ones: :meth:`list_failed_configs` returns the others.
         """
         return self._reader.fetch_values(
             rows.decode_known_trial,
@@ -223,7 +225,7 @@ class Queries:
             limit,
         )
 
-    def failed_configs(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[KnownConfig]:
+    def list_failed_configs(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[KnownConfig]:
         """Return the configs of a context that ended otherwise than measured, and are not tried again.
 
         One that was given up as slower may have a figure, from few samples.
@@ -262,7 +264,7 @@ class Queries:
         if order == "newest":
             tail = "ORDER BY trials.id DESC"
         else:
-            where += f" {'AND' if where else 'WHERE'} trials.latency_us IS NOT NULL"
+            where = _add_condition(where, "trials.latency_us IS NOT NULL")
             # The figure of one that was given up is an estimate.
             figure = "trials.outcome <> 'measured', trials.latency_us"
             tail = f"ORDER BY contexts.kernel, contexts.problem, contexts.device, {figure}, trials.id"
@@ -352,3 +354,7 @@ def _make_where(conditions: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
     """Return the WHERE clause of those conditions that have a value, and the values."""
     wanted = {condition: value for condition, value in conditions.items() if value is not None}
     return ("WHERE " + " AND ".join(wanted) if wanted else ""), tuple(wanted.values())
+
+
+def _add_condition(where: str, condition: str) -> str:
+    return f"{where} AND {condition}" if where else f"WHERE {condition}"

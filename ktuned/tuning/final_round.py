@@ -372,7 +372,7 @@ class FinalRound:
         for config in (None if incumbent is None else incumbent.config, default):
             if config is None or any(trial.config == config for trial in best) or not await self._is_admitted(config):
                 continue
-            known = self._store.known_trial(brief.context, config)
+            known = self._store.find_trial(brief.context, config)
             if known is not None and known.outcome is Outcome.MEASURED and brief.compute_cost(known) is not None:
                 best.append(known)
         return best
@@ -417,7 +417,7 @@ class FinalRound:
         self._count_loss(result)
 
     def _count_loss(self, result: TrialResult) -> None:
-        best = self._store.best_trials(self._brief.context, 1, objective=self._brief.objective)
+        best = self._store.list_best_trials(self._brief.context, 1, objective=self._brief.objective)
         self._progress.count_loss(result, best[0] if best else None)
 
 

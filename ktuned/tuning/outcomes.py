@@ -133,7 +133,7 @@ class Outcomes:
         if self._brief.wanted_bits is None:
             return BitClasses()
         by = strip_numerics(self._brief.objective)
-        return BitClasses.from_trials(self._store.best_trials(self._brief.context, MOST_COMPARED, objective=by))
+        return BitClasses.from_trials(self._store.list_best_trials(self._brief.context, MOST_COMPARED, objective=by))
 
     @property
     def is_default_doubtful(self) -> bool:
@@ -151,7 +151,7 @@ class Outcomes:
         anchor = self._brief.anchor
         if anchor is None:
             return
-        known = self._store.known_trial(self._brief.context, anchor.config)
+        known = self._store.find_trial(self._brief.context, anchor.config)
         # Bits on fewer inputs than are wanted will do until the anchor is launched on all.
         if known is not None and (known.detail.bits or self.outcome_stands(known)):
             anchor.record_trial_end(known)
@@ -319,7 +319,7 @@ class Outcomes:
     def skip_unoffered_served(self) -> None:
         """Stop waiting for served configs that were not offered: the space has been walked, and lacks them."""
         while (config := self.opening.awaited_config) is not None:
-            if self._store.known_trial(self._brief.context, config) is not None:
+            if self._store.find_trial(self._brief.context, config) is not None:
                 return
             self.opening.record_outcome(config, Outcome.UNSUPPORTED)
 
@@ -374,7 +374,7 @@ class Outcomes:
         return SharedLead(candidate, served, objective=brief.objective, is_decisive=not self._has_winner)
 
     def _find_known_outcome(self, config: Config) -> Outcome | None:
-        known = self._store.known_trial(self._brief.context, config)
+        known = self._store.find_trial(self._brief.context, config)
         return known.outcome if known is not None and self.outcome_stands(known) else None
 
     async def _elect_winner(self, *, decided_only: bool = False) -> None:

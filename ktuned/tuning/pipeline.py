@@ -415,7 +415,7 @@ class Pipeline:
         fresh = []
         lacking: dict[str, Trial] = {}
         for proposal in proposals:
-            known = self._store.known_trial(self.brief.context, proposal.config)
+            known = self._store.find_trial(self.brief.context, proposal.config)
             if known is not None and self._outcomes.outcome_stands(known):
                 self._outcomes.record_known_trial(known)
                 continue

@@ -113,7 +113,7 @@ async def load_admitted_trials(
     """
     many = max(MANY_TRIALS, limit)
     while True:
-        measured = store.best_trials(key.context, many, objective=key.objective)
+        measured = store.list_best_trials(key.context, many, objective=key.objective)
         wanted = [trial for trial in measured if is_wanted(trial)]
         verdicts = await admission.check_configs(key.kernel, key.problem, [trial.config for trial in wanted])
         found = [trial for trial, is_admitted in zip(wanted, verdicts, strict=True) if is_admitted]
@@ -155,7 +155,7 @@ def load_earlier_searches(store: Store, winners: Sequence[Winner], objective: Ob
     """Return the searches of the nearest winners' contexts, with costs by the job's objective."""
     searches = []
     for context in islice(dict.fromkeys(winner.context for winner in winners), MAX_EARLIER):
-        found = store.measured_configs(context, MAX_EARLIER_TRIALS, objective=objective)
+        found = store.list_measured_configs(context, MAX_EARLIER_TRIALS, objective=objective)
         known = [(one.config, cost) for one in found if (cost := cost_of(objective, one.figure)) is not None]
         searches.append(EarlierSearch(tuple(config for config, _ in known), tuple(cost for _, cost in known)))
     return tuple(searches)
@@ -191,9 +191,9 @@ class PriorResults:
             others = [known for known in past if known.outcome is not Outcome.MEASURED]
             past = order_by_compile_time(measured, slots, sum(known.compile_s for known in others)) + others
         winners = sort_by_similarity(self._brief.key, self._store.list_winners(context.kernel))
-        best = self._store.measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
+        best = self._store.list_measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
         near = choose_near_configs(winners, [known.config for known in best])
-        settled = self._store.failed_configs(context, MAX_PREDICTED)
+        settled = self._store.list_failed_configs(context, MAX_PREDICTED)
         found = order_configs(
             None if seated is None else seated.config, self._brief.kernel.default, past, near, settled, served, lead
         )

@@ -11,6 +11,7 @@ import anyio
 import pytest
 from msgspec.structs import replace
 
+from ktuned.backends import cpu
 from ktuned.devices import Environments, SurveyIntervals, ToolchainSurvey
 from ktuned.devices.environment_report import find_difference
 from ktuned.fleet import Environment
@@ -179,6 +180,24 @@ async def test_a_daemon_older_than_its_workers_says_so_and_does_not_probe_for_ev
     assert f": {reason})" in environments.notices[0]
     assert "`ktuned stop`" in environments.notices[0]
     parts.kill_workers()
+
+
+async def test_a_daemon_whose_cpus_are_taken_and_given_back_disagrees_no_longer(
+    compiling: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers keep their CPUs: it is doubted while they differ, and the probe after that makes answers fresh."""
+    environments, environment = compiling.machine.environments, compiling.environment
+    monkeypatch.setattr(environments, "_look_s", 0.0)
+    await environments.probe_environment(environment)
+    with monkeypatch.context() as patched:
+        patched.setattr(cpu, "limits", lambda: {"affinity": "0"})
+        reason = environments.check_toolchain(environment)
+        await environments.probe_environment(environment)
+        assert f": {reason})" in environments.describe_outdated(environment)
+    assert environments.check_toolchain(environment) == f"{reason} again"
+    await environments.probe_environment(environment)
+    assert (environments.check_toolchain(environment), environments.notices) == ("", [])
+    compiling.kill_workers()
 
 
 async def test_a_compile_by_another_toolchain_is_repeated_under_its_key(compiling: Parts, compiler: Path) -> None:

@@ -23,8 +23,8 @@ DONE, NOT_REACHED, USAGE, NO_DAEMON = 0, 1, 2, 3
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    """Run a daemon for the tests that leave it as it was."""
-    with Daemon(tmp_path_factory.mktemp("shared")) as running:
+    """Run a daemon for the tests that leave it as it was. Its workers start in full: deadlines of starts are tried."""
+    with Daemon(tmp_path_factory.mktemp("shared"), forked=False) as running:
         yield running
 
 

@@ -52,7 +52,7 @@ class TestACall:
         function = scale()
         call(function)
         call(function)
-        assert [(run["BLOCK"], run["num_warps"], run["EVEN"]) for run in launched] == [(128, 2, True)] * 2
+        assert [(run["BLOCK"], run["num_warps"], run["EVEN"]) for run in launched] == [(128, 4, True)] * 2
         assert len(link.asked) == len(link.followed) == 1
         (record,) = records(spool)
         assert record.problem == {"size": SIZE, "@types": "f32,f32"}
@@ -83,9 +83,9 @@ class TestACall:
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
     ) -> None:
         """Whatever the daemon says."""
-        link.known = Answer(text(64, 2), is_final=True)
+        link.known = Answer(text(64, 4), is_final=True)
         call(scale())
-        assert chosen(launched) == [(128, 2)]
+        assert chosen(launched) == [(128, 4)]
         assert len(records(spool)) == 1
 
     def test_a_config_that_does_not_fit_gives_way_to_the_next(
@@ -103,7 +103,7 @@ class TestACall:
         function = scale()
         call(function)
         call(function)
-        assert [block for block, is_warmup in tried if is_warmup] == [128] * 4 + [256]
+        assert [block for block, is_warmup in tried if is_warmup] == [128] * 2 + [256]
         assert [block for block, is_warmup in tried if not is_warmup] == [256, 256]
 
     def test_if_no_config_fits_the_error_is_tritons(
@@ -117,7 +117,7 @@ class TestACall:
         monkeypatch.setattr(find_jit_function(kernels.scale), "run", run)
         with pytest.raises(OutOfResources):
             call(scale())
-        assert len(left_to_triton) == 8
+        assert len(left_to_triton) == 4
 
     def test_a_winner_that_comes_later_takes_the_configs_place(
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
@@ -132,7 +132,7 @@ class TestACall:
         assert on_answer(Answer(text(256, 4), is_final=True, artifact="/artifact")) is False
         call(function)
         assert installed == ["/artifact"]
-        assert chosen(launched) == [(128, 2), (256, 4)]
+        assert chosen(launched) == [(128, 4), (256, 4)]
         assert function.best_config.kwargs["BLOCK"] == 256
 
     def test_upgrade_never_keeps_the_config_and_always_keeps_replacing_it(
@@ -162,7 +162,7 @@ class TestACall:
         """The reason is in the log and in the account."""
         link.ending = Answer(message="no config compiles")
         call(scale(mode="wait"))
-        assert chosen(launched) == [(128, 2)]
+        assert chosen(launched) == [(128, 4)]
         assert list(account.keys.values()) == ["not tuned: no config compiles"]
         assert "scale is not tuned: no config compiles" in caplog.text
 
@@ -205,7 +205,7 @@ class TestACall:
         link.known = Answer(text(256, 4), is_final=True)
         call(function)
         call(function)
-        assert chosen(launched) == [(128, 2), (128, 2), (256, 4), (256, 4)]
+        assert chosen(launched) == [(128, 4), (128, 4), (256, 4), (256, 4)]
         assert len(link.asked) == 1
 
     def test_an_empty_grid_says_nothing_of_its_key(
@@ -239,12 +239,12 @@ class TestACall:
         """Triton tunes meanwhile, or the first config is launched: by the application's choice."""
         link.known = None
         call(scale(without_daemon="first"))
-        assert (chosen(launched), left_to_triton, link.followed) == ([(128, 2)], [], [])
+        assert (chosen(launched), left_to_triton, link.followed) == ([(128, 4)], [], [])
         assert len(records(spool)) == 1
         function = scale()
         call(function)
         call(function)
-        assert len(left_to_triton) == 8
+        assert len(left_to_triton) == 4
         assert len(records(spool)) == 1
         assert "no daemon runs" in account.left_alone.values()
 
@@ -263,7 +263,7 @@ class TestACall:
         (tmp_path / "home").write_text("a file")
         call(scale())
         assert len(launched) == 1
-        assert len(left_to_triton) == 8
+        assert len(left_to_triton) == 4
 
     @pytest.mark.parametrize("option", ["mode", "upgrade", "without_daemon"])
     def test_an_unknown_option_is_refused(self, option: str) -> None:
@@ -311,7 +311,7 @@ class TestAdoptionByInstance:
         call(function, SIZE // 2)
         assert (chosen(launched), link.asked) == ([(32, 1)], [])
         call(function)
-        assert chosen(launched)[1:] == [(64, 2)]
+        assert chosen(launched)[1:] == [(64, 4)]
         assert len(records(spool)) == 1
 
     def test_the_configs_that_a_subclasss_pruning_leaves_are_tuned(
@@ -321,12 +321,12 @@ class TestAdoptionByInstance:
 
         class Halved(Autotuner):  # type: ignore[misc]
             def prune_configs(self, kwargs: dict[str, Any]) -> Any:
-                return super().prune_configs(kwargs)[6:]
+                return super().prune_configs(kwargs)[3:]
 
         function = Halved(kernels.scale.fn, kernels.scale.arg_names, kernels.CONFIGS, ["size"], None, None)
         call(function)
         (record,) = records(spool)
-        assert len(record.configs) == len(kernels.CONFIGS) - 6
+        assert len(record.configs) == len(kernels.CONFIGS) - 3
         assert launched[0]["BLOCK"] == record.configs[0]["BLOCK"]
 
     def test_a_subclass_that_never_asks_for_configs_is_named(self) -> None:
@@ -485,7 +485,7 @@ class TestLeftAlone:
         x = torch.ones(SIZE)
         scale()[grid](torch.tensor([x.data_ptr()] * SIZE), x, SIZE, 2.0)
         assert list(account.left_alone.values()) == ["its argument x is a table of pointers"]
-        assert len(left_to_triton) == 8
+        assert len(left_to_triton) == 4
 
     @pytest.mark.parametrize(
         ("value", "reason"),
@@ -502,7 +502,7 @@ class TestLeftAlone:
         """Other addresses, other types."""
         scale()[grid](value, torch.ones(SIZE), SIZE, 2.0)
         assert next(iter(account.left_alone.values())) == f"its argument {reason}"
-        assert len(left_to_triton) == 8
+        assert len(left_to_triton) == 4
 
     def test_other_keys_of_a_function_with_such_a_call_are_adopted(
         self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any], spool: Path

@@ -81,7 +81,7 @@ def test_a_call_that_cannot_be_evaluated_is_left_to_triton(
     """Triton tunes what it launches; other keys are adopted."""
     function = scale()
     function[grid](_Broken(), torch.ones(SIZE), SIZE, 2.0)
-    assert len(left_to_triton) == 8
+    assert len(left_to_triton) == 4
     assert [*account.left_alone.values()] == ["a call cannot be evaluated: RuntimeError: it has no storage"]
     call(function, SIZE // 2)
     assert len(link.asked) == 1
@@ -103,7 +103,7 @@ def test_arguments_are_refused_by_name(
     """Their types say in the kernel what plain data does not."""
     scale()[grid](value, torch.ones(SIZE), SIZE, 2.0)
     assert [*account.left_alone.values()] == [f"its argument x is a {kind}"]
-    assert len(left_to_triton) == 8
+    assert len(left_to_triton) == 4
 
 
 def test_pruning_may_call_the_kernel(link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:

@@ -88,7 +88,7 @@ async def test_a_portfolio_answers_problems_that_were_never_tuned(parts: Parts) 
 
     def measured(size: int) -> set[str]:
         context = parts.machine.build_context(kernel, parts.environment, {"n": size}, device)
-        return {known.text for known in parts.store.measured_configs(context, 10)}
+        return {known.text for known in parts.store.list_measured_configs(context, 10)}
 
     async with at_work(parts):
         build = await made(parts, kernel, tunings=4, configs=3)

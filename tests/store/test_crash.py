@@ -45,7 +45,7 @@ async def test_kill_9_loses_nothing_told(seed: int, database: Path) -> None:
         interrupted = {number for number, trial in trials.items() if trial.outcome is Outcome.INTERRUPTED}
         assert store.recovered.trials == len(interrupted)
         assert all(trial.outcome is not None for trial in trials.values())
-        best = store.best_trials(CONTEXT, 1)
+        best = store.list_best_trials(CONTEXT, 1)
         winner = store.get_winner(CONTEXT.key)
         assert (winner.trial if winner else None) == (best[0].id if best else None)
         assert not won or (winner and winner.latency_us <= min(won))

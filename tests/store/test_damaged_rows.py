@@ -38,10 +38,10 @@ READS: dict[str, Callable[[Store], object]] = {
     "trials": Store.list_trials,
     "fastest": lambda store: store.list_trials(order="fastest"),
     "trial": lambda store: store.get_trial(1),
-    "known": lambda store: store.known_trial(CONTEXT, {"BM": 8}),
-    "best": lambda store: store.best_trials(CONTEXT, 5),
-    "finalists": lambda store: store.best_trials(CONTEXT, 5, rounds=1),
-    "measured": lambda store: store.measured_configs(CONTEXT, 5),
+    "known": lambda store: store.find_trial(CONTEXT, {"BM": 8}),
+    "best": lambda store: store.list_best_trials(CONTEXT, 5),
+    "finalists": lambda store: store.list_best_trials(CONTEXT, 5, rounds=1),
+    "measured": lambda store: store.list_measured_configs(CONTEXT, 5),
     "past": lambda store: store.load_past_searches(CONTEXT, 3, 10),
     "winner": lambda store: store.get_winner(CONTEXT.key),
     "winners": Store.list_winners,
@@ -115,7 +115,7 @@ async def test_a_damaged_winner_is_not_served(database: Path) -> None:
     async with Store.open(database) as store:
         assert store.get_winner(CONTEXT.key) is None
         assert [trial.id for trial in store.list_trials()] == [1]
-        assert [known.config for known in store.measured_configs(CONTEXT, 9)] == [{"BM": 8}]
+        assert [known.config for known in store.list_measured_configs(CONTEXT, 9)] == [{"BM": 8}]
         assert [known.config for known in store.load_past_searches(CONTEXT, 3, 10)] == [{"BM": 8}]
         job = await new_job(store)
         number = await tried(store, job, 16, measured(5.0))

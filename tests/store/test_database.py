@@ -60,7 +60,7 @@ async def test_a_fresh_store_is_empty(store: Store) -> None:
     )
     assert store.get_job(1) is None
     assert store.get_trial(1) is None
-    assert store.known_trial(CONTEXT, {"BM": 1}) is None
+    assert store.find_trial(CONTEXT, {"BM": 1}) is None
     found = store.measure_store()
     assert (found.trials, found.winners, found.jobs) == (0, 0, 0)
     assert found.bytes > 0
@@ -160,7 +160,7 @@ async def test_a_config_is_known_whatever_the_order_of_its_knobs(store: Store) -
     """One config on one context is one row; any other context is another context."""
     job = await new_job(store)
     number = await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": 1, "BN": 2})
-    known = store.known_trial(CONTEXT, {"BN": 2, "BM": 1})
+    known = store.find_trial(CONTEXT, {"BN": 2, "BM": 1})
     assert known is not None
     assert (known.id, known.outcome) == (number, None)
     grounds = [
@@ -171,7 +171,7 @@ async def test_a_config_is_known_whatever_the_order_of_its_knobs(store: Store) -
         replace(CONTEXT, measuring_version=0),
     ]
     for ground in grounds:
-        assert store.known_trial(ground, {"BM": 1, "BN": 2}) is None
+        assert store.find_trial(ground, {"BM": 1, "BN": 2}) is None
 
 
 async def test_many_trials_begin_at_once(store: Store) -> None:
@@ -232,7 +232,7 @@ async def test_the_fastest_wins_in_any_order(store: Store, figures: tuple[float,
         assert (winner is not None) == (figure < best)
         assert winner is None or winner == seat(store)
         best = min(best, figure)
-    assert [trial.latency_us for trial in store.best_trials(CONTEXT, 2)] == [1.0, 2.0]
+    assert [trial.latency_us for trial in store.list_best_trials(CONTEXT, 2)] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("outcome", NOT_MEASURED)
@@ -247,7 +247,7 @@ async def test_what_is_not_measured_never_wins(store: Store, outcome: Outcome) -
     assert seated_id(store) == winner
     with pytest.raises(UsageError, match=f"it is {outcome}, not measured"):
         await store.decide_winner(loser)
-    assert [trial.id for trial in store.best_trials(CONTEXT, 9)] == [winner]
+    assert [trial.id for trial in store.list_best_trials(CONTEXT, 9)] == [winner]
 
 
 @pytest.mark.parametrize("outcome", sorted(RETRIED_BY_NEXT_JOB))
@@ -358,7 +358,7 @@ async def test_the_seat_follows_the_rule_through_any_history(store: Store) -> No
         if returned is not None:
             assert returned == after
         if after is None:
-            assert before is None or not store.best_trials(before.context, 1)
+            assert before is None or not store.list_best_trials(before.context, 1)
             continue
         trial = store.get_trial(after.trial)
         assert trial is not None
@@ -502,8 +502,8 @@ async def test_reads_use_indexes(store: Store) -> None:
         return real(sql, *values)
 
     store._reader.fetch_rows = spy  # type: ignore[method-assign]
-    store.known_trial(CONTEXT, {"BM": 1})
-    store.best_trials(CONTEXT, 5)
+    store.find_trial(CONTEXT, {"BM": 1})
+    store.list_best_trials(CONTEXT, 5)
     store.get_winner(CONTEXT.key)
     store.list_winners()
     store.get_trial(1)
@@ -539,6 +539,6 @@ async def test_a_large_store_opens_and_answers(database: Path, rows: int) -> Non
         print(f"opened in {time.perf_counter() - started:.3f} s")
         assert store.recovered.trials == 1
         assert store.measure_store().trials == rows + 1
-        assert [trial.latency_us for trial in store.best_trials(CONTEXT, 1)] == [1.0]
-        assert (trial := store.known_trial(CONTEXT, {"BM": rows - 1})) is not None
+        assert [trial.latency_us for trial in store.list_best_trials(CONTEXT, 1)] == [1.0]
+        assert (trial := store.find_trial(CONTEXT, {"BM": rows - 1})) is not None
         assert trial.latency_us == float(rows)

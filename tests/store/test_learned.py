@@ -38,7 +38,7 @@ async def test_results_have_the_new_name(store: Store) -> None:
     winner = store.get_winner(CONTEXT.key)
     assert winner is not None
     assert winner.context == _context(learned)
-    assert store.best_trials(_context(kernel), 9) == []
+    assert store.list_best_trials(_context(kernel), 9) == []
     assert store.load_digest_parts(kernel.name, kernel.digest) is None
     assert store.load_digest_parts(kernel.name, learned.digest) == learned.parts
     assert store.learned.list_names() == {kernel.name: {"a.def": HEADER}}
@@ -67,7 +67,7 @@ async def test_states_that_have_the_name_stay(store: Store) -> None:
         await tried(store, await new_job(store, kernel.name), 8, measured(3.0), _context(state))
     learned = await _learn(store, kernel, HEADER)
     for digest in (extend_digest(earlier.digest, [HEADER]), knowing.digest, learned.digest):
-        assert len(store.best_trials(replace(_context(kernel), digest=digest), 9)) == 1
+        assert len(store.list_best_trials(replace(_context(kernel), digest=digest), 9)) == 1
 
 
 async def test_captured_inputs_are_renamed_too(store: Store) -> None:
@@ -77,7 +77,7 @@ async def test_captured_inputs_are_renamed_too(store: Store) -> None:
     await store.captured.save_capture(Capture(kernel.name, CONTEXT.problem, "cafe", 1, 0.0))
     await tried(store, await new_job(store, kernel.name), 8, measured(3.0), _context(kernel, "cafe"))
     learned = await _learn(store, kernel, HEADER)
-    assert len(store.best_trials(_context(learned, "cafe"), 9)) == 1
+    assert len(store.list_best_trials(_context(learned, "cafe"), 9)) == 1
 
 
 async def test_contexts_merge(store: Store) -> None:
@@ -89,5 +89,5 @@ async def test_contexts_merge(store: Store) -> None:
     await tried(store, job, 16, measured(5.0), _context(kernel))
     await tried(store, job, 16, measured(4.0), _context(kernel.with_observed([HEADER])))
     learned = await _learn(store, kernel, HEADER)
-    found = {trial.config["BM"]: trial.latency_us for trial in store.best_trials(_context(learned), 9)}
+    found = {trial.config["BM"]: trial.latency_us for trial in store.list_best_trials(_context(learned), 9)}
     assert found == {8: 3.0, 16: 4.0}

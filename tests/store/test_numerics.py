@@ -38,7 +38,7 @@ async def test_the_fastest_with_the_anchors_bits_wins(tmp_path: Path) -> None:
         ids = await finish(store, EXACT, *RESULTS)
         assert store.get_winner(CONTEXT.key_for(EXACT)) is None
         await store.mark_same_bits(CONTEXT, ("a", "b"))
-        assert [one.id for one in store.best_trials(CONTEXT, 9, objective=EXACT)] == [ids[1], ids[0]]
+        assert [one.id for one in store.list_best_trials(CONTEXT, 9, objective=EXACT)] == [ids[1], ids[0]]
         assert [one.detail.same_bits for one in map(store.get_trial, ids) if one is not None] == [
             *(True, True, False, None, False, None)
         ]

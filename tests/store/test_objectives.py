@@ -48,7 +48,7 @@ async def test_the_best_by_the_objective_wins(tmp_path: Path, objective: Objecti
         found = store.get_winner(CONTEXT.key_for(objective))
         assert found is not None
         assert (found.trial, found.objective, found.key) == (ids[won], objective, CONTEXT.key_for(objective))
-        assert [trial.id for trial in store.best_trials(CONTEXT, 1, objective=objective)] == [ids[won]]
+        assert [trial.id for trial in store.list_best_trials(CONTEXT, 1, objective=objective)] == [ids[won]]
         assert (store.get_winner(CONTEXT.key) is None) == (objective != LATENCY)
         await store.finish_trial(ids[won], failed(Outcome.MISMATCH), objective=objective)
         follower = store.get_winner(CONTEXT.key_for(objective))
