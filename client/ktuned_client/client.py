@@ -308,9 +308,9 @@ class EventStream(Iterator[Event]):
 
 
 class Tuning(Iterator[Event]):
-    """The events of one tuning's jobs; ``errors`` are the kernel files that could not be read, ``notices`` warnings.
+    """The events of one tuning's jobs. ``errors`` lists the kernel files that could not be read, ``notices`` warnings.
 
-    The jobs go on if it is closed or never iterated.
+    The jobs continue even if this object is closed or never iterated.
     """
 
     def __init__(self, client: Client, accepted: Mapping[str, Any]) -> None:
