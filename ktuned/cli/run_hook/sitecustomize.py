@@ -39,7 +39,7 @@ def _import_the_users() -> None:
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise
-        # Without a user's module, restore this one: the interpreter still expects it in sys.modules.
+        # The user has none. Restore this module: the interpreter looks it up in sys.modules after importing it.
         sys.modules["sitecustomize"] = ours
 
 

@@ -6,8 +6,8 @@ Two loops, one inside the other, each with failures and pauses of its own:
   :data:`JOIN_S` hangs, and only killing the bridge ends it.
 - *Each node*, for as long as the news list it: start a keeper there and keep the link to it until it is lost.
 
-Tuning on this machine goes on meanwhile. A job without a device here waits for the cluster, but not longer than
-:data:`SETTLED_S`: until each node was tried once, or the cluster itself.
+Tuning on this machine continues meanwhile. A job without a device here waits until each node was tried once, or joining
+the cluster failed once, but not longer than :data:`SETTLED_S`.
 """
 
 from __future__ import annotations
