@@ -272,7 +272,7 @@ def check_hello(response: Response) -> None:
 
 
 def drop_missing(**params: Any) -> dict[str, Any]:
-    """Return the params without those that are ``None``."""
+    """Return the params whose value is not ``None``."""
     return {name: value for name, value in params.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""The account of a process's autotuned functions: adopted, or left alone and why, and the state of each tuning key.
+"""The account of a process: which autotuned functions are adopted or left alone and why, and each tuning key's state.
 
 Under ``ktuned run`` each change is appended to a file at once, because a process may be killed, or may end without its
 exit handlers, as forked children do.

@@ -134,7 +134,7 @@ class KeyedCall(ABC):
         return answer
 
     def follow_key(self) -> None:
-        """Have the daemon report later answers."""
+        """Take later answers from the daemon, too."""
         self._link.follow_key(self._key, self._take_in_answer)
 
     def let_framework_tune(self, reason: str) -> None:

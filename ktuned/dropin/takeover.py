@@ -20,7 +20,7 @@ Change = Callable[[Any], None]
 
 
 def take_over(framework: str, module: str, adopt: Change) -> None:
-    """Have a plugin adopt a framework's tuners, now or when the program imports their module.
+    """Let a plugin adopt a framework's tuners, now or when the program imports their module.
 
     A framework that the plugin does not know is left alone: the program runs as it would without ktuned.
     """

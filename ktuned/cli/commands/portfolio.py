@@ -105,7 +105,7 @@ def portfolio(
 
 
 def _make_portfolio(client: Client, params: PortfolioParams, *, as_json: bool) -> None:
-    """Have a portfolio made, and follow it to its end.
+    """Request a portfolio, and wait until it is made.
 
     Raises:
         UsageError: the portfolio could not be made.

@@ -63,7 +63,7 @@ class Comparison(Record):
     Attributes:
         answer: the answer after the tuning.
         before: the figure before, in the objective's unit; None if there was none.
-        now: the figure for the present files; None if there is none.
+        now: the figure for the current files; None if there is none.
         verdict: ``faster``, ``same``, ``slower``, ``new`` (no figure before) or ``failed`` (no figure now).
     """
 

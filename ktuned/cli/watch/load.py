@@ -11,7 +11,7 @@ from ktuned.model import DeviceModel, JobState
 from ktuned.protocol import JobInfo, StatusAnswer
 
 MIN_SPAN_S = 0.5
-"""Shortest time between two samples: over a shorter one, a single batch of trials would fill the lane completely."""
+"""Shortest time between two samples from which shares are computed: a single batch of trials fills a shorter one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ class _Source:
             precompiled.record_result(self._prefix_key, compiled.heap_bytes_wanted)
             read = (_normalise_path(base / name) for name in program.read_traced_headers(trace))
             self.headers.update(path for path in read if path.is_file() and is_users_header(path))
-        # With a precompiled header the trace lacks the headers inside it: add those of earlier compiles.
+        # The trace lacks the headers inside a precompiled header: add the headers of earlier compiles.
         self.headers.update(_remember_headers(self._key, self.headers) if header_options else ())
         return compiled
 

@@ -59,7 +59,7 @@ class PrecompiledHeaders:
         self._kept: OrderedDict[str, Path] = OrderedDict()
 
     def choose_options(self, key: str, kernels: int) -> tuple[str, ...]:
-        """Return the options for a key's header; none for its first kernel alone, or if the key is given up."""
+        """Return the options for a key's header; none if this is its first and only kernel, or the key is given up."""
         is_first = key not in self._seen
         self._seen.add(key)
         if is_first and kernels == 1:

@@ -169,7 +169,7 @@ def _list_artifact_keys(request: requests.Request[Any, Any]) -> list[str]:
 
 
 def _pack_small_parcels(lacking: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the parcels that are small enough to travel with a request; those that cannot be read are left out."""
+    """Return the parcels that are small enough to travel with a request, except unreadable ones."""
     small: dict[str, bytes] = {}
     remaining_bytes = parcels.MAX_ALL_IN_FRAME_BYTES
     for name, place in lacking.items():

@@ -158,7 +158,7 @@ class KeeperActor:
 
 
 def read_node_environment(pid: int) -> Mapping[str, str]:
-    """Return the environment that a node was started with: that of its raylet, the process ``pid``."""
+    """Return the environment in which a node was started: its raylet's, which is the process ``pid``."""
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

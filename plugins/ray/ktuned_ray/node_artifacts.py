@@ -1,4 +1,4 @@
-"""Artifacts on a node, below a keeper's directory: those that came with requests, and those compiled there.
+"""Artifacts on a node, below a keeper's directory; they came with requests, or were compiled there.
 
 Beyond a cap, the oldest are removed; an artifact that is needed again is carried again.
 """

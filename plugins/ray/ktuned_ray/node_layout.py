@@ -32,7 +32,7 @@ class NodeLayouts:
         return Path(f"{self._home}/projects/{identity}{os.path.normpath(root)}")
 
     def lay_out(self, call: node_calls.LayOut) -> tuple[str, ...]:
-        """Make a project's files those of the call; return the digests of the missing ones. Blocks."""
+        """Lay out exactly the call's files; if the bytes of some are missing, only return their digests. Blocks."""
         top = str(self.root_path(call.project, call.root))
         private = top.removesuffix(os.path.normpath(call.root))
         wanted: dict[Path, str] = {}

@@ -28,7 +28,7 @@ _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-pac
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A root's files at one time: their SHA-256 by relative path, those that are executable, and the directories."""
+    """A root's files at one time: their SHA-256 by relative path, the executable ones, and the directories."""
 
     files: Mapping[str, str]
     executable: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Snapshots:
         self._known: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def take_snapshot(self, listed: Iterable[str] = ()) -> Snapshot:
-        """Return the root's files as they are now, and those that a context has ``listed`` (relative paths). Blocks."""
+        """Return the root's current files, and the files that a context has ``listed`` (relative paths). Blocks."""
         found = _SnapshotDraft()
         seen: dict[str, tuple[tuple[int, ...], str]] = {}
         for place in (*self._walk_files(self._root, found), *(make_absolute(name, self._root) for name in listed)):

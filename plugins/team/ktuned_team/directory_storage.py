@@ -144,7 +144,7 @@ class DirectoryStorage(Storage):
         path = self._directory / name
         with suppress(FileNotFoundError):
             os.unlink(path)
-        # Fails while the directory has files; one that stays behind empty does no harm.
+        # Fails while the directory has files. An empty directory that stays behind does no harm.
         with suppress(OSError):
             os.rmdir(path.parent)
 

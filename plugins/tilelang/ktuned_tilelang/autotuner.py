@@ -71,7 +71,7 @@ def autotune(
     - ``mode``: with ``"wait"`` the first call of a key waits for its winner, as with TileLang. With ``"background"`` it
       gets the best kernel known, or else the first config's; the winner later takes its place in the same object.
     - ``upgrade``: how often a key's kernel may be replaced in a process: ``"once"``, ``"never"``, ``"always"``.
-    - ``without_daemon``: where no daemon runs, ``"tilelang"`` tunes in the call, or the ``"first"`` config is compiled.
+    - ``without_daemon``: if no daemon runs, ``"tilelang"`` tunes in the call; ``"first"`` compiles the first config.
       The call is recorded for a later daemon in both cases.
     - ``pin``: processes with the same pin see the same winners for good.
     - ``numerics``: with ``"exact"`` a winner must reproduce the bits of the first config, and no other is launched.

@@ -182,7 +182,7 @@ class TileLangCall(KeyedCall):
 
     Attributes:
         found: the kernel that the application holds; a later winner replaces its content.
-        is_once: whether the kernel is for this call alone, because a CUDA graph is being captured.
+        is_once: whether the kernel is only for this call, because a CUDA graph is being captured.
     """
 
     framework = FRAMEWORK

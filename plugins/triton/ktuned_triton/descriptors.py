@@ -62,7 +62,7 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """What the driver encodes a tensor map from, besides the tensor's address.
+    """The values from which, with the tensor's address, the driver encodes a tensor map.
 
     Attributes:
         tensor: the name of the tensor.

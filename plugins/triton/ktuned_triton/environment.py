@@ -1,7 +1,7 @@
 """Environment variables that change what Triton compiles.
 
 The backend's fingerprint must not import Triton, so it includes every variable that may have an effect. The
-application's drop-in asks Triton itself which ones have.
+application's drop-in asks Triton itself which variables have one.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class TritonKernel(DriverKernel):
         return self.make_launch(self._config, arguments.address, arguments, scratch, tensors)
 
     def _allocate_scratch(self) -> list[Any]:
-        """Allocate the global scratch memory and the profiler's, each for all blocks; ``None`` where none is needed."""
+        """Allocate the global scratch memory and the profiler's, each for all blocks; ``None`` if it is not needed."""
         import torch
 
         blocks = prod(self._plan.blocks)

@@ -1,4 +1,4 @@
-"""Finds functions of an application's library by name alone, in any process and without importing a kernel file.
+"""Finds functions of an application's library only by name, in any process and without importing a kernel file.
 
 Builds of the drop-in name a ``library``. One front end imports the library for all its functions. The library found
 here may differ from the application's (edited, or another version). So each Build has the digest of the application's

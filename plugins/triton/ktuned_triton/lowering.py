@@ -222,7 +222,7 @@ def run_front_end(function: Any, device: int, arguments: Mapping[str, Any], **la
 
 
 def _load_type_lookup() -> None:
-    """Have Triton load its lookup of argument types now, with a stand-in for torch.
+    """Make Triton load its lookup of argument types now, with a stand-in for torch.
 
     Triton imports torch for this, which takes two seconds and 200 MiB. A front end has no tensors, so it does not need
     torch unless the user's module imports it.
@@ -243,7 +243,7 @@ def _load_type_lookup() -> None:
 
 @contextmanager
 def _provide_module(name: str, **members: Any) -> Iterator[None]:
-    """Have imports find a module with these members while the block runs."""
+    """Make imports find a module with these members while the block runs."""
     module = ModuleType(name)
     vars(module).update(members)
     sys.modules[name] = module

@@ -1,7 +1,7 @@
 """Precompiles tvm-ffi's headers, which take two thirds of a small kernel's compile time.
 
-Each set of flags needs a precompiled header of its own, of some 70 MB, so the cache keeps only the
-:data:`MAX_PRECOMPILED` last used. This is done for GCC alone: GCC checks a precompiled header before use and reads the
+Each set of flags needs its own precompiled header of some 70 MB, so the cache keeps only the :data:`MAX_PRECOMPILED`
+most recently used. This is done only for GCC: GCC checks a precompiled header before use and reads the
 headers' text if it does not match, so a wrong one costs time but never gives a wrong kernel.
 """
 
