@@ -1,4 +1,4 @@
-"""Applications' functions in the daemon: their calls are taken in from the spool, tuned, and answered for."""
+"""Adopted functions of applications: the daemon reads their calls from the spool, tunes them, and answers questions."""
 
 from ktuned.adoption.adopted_files import AdoptedDirectory
 from ktuned.adoption.adoptions import Adoptions

@@ -8,8 +8,8 @@ adopted/triton/3f2a…/            one interpreter and its variables: one set of
         calls/3022c98000f1a2b3.declaration.json, 91ab….call.json, 77c0….safetensors
 ```
 
-A kernel file is two lines, which name the kernel and its identity. Everything in ``calls/`` is named by its content. So
-if a record is taken in twice, because a daemon was killed in between, the same files are written.
+A kernel file only names the kernel and its identity. Files in ``calls/`` are named by their content. So if a record is
+taken in twice, because a daemon was killed in between, the same files are written.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Final
 from ktuned.spool import CALLS, CallRecord, digest_of
 
 MAX_VARIANTS: Final = 8
-"""Most kernels that are kept of one function of one version of a library: each edit by its author makes another one.
-The one that was recorded longest ago goes first; its measurements stay in the store."""
+"""Most kernels that are kept for one function in one version of a library: each edit by its author makes another one.
+The kernel that was recorded longest ago is removed first; its measurements stay in the store."""
 
 _ENVIRONMENT_DIGITS = 8
 _IDENTITY_DIGITS = 16
@@ -39,21 +39,21 @@ class AdoptedDirectory:
         self.path = home / "adopted"
 
     def find_workers_directory(self, tool: str, python: str, variables: Mapping[str, str]) -> Path:
-        """Return the directory of all libraries of an interpreter with these variables, which share workers."""
+        """Return the directory of all libraries that share workers: those of one interpreter with these variables."""
         environment = digest_of(json.dumps([python, sorted(variables.items())]))
         return self.path / tool / environment[:_ENVIRONMENT_DIGITS]
 
     def find_project(self, record: CallRecord) -> Path:
         """Return the directory of a record's library."""
         place = self.find_workers_directory(record.tool, record.python, record.variables)
-        # The last part distinguishes the project from others of its name.
+        # The last part distinguishes the project from others of the same name.
         return place / record.package / (record.release or place.name)
 
     def write_record(self, record: CallRecord) -> tuple[Path, str]:
-        """Write a record's files, unless they are there; return the kernel file, and the name of the call.
+        """Write a record's files, unless they exist; return the kernel file, and the name of the call.
 
         Raises:
-            OSError: They cannot be written.
+            OSError: A file cannot be written.
         """
         project = self.find_project(record)
         call = digest_of(record.call)
@@ -89,7 +89,7 @@ def _find_variants(project: Path, function: str) -> Iterator[Path]:
 
 
 def _make_kernel_text(record: CallRecord, name: str) -> str:
-    # The daemon's workers import the backend while they wait for this to be imported.
+    # The first line tells the daemon which backend its workers can import in advance.
     return (
         f'# backend="{record.tool}"\n'
         f'"""{record.package}.{record.function}, as an application calls it."""\n\n'
@@ -99,7 +99,7 @@ def _make_kernel_text(record: CallRecord, name: str) -> str:
 
 
 def _make_project_text(record: CallRecord) -> str:
-    # A string in JSON is also one in TOML.
+    # A JSON string is also a TOML string.
     lines = [f"name = {json.dumps(record.package)}", 'workers = "../.."']
     if record.variables:
         lines += ["", "[env]"]

@@ -1,21 +1,21 @@
-"""Adoption of applications' functions: what becomes of the spool's records, and what applications learn of their keys.
+"""Adoption of applications' functions: handles the spool's records, and answers applications' questions about keys.
 
-*A record's way.* It is read with suspicion (:mod:`~ktuned.adoption.spool_reader`). Its files are written, its kernel is
-declared, its job is committed, and only then is it removed. If the daemon is killed between two of these steps, the
-next daemon begins the record again, and finds done what was done.
+*A record's way.* A record is read with suspicion (:mod:`~ktuned.adoption.spool_reader`). Its files are written, its
+kernel is declared, its job is committed, and only then the record is removed. If the daemon is killed between two of
+these steps, the next daemon starts over with the record; repeating a finished step does no harm.
 
 ======================================  ===============================================================================
-what may go wrong                       what then happens
+problem                                 reaction
 ======================================  ===============================================================================
 its kernel cannot be declared           one notice, and the record is removed
 the store cannot be written             the record stays, and is tried again soon
-there is no device for it               the record stays, and is looked at again by each survey: a device may come
+there is no device for it               the record stays, and each survey tries it again: a device may appear
 ======================================  ===============================================================================
 
-*Order.* Records of one interpreter are taken in one after the other, in the order in which they were left. Those of
-another interpreter do not wait for one that hangs.
+*Order.* Records of one interpreter are taken in one after the other, in the order in which they were left. If one
+interpreter hangs, the records of others do not wait for it.
 
-*Many keys.* Which keys of a function are tuned, and how the others are served: :mod:`~ktuned.adoption.key_tunings`.
+*Many keys.* :mod:`~ktuned.adoption.key_tunings` decides which keys of a function are tuned, and serves the others.
 """
 
 from __future__ import annotations
@@ -65,20 +65,20 @@ from ktuned.store import Store
 _log = structlog.get_logger()
 
 RETRY_S: Final = 2.0
-"""Pause before a record that the store could not keep is taken in again."""
+"""Pause before a record is tried again that the store could not record."""
 
 MAX_COUNTED: Final = 10_000
-"""Most keys of functions not known yet for which launches are kept."""
+"""Most keys of unknown functions whose launches are kept until their function is known."""
 
 CHOICE_S: Final = 1.0
-"""While keys wait to be chosen, the interval of looks at whether the last choice's tuning has ended."""
+"""While keys wait to be chosen, interval at which it is checked whether the last choice's tuning has ended."""
 
 MAX_AT_ONCE: Final = 4
 """Most interpreters whose records are taken in at the same time."""
 
 
 class Adoptions:
-    """Takes records in as they come, and answers applications' questions about their functions."""
+    """Takes records in as they arrive, and answers applications' questions about their functions."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Adoptions:
 
     @property
     def notices(self) -> list[str]:
-        """Records that were refused since the start, and those that wait for a device, one line each."""
+        """One line for each of the last refused records, and one line about records that wait for a device."""
         if not self._without_device:
             return list(self._spool.notices)
         one = len(self._without_device) == 1
@@ -131,7 +131,7 @@ class Adoptions:
                 records, counts = await anyio.to_thread.run_sync(self._spool.read_files)
                 await self._add_launches(counts)
                 for interpreter, group in self._group_by_interpreter(records).items():
-                    # After the records that were read before: a lock is granted in the order of requests.
+                    # These records follow those that were read before: a lock is granted in the order of requests.
                     turn = self._turns.setdefault(interpreter, anyio.Lock())
                     tasks.start_soon(self._take_in_records, group, turn)
                 await self._keys.tune_chosen_keys()
@@ -139,21 +139,27 @@ class Adoptions:
                     await self._news.wait()
 
     def prepare_library(self, tool: str, python: str, variables: Mapping[str, str], library: Mapping[str, Any]) -> None:
-        """Import a library in a front end, and start workers: an application imports it, and records will follow."""
+        """Import a library in a front end and start workers, because an application has just imported the library.
+
+        Records of its calls will probably follow.
+        """
         workers = self._directory.find_workers_directory(tool, python, variables)
         workers.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # The records to come will have the same environment.
+        # The records will have the same environment.
         root = make_root(str(workers / "library"), python=python, project=Project(env=variables, workers=".."))
         environment = environment_of(root)
         self._machine.environments.prepare_first_job(environment, tool)
         self._front_ends.prepare_library(environment, tool, library, self._deadlines)
 
     def look_through_spool(self) -> None:
-        """Look through the spool at once."""
+        """Have the spool read at once."""
         self._news.set()
 
     async def find_answer(self, key: CallKey, *, waiter: Hashable | None = None, pin: str | None = None) -> KeyAnswer:
-        """Return what is known about a key, or what a pin holds. A tuning that a ``waiter`` waits for goes first."""
+        """Return the answer for a key, or the config that a pin holds for it.
+
+        If a ``waiter`` is given, it counts as a client that waits for the key's job, which then has precedence.
+        """
         problem, device = key.problem, key.device
         kernel = self._find_kernel(key.identity)
         if kernel is None:
@@ -181,7 +187,7 @@ class Adoptions:
         )
 
     def _awaits_near_key(self, kernel: KernelInfo, problem: Problem, device: str | None) -> bool:
-        """Return whether a key that is not tuned itself may soon be served by another one, whose tuning is open."""
+        """Return whether a waiting key may soon get the config of another key, whose tuning is under way."""
         if not self._keys.is_waiting(kernel, problem, device):
             return False
         return any(job.kernel == kernel.name and device in (None, job.device) for job in self._jobs.list_live_jobs())
@@ -189,7 +195,8 @@ class Adoptions:
     def _explain_ending(self, kernel: KernelInfo, problem: Problem, device: str | None, found: Lookup) -> str:
         """Return why the last tuning of a key has no winner; empty if it has one, or no tuning has ended yet.
 
-        A lookup's other messages (not tuned yet, a file is being inspected) are no ending: the application waits on.
+        A lookup's other messages (not tuned yet, a file is being inspected) do not mean an end: the application keeps
+        waiting.
         """
         if found.failure:
             return found.failure
@@ -219,7 +226,7 @@ class Adoptions:
     # From the spool to jobs
 
     async def _add_launches(self, counts: Iterable[LaunchCounts]) -> None:
-        """Add up launches; pass those of keys that are known by now on to the jobs."""
+        """Add up launches, and pass on to the jobs those of keys that are known by now."""
         for row in (row for one in counts for row in one.launches):
             before = self._launches.get(row.key.text)
             self._launches[row.key.text] = KeyLaunches(row.key, row.number + (before.number if before else 0))
@@ -265,7 +272,7 @@ class Adoptions:
                     self._spool.refuse_file(name, str(error).partition("\n")[0])
                 else:
                     if not is_taken:
-                        # Each survey looks at it again: this daemon may find a device later, or another may have one.
+                        # Each survey tries the record again: this daemon, or a later one, may find a device.
                         self._without_device.add(name)
                         self._spool.put_back(name)
                         continue
@@ -274,16 +281,16 @@ class Adoptions:
             await self._add_launches(())
 
     async def _take_in_record(self, record: CallRecord) -> bool:
-        """Take one record in; return whether that was done.
+        """Take one record in; return False if it must wait for a device.
 
-        Its key is tuned, unless a fresh winner is among the record's configs. Without a device the record waits, unless
-        the settings name an architecture to compile for.
+        The record's key is tuned, unless a fresh winner is among the record's configs. Without a device the record
+        waits, unless the settings name an architecture to compile for.
 
         Raises:
-            KtunedError: Its kernel cannot be declared, or its job cannot be kept.
-            OSError: Its files cannot be written.
+            KtunedError: The record's kernel cannot be declared, or its job cannot be recorded.
+            OSError: The record's files cannot be written.
         """
-        # Write its files and declare its kernel; both may have been done before.
+        # Write the record's files and declare its kernel; both may have been done before.
         file, call = await anyio.to_thread.run_sync(self._directory.write_record, record)
         kernel = self._find_kernel(record.identity)
         if kernel is None or kernel.file != str(file):
@@ -306,10 +313,10 @@ class Adoptions:
         return True
 
     async def _choose_anchor(self, kernel: KernelInfo, record: CallRecord) -> None:
-        """Where a key's numerics are exact, make its first config the anchor: the application launches that one.
+        """If a key's numerics are exact, make the record's first config, which the application launches, the anchor.
 
         Raises:
-            KtunedError: The choice cannot be kept.
+            KtunedError: The choice cannot be recorded.
         """
         objective = kernel.objective(None)
         if not is_exact(objective) or self._machine.arch:
@@ -330,5 +337,5 @@ class Adoptions:
 
 
 def _admits_any(config: Config) -> bool:
-    """Admit any config: the application itself leaves out those that its pruning has removed."""
+    """Admit any config: the application itself leaves out configs that its pruning has removed."""
     return True

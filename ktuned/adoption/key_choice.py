@@ -1,4 +1,4 @@
-"""The choice of the keys of a function that are tuned, where a length or a batch size makes many of them. No IO.
+"""The choice of the keys to tune, for a function that has many because of a length or a batch size. No IO.
 
 ::
 
@@ -6,13 +6,13 @@
                └─▶ a further one ─▶ waits ─▶ the one that is expected to lose most time ─▶ tuned, one after the other
                                       └────▶ little is left to gain, or 40 are tuned: served by the portfolio
 
-Most functions have few keys, and all of these are tuned. A function with a sequence length among its keys would be
-tuned for hours, and each tuning would gain less than the one before. So further keys are chosen: by the time that they
-take, and by how much they are expected to lose with the config of the nearest tuned key. Each tuning teaches the
-latter, those of the first keys included (:class:`~ktuned.portfolio.Selection`). Further keys are tuned one after the
-other, because launches are counted and losses learned meanwhile.
+Most functions have few keys, and all of these are tuned. If a sequence length is part of the key, tuning all keys would
+take hours, and each tuning would gain less than the one before. So further keys are chosen by the time that their
+launches take, and by their expected loss with the config of the nearest tuned key. That loss is learned from each
+tuning, including those of the first keys (:class:`~ktuned.portfolio.Selection`). Further keys are tuned one after the
+other, because meanwhile launches are counted and losses learned.
 
-Waiting keys are forgotten when the daemon ends. The next process that calls one brings it again.
+Waiting keys are forgotten when the daemon ends. The next process that calls such a key leaves a record of it again.
 """
 
 from __future__ import annotations
@@ -26,29 +26,38 @@ from ktuned.model import Problem, canonical
 from ktuned.portfolio import Selection
 
 MAX_TUNED_AS_THEY_COME: Final = 16
-"""Keys that are tuned as they come: a function with dtypes, flags and a few sizes has no more."""
+"""Number of keys that are tuned as they come: a function with dtypes, flags and a few sizes has no more."""
 
 MAX_TUNED: Final = 40
-"""Keys that are tuned in all: 24 further ones cover lengths from 64 to 4096 in quarters of an octave."""
+"""Most keys that are tuned in total. The 24 further ones cover lengths from 64 to 4096 in quarters of an octave."""
 
 ENOUGH_LOSS: Final = 0.01
-"""Expected mean loss over all launches at which no further key is tuned: the error of a measurement."""
+"""No further key is tuned if the expected mean loss over all launches is at most this, the error of a measurement."""
 
 MAX_WAITING: Final = 2_000
-"""Most keys of a function that wait; beyond these the oldest is forgotten."""
+"""Most waiting keys of a function; beyond them the oldest is forgotten."""
 
 
 class WaitingKey(msgspec.Struct, frozen=True):
-    """A key that may be tuned, with a call that has it."""
+    """A key that may be tuned later.
+
+    Attributes:
+        problem: The key's values.
+        call: The name of a recorded call with this key.
+    """
 
     problem: Problem
     call: str
 
 
 class KeyChoice:
-    """The keys of one function on one device model; ``tuned`` are those that have a winner already.
+    """The keys of one function on one device model.
 
-    ``selection`` knows all keys with their launches, and which of them are tuned.
+    Args:
+        tuned: The keys that have a winner already.
+
+    Attributes:
+        selection: All keys with their launches; it chooses the next one to tune.
 
     >>> choice = KeyChoice([])
     >>> all(choice.take_in_key({"length": 64 + number}, "…") for number in range(16))
@@ -74,16 +83,16 @@ class KeyChoice:
 
     @property
     def waiting(self) -> list[WaitingKey]:
-        """The keys that wait, each with a call that has it."""
+        """The waiting keys."""
         return list(self._waiting.values())
 
     @property
     def unlearned(self) -> list[Problem]:
-        """The keys whose tuning has not taught yet what others lose; the next key is chosen when theirs have ended."""
+        """The chosen keys whose loss was not learned yet. The next key is chosen when their tunings have ended."""
         return list(self._unlearned.values())
 
     def is_waiting(self, problem: Problem) -> bool:
-        """Return whether a key waits, and is served by a tuned key near it."""
+        """Return whether a key waits. Until it is tuned itself, it gets the config of a near key."""
         return canonical(problem) in self._waiting
 
     def take_in_key(self, problem: Problem, call: str) -> bool:
@@ -102,7 +111,7 @@ class KeyChoice:
         return False
 
     def choose_next(self) -> WaitingKey | None:
-        """Return the key to be tuned next; ``None`` if enough are."""
+        """Return the key to tune next; ``None`` if enough are tuned."""
         problem = self.selection.choose_next_problem(among=self._waiting)
         if problem is None:
             return None
@@ -112,7 +121,7 @@ class KeyChoice:
         return self._waiting.pop(text)
 
     def record_loss(self, problem: Problem, lost: float | None) -> None:
-        """Take in what a tuned key loses with its neighbour's config, as a share; ``None`` if that is not known."""
+        """Learn from a tuned key's loss with its neighbour's config, as a share; ``None`` if it is not known."""
         self._unlearned.pop(canonical(problem), None)
         if lost is not None:
             self.selection.record_loss(problem, lost)

@@ -1,4 +1,4 @@
-"""The tunings of adopted functions' keys: which are requested, what each teaches, and the portfolio for all others.
+"""The tunings of adopted functions' keys: requests them, learns from them, and has portfolios made for other keys.
 
 ::
 
@@ -10,10 +10,11 @@
                    served by the portfolio, or before there is one              a portfolio is fitted to the tuned keys
                    by the nearest tuned key
 
-A function with few keys has all of them tuned, and no portfolio. Where keys are left that are not worth a tuning of
-their own (:mod:`~ktuned.adoption.key_choice`), the portfolio chooses among few configs by the key's fields. It is
-fitted to the tuned keys, weighed by the launches of the keys near them, and again when more are tuned. At the borders
-of its leaves its configs are measured on waiting keys: a key without a recorded call cannot be launched.
+If a function has few keys, all of them are tuned, and there is no portfolio. If keys are left that are not worth a
+tuning of their own (:mod:`~ktuned.adoption.key_choice`), a portfolio chooses among a few configs by the key's fields.
+It is fitted to the tuned keys, weighted by the launches of all keys near them, and fitted again when more are tuned. At
+the borders of its leaves, its configs are measured on waiting keys, because a key without a recorded call cannot be
+launched.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from ktuned.spool import CALL_KEY
 from ktuned.store import Store
 
 MAX_CONFIGS: Final = 1_000
-"""Most measured configs of a key among which one is looked for."""
+"""Most measured configs of a key that are searched for its neighbour's config."""
 
 MAX_JOBS: Final = 2_000
-"""Most jobs of a function that are looked through for its keys' calls."""
+"""Most jobs of a function that are searched for calls of its keys."""
 
 PORTFOLIO_CONFIGS: Final = 8
-"""Most configs of a portfolio: by its sizes, a function's best config changes about once in an octave."""
+"""Most configs of a portfolio. With growing sizes, a function's best config changes about once per octave."""
 
 _log = structlog.get_logger()
 
@@ -65,7 +66,7 @@ class KeyTunings:
         return any(choice.has_waiting for choice in self._choices.values())
 
     def is_waiting(self, kernel: KernelInfo, problem: Problem, device: str | None) -> bool:
-        """Return whether a key is not tuned for itself, at least for now."""
+        """Return whether a key waits, and so is not tuned itself, at least for now."""
         choice = self._choices.get((kernel.name, device or ""))
         return choice is not None and choice.is_waiting(kernel.select_key_values(problem))
 
@@ -80,26 +81,26 @@ class KeyTunings:
         return None
 
     def find_last_job(self, kernel: KernelInfo, problem: Problem) -> Job | None:
-        """Return the job that was last requested for a key in this daemon's life."""
+        """Return the job that this daemon has last requested for a key."""
         number = self._job_of.get(_make_place(kernel, problem))
         return None if number is None else self._jobs.get_job(number)
 
     def count_launches(self, kernel: KernelInfo, problem: Problem, device: str, launches: int) -> None:
-        """Take in that applications have launched a key."""
+        """Count launches of a key by applications."""
         if (choice := self._choices.get((kernel.name, device))) is not None:
             choice.selection.add_problem(kernel.select_key_values(problem), float(launches))
 
     async def take_in_call(self, kernel: KernelInfo, problem: Problem, call: str, device: str) -> None:
-        """Take in a key that was called; request its tuning if it is one of those that are tuned as they come.
+        """Take in a key that was called. Request its tuning, unless it has to wait.
 
         Raises:
-            KtunedError: Its job cannot be kept.
+            KtunedError: Its job cannot be recorded.
         """
         if self._find_choice(kernel, device).take_in_key(kernel.select_key_values(problem), call):
             await self._request_tuning(kernel, problem, call, device)
 
     async def tune_chosen_keys(self) -> None:
-        """For each function with waiting keys: once the last tunings have ended, request the next, or a portfolio."""
+        """For each function with waiting keys whose last tunings have ended, request the next tuning or a portfolio."""
         for (name, device), choice in list(self._choices.items()):
             if not choice.has_waiting:
                 continue
@@ -116,12 +117,12 @@ class KeyTunings:
                 else:
                     self._request_portfolio(kernel, device, choice)
             except KtunedError as error:
-                # The function has gone, or the store cannot be written: applications bring the keys again.
+                # The function is gone, or the store cannot be written. Applications will leave the keys again.
                 _log.warning("keys_not_chosen", kernel=name, reason=error.message)
                 del self._choices[name, device]
 
     def _find_choice(self, kernel: KernelInfo, device: str) -> KeyChoice:
-        """Return the choice among a function's keys on a device model; it begins with the keys that have a winner."""
+        """Return the choice among a function's keys on a device model. A new one knows the keys that have a winner."""
         choice = self._choices.get((kernel.name, device))
         if choice is None:
             tuned = [json.loads(winner.key.problem) for winner in self._list_winners(kernel, device)]
@@ -139,11 +140,11 @@ class KeyTunings:
             self._job_of[_make_place(kernel, problem)] = job.id
 
     def _learn_loss(self, kernel: KernelInfo, device: str, choice: KeyChoice, problem: Problem) -> None:
-        """Have a choice learn what a tuned key loses with the config of its nearest tuned neighbour."""
+        """Have a choice learn from a tuned key's loss with the config of its nearest tuned neighbour."""
         winners = {str(winner.key.problem): winner for winner in self._list_winners(kernel, device)}
         own = winners.get(canonical(problem))
         if own is None:
-            # Its tuning has failed, or is about to be requested.
+            # The key's tuning has failed, or is about to be requested.
             return
         neighbour = choice.selection.find_neighbour(problem)
         other = None if neighbour is None else winners.get(canonical(neighbour))
@@ -152,16 +153,16 @@ class KeyTunings:
         choice.record_loss(problem, None if theirs is None else theirs / own.latency_us - 1.0)
 
     def _request_portfolio(self, kernel: KernelInfo, device: str, choice: KeyChoice) -> None:
-        """Have a portfolio made for the waiting keys, unless the last one was fitted to as many tuned keys.
+        """Have a portfolio made for the waiting keys, unless the last one was fitted to equally many tuned keys.
 
-        With exact numerics there is none: its configs' bits would not have been compared on these keys.
+        With exact numerics no portfolio is made: its configs' bits would not have been compared on these keys.
         """
         objective = kernel.objective(None)
         winners = [winner for winner in self._list_winners(kernel, device) if winner.is_final]
         if is_exact(objective) or len(winners) <= self._fitted.get((kernel.name, device), 1):
             return
         self._fitted[kernel.name, device] = len(winners)
-        # A key can be measured by a call that has it; jobs and waiting keys name one.
+        # A key can only be measured with a recorded call; jobs and waiting keys name one.
         jobs = self._store.list_jobs(kernel=kernel.name, states=[JobState.DONE], limit=MAX_JOBS)
         called = {canonical(kernel.select_key_values(job.problem)): job.problem for job in jobs}
         launches = choice.selection.sum_weights_nearby()

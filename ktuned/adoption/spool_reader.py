@@ -1,17 +1,17 @@
-"""The spool as the daemon reads it: with suspicion, since anything may lie there.
+"""The daemon's reader of the spool. It reads with suspicion, because any file may be there.
 
 =====================================================  ================================================================
-what lies there                                        what becomes of it
+a file in the spool                                    is treated like this
 =====================================================  ================================================================
-a record                                               it is read; whoever takes it in removes it
+a record                                               it is read, and removed after it was taken in
 counts of launches                                     they are read, and the file is removed
-a file that is being written, or was an hour ago       it is left alone; then it is removed
+a file that is being written                           it is left alone for an hour, then removed
 anything else, a file that cannot be read, or a        one notice, and it is removed
 record that is too old
-a file that cannot even be removed                     one notice, and it is passed over
+a file that cannot even be removed                     a warning in the log, and it is ignored from then on
 =====================================================  ================================================================
 
-Notifications tell of news, and may be lost, or not be available: the spool is also looked through every
+Notifications report new files, but they may be lost or not be available. So the spool is also read every
 :data:`SURVEY_S`.
 """
 
@@ -43,24 +43,26 @@ from ktuned.watch import DirectoryGone, Notifications, WatchError
 _log = structlog.get_logger()
 
 MAX_AGE_S: Final = 30 * 86400.0
-"""A record that has waited this long is of a program that nobody runs any more."""
+"""A record that has waited this long comes from a program that nobody runs any more."""
 
 SURVEY_S: Final = 30.0
-"""The spool is also looked through at this interval: notifications may be lost, or not be available."""
+"""Interval at which the spool is read without a notification."""
 
 STAGED_S: Final = 3600.0
-"""A file that has been under way this long was left by a process that was killed."""
+"""An unfinished file of this age was left by a process that was killed."""
 
 MAX_NOTICES: Final = 20
-"""Most refused records in a status; the log has all of them."""
+"""Most refused files in the notices; the log has all of them."""
 
 _STEP_MS: Final = 100
 
 
 class SpoolReader:
-    """Reads the files of the spool's ``directory``. A record is returned once, until it is put back.
+    """Reads the files of the spool. A record is returned only once, unless it is put back.
 
-    ``notices`` has a line for each of the last refused files.
+    Attributes:
+        directory: The spool's directory.
+        notices: A line for each of the last refused files.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -70,11 +72,11 @@ class SpoolReader:
         self._stuck: set[str] = set()
 
     def make_directory(self) -> None:
-        """Make the spool's directory, unless it is there: only then can it be watched."""
+        """Make the spool's directory, unless it exists, so that it can be watched."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def read_files(self) -> tuple[list[tuple[str, CallRecord]], list[LaunchCounts]]:
-        """Return new records with the names of their files, the oldest first, and counts of launches."""
+        """Return the new records with their files' names, the oldest first, and the counts of launches."""
         records: list[tuple[str, CallRecord]] = []
         counts: list[LaunchCounts] = []
         for path in _list_oldest_first(self.directory):
@@ -94,7 +96,7 @@ class SpoolReader:
         return records, counts
 
     def put_back(self, name: str) -> None:
-        """Have a record returned again by the next look."""
+        """Have a record returned again by the next :meth:`read_files`."""
         self._under_way.discard(name)
 
     def refuse_file(self, name: str, why: str) -> None:
@@ -106,12 +108,12 @@ class SpoolReader:
         self.remove_file(name)
 
     def remove_file(self, name: str) -> None:
-        """Remove a file that nothing is to be learned from any more."""
+        """Remove a file that is no longer needed."""
         path = self.directory / name
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
-            # It may be a directory. From now on it is passed over.
+            # It may be a directory. It is ignored from now on.
             self._stuck.add(name)
             _log.warning("record_not_removed", path=str(path), reason=error.strerror)
         self._under_way.discard(name)
@@ -156,7 +158,7 @@ class SpoolReader:
             with Notifications([str(self.directory)], [], stop) as notifications:
                 notifications.wait_for_changes(SURVEY_S, _STEP_MS)
         except (DirectoryGone, WatchError):
-            # The survey will find what comes meanwhile.
+            # The survey will find files that arrive meanwhile.
             stop.wait(SURVEY_S)
 
 

@@ -1,8 +1,9 @@
-"""The bridge: a process of its own for libraries that the daemon must not import (clusters, object storage).
+"""The bridge: a separate process for libraries that the daemon must not import (clusters, object storage).
 
-The daemon's side is :class:`ktuned.fleet.Bridge`. This package is what both sides share, and the process itself:
-``python -m ktuned.bridge``, under an interpreter of its own. It imports the standard library and msgpack; its services
-import what they need. The process's own modules are imported when they are first used: the daemon needs none of them.
+The daemon's side is :class:`ktuned.fleet.Bridge`. This package has the parts that both sides share, and the process
+itself: ``python -m ktuned.bridge``, which may run under another interpreter. It imports only the standard library and
+msgpack; its services import what they need. Modules that only the process uses are imported at their first use,
+because the daemon needs none of them.
 """
 
 from importlib import import_module

@@ -1,10 +1,10 @@
 """The bridge's process: reads calls from the daemon's socket, has services carry them out, sends the answers.
 
-Each call is a task of one event loop; calls run side by side, and a cancelled one has its task cancelled. The first
-call of a service imports it in a thread, which takes seconds; its other calls wait in their order, those of other
-services do not. Whatever a service raises becomes the failure of its call, and never the end of the process.
+Each call is a task on one event loop. Calls run side by side, and cancelling a call cancels its task. The first call of
+a service imports the service in a thread, which takes seconds; meanwhile further calls of this service wait in their
+order, but calls of other services do not. An error in a service fails only its call and never ends the process.
 
-The process ends with the daemon: when the socket closes, or by a signal from the kernel when the daemon dies.
+The process ends with the daemon: when the socket closes, or by a signal from Linux when the daemon dies.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ktuned.ipc import InvalidMessage, frames, from_plain, parent
 from ktuned.model import Fault, KtunedError, Record
 
 MAX_CALLS: Final = 4096
-"""Calls under way at once: two for each worker of the largest fleet. More is a fault of the daemon."""
+"""Calls that may be under way at once: two for each worker of the largest fleet. More would be a bug of the daemon."""
 
 CLOSE_S: Final = 2.0
-"""Time for services to close when the daemon closes the socket; then the process ends."""
+"""How long services may take to close when the daemon closes the socket; then the process ends."""
 
 
 class CallServer(asyncio.Protocol):
-    """The bridge's end of the socket; :attr:`closed` is done when the daemon has closed its own."""
+    """The bridge's end of the socket; :attr:`closed` is done when the daemon has closed its end."""
 
     def __init__(self, load: Callable[[str], Service] = load_service) -> None:
         self._load = load
@@ -57,15 +57,15 @@ class CallServer(asyncio.Protocol):
             self.closed.set_result(None)
 
     def pause_writing(self) -> None:
-        """Hold items back until the daemon has read what was sent."""
+        """Hold back items until the daemon has read earlier ones."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Let items be sent again."""
+        """Allow items to be sent again."""
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
-        """Begin each call that the bytes complete."""
+        """Start each call that the bytes complete."""
         try:
             for message in self._decoder.feed(data):
                 self._take_message(message)
@@ -130,9 +130,9 @@ class CallServer(asyncio.Protocol):
         )
 
     async def _get_service(self, name: str) -> Service:
-        """Return a service, imported at its first call. Other services answer meanwhile."""
-        # One by one: a call that comes as the import ends must not overtake those that waited, or posts lose their
-        # order.
+        """Return a service; its first call imports it, while other services keep answering."""
+        # The lock keeps calls in order: a call that comes just as the import ends must not overtake those that wait,
+        # or posts would be carried out in a wrong order.
         async with self._turns.setdefault(name, asyncio.Lock()):
             loading = self._services.get(name)
             if loading is None or (loading.done() and loading.exception() is not None):
@@ -142,7 +142,7 @@ class CallServer(asyncio.Protocol):
             return await asyncio.shield(loading)
 
     async def close(self) -> None:
-        """Cancel what the bridge has under way, and close its services."""
+        """Cancel all calls under way, and close the services."""
         for task in list(self._tasks.values()):
             task.cancel()
         for loading in self._services.values():
@@ -153,7 +153,7 @@ class CallServer(asyncio.Protocol):
 
 async def serve_daemon(descriptor: int) -> None:
     """Serve the socket until the daemon closes it."""
-    # Closed by the transport.
+    # The transport closes this socket.
     connection = socket.socket(fileno=descriptor)
     _, server = await asyncio.get_running_loop().create_connection(CallServer, sock=connection)
     await server.closed
@@ -162,12 +162,12 @@ async def serve_daemon(descriptor: int) -> None:
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Be the bridge: ``argv`` is the socket's descriptor and the daemon's process id."""
+    """Run the bridge; ``argv`` has the socket's descriptor and the daemon's process id."""
     descriptor, daemon_pid = map(int, argv)
     parent.die_with(daemon_pid)
     parent.adopt_descendants()
     os.set_inheritable(descriptor, False)
     asyncio.new_event_loop().run_until_complete(serve_daemon(descriptor))
-    # Not sys.exit, which waits for the threads of libraries.
+    # sys.exit would wait for threads of libraries.
     sys.stderr.flush()
     os._exit(0)

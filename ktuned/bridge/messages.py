@@ -1,8 +1,8 @@
-"""Typed calls of the daemon to the bridge, and their answers, as frames. No IO.
+"""Typed calls from the daemon to the bridge, and their answers, as frames. No IO.
 
-Calls run side by side: each has a number, which its answers carry. The answers of a call are any number of items, then
-its reply or its failure. A call without a number is a *post*: it has no answers. A call is named ``service.operation``;
-the first part finds the service.
+Calls run side by side: each has a number, which its answers carry. A call is answered with any number of items, and
+then its reply or its failure. A call without a number is a *post*, and has no answers. Calls are named
+``service.operation``; the first part selects the service.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Call(Record, Generic[R, I]):
 
 
 class CallFailed(KtunedError):
-    """A service cannot carry a call out. Services raise it; the daemon's side raises it again, with the same words."""
+    """A service cannot carry out a call. The service raises it, and then the daemon's side, with the same message."""
 
     def __init__(self, code: str, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -44,7 +44,7 @@ class Versions(Record):
 
 @record
 class Hello(Call[Versions, Never]):
-    """Ask the bridge for a sign of life; it answers without a service."""
+    """Check that the bridge responds; it answers without any service."""
 
     operation: ClassVar = "bridge.hello"
 
@@ -58,7 +58,7 @@ class CallCancellation:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedCall:
-    """A call as it came: its operation's name, and its fields as plain data. A post has no number."""
+    """A received call: the name of its operation, and its fields as plain data. A post has no number."""
 
     number: int | None
     operation: str
@@ -67,7 +67,7 @@ class ReceivedCall:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer of a call: an ``item``, or with ``is_last`` its reply; a ``fault`` is always the last one."""
+    """One answer to a call: ``value`` is an item, or the reply if ``is_last``. A ``fault`` is always the last one."""
 
     number: int
     value: object = None
@@ -76,10 +76,10 @@ class Answer:
 
 
 def encode_call(call: Call[Any, Any], number: int | None = None) -> bytes:
-    """Return a call's frame; without a number it is a post.
+    """Return a call's frame; without a number the call is a post.
 
     Raises:
-        FrameError: it is too large.
+        FrameError: the frame is too large.
     """
     numbered = {} if number is None else {"id": number}
     return frames.encode({**numbered, "op": call.operation, "call": to_plain(call)})
@@ -94,7 +94,7 @@ def encode_item(number: int, item: Record) -> bytes:
     """Return the frame of an item.
 
     Raises:
-        FrameError: it is too large.
+        FrameError: the frame is too large.
     """
     return frames.encode({"id": number, "item": to_plain(item)})
 
@@ -103,7 +103,7 @@ def encode_reply(number: int, reply: Record) -> bytes:
     """Return the frame of the reply to a call.
 
     Raises:
-        FrameError: it is too large.
+        FrameError: the frame is too large.
     """
     return frames.encode({"id": number, "done": to_plain(reply)})
 
@@ -117,7 +117,7 @@ def decode_call(data: Mapping[str, Any]) -> ReceivedCall | CallCancellation:
     """Return the call, or the cancellation of one, that the daemon sent.
 
     Raises:
-        InvalidMessage: it is no call.
+        InvalidMessage: the message is no call.
     """
     match data:
         case {"id": int(number), "cancel": True}:
@@ -130,10 +130,10 @@ def decode_call(data: Mapping[str, Any]) -> ReceivedCall | CallCancellation:
 
 
 def decode_answer(data: Mapping[str, Any]) -> Answer:
-    """Return the answer that the bridge sent; :func:`decode_value` gives its value the type.
+    """Return the answer that the bridge sent; :func:`decode_value` decodes its value.
 
     Raises:
-        InvalidMessage: it is no answer.
+        InvalidMessage: the message is no answer.
     """
     match data:
         case {"id": int(number), "item": value}:
@@ -146,10 +146,10 @@ def decode_answer(data: Mapping[str, Any]) -> Answer:
 
 
 def decode_value(call: type[Call[Any, Any]], answer: Answer) -> Any:
-    """Return an item or a reply as the type that its call states.
+    """Return an item or a reply in the type that its call declares.
 
     Raises:
-        InvalidMessage: it is not of that type.
+        InvalidMessage: the value does not fit this type.
     """
     reply, item = get_args(call.__orig_bases__[0])  # type: ignore[attr-defined]
     if not answer.is_last and item is Never:

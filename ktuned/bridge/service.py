@@ -1,7 +1,7 @@
-"""A service of the bridge: carries out the calls of one name, with whatever library that takes.
+"""A service of the bridge: carries out the calls with one name, using any library that they need.
 
-Services are found by the entry points of the group ``ktuned.services``: the entry's name is the first part of its
-calls' operations, its value a subclass of :class:`Service`. The first call of a name imports it.
+Services are found by the entry points of the group ``ktuned.services``: the entry's name is the first part of the
+operations of its calls, and its value is a subclass of :class:`Service`. The first call imports the service.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SERVICES = "ktuned.services"
 """The group of entry points."""
 
 Send = Callable[[Record], Awaitable[None]]
-"""Sends an item of a call; waits while the daemon reads more slowly than items are made."""
+"""Sends an item of a call; waits if the daemon does not read items as fast as they are made."""
 
 
 class Service(ABC):
@@ -30,30 +30,31 @@ class Service(ABC):
     """
 
     calls: ClassVar[tuple[type[Call[Any, Any]], ...]]
-    """The types of the calls that it can carry out."""
+    """The types of the calls that the service can carry out."""
 
     @abstractmethod
     async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
-        """Carry a call out and return its reply. Cancelled when the daemon no longer waits.
+        """Carry out a call and return its reply. This is cancelled when the daemon no longer waits.
 
         Args:
             call: One of :attr:`calls`.
             send: Sends an item before the reply.
 
         Raises:
-            CallFailed: it cannot be done; says why, and what to do. Any other error is reported by its class.
+            CallFailed: the call cannot be carried out; the error says why, and what to do. Any other error is reported
+                with the name of its class.
         """
 
     async def close(self) -> None:
-        """Release what is held elsewhere before the process ends; may take two seconds."""
+        """Release resources on other machines before the process ends; may take two seconds."""
         return
 
 
 def load_service(name: str) -> Service:
-    """Return a new service of a name.
+    """Import the service with a name, and return a new instance.
 
     Raises:
-        CallFailed: it is not installed in this interpreter, or cannot be imported.
+        CallFailed: the service is not installed in this interpreter, or cannot be imported.
     """
     entries = importlib.metadata.entry_points(group=SERVICES, name=name)
     if not entries:

@@ -1,6 +1,6 @@
 """The daemon as a whole: assembly, settings, state directory, lifetime.
 
-``run`` is imported when it is first used: commands that only read settings must not load every part.
+``run`` is imported when it is first used, so that commands that only read settings do not load every part.
 """
 
 from __future__ import annotations

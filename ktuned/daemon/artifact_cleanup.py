@@ -1,6 +1,6 @@
 """Clean-up of artifacts: keeps them within their cap, in the background and by the method ``gc``.
 
-Only artifacts are removed. Trials and winners are small and stay until ``forget``: an edit that is undone finds its
+Only artifacts are removed. Trials and winners are small and stay until ``forget``, so that an undone edit finds its
 results again.
 """
 
@@ -25,7 +25,7 @@ GIB = 2**30
 
 
 class ArtifactCleanup:
-    """Collects artifacts: at the start, after each job, and on demand; ``on_collected`` is called when some went."""
+    """Removes artifacts at the start, after each job, and on demand; calls ``on_collected`` if any were removed."""
 
     def __init__(self, store: Store, artifacts: Artifacts, on_collected: Callable[[], None]) -> None:
         self._store = store
@@ -38,7 +38,7 @@ class ArtifactCleanup:
         return [Handler(COLLECT, self.handle_gc)]
 
     def request_collection(self) -> None:
-        """Check the cap soon: there are new artifacts, or the cap has changed."""
+        """Have the cap checked soon, because there are new artifacts, or the cap has changed."""
         self._due.set()
 
     async def run_until_cancelled(self) -> None:

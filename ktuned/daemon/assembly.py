@@ -1,11 +1,11 @@
-"""The composition root: every part of a daemon, built once, each from those before it.
+"""The composition root: builds every part of a daemon once, each from the parts before it.
 
-No part is completed after its construction, and nothing runs before all are built. Two things would be cycles:
+Every part is complete after its construction, and nothing runs before all are built. Two cycles are avoided:
 
-- *Events.* Parts that act on events (caches, clean-up, probes) are built before the router, those that publish after
-  it.
-- *Callbacks.* A part that calls one built later gets a function of this module. It is first called when the daemon
-  runs.
+- *Events.* Parts that act on events (caches, clean-up, probes) are built before the router; parts that publish events
+  are built after it.
+- *Callbacks.* A part that calls a later part gets a function defined in this module, which is first called when the
+  daemon runs.
 """
 
 from __future__ import annotations
@@ -79,11 +79,20 @@ from ktuned.watch import Watcher
 
 
 class Replacements(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts that a test or a benchmark brings along; ``None`` leaves the daemon's own.
+    """Parts and values that a test or a benchmark replaces; ``None`` keeps the daemon's own.
 
-    ``executor`` wraps the daemon's executor of this machine. ``read`` gives readings of the machine. ``base_env`` is
-    the workers' environment. An executor that ``adopts`` kills every child of the process that it did not start. Spare
-    workers import ``spare_modules``, timing and compiles share ``cores``, ``start_process`` starts a worker's process.
+    Attributes:
+        adopts: Whether the executor kills every child of the process that it did not start.
+        base_env: The workers' environment.
+        cores: The number of cores that timing and compiles share.
+        events: The stream of events.
+        executor: Wraps the daemon's executor of this machine.
+        intervals: The dispatcher's intervals.
+        preparation_type: The class that prepares jobs.
+        read: Returns readings of the machine.
+        spare_modules: The modules that spare workers import.
+        start_process: Starts a worker's process.
+        toolchain_intervals: Intervals of the survey of toolchains.
     """
 
     adopts: bool = True
@@ -100,14 +109,13 @@ class Replacements(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Parts:
-    """All parts of a daemon that do its work; :class:`~ktuned.daemon.daemon.Daemon` adds those that answer for it.
-
-    ``settings`` are those in force, which a reload replaces; the socket and the directories stay those of the start.
+    """All parts of a daemon that do its work; :class:`~ktuned.daemon.daemon.Daemon` adds those that answer clients.
 
     Args:
-        settings: What ``config.toml``, the environment and the arguments say.
+        settings: The settings from ``config.toml``, the environment and the arguments. A reload replaces the attribute
+            ``settings``, but the socket and the directories stay the same.
         store: The open store.
-        replacements: Parts of a test or a benchmark.
+        replacements: Parts and values that a test or a benchmark replaces.
     """
 
     def __init__(self, settings: Settings, store: Store, replacements: Replacements | None = None) -> None:
@@ -117,7 +125,7 @@ class Parts:
         # One map for all parts that watch deadlines, so that a reload reaches them all.
         deadlines = self.deadlines = dict(settings.deadlines)
 
-        # What runs workers: policy, executors, the fleet.
+        # Parts that run workers: policy, executors, the fleet.
         idle_policy = self.idle_policy = IdlePolicy(settings.file.policy)
         job_machine = JobMachine(pauses=store.load_pauses(), refuse=idle_policy.refuse_job)
         trust = self.trust = Trust(settings.trusted_directories)
@@ -143,7 +151,7 @@ class Parts:
             settings.artifacts, settings.captures, settings.state, base_env, executor.mark, kept
         )
 
-        # Called when the daemon runs; the parts that they act on are built below.
+        # These are called only when the daemon runs; the parts that they use are built below.
         def on_host_up(host: str, cores: int) -> None:
             fleet.add_host(host, cores)
             probes.add_host(host)
@@ -171,7 +179,7 @@ class Parts:
             spare_modules=replaced.spare_modules,
         )
 
-        # What is known: kernels, inputs, devices, artifacts.
+        # Parts that hold knowledge: kernels, inputs, devices, artifacts.
         artifacts = self.artifacts = Artifacts(settings.artifacts, settings.artifacts_bytes)
         catalog = self.catalog = Catalog(
             list_watched_roots(settings, store),
@@ -191,7 +199,7 @@ class Parts:
             captured=captured_inputs.digest_of_inputs,
         )
 
-        # What acts on events, and the router.
+        # Parts that act on events, and the router.
         events = self.events = replaced.events or Events()
         caches = self.caches = AnswerCaches(WinnerTable(os.path.dirname(settings.socket), epoch=events.epoch))
         artifact_cleanup = self.artifact_cleanup = ArtifactCleanup(
@@ -213,13 +221,13 @@ class Parts:
 
         traces = self.traces = Traces(catalog, store, renamed=on_names_learned, publish=router.publish_event)
 
-        # What others share.
+        # Winners that other daemons share.
         foreign_names = self.foreign_names = ForeignNames(catalog, inspector, traces, machine.digest_kernel)
         shared_winners = self.shared_winners = SharedWinners(
             settings.share, bridge, catalog=catalog, foreign_names=foreign_names
         )
 
-        # What tunes.
+        # Parts that tune.
         served = ServedWinners(catalog, store, machine, admission, caches)
         observer = HostObserver(
             fleet=fleet, machine=machine, environments=probes.list_environments, deadlines=deadlines
@@ -313,7 +321,7 @@ class Parts:
             on_change=caches.forget_answers,
         )
 
-        # What answers and watches.
+        # Parts that answer lookups and watch files.
         lookups = self.lookups = Lookups(
             catalog=catalog,
             admission=admission,
@@ -378,7 +386,7 @@ class Parts:
 
 
 def list_watched_roots(settings: Settings, store: Store) -> list[Root]:
-    """Return the roots to watch: those of ``config.toml``, and those that requests have added."""
+    """Return the roots to watch: those in ``config.toml``, and those that requests have added."""
     configured = {root.path for root in settings.roots}
     roots = [*settings.roots, *(root for root in store.load_roots() if root.path not in configured)]
     return known_roots(roots, store.projects.load_names(), Trust(settings.trusted_directories))

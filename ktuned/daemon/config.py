@@ -1,8 +1,8 @@
-"""Settings: where things are, and what ``config.toml`` says. Read once, checked as a whole, then frozen.
+"""Settings: paths, and the content of ``config.toml``. They are read once, checked as a whole, and then frozen.
 
-A file that cannot be followed changes nothing: not at a start, which fails, nor at a reload, which keeps the settings
-before. The error names the file, the field, and what it takes. A table that is none of ours belongs to the plugin that
-registered its name as an executor, which checks it itself.
+An invalid file has no effect: a start fails, and a reload keeps the settings before. The error names the file, the
+field, and the values that it accepts. A table that is not ours belongs to the plugin that registered an executor of
+that name, and the plugin checks it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,15 @@ _KINDS: Mapping[type, str] = {
 
 
 class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One ``[[roots]]`` entry: a directory to watch, its project's name, interpreter and variables, how to watch."""
+    """One ``[[roots]]`` entry: a directory to watch.
+
+    Attributes:
+        path: The directory.
+        name: The project's name.
+        python: The project's interpreter.
+        env: Environment variables for the project's workers.
+        polling: Whether to watch by polling.
+    """
 
     path: str
     name: str = ""
@@ -49,7 +57,7 @@ class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that ``config.toml`` may say, besides the tables of plugins' executors."""
+    """All settings in ``config.toml``, except the tables of plugins' executors."""
 
     roots: tuple[RootSettings, ...] = ()
     deadlines: dict[str, float] = {}
@@ -68,10 +76,27 @@ class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The settings of a daemon. What is below ``state`` must be kept; what is below ``cache`` can be made again.
+    """The settings of a daemon.
 
-    ``file`` is what ``config.toml`` says, ``executors`` are its tables of plugins' executors. ``asked`` and
-    ``no_share`` are what the daemon was started with.
+    Attributes:
+        socket: The path of the daemon's socket.
+        state: The directory of everything that must be kept.
+        cache: The directory of everything that can be made again.
+        config_path: The path of ``config.toml``.
+        roots: The roots in ``config.toml``.
+        deadlines: Seconds that each phase may take, by its name.
+        compile_slots: Compiles that may run at once.
+        slots_are_given: Whether ``config.toml`` gives the number of compile slots.
+        compile_cores: The cores that compilers may use.
+        artifacts_bytes: Size limit of all artifacts.
+        bench_bytes: Memory that a bench worker may use.
+        compile_bytes: Memory that a compile worker may use.
+        idle_exit_s: Seconds of inactivity after which the daemon ends; 0 is never, None is the default.
+        trusted_directories: Directories that workers may read although others may write to them.
+        file: The content of ``config.toml``.
+        executors: The tables of plugins' executors in ``config.toml``.
+        no_share: Whether the daemon was started to ignore the team store.
+        asked: The arguments that the daemon was started with: home, socket, config and idle_exit_s.
     """
 
     socket: str
@@ -100,7 +125,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     @property
     def limits_are_given(self) -> bool:
-        """True if workers' memory is limited by the file, and not by half of each machine's."""
+        """True if ``config.toml`` limits the memory of workers; otherwise each machine's memory decides."""
         return self.file.bench_memory_gib is not None or self.file.compile_memory_gib is not None
 
     @property
@@ -110,7 +135,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> ShareSettings:
-        """The settings of the team store; empty for a daemon that was started without it."""
+        """The settings of the team store; empty if the daemon was started to ignore it."""
         return ShareSettings() if self.no_share else self.file.share
 
     @property
@@ -124,15 +149,15 @@ class Settings(msgspec.Struct, frozen=True):
         return self.cache / "tmp"
 
     def load_again(self) -> Settings:
-        """Return the settings by what ``config.toml`` says now.
+        """Return the settings with the present content of ``config.toml``.
 
         Raises:
-            SettingsError: it cannot be followed.
+            SettingsError: the file is invalid.
         """
         return load_settings(*self.asked, no_share=self.no_share)
 
     def list_changes_since(self, before: Settings) -> list[str]:
-        """Return the names of the settings that ``config.toml`` has changed."""
+        """Return the names of the settings in ``config.toml`` that differ from ``before``."""
         changed = [
             name for name in ConfigFile.__struct_fields__ if getattr(self.file, name) != getattr(before.file, name)
         ]
@@ -149,7 +174,7 @@ def load_settings(
     *,
     no_share: bool = False,
 ) -> Settings:
-    """Return the settings that arguments, environment and ``config.toml`` give, in that order of precedence.
+    """Return the settings from arguments, environment and ``config.toml``, in this order of precedence.
 
     Args:
         home: The directory of state, cache and ``config.toml``; by default ``KTUNED_HOME``, else the system's
@@ -161,7 +186,7 @@ def load_settings(
         no_share: Whether to ignore the team store.
 
     Raises:
-        SettingsError: one of them cannot be followed; names the file and the field.
+        SettingsError: a setting is invalid; names the file and the field.
     """
     asked = (_as_text(home), _as_text(socket), _as_text(config), idle_exit_s)
     env = os.environ if environment is None else environment
@@ -178,7 +203,7 @@ def load_settings(
     slots = file.compile_slots or default_compile_slots(cpu.cores())
     bench_bytes, compile_bytes = memory.choose_default_limits(count_compile_workers(slots))
     cores = sorted(os.sched_getaffinity(0))
-    # The first core is a lane's: compilers keep off it where there is another. Further lanes are known later.
+    # The first core is for a lane; compilers stay off it. The cores of further lanes are only known later.
     compile_cores = frozenset(cores[1:])
     return Settings(
         socket=str(socket or socket_path(env)),
@@ -205,7 +230,7 @@ def load_settings(
 def _read_config(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[str, msgspec.Struct]]:
     try:
         if path.exists() and not path.is_file():
-            # Reading a pipe would wait for a writer.
+            # Reading a pipe would block until there is a writer.
             raise SettingsError(f"{path} cannot be read: it is no regular file", hint="put one in its place")
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -240,16 +265,16 @@ def _read_config(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[s
 
 
 def _take_executors(table: dict[str, Any]) -> dict[str, msgspec.Struct]:
-    """Take the tables of installed executors out of a file's tables; return their settings by name.
+    """Remove the tables of installed executors from a file's tables; return their settings by name.
 
     Raises:
-        _ConfigError: one cannot be followed.
+        _ConfigError: a table is invalid, or belongs to no installed executor.
     """
     unknown = [
         name for name, value in table.items() if isinstance(value, dict) and name not in ConfigFile.__struct_fields__
     ]
     found = {}
-    # Plugins are listed only if there is such a table: that takes a tenth of a second.
+    # Plugins are listed only if there is such a table, because listing them takes a tenth of a second.
     for name in set(unknown) & set(list_executor_names() if unknown else ()):
         executor, values = load_executor(name), table.pop(name)
         _check_value(values, executor.settings, name)
@@ -264,11 +289,11 @@ def _take_executors(table: dict[str, Any]) -> dict[str, msgspec.Struct]:
 
 
 class _ConfigError(Exception):
-    """A value of ``config.toml`` that cannot be followed; the message says which one and why."""
+    """A value in ``config.toml`` is invalid; the message says which one and why."""
 
 
 def _check_value(value: object, expected_type: Any, place: str) -> None:
-    """Check a decoded value against a type of :class:`ConfigFile`; ``place`` is its name, nothing for the whole file.
+    """Check a decoded value against its type in :class:`ConfigFile`; ``place`` is its name, empty for the whole file.
 
     Raises:
         _ConfigError: a name or a type is wrong.

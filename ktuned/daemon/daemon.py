@@ -1,14 +1,13 @@
-"""The daemon at work: runs its parts (:mod:`ktuned.daemon.assembly`), and adds those that answer for them.
+"""The running daemon: runs its parts (:mod:`ktuned.daemon.assembly`), and adds those that answer clients.
 
-Clients are answered from the first moment, from what the store knows, while three things follow one another in the
-background:
+Clients are answered from the start, from the store's content. Meanwhile, three steps run in the background:
 
-1. devices are probed, so that answers stand on the drivers of today;
-2. jobs that the last daemon left run again; meanwhile the watcher finds what was saved while no daemon was there;
-3. when it has caught up, what changed is renewed: sources first, then drivers and toolchains.
+1. Devices are probed, so that answers are based on today's drivers.
+2. Jobs that the last daemon left continue, and the watcher looks for files that changed while no daemon was running.
+3. When the watcher has caught up, everything that changed is renewed: sources first, then drivers and toolchains.
 
-At the end it takes no more requests, answers those under way, and cancels all tasks. Jobs stay in the store, and the
-next daemon continues them.
+At its end the daemon accepts no more requests, answers those under way, and cancels all tasks. Jobs stay in the store,
+and the next daemon continues them.
 """
 
 from __future__ import annotations
@@ -55,14 +54,22 @@ _log = structlog.get_logger()
 
 
 class Daemon:
-    """The parts at work, until :attr:`stopping` is set; ``handlers`` are those of the protocol's methods, by name.
+    """A daemon, which runs until :attr:`stopping` is set.
 
     Args:
         parts: The parts that do the work.
         notifier: Reports to the service manager.
         watchdog_s: How often the service manager expects a sign of life, in seconds; 0 is never.
-        idle_exit_s: Seconds of inactivity after which the daemon ends, where the settings leave that open; 0 is never.
+        idle_exit_s: Seconds of inactivity after which the daemon ends, unless the settings say otherwise; 0 is never.
         last_end: How the daemon before this one ended, if not in order.
+
+    Attributes:
+        parts: The parts that do the work.
+        stopping: Set when the daemon is to stop.
+        lifetime: Feeds the watchdog, and ends an idle daemon.
+        reload: Applies changes of ``config.toml``.
+        handlers: The handlers of the protocol's methods, by name.
+        server: Answers clients.
     """
 
     def __init__(
@@ -164,12 +171,12 @@ class Daemon:
         return collect_status(self.parts, self.server, self.lifetime, (self._last_end, self.reload.notice))
 
     def _read_totals(self) -> WorkFigures:
-        """Return totals since the start, which only rise."""
+        """Return totals since the start; they never decrease."""
         answered = self.server.describe_traffic().answered
         return WorkFigures(requests=answered, lookups=self.parts.lookups.answered, trials=self.parts.router.trials)
 
     def _list_reasons_to_stay(self) -> list[str]:
-        """Return what keeps an idle daemon from ending: ``clients``, ``jobs``, ``watches``."""
+        """Return the reasons why an idle daemon does not end: ``clients``, ``jobs``, ``watches``."""
         reasons = {
             "clients": bool(self.server.connections),
             "jobs": bool(self.parts.jobs.list_live_jobs()),
@@ -184,7 +191,7 @@ class Daemon:
         return f"{running} jobs running, {len(live) - running} queued; {len(self.server.connections)} clients"
 
     async def run_until_stopped(self, listening: socket.socket, *, is_bound: bool) -> None:
-        """Run every part until the daemon is to stop; ``is_bound`` says that the socket's file is ours to keep."""
+        """Run every part until the daemon is to stop; ``is_bound`` says that we bound the socket and keep its file."""
         parts = self.parts
         place = parts.settings.socket
         parts.artifacts.clean_staging()
@@ -224,21 +231,21 @@ class Daemon:
                     self.stopping.set()
 
     async def _take_up_work(self) -> None:
-        """Continue the work that was left, once it is known what the machine is now."""
+        """Continue the last daemon's work, after probing the machine's devices."""
         if self.parts.catalog.roots:
             await self.parts.probes.collect_reports()
-            # Answers from before the probe may stand on an older report.
+            # Answers from before the probe may be based on an older report.
             self.parts.lookups.caches.forget_all_answers()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.parts.jobs.run_until_cancelled)
             tasks.start_soon(self._renew_changes)
-            # Not earlier: adoptions need to know which kernels there are.
+            # Not earlier, because adoptions need to know the kernels.
             tasks.start_soon(self.parts.adoptions.run)
 
     async def _renew_changes(self) -> None:
-        """Renew what changed while no daemon was there: sources first, then drivers and toolchains."""
+        """Renew everything that changed while no daemon was running: sources first, then drivers and toolchains."""
         await self.parts.watcher.caught_up.wait()
         self.parts.lookups.caught_up()
         await self.parts.reverification.queue_reverification()
-        # Only now: what is shared must stand on today's contexts.
+        # Sharing comes last, because shared winners must have today's contexts.
         await self.parts.share_exchange.run_until_cancelled()

@@ -1,7 +1,7 @@
-"""Event router: an event reaches the parts that it concerns, and then the subscribers.
+"""Event router: delivers an event to the parts that it concerns, and then to the subscribers.
 
-Parts come first, so that a client that hears of a change and asks is answered accordingly. What a part does is called
-in the middle of what publishes: it must neither block nor publish.
+Parts come first, so that a client that hears of a change and then sends a request gets an up-to-date answer. Parts are
+called while the publisher waits, so they must neither block nor publish.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ from ktuned.serve import Events
 
 
 class EventRouter:
-    """Publishes events to parts and subscribers; ``trials`` have ended since the start."""
+    """Publishes events to parts and subscribers.
+
+    Attributes:
+        trials: How many trials have ended since the start.
+    """
 
     def __init__(
         self,
@@ -53,7 +57,7 @@ class EventRouter:
             case NamesLearned() | KernelStale() | WinnerChanged():
                 self._caches.forget_answers(event.kernel)
             case KernelsReloaded():
-                # A name that is new may make another one ambiguous, or known.
+                # A new kernel may make a short name ambiguous, or an unknown name known.
                 self._caches.forget_all_answers()
             case LaneChanged(state="sick"):
                 self._probes.probe_after_failure()

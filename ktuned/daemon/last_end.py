@@ -1,11 +1,11 @@
-"""Account of the last daemon's end, for the next one's ``status``: no end goes without a line.
+"""Records how a daemon ended, for the next one's ``status``; every unusual end is reported.
 
-A daemon writes into a file of the state's directory that it runs, and removes the file when it stops in order. After
-any other end the file holds a line:
+A daemon writes into a file in the state directory that it runs, and removes the file when it stops in order. After any
+other end, the file has a line about it:
 
 ================================  ===================================================================================
-an error ended the daemon         the daemon itself writes it
-a signal, or a library's exit     the warden writes it, which outlives the daemon (:mod:`ktuned.fleet.warden`)
+an error ended the daemon         the daemon itself writes the line
+a signal, or a library's exit     the warden, which outlives the daemon, writes the line (:mod:`ktuned.fleet.warden`)
 neither, as when power was lost   the file still says that the daemon runs, though no process holds the lock
 ================================  ===================================================================================
 
@@ -32,9 +32,9 @@ _MOST_CHARS = 500
 
 @contextmanager
 def record_end(state: Path) -> Iterator[str]:
-    """Return the line about the last daemon's end; leave one about this daemon if it does not stop in order.
+    """Yield the line about the last daemon's end; write one about this daemon if it does not stop in order.
 
-    The caller holds the lock of the state's directory.
+    The caller holds the lock of the state directory.
     """
     notice = _take_notice(state)
     place = state / END_NAME
@@ -53,9 +53,9 @@ def record_end(state: Path) -> Iterator[str]:
 
 @contextmanager
 def _dump_stacks_on_signal(place: Path) -> Iterator[None]:
-    """Have a fatal signal write all threads' stacks into a file."""
+    """Have the stacks of all threads written into a file at a fatal signal."""
     if faulthandler.is_enabled():
-        # Somebody else has asked for them elsewhere.
+        # The user has enabled it already, with another destination.
         yield
         return
     try:
@@ -82,7 +82,7 @@ def _take_notice(state: Path) -> str:
     stacks, kept = state / STACKS_NAME, state / f"{STACKS_NAME}.1"
     with suppress(OSError):
         if stacks.stat().st_size:
-            # Moved away: this daemon opens a new file.
+            # Move the file away, because this daemon will open a new one.
             stacks.replace(kept)
             found = f"{found}; its stacks are in {kept}"
     return found[:_MOST_CHARS]

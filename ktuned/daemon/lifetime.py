@@ -14,20 +14,20 @@ from ktuned.daemon.systemd import Notifier
 from ktuned.protocol import IdleInfo, WorkFigures
 
 AUTO_IDLE_EXIT_S: Final = 1800.0
-"""Idle time after which a daemon that was started on demand ends; the next command starts another."""
+"""Idle time after which a daemon that was started on demand ends; the next command starts another one."""
 
 TICK_S: Final = 5.0
-"""Interval of looks in seconds: rarely enough to cost nothing, often enough for figures per minute."""
+"""Interval in seconds at which totals are recorded: rare enough to cost nothing, often enough for rates per minute."""
 
 LOOKS_KEPT: Final = 13
-"""Looks that rates reach back over: a minute of them."""
+"""Recorded totals that are kept for the rates: those of one minute."""
 
 FEEDS_PER_PERIOD: Final = 2
 """Keep-alive messages within the watchdog's period (sd_watchdog_enabled(3) recommends half of it)."""
 
 
 class Idleness:
-    """Detects ``limit_s`` without activity; 0 is never. No IO: ``now`` is any clock that only rises."""
+    """Detects ``limit_s`` seconds without activity; 0 is never. No IO; ``now`` is any monotonic clock."""
 
     def __init__(self, limit_s: float, now: float) -> None:
         self.limit_s = limit_s
@@ -35,11 +35,11 @@ class Idleness:
         self._activity = -1
 
     def is_over(self, busy: Sequence[str], activity: int, now: float) -> bool:
-        """Return whether the daemon is to end.
+        """Return whether the daemon should end.
 
         Args:
-            busy: What keeps the daemon from ending.
-            activity: A count of all that it has done, which reveals a client that came and went between two looks.
+            busy: The reasons why the daemon must not end.
+            activity: A count of everything it has done; shows if a client came and went since the last call.
             now: The time, in seconds.
         """
         if busy or activity != self._activity:
@@ -49,17 +49,20 @@ class Idleness:
 
 
 class Lifetime:
-    """Feeds the watchdog, and calls ``stop`` after ``idle_exit_s`` seconds without activity. It ``started`` when made.
+    """Feeds the watchdog, and calls ``stop`` after ``idle_exit_s`` seconds without activity.
 
     Args:
         notifier: Reports to the service manager.
         watchdog_s: The watchdog's period in seconds; 0 for none.
-        idle_exit_s: Seconds without activity after which the daemon ends, where the settings leave that open; 0 is
+        idle_exit_s: Seconds without activity after which the daemon ends, unless the settings say otherwise; 0 is
             never.
-        busy: Names what keeps the daemon from ending.
+        busy: Returns the reasons why the daemon must not end.
         totals: Returns totals of all activity since the start.
         describe: Returns one line for the service manager.
         stop: Ends the daemon.
+
+    Attributes:
+        started: When this object was made, in seconds of the monotonic clock.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class Lifetime:
         return self._idleness.limit_s
 
     def apply_limit(self, idle_exit_s: float | None) -> None:
-        """Follow the settings: end after this idle time, in seconds; ``None`` where they leave that open."""
+        """Apply the settings' idle time, in seconds, after which the daemon ends; ``None`` means the default."""
         self._idleness.limit_s = self._default_idle_exit_s if idle_exit_s is None else idle_exit_s
         self._changed.set()
 
@@ -101,11 +104,11 @@ class Lifetime:
         return self._totals()
 
     def describe_idleness(self) -> IdleInfo:
-        """Return the idle time after which the daemon ends, and what keeps it from ending now."""
+        """Return the idle time after which the daemon ends, and the reasons why it must not end now."""
         return IdleInfo(self.idle_exit_s, tuple(self._busy()))
 
     def compute_rates(self, now: float | None = None) -> WorkFigures:
-        """Return each total's rise per second over the last minute; 0 before the first look."""
+        """Return each total's increase per second over the last minute; 0 before the first record."""
         now = monotonic() if now is None else now
         totals = self._totals()
         then, before = self._looks[0] if self._looks else (now, totals)
@@ -114,7 +117,7 @@ class Lifetime:
         return WorkFigures(*(round(rise / span_s, 3) for rise in rises))
 
     def check_end(self, now: float) -> bool:
-        """Record the totals, describe the daemon to the service manager, and return whether it is to end."""
+        """Record the totals, describe the daemon to the service manager, and return whether it should end."""
         totals = self._totals()
         self._looks.append((now, totals))
         if self._notifier.is_heard and (line := self._describe()) != self._described:
@@ -123,14 +126,14 @@ class Lifetime:
         return self._idleness.is_over(self._busy(), sum(astuple(totals)), now)
 
     async def run_until_cancelled(self) -> None:
-        """Feed the watchdog and look at the daemon, until cancelled."""
+        """Feed the watchdog, and check periodically whether the daemon should end, until cancelled."""
         async with anyio.create_task_group() as tasks:
             if self._watchdog_s and self._notifier.is_heard:
                 tasks.start_soon(self._feed_watchdog)
             tasks.start_soon(self._check_end_periodically)
 
     async def _feed_watchdog(self) -> None:
-        # On the event loop that serves clients, so that the watchdog notices when that hangs.
+        # This runs on the event loop that serves clients, so that the watchdog notices if the loop hangs.
         while True:
             self._notifier.report_alive()
             await anyio.sleep(self._watchdog_s / FEEDS_PER_PERIOD)

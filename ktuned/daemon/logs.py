@@ -1,6 +1,6 @@
-"""Format of the daemon's log: one event a line on stderr, for a person, a program or the journal.
+"""Format of the daemon's log: one event per line on stderr, for a person, a program or the journal.
 
-Events of a job or a trial carry its ids, which are bound once, where its task begins (structlog.contextvars).
+Events of a job or a trial have its ids, which are bound once, where its task begins (structlog.contextvars).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import structlog
 from structlog.typing import Processor
 
 PRIORITIES: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
-"""The journal's priorities (syslog(3)) of structlog's levels; the journal reads them from the line's start."""
+"""The journal's priorities (syslog(3)) of structlog's levels; each line for the journal begins with one."""
 
 
 class LogFormat(Enum):
@@ -29,7 +29,7 @@ class LogFormat(Enum):
 
 
 def choose_format(environ: Mapping[str, str], descriptor: int, *, as_json: bool) -> LogFormat:
-    """Return the format of a log to ``descriptor``: the journal's if it leads there, else JSON or logfmt as asked."""
+    """Return the format of a log to ``descriptor``: the journal's if it leads there, else JSON or logfmt as chosen."""
     if leads_to_journal(environ, descriptor):
         return LogFormat.JOURNAL
     return LogFormat.JSON if as_json else LogFormat.LOGFMT
@@ -46,7 +46,7 @@ def leads_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
 
 
 class _LossyStderr:
-    """Standard error that drops what cannot be written: a log on a full disk must not end the daemon."""
+    """Standard error that drops lines that cannot be written, so that a log on a full disk does not end the daemon."""
 
     def write(self, line: str) -> None:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The daemon's process: takes the socket, the lock and the store, runs the parts, ends them in order.
+"""The daemon's process: acquires the socket, the lock and the store, runs the parts, and ends them in order.
 
 *Start.* Lock the state, open the socket, open the store, build the parts, start the fleet, then serve
 (:mod:`ktuned.daemon.daemon`).
@@ -33,28 +33,28 @@ from ktuned.store import STORE_NAME, Store
 _log = structlog.get_logger()
 
 _HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
-"""uvloop halves the daemon's part of a lookup; without it, asyncio's own loop does the same work."""
+"""uvloop halves the daemon's share of a lookup's time; without it, asyncio's own loop is used."""
 
 
 _COLLECTIONS = (700, 3, 100)
-"""Thresholds of the garbage collector: its middle generation takes 2 ms instead of 5 where many lanes are at work, and
-full collections, which take 20 to 40, come a third as often."""
+"""Thresholds of the garbage collector. With many lanes at work, collecting the middle generation takes 2 ms instead of
+5, and full collections, which take 20 to 40 ms, happen a third as often."""
 
 _SWITCH_S = 0.001
-"""Time in seconds after which the store's thread gives way to the loop; by default a lookup may wait for 5 ms."""
+"""Seconds after which the store's thread gives way to the event loop. By default a lookup may wait for 5 ms."""
 
 
 def run(settings: Settings, *, starts_by_itself: bool = False, replacements: Replacements | None = None) -> int:
     """Run a daemon until it is stopped; return the exit code.
 
     Args:
-        settings: Where it runs, and what ``config.toml`` says.
-        starts_by_itself: Whether a command starts it when it is needed. Then it ends when it is idle, unless the
-            settings say otherwise; so does a daemon whose socket a service manager holds.
-        replacements: Parts of a test or a benchmark.
+        settings: The daemon's settings.
+        starts_by_itself: Whether a command starts the daemon when it is needed. Then the daemon ends when it is idle,
+            unless the settings say otherwise. The same holds if a service manager holds its socket.
+        replacements: Parts and values that a test or a benchmark replaces.
 
     Raises:
-        KtunedError: it cannot start, or cannot continue; says what to do.
+        KtunedError: the daemon cannot start, or cannot continue; the error says what to do.
     """
     os.umask(state_directory.PRIVATE_UMASK)
     gc.set_threshold(*_COLLECTIONS)
@@ -83,11 +83,11 @@ async def serve_until_stopped(
     ):
         settings = msgspec.structs.replace(settings, socket=listening.getsockname())
         async with Store.open(settings.state / STORE_NAME) as store:
-            # Before anything is read by a kernel's name.
+            # The names must be stored before anything is read by a kernel's name.
             await store.projects.save_names({root.path: root.name for root in list_watched_roots(settings, store)})
             parts = Parts(settings, store, replacements)
             daemon = Daemon(parts, notifier, watchdog_s=handover.watchdog_s, idle_exit_s=idle_exit_s, last_end=last_end)
-            # Without this a full collection scans all modules and the store's indexes, for 20 to 60 ms, and every
+            # Otherwise a full garbage collection scans all modules and the store's indexes for 20 to 60 ms, while every
             # lookup waits.
             gc.freeze()
             async with parts.fleet.run_workers(), parts.bridge.accept_calls():

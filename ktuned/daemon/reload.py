@@ -1,8 +1,8 @@
 """Reload of ``config.toml``: on SIGHUP and by the method ``reload``.
 
-The new file is read and checked as a whole first. If it cannot be followed nothing changes, and a notice says why,
-until a reload succeeds. Otherwise each part gets its new settings at once, and running work continues under them. The
-socket and the directories stay as they were at the start.
+The new file is first read and checked as a whole. If it is invalid, nothing changes, and a notice says why until a
+reload succeeds. Otherwise each part gets its new settings at once, and running work continues under them. The socket
+and the directories stay as they were at the start.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ _log = structlog.get_logger()
 
 
 class Reload:
-    """Gives every part its settings when the file has changed; ``notice`` says why the last change was refused.
+    """Gives every part its new settings when ``config.toml`` is reloaded.
 
     Args:
         parts: The parts.
-        lifetime: Learns after which idle time the daemon ends.
+        lifetime: Gets the idle time after which the daemon ends.
         notifier: Reports to the service manager.
-        describe: Returns a line for it about what the daemon does.
+        describe: Returns one line about the daemon's activity, for the service manager.
+
+    Attributes:
+        notice: Why the last reload was refused; empty if it was not.
     """
 
     def __init__(self, parts: Parts, lifetime: Lifetime, notifier: Notifier, describe: Callable[[], str]) -> None:
@@ -56,7 +59,7 @@ class Reload:
         """Apply ``config.toml`` as it is now; return the names of the settings that changed.
 
         Raises:
-            SettingsError: it cannot be followed; nothing has changed.
+            SettingsError: the file is invalid; nothing has changed.
         """
         async with self._lock:
             self._notifier.report_reloading()
@@ -76,17 +79,17 @@ class Reload:
     async def _apply_settings(self, settings: Settings) -> None:
         self.notice = ""
         parts = self._parts
-        # The daemon listens already: a new socket counts from its next start.
+        # The daemon already listens, so a new socket takes effect at its next start.
         parts.settings = msgspec.structs.replace(settings, socket=parts.settings.socket)
         parts.deadlines.update(settings.deadlines)
         parts.preparation.settings = settings.job_settings
         self._lifetime.apply_limit(settings.idle_exit_s)
         parts.idle_policy.policy = settings.file.policy
         parts.jobs.request_review()
-        # With more time or memory a config that failed may work.
+        # A config that failed may work with more time or memory.
         parts.jobs.forget_failures()
         if parts.trust.set_exceptions(settings.trusted_directories):
-            # Workers learn them at their start alone.
+            # Workers get these directories only at their start.
             parts.fleet.outdate_workers()
         parts.fleet.apply_limits(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
         parts.fleet.spawn_s = settings.deadlines["spawn"]

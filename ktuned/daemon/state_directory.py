@@ -1,8 +1,8 @@
 """The daemon's directories: private, and held by one daemon at a time.
 
-Two daemons on one store would each hold a part of the truth, so a lock on a file decides who runs. The kernel releases
-it with the process, however that ends. And whoever can write there can have code run: artifacts are code, and the store
-says which are loaded.
+Two daemons on one store would each know only part of its state, so a lock on a file decides which one runs. Linux
+releases the lock when the process ends for any reason. The directories are private because whoever can write there can
+run code as the user: artifacts are code, and the store says which are loaded.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from ktuned.ipc import LockHeld, Trust, Untrusted, hold_lock
 from ktuned.model import StoreError
 
 LOCK_NAME: Final = "lock"
-"""A file in the state's directory; it names the process that holds its lock."""
+"""A file in the state directory; it names the process that holds its lock."""
 
 PRIVATE_UMASK: Final = 0o077
-"""Files of the daemon and its workers are readable by their user alone."""
+"""Files of the daemon and its workers are readable only by their user."""
 
 _PRIVATE_DIRECTORY: Final = 0o700
 
 
 @contextmanager
 def hold_directories(state: Path, cache: Path) -> Iterator[None]:
-    """Make the directories, and hold the lock of the state for the length of the block.
+    """Make the directories, and hold the lock of the state directory during the block.
 
     Raises:
-        StoreError: they cannot be used, another user could replace what is in them, or another daemon holds them.
+        StoreError: the directories cannot be used, another user could replace files in them, or another daemon holds
+            them.
     """
     with ExitStack() as held:
         try:

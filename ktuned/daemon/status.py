@@ -1,4 +1,4 @@
-"""The answer to ``status``: every part's figures, taken from memory and one short query; and all notices."""
+"""The answer to ``status``: every part's figures, from memory and one short query, and all notices."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def collect_status(parts: Parts, server: Server, lifetime: Lifetime, notices: tu
 
 
 def _list_notices(parts: Parts) -> Iterator[str]:
-    """Yield what is wrong with parts now, a line each, for ``status`` and ``doctor``; a part in order has no words."""
+    """Yield the notices of all parts, for ``status`` and ``doctor``; a part without problems may yield an empty one."""
     store = parts.store
     yield from (store.notice, store.lost, store.damaged)
     yield parts.watcher.notice

@@ -1,7 +1,7 @@
 """The service manager's protocol: sockets that it hands over, and the daemon's reports to it.
 
-Sources of the formats: sd_listen_fds(3), sd_notify(3), sd_watchdog_enabled(3). Nothing else of systemd is needed,
-and without a service manager all of it does nothing.
+The formats are documented in sd_listen_fds(3), sd_notify(3) and sd_watchdog_enabled(3). No other part of systemd is
+needed, and without a service manager this module does nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import msgspec
 from ktuned.model import SettingsError
 
 FIRST_DESCRIPTOR: Final = 3
-"""The first descriptor that is handed over: after stdin, stdout and stderr (SD_LISTEN_FDS_START)."""
+"""The first descriptor that is handed over, after stdin, stdout and stderr (SD_LISTEN_FDS_START)."""
 
 SOCKET_NAMES: Final = frozenset({"ktuned", "ktuned.socket"})
-"""The name of our socket among several: the unit's name unless ``FileDescriptorName=`` says otherwise."""
+"""Names by which our socket is found among several: that of ``FileDescriptorName=``, or by default the unit's."""
 
 _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
@@ -29,8 +29,10 @@ _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKE
 class Handover(msgspec.Struct, frozen=True):
     """What the service manager hands over to this process.
 
-    ``descriptor`` is a listening socket, ``notify_path`` the socket for reports, ``watchdog_s`` how often the manager
-    wants to hear of us; each is empty if there is none.
+    Attributes:
+        descriptor: A listening socket, if there is one.
+        notify_path: The manager's socket for reports; empty if there is none.
+        watchdog_s: How often the manager expects a sign of life, in seconds; 0 is never.
     """
 
     descriptor: int | None = None
@@ -39,11 +41,10 @@ class Handover(msgspec.Struct, frozen=True):
 
     @classmethod
     def take_from_environ(cls, environ: MutableMapping[str, str], pid: int) -> Self:
-        """Read the manager's variables for the process ``pid``, and remove them from ``environ``: children must not use
-        them.
+        """Read the manager's variables for the process ``pid``, and remove them, so that children do not use them.
 
         Raises:
-            SettingsError: what was handed over cannot be used; names the variable.
+            SettingsError: a value or a descriptor that was handed over cannot be used; names the variable.
         """
         given = {name: environ.pop(name, "") for name in _VARIABLES}
         return cls(
@@ -54,9 +55,10 @@ class Handover(msgspec.Struct, frozen=True):
 
 
 class Notifier:
-    """Reports the daemon's state to the service manager; without one, nothing is sent.
+    """Reports the daemon's state to the service manager; without a manager, nothing is sent.
 
-    A manager that is gone or does not read must not stop the daemon: a report that cannot be sent at once is dropped.
+    A report that cannot be sent at once is dropped, so that a manager that is gone or does not read never blocks the
+    daemon.
     """
 
     def __init__(self, path: str = "") -> None:
@@ -82,12 +84,12 @@ class Notifier:
         return self._socket is not None
 
     def report_ready(self, status: str) -> None:
-        """Report that the daemon serves, at its start or again after a reload."""
+        """Report that the daemon is ready, at its start or again after a reload."""
         self._send_lines("READY=1", f"STATUS={_join_lines(status)}")
 
     def report_reloading(self) -> None:
         """Report that the settings are being read again, until :meth:`report_ready`."""
-        # sd_notify(3) asks for CLOCK_MONOTONIC, by which it tells reloads apart.
+        # sd_notify(3) requires CLOCK_MONOTONIC, by which the manager tells reloads apart.
         self._send_lines("RELOADING=1", f"MONOTONIC_USEC={clock_gettime_ns(CLOCK_MONOTONIC) // 1000}")
 
     def report_stopping(self) -> None:
@@ -99,7 +101,7 @@ class Notifier:
         self._send_lines("WATCHDOG=1")
 
     def report_status(self, status: str) -> None:
-        """Report in a line what the daemon does."""
+        """Report the daemon's activity in one line."""
         self._send_lines(f"STATUS={_join_lines(status)}")
 
     def _send_lines(self, *lines: str) -> None:
@@ -155,7 +157,7 @@ def _is_listening(descriptor: int) -> bool:
 
 
 def _parse_watchdog_s(pid_word: str, period_word: str, pid: int) -> float:
-    """Return within how many seconds the manager wants to hear of us; 0 if it does not."""
+    """Return how often the manager expects a sign of life, in seconds; 0 is never."""
     if not period_word or pid_word not in ("", str(pid)):
         return 0.0
     if not (period_word.isascii() and period_word.isdigit()) or int(period_word) == 0:

@@ -50,8 +50,14 @@ def find_difference(
         if present.get(name) != observed.variables.get(name):
             return f"the environment variable {name.removeprefix(ENVIRONMENT)} changed"
     if limits != observed.limits:
-        return "the CPUs that it may use changed"
+        # With both sides: a difference that is another one must not look like the one before.
+        before, now = _describe_limits(observed.limits), _describe_limits(limits)
+        return f"the CPUs that it may use changed from {before} to {now}"
     return ""
+
+
+def _describe_limits(limits: Mapping[str, str]) -> str:
+    return " and ".join(f"{name} {value}" for name, value in sorted(limits.items())) or "all"
 
 
 def fingerprint_digest(fingerprint: Mapping[str, Any]) -> str:

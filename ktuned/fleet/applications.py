@@ -14,11 +14,11 @@ from typing import Final
 from ktuned.model import Device
 
 MAX_APPLICATIONS: Final = 1000
-"""Processes that are remembered at once; those that have ended make room."""
+"""Living processes that are remembered at once."""
 
 
 def read_process_identity(pid: int) -> str:
-    """Return the start time of a process, which tells it from a later one of the same number; empty if it is gone."""
+    """Return the start time of a process, which tells it from a later process with the same id; empty if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
         return fields.split()[19]
@@ -30,8 +30,9 @@ class Applications:
     """The processes of applications, while they live.
 
     Args:
-        identity: Returns what tells a process from a later one of the same number; empty if there is none.
-        is_used: Returns whether another program works on a device now; without it, one always may.
+        identity: Returns a text that tells a process from a later one with the same id; empty if there is no process.
+        is_used: Returns whether another program works on a device now. Without it, every living application counts as
+            at work.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Applications:
             self._known[pid] = identity
 
     def list_living(self) -> tuple[int, ...]:
-        """Return the ids of the processes that live."""
+        """Return the ids of the processes that are still alive."""
         self._known = {pid: identity for pid, identity in self._known.items() if self._identity(pid) == identity}
         return tuple(self._known)
 
     def list_on_device(self, device: Device) -> tuple[int, ...]:
-        """Return the living processes that may be at work on a device: all on a GPU of this machine, none elsewhere."""
+        """Return the living processes that may be at work on a device: all of them if it is a GPU of this machine, none
+        otherwise.
+        """
         return self.list_living() if device.kind == "cuda" and not device.host else ()
 
     async def is_device_used(self, device: Device) -> bool:

@@ -1,17 +1,17 @@
 """The daemon's side of the bridge: starts its process for the first call, kills it when it hangs, starts it again.
 
-The process (:mod:`ktuned.bridge`) is a child like a worker: a session of its own, killed as a group, gone with the
-daemon. It runs libraries that may block, crash or hang, so its end is an ordinary event:
+The process (:mod:`ktuned.bridge`) is treated like a worker: it has its own session, is killed as a group, and ends with
+the daemon. It runs libraries that may block, crash or hang, so its end is an ordinary event:
 
 =========  ===================================================================================================
-not there  the next call starts it, unless its last end was so recent that a pause is due: then the call fails
+not there  the next call starts it; during the pause after a recent end, the call fails instead
 starting   calls wait; a process that does not answer within :data:`START_S` is killed
-up         calls run side by side; a heartbeat that gets no answer for :data:`SILENCE_S` kills the process
-ended      each call under way fails with :class:`BridgeDown`, and what the process left behind is killed
+up         calls run side by side; if a heartbeat gets no answer for :data:`SILENCE_S`, the process is killed
+ended      each call under way fails with :class:`BridgeDown`, and the process's remaining descendants are killed
 =========  ===================================================================================================
 
-A call that passes its own deadline fails with :class:`BridgeSlow`, and the process lives on: one slow service must not
-take the others with it.
+A call that misses its own deadline fails with :class:`BridgeSlow`, and the process stays alive: one slow service must
+not end the others.
 """
 
 from __future__ import annotations
@@ -44,36 +44,37 @@ _log = structlog.get_logger()
 BRIDGE_MARK: Final = "KTUNED_BRIDGE"
 
 START_S: Final = 20.0
-"""Time for the process's first answer: its interpreter and packages may lie on a network file system."""
+"""Deadline for the process's first answer: its interpreter and packages may lie on a network file system."""
 
 BEAT_S: Final = 5.0
 SILENCE_S: Final = 20.0
-"""Interval of heartbeats, and the silence after which the process counts as hung: importing a large library blocks it
-for seconds."""
+"""Interval of heartbeats, and how long a heartbeat may stay unanswered before the process counts as hung. Importing a
+large library blocks the process for seconds."""
 
 SOUND_S: Final = 30.0
-"""A process that has lived for so long is started again without a pause."""
+"""A process that lived at least this long had started well: earlier failures no longer lengthen the pause after it."""
 
 CLOSE_S: Final = 2.5
-"""Time for services to release what they hold elsewhere when the daemon ends; then the process is killed."""
+"""When the daemon ends, services get this long to release their resources on other machines. Then the process is
+killed."""
 
 REAP_S: Final = 2.0
-"""Time for a killed process to be gone when the daemon ends."""
+"""Deadline for a killed process to be gone when the daemon ends."""
 
 
 class Bridge:
     """A bridge. No process runs before the first call.
 
     Args:
-        python: The interpreter of the process; may be changed, and counts from its next start.
-        directory: Where the process runs.
-        base_env: Its environment.
-        mark: ``NAME=value`` in its environment, by which the daemon's warden finds it.
-        kept: Children of this process that are no orphans; the bridge's is among them while it lives.
-        mend: What the user can do when the interpreter cannot be started.
-        health: Ends of the process, and the pauses after them.
+        python: The interpreter of the process; a change takes effect at the next start.
+        directory: The working directory of the process.
+        base_env: The environment of the process.
+        mark: ``NAME=value``, which is added to the environment so that the daemon's warden finds the process.
+        kept: Ids of children of the daemon that are no orphans. The bridge adds its process while it lives.
+        mend: A hint for the user when the interpreter cannot be started.
+        health: Counts the ends of the process, and has the pauses after them.
         beat_s: Interval of heartbeats, in seconds.
-        silence_s: Time after which a process that does not answer one is killed, in seconds.
+        silence_s: Seconds that a heartbeat may stay unanswered before the process is killed.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Bridge:
         self._directory = directory
         name, _, self._id = mark.partition("=")
         self._env = {**base_env, name: self._id}
-        # A daemon may have several.
+        # A daemon may have several bridges.
         self._own_id = secrets.token_hex(4)
         self._kept = kept
         self._mend = mend
@@ -107,7 +108,7 @@ class Bridge:
 
     @asynccontextmanager
     async def accept_calls(self) -> AsyncIterator[Self]:
-        """Let calls start the process for the length of the block; on leaving, the process has ended or is killed."""
+        """Allow calls to start the process during the block; on leaving, the process has ended or is killed."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             try:
@@ -128,17 +129,17 @@ class Bridge:
 
     @property
     def pid(self) -> int | None:
-        """The id of the process, while there is one."""
+        """The id of the process; None if there is none."""
         return None if self._process is None else self._process.pid
 
     @property
     def pause_s(self) -> float:
-        """Seconds until a call may start the process again; 0 if it may now, or if the process is up."""
+        """Seconds until a call may start the process again; 0 if a call may do so now, or if the process is up."""
         return 0.0 if self._process is not None else self._health.pause_s
 
     @property
     def notices(self) -> list[str]:
-        """Why the bridge is down, one line; empty if it is not."""
+        """One line about why the bridge is down; empty if it is not."""
         if self._process is not None or not self._health.is_sick:
             return []
         pause_s = self._health.pause_s
@@ -146,7 +147,7 @@ class Bridge:
         return [f"ktuned-bridge ended: {self._health.reason}; it is started again {when}"]
 
     def kill(self, why: str) -> None:
-        """Kill the process for what it did; ``why`` is the error of all calls under way."""
+        """Kill the process; ``why`` says what it did wrong, and is the error of all calls under way."""
         if self._process is not None:
             self._process.kill(why)
 
@@ -157,14 +158,14 @@ class Bridge:
 
         Args:
             call: The call; its type says which service it is for.
-            deadline_s: Seconds that the reply may take; each item begins them again. ``math.inf`` waits as long as the
-                bridge lives.
+            deadline_s: Seconds until the reply must come; counted anew from each item. With ``math.inf`` the call waits
+                as long as the process lives.
             on_item: Called with each item that comes before the reply.
 
         Raises:
-            BridgeDown: the process cannot be started, is not yet to be started again, or ended meanwhile.
+            BridgeDown: the process cannot be started, may not be started again yet, or ended during the call.
             BridgeSlow: the deadline passed.
-            CallFailed: the service says that it cannot.
+            CallFailed: the service reports an error.
         """
         process = await self._get_process()
         return await process.calls.send_call(call, deadline_s, on_item)
@@ -174,7 +175,7 @@ class Bridge:
 
         Raises:
             BridgeDown: as :meth:`call_service`.
-            BridgeSlow: it cannot be sent within the deadline.
+            BridgeSlow: the call cannot be sent within the deadline.
         """
         process = await self._get_process()
         await process.calls.post_call(call, deadline_s)
@@ -222,7 +223,7 @@ class Bridge:
     def _spawn_process(self, descriptor: int) -> tuple[subprocess.Popen[bytes], str]:
         """Start a process; return it and its mark."""
         name = f"{self._id}.{self._own_id}.{self._starts}"
-        # -P: a module in the working directory must not shadow those of the bridge itself.
+        # -P: a module in the working directory must not shadow a module that the bridge itself needs.
         popen = subprocess.Popen(
             [self.python, "-P", "-m", "ktuned.bridge", str(descriptor), str(os.getpid())],
             stdin=subprocess.DEVNULL,
@@ -246,7 +247,7 @@ class Bridge:
         _log.warning("bridge_ended", pid=process.pid, reason=process.end)
 
     async def _watch_process(self, process: BridgeProcess) -> None:
-        """Send heartbeats to the process until it is gone, then kill what it left behind."""
+        """Send heartbeats to the process until it is gone, then kill its remaining descendants."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._send_heartbeats, process)
             await process.gone.wait()

@@ -19,7 +19,7 @@ from ktuned.fleet.output_tail import OutputTail
 from ktuned.ipc import InvalidMessage, frames
 
 CLOSED_S: Final = 1.0
-"""Time for a process that has closed its socket to end; then it is killed."""
+"""A process that has closed its socket is killed if it has not ended after this long."""
 
 
 class BridgeProcess(asyncio.Protocol):
@@ -51,19 +51,19 @@ class BridgeProcess(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Wait for the process's end, which says more than the socket's; a process that lives on is killed."""
+        """Wait for the process to end, which says more than the closed socket; if it stays alive, it is killed."""
         self._loop.call_later(CLOSED_S, self.kill, "it closed its socket")
 
     def pause_writing(self) -> None:
-        """Hold calls back until the process has read those before."""
+        """Hold back further calls until the process has read the earlier ones."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Let calls be sent again."""
+        """Allow calls to be sent again."""
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
-        """Take each answer that the bytes complete."""
+        """Handle each answer that the bytes complete."""
         try:
             self.calls.feed(data)
         except (frames.FrameError, InvalidMessage) as error:
@@ -79,7 +79,7 @@ class BridgeProcess(asyncio.Protocol):
             self._loop.remove_reader(self._tail.fd)
 
     def request_end(self) -> None:
-        """Close our side of the socket: the process releases what it holds, and ends."""
+        """Close our side of the socket, so that the process releases its resources and ends."""
         if self._transport is not None and not self._transport.is_closing():
             self.end = "the daemon is ending"
             self._is_ending = True
@@ -93,7 +93,7 @@ class BridgeProcess(asyncio.Protocol):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _on_exit(self) -> None:
-        # Kills its children. Not later: once the process is reaped, its group's number may be another's.
+        # Kills its children. This must come before the process is reaped: afterwards its group's number may be reused.
         self.kill()
         self._tail.read_rest()
         for descriptor in (self._pidfd, self._tail.fd):

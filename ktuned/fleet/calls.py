@@ -1,8 +1,8 @@
 """Calls under way over one stream to another process: numbers, deadlines, answers.
 
 Calls run side by side. Each has a number, which its answers carry, and a deadline, which begins again with each answer.
-A call whose deadline passes, or whose caller is cancelled, is cancelled on the other side too; an answer that comes
-later finds no call, and is dropped. When the other side ends, all calls fail with the reason.
+A call whose deadline passes, or whose caller is cancelled, is cancelled on the other side, too; an answer that comes
+later is dropped. When the other side ends, all calls fail with the reason.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ I = TypeVar("I")  # noqa: E741 - an item
 
 
 class BridgeDown(KtunedError):
-    """The other side is not there, or ended during a call."""
+    """The other side cannot be reached, or ended during a call."""
 
     code = "bridge_down"
 
 
 class BridgeSlow(KtunedError):
-    """A call took longer than its deadline. It is cancelled, and the other side lives on."""
+    """A call took longer than its deadline. It is cancelled, and the other side stays alive."""
 
     code = "bridge_deadline"
 
 
 class _Pending(msgspec.Struct, eq=False):
-    """A call under way; ``last_at`` is when its last answer came, from which its deadline counts."""
+    """A call under way; ``last_at`` is when its last answer came, and its deadline counts from then."""
 
     call: type[Call[Any, Any]]
     done: asyncio.Future[Any]
@@ -50,9 +50,9 @@ class Calls:
     """Makes calls over a stream.
 
     Args:
-        name: What error messages call the other side.
+        name: The name of the other side in error messages.
         send: Sends a frame, in order; raises :class:`BridgeDown` if it cannot.
-        writable: Waits until the stream takes more.
+        writable: Waits until the stream accepts more bytes.
     """
 
     def __init__(self, name: str, send: Callable[[bytes], None], writable: Callable[[], Awaitable[Any]]) -> None:
@@ -65,10 +65,10 @@ class Calls:
         self._numbers = itertools.count(1)
 
     def feed(self, data: bytes) -> None:
-        """Take in bytes of the stream; hand each answer that they complete to its caller.
+        """Decode bytes of the stream, and hand each completed answer to its caller.
 
         Raises:
-            FrameError, InvalidMessage: they are no answers; nothing further can be read from the stream.
+            FrameError, InvalidMessage: the bytes are no answers; the stream cannot be read any further.
         """
         for message in self._decoder.feed(data):
             self._take_answer(messages.decode_answer(message))
@@ -76,7 +76,7 @@ class Calls:
     def _take_answer(self, answer: messages.Answer) -> None:
         pending = self._pending.get(answer.number)
         if pending is None or pending.done.done():
-            # Cancelled meanwhile.
+            # The call was cancelled meanwhile.
             return
         pending.last_at = monotonic()
         if answer.fault is not None:
@@ -110,15 +110,15 @@ class Calls:
                 if is_sent:
                     self._cancel_call(number)
             elif not pending.done.cancelled():
-                # Look at the exception, or asyncio complains where the caller was cancelled as it came.
+                # Retrieve the exception: if the caller was cancelled just as it came, asyncio would log it as lost.
                 pending.done.exception()
         return reply
 
     async def post_call(self, call: Call[replies.Empty, Never], deadline_s: float) -> None:
-        """Send a call that has no answers, once the stream takes it.
+        """Send a call that has no answers, once the stream accepts it.
 
         Raises:
-            BridgeDown, BridgeSlow: it cannot be sent.
+            BridgeDown, BridgeSlow: the call cannot be sent.
         """
         data = messages.encode_call(call)
         try:

@@ -1,8 +1,8 @@
 """The interface between the fleet and machines: an executor starts workers, a worker answers requests.
 
-The fleet decides which worker is needed when; an executor knows how to run it on its machine. That of this machine is
-:class:`~ktuned.fleet.local_executor.LocalExecutor`; for other machines see :mod:`ktuned.fleet.remote`. An executor of
-your own is right if it passes :func:`ktuned.testing.executors.check_executor`.
+The fleet decides which worker is needed and when; an executor knows how to run it on a machine. The executor for this
+machine is :class:`~ktuned.fleet.local_executor.LocalExecutor`; for other machines see :mod:`ktuned.fleet.remote`. To
+test an executor of your own, run :func:`ktuned.testing.executors.check_executor` on it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ I = TypeVar("I")  # noqa: E741 - an item
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """What a worker runs in: an interpreter, a working directory, variables, and the project that lies there.
+    """What a worker runs in.
 
-    ``host`` is the name of another machine, empty for this one. There, the interpreter and the directory are the ones
-    that the host's executor has in place of these.
+    Attributes:
+        python: The path of the interpreter. On another host, its executor uses its own interpreter instead.
+        cwd: The working directory. On another host, its executor uses its own directory instead.
+        env: Environment variables that are added to those of all workers.
+        project: The name of the project that lies in ``cwd``.
+        host: The name of another machine; empty for this one.
     """
 
     python: str
@@ -43,24 +47,34 @@ class Environment(msgspec.Struct, frozen=True):
 
 
 class KernelCode(msgspec.Struct, frozen=True):
-    """The Python that a kernel file runs: the file's path, and a digest of all Python that has a part in it."""
+    """The Python that a kernel file runs: the file's path, and a digest of all Python code that takes part."""
 
     file: str
     digest: str
 
 
 DATA_CODE = KernelCode("", "")
-"""Stands for all kernel files that are data and run no Python: a worker that has opened one serves them all."""
+"""The code of every kernel file that is data and runs no Python: a worker that has opened one of them can open any."""
 
 
 class Worker(ABC):
-    """A running worker: one role in one environment. ``gone`` is set when it has ended, for whatever reason.
+    """A running worker: one role in one environment.
 
-    The fleet keeps the rest: ``device`` is the name of the one on which the worker has its context, empty if none yet,
-    and ``makes_context`` says that it makes one before it has a device. ``code`` is the kernel file that it has opened,
-    ``holds_data`` whether it still has a problem's data, ``idle_until`` when it ends if nobody needs it.
-    ``memory_bytes`` is what it used at the last look, ``settled_bytes`` what it needs without any growth, ``requests``
-    how many it has had.
+    Attributes:
+        role: The worker's role.
+        environment: What the worker runs in.
+        pid: Its process id.
+        started: When it was started, in seconds of the monotonic clock.
+        requests: How many requests it has had.
+        memory_bytes: The memory that it used when it was last measured.
+        gone: Set when the worker has ended, for whatever reason.
+        device: The name of the device on which the worker has its context, empty if none yet; kept by the fleet, like
+            the following ones.
+        makes_context: Whether it makes a context before it has a device.
+        code: The kernel file that it has opened.
+        holds_data: Whether it still has a problem's data.
+        idle_until: When it ends if nobody needs it.
+        settled_bytes: The memory that it needs without any growth.
     """
 
     def __init__(self, role: Role, environment: Environment, pid: int) -> None:
@@ -97,47 +111,47 @@ class Worker(ABC):
         on_item: Callable[[I], None] | None = None,
         on_computed: Callable[[], None] | None = None,
     ) -> tuple[R, Output]:
-        """Send a request and wait for its reply; one at a time.
+        """Send a request and wait for its reply. A worker takes one request at a time.
 
-        A worker whose state is unknown afterwards is killed: after a deadline, and when the caller is cancelled.
+        After a missed deadline, or if the caller is cancelled, the worker's state is unknown, and it is killed.
 
         Args:
             request: What the worker is to do.
             deadlines: Seconds that each phase may take, by its name.
             on_item: Called with each item that comes before the reply.
-            on_computed: Called when the worker says that the rest needs no processor.
+            on_computed: Called when the worker reports that the rest of the request needs no processor.
 
         Returns:
             The reply, and what the worker's code printed meanwhile.
 
         Raises:
-            WorkerDied: it ended meanwhile.
+            WorkerDied: the worker ended during the request.
             DeadlineExpired: a phase took too long; the worker is killed.
-            RequestFailed: it answered that it cannot; it lives on.
+            RequestFailed: the worker could not do it and said so; it stays alive.
         """
 
     @abstractmethod
     def kill(self, why: str = "") -> None:
-        """End the worker and all that it started, at once, wherever it runs.
+        """End the worker and everything that it started, at once, wherever it runs.
 
-        With ``why`` it ends for what it did: that is the error of the request under way. Without, a request under way
-        fails as by a kill from outside.
+        If the worker is killed for something that it did, ``why`` says so, and is the error of a request under way.
+        Without ``why``, a request under way fails as if the worker had been killed from outside.
         """
 
     @abstractmethod
     def measure_memory(self) -> None:
-        """Set :attr:`memory_bytes` to what the worker and its children use now."""
+        """Set :attr:`memory_bytes` to the memory that the worker and its children use now."""
 
     @abstractmethod
     def take_output(self) -> Output:
-        """Return, and forget, what the worker's code has printed so far; also between two items of a request."""
+        """Return the output of the worker's code since the last call, and forget it; also works during a request."""
 
     @abstractmethod
     def read_phase_durations(self) -> Mapping[str, float]:
         """Return the seconds that each phase of the last request took, by its name, for the log."""
 
     def settle_memory(self) -> None:
-        """Take the memory that the worker uses now as what it needs; anything beyond that is growth."""
+        """Count the memory that the worker uses now as what it needs; anything beyond that is growth."""
         self.measure_memory()
         self.settled_bytes = self.memory_bytes
 
@@ -147,7 +161,7 @@ class Executor(ABC):
 
     @abstractmethod
     def run_workers(self) -> AbstractAsyncContextManager[object]:
-        """Let workers be started for the length of the block; on leaving, each is killed and has ended."""
+        """Allow workers to be started during the block; on leaving it, all are killed, and have ended."""
 
     @abstractmethod
     async def start_worker(
@@ -156,14 +170,14 @@ class Executor(ABC):
         """Start a worker and wait until it takes requests.
 
         Args:
-            role: What it will do.
-            environment: What it runs in, and on which host.
+            role: The worker's role.
+            environment: What the worker runs in, and on which host.
             limit_bytes: Memory that the worker and its children may use together.
-            deadline_s: Seconds until it must be ready.
+            deadline_s: Seconds until the worker must be ready.
 
         Raises:
-            WorkerError: it cannot be started, or is not ready in time.
-            HostLost: its machine is not there now.
+            WorkerError: the worker cannot be started, or is not ready in time.
+            HostLost: its host is not available now.
         """
 
     @property
@@ -173,4 +187,4 @@ class Executor(ABC):
 
     @abstractmethod
     def leave_cores(self, lanes: int) -> None:
-        """Leave cores to lanes: keep compilers and explorers off them, the running ones as well."""
+        """Leave cores to lanes: keep compilers and explorers off them, including those that already run."""

@@ -18,8 +18,8 @@ from ktuned.protocol import ExecutorInfo
 
 
 class Executors(Executor):
-    """Starts each worker on its environment's machine: on this one by ``local``, on a host by the executor that has
-    reported the host. Hosts that come and go are passed on to ``events``.
+    """Starts each worker on its environment's machine: ``local`` starts those on this machine, and the executor that
+    reported a host starts those on that host. ``events`` are called when hosts come and go.
     """
 
     def __init__(self, local: Executor, surroundings: Surroundings, events: HostEvents) -> None:
@@ -32,7 +32,7 @@ class Executors(Executor):
         self._tasks: anyio.abc.TaskGroup | None = None
 
     def apply_settings(self, tables: Mapping[str, msgspec.Struct], *, limits_are_given: bool) -> None:
-        """Give each plugin's executor its table of ``config.toml``; one is imported when its table first appears."""
+        """Give each plugin's executor its table of ``config.toml``; it is imported when the table first appears."""
         for name in tables.keys() - self.remotes.keys():
             self._add_executor(name, load_executor(name))
         for name, remote in self.remotes.items():
@@ -51,7 +51,7 @@ class Executors(Executor):
 
     @asynccontextmanager
     async def run_workers(self) -> AsyncIterator[Self]:
-        """Let all executors run workers for the length of the block."""
+        """Allow all executors to run workers during the block."""
         async with self._local.run_workers(), anyio.create_task_group() as tasks:
             self._tasks = tasks
             for remote in self.remotes.values():
@@ -77,16 +77,16 @@ class Executors(Executor):
 
     @property
     def workers(self) -> Iterator[Worker]:
-        """All workers that have not ended, anywhere."""
+        """All workers on all machines that have not ended."""
         for executor in (self._local, *self.remotes.values()):
             yield from list(executor.workers)
 
     def leave_cores(self, lanes: int) -> None:
-        """Leave cores of this machine to lanes."""
+        """Leave cores of this machine to lanes; hosts are not concerned."""
         self._local.leave_cores(lanes)
 
     async def await_hosts(self) -> None:
-        """Wait until it is known which hosts there are; give up after a while."""
+        """Wait until the executors know their hosts; give up after a while."""
         for remote in list(self.remotes.values()):
             await remote.await_hosts()
 
@@ -96,5 +96,5 @@ class Executors(Executor):
 
     @property
     def notices(self) -> list[str]:
-        """Why hosts cannot be used, one line each."""
+        """Reasons why hosts cannot be used, one line each."""
         return [line for remote in self.remotes.values() for line in remote.notices]

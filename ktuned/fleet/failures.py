@@ -1,16 +1,16 @@
-"""Failures of a request to a worker: it dies, it takes too long, it answers that it cannot. No IO.
+"""Failures of a request to a worker: it dies, takes too long, or reports an error. No IO.
 
 Whose fault it is decides what the job does next:
 
 ====================  ===============================================================================================
 the config's          :class:`WorkerDied`, :class:`DeadlineExpired`, :class:`RequestFailed` in a trial: its outcome
 the problem's         :class:`CannotOpen`, :class:`ReferenceUnusable`: no trial can be measured
-the device's          :class:`LaneSick`, :class:`LaneCrowded`: the job waits, or goes on with another device
+the device's          :class:`LaneSick`, :class:`LaneCrowded`: the job waits, or continues on another device
 nobody's              :class:`HostLost`, :class:`JournalFailed`, a kill from outside: the work is done again
 ====================  ===============================================================================================
 
-A kill from outside may still be the config's fault, as when the kernel ends the worker for want of memory. It is
-excused :data:`KILLS_EXCUSED` times.
+A kill from outside may still be the config's fault, for example if Linux kills the worker because memory ran out. So it
+is excused only :data:`KILLS_EXCUSED` times.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class WorkerDied(WorkerError):
     """The process ended during a request.
 
     Args:
-        returncode: Its exit code; the negative number of a signal.
+        returncode: Its exit code, or the negative number of the signal that killed it.
         phase: The phase that it was in.
-        output: What its code printed last.
+        output: The last output of its code.
         stopped: Why ktuned killed it, if ktuned did.
-        fault: What it did to memory that is not its own, if it reported that.
+        fault: Its access to memory outside its own, if it reported one.
     """
 
     code = "worker_died"
@@ -47,7 +47,7 @@ class WorkerDied(WorkerError):
         if stopped:
             super().__init__(f"{stopped} during {phase}")
             return
-        # After a signal the last line is one of a stack dump, which says nothing alone.
+        # After a signal the last line belongs to a stack dump, and says nothing by itself.
         words = output.quote_last_line() if returncode >= 0 else ""
         died = f"the worker {describe_exit(returncode)} during {phase}{words}"
         super().__init__(f"{fault}; {died}" if fault else died)
@@ -59,12 +59,12 @@ class WorkerDied(WorkerError):
 
     @property
     def is_outside_kill(self) -> bool:
-        """True if a SIGKILL ended it that ktuned did not send: a user did, or the kernel for want of memory."""
+        """True if a SIGKILL ended it that ktuned did not send: from a user, or from Linux because memory ran out."""
         return self.returncode == -signal.SIGKILL and not self.stopped
 
 
 class HostLost(WorkerDied):
-    """A worker's machine was lost, is not there, or is taken by others. This says nothing about the work."""
+    """A worker's host was lost, is unavailable, or is used by others. This says nothing about the work."""
 
     code = "host_lost"
 
@@ -76,7 +76,9 @@ class HostLost(WorkerDied):
 
 
 class JournalFailed(WorkerDied):
-    """A worker's journal cannot be written, so no deadline can be watched: the worker is killed, the work is sound."""
+    """A worker's journal cannot be written, so its deadlines cannot be watched. The worker is killed, though its work
+    is not to blame.
+    """
 
     code = "unwatched"
 
@@ -99,7 +101,7 @@ class DeadlineExpired(WorkerError):
 
 
 class RequestFailed(WorkerError):
-    """The worker could not carry a request out and said why; it lives on."""
+    """The worker could not carry out a request and said why; it stays alive."""
 
     def __init__(self, failure: replies.Failure, phase: Phase, output: Output) -> None:
         super().__init__(failure.message, hint=failure.hint)
@@ -117,17 +119,17 @@ class CannotOpen(WorkerError):
 
 
 class LaneSick(WorkerError):
-    """The device does not work now; a job that has another device uses that one."""
+    """The device does not work now; a job that has another device uses that one instead."""
 
     code = "lane_sick"
 
 
 class LaneCrowded(LaneSick):
-    """An application's memory leaves no room for this problem now; other problems may be smaller."""
+    """An application leaves too little memory for this problem now; smaller problems may still fit."""
 
 
 class ReferenceUnusable(WorkerError):
-    """The artifact that was to give a problem's expected outputs is damaged, or the device cannot run it."""
+    """The artifact that should compute a problem's expected outputs is damaged, or the device cannot run it."""
 
     code = "reference_unusable"
 
@@ -144,7 +146,7 @@ class Output(msgspec.Struct, frozen=True):
     stderr: str = ""
 
     def quote_last_line(self) -> str:
-        """Return the last line of stderr as the end of a sentence, or nothing."""
+        """Return the last line of stderr as the end of a sentence; empty if there is none."""
         lines = self.stderr.strip().splitlines()
         return f": {lines[-1][:200]}" if lines else ""
 
@@ -163,11 +165,11 @@ def describe_exit(returncode: int) -> str:
 
 
 KILLS_EXCUSED = 2
-"""How often work is done again after a kill from outside, before its own code is taken for the cause."""
+"""How often work is repeated after a kill from outside, before its own code counts as the cause."""
 
 
 def is_outside_kill(error: BaseException | None) -> bool:
-    """Return whether an error, however often it was wrapped since, is a worker's kill from outside."""
+    """Return whether an error, or one in its chain of causes, is a worker's kill from outside."""
     while error is not None and not isinstance(error, WorkerDied):
         error = error.__cause__
     return error is not None and error.is_outside_kill

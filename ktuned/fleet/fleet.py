@@ -1,15 +1,14 @@
 """The fleet: all workers of a daemon, on this machine and on hosts.
 
-The :mod:`~ktuned.fleet.lane_machine` decides which worker is lent, kept or ended. A :class:`Fleet` carries that out,
-and owns what belongs to no single worker:
+The :mod:`~ktuned.fleet.lane_machine` decides which worker is lent, kept or ended. A :class:`Fleet` carries out its
+decisions, and owns everything that belongs to no single worker:
 
 - each machine's *compile slots*, and its *gate* between compiles and timing;
-- the *turns* on each device, which all of its lanes share;
+- the *turns* on each device, which all lanes of the device share;
 - two background tasks: one ends workers that have idled too long, the other kills workers that outgrow their memory.
 
 A caller borrows a worker for a block (:meth:`Fleet.lend_worker`), or acquires it and releases it later. A worker whose
-caller fails or is cancelled is killed: nobody can see what state it is in, and a new one costs less than a wrong
-result.
+caller fails or is cancelled is killed: its state cannot be inspected, and a new worker costs less than a wrong result.
 """
 
 from __future__ import annotations
@@ -51,27 +50,28 @@ from ktuned.protocol import WorkerInfo
 _log = structlog.get_logger()
 
 WARM_S = 5.0
-"""Time for a spare's context and first kernels on a device, which take half a second: its lanes wait meanwhile."""
+"""Deadline for a spare's context and first kernels on a device. They take half a second, and the device's lanes wait
+meanwhile."""
 
 BENCH_MODULES = ("torch", "safetensors.torch", "safetensors.numpy")
-"""The modules that a bench worker needs besides its backend; a spare has imported those that are there."""
+"""The modules that a bench worker needs besides its backend; a spare imports those that are installed."""
 
 CLOSE_S = 5.0
-"""Time for a worker to give up a problem's data, which takes milliseconds."""
+"""Deadline for a worker to close a problem's data, which normally takes milliseconds."""
 
 IDLE_SHARE = 0.125
-"""Share of the machine's memory that idle workers may hold together."""
+"""Share of the machine's memory that all idle workers together may hold."""
 
 _MEMORY_S = 0.2
-"""Interval between two looks at workers' memory."""
+"""Interval at which the memory of workers is measured."""
 
 
 def count_compile_workers(slots: int) -> int:
-    """Return how many compile workers have work at once for so many slots.
+    """Return how many compile workers are needed to keep all compile slots busy.
 
-    A slot goes to the next compile as soon as the compiler is done. Its worker needs another 4 to 10 ms to write the
-    artifact, some hundredths of a compile, so more workers than slots have work. With two more, one is nearly always
-    free; with one more, too seldom.
+    A slot goes to the next compile as soon as the compiler is done, but its worker needs another 4 to 10 ms, a few
+    percent of a compile, to write the artifact. So more workers than slots have work. With two more, one is nearly
+    always free; one more is not enough.
     """
     return slots + slots // 4
 
@@ -95,7 +95,7 @@ class Fleet:
         rank_of: Returns a job's rank, by which slots and devices are handed out.
         spare_modules: Modules that a spare bench worker imports besides its backend.
         cores: Cores that compiles and timing share; without it no timing waits for a compile.
-        limits: Limits of the idle workers.
+        limits: How many idle workers are kept, for how long, and when a worker is replaced.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Fleet:
         self._wide = 0
         self.gate = QuietGate(cores, on_wide=self._leave_wide_cores)
         self.compile_slots = Turns(compile_slots, rank_of=rank_of, most_inside_of=count_compile_workers)
-        # This machine's own name is empty.
+        # The empty name is this machine.
         self._hosts = {"": _Host(self.gate, self.compile_slots)}
         self._rank_of = rank_of
         self._turns: dict[str, Turns] = {}
@@ -137,7 +137,7 @@ class Fleet:
 
     @asynccontextmanager
     async def run_workers(self) -> AsyncIterator[Self]:
-        """Hold the fleet's tasks and its executor; on leaving, every worker is killed and reaped."""
+        """Run the fleet's tasks and its executor for the block; afterwards every worker is killed and reaped."""
         async with self._executor.run_workers(), anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._review_idle)
             self._tasks.start_soon(self._watch_memory)
@@ -151,7 +151,7 @@ class Fleet:
         """Use a host from now on: one of its cores is for a lane, the others are compile slots."""
         slots = max(1, cores - 1)
         if host in self._hosts:
-            # The host is back: jobs hold turns of its slots, so these must stay the same object.
+            # The host is back. Jobs may hold turns of its slots, so keep that object and change only its size.
             self._hosts[host].slots.total_tokens = slots
         else:
             self._hosts[host] = _Host(QuietGate(cores), Turns(slots, rank_of=self._rank_of))
@@ -162,9 +162,9 @@ class Fleet:
 
     @asynccontextmanager
     async def hold_quiet(self, devices: Iterable[Device]) -> AsyncIterator[None]:
-        """Let nothing compile on the machines of some devices for the length of the block."""
+        """Allow no compiles on the machines of some devices during the block."""
         async with AsyncExitStack() as machines:
-            # Every caller takes the gates in the same order: two of them cannot wait for each other.
+            # Every caller takes the gates in the same order, so two callers cannot wait for each other.
             for device in {device.host: device for device in sorted(devices, key=lambda device: device.host)}.values():
                 await machines.enter_async_context(self.gate_of(device).hold_quiet())
             yield
@@ -174,17 +174,19 @@ class Fleet:
         return self._get_host(environment.host).slots
 
     def turns_on(self, device: Device) -> Turns:
-        """Return the turns of a device, one object for all lanes: two backends may see it as two models."""
+        """Return the turns of a device. All its lanes share them, also those of different backends, which may name the
+        device's model differently.
+        """
         return self._turns.setdefault(device.name, Turns(rank_of=self._rank_of))
 
     def _get_host(self, host: str) -> _Host:
         if host not in self._hosts:
-            # An earlier daemon knew it; it has not come yet.
+            # A host known from an earlier daemon run that has not connected yet: assume one core until it does.
             self.add_host(host, 1)
         return self._hosts[host]
 
     def apply_limits(self, compile_slots: int, memory_limits: tuple[int, int]) -> None:
-        """Apply new settings. Running work continues, and counts under the new limits."""
+        """Apply new settings. Running work continues, and counts towards the new limits."""
         self.compile_slots.total_tokens = compile_slots
         self._limit_memory(*memory_limits)
 
@@ -192,7 +194,7 @@ class Fleet:
         self.machine.memory_limits |= dict.fromkeys(Role, bench_bytes) | {Role.COMPILE: compile_bytes}
 
     def leave_cores(self, lanes: int) -> None:
-        """Keep compilers off one core for each lane, and off the further cores that a wide timing holds."""
+        """Keep compilers off one core for each lane, and off any more cores that a wide timing holds."""
         self._lanes = lanes
         self._executor.leave_cores(lanes + self._wide)
 
@@ -202,7 +204,7 @@ class Fleet:
 
     @asynccontextmanager
     async def lend_worker(self, role: Role, environment: Environment) -> AsyncIterator[Worker]:
-        """Lend a worker for the block. It is kept for the next caller if it is still alive afterwards.
+        """Lend a worker for the block. If it is still alive afterwards, it is kept for the next caller.
 
         Raises:
             WorkerError: no worker can be started.
@@ -211,7 +213,7 @@ class Fleet:
         try:
             yield worker
         except BaseException:
-            # Also when the caller is cancelled: the worker is then in the middle of something.
+            # Also when the caller is cancelled, because the worker may then be in the middle of a request.
             worker.kill()
             raise
         self.release_worker(worker)
@@ -221,12 +223,12 @@ class Fleet:
     ) -> Worker:
         """Return an idle worker of a role and environment, or a new one; give it back by :meth:`release_worker`.
 
-        Preferred is the worker that has opened ``code`` on ``device``, then one that has opened nothing and has its
-        context there, then any that has opened nothing. Idle workers that hold an earlier state of the same kernel file
-        end.
+        A worker that has opened ``code`` on ``device`` is preferred, then one that has opened nothing and has its
+        context on ``device``, then any that has opened nothing. Idle workers that have opened an earlier state of the
+        same kernel file end.
 
         Raises:
-            WorkerError: no worker can be started, or starts failed so often that the next one has to wait.
+            WorkerError: no worker can be started, or starts have failed so often that the next one has to wait.
         """
         waits = True
         while True:
@@ -244,7 +246,7 @@ class Fleet:
                     return worker
 
     async def _await_spare(self, kind: WorkerKind) -> bool:
-        """Wait until a spare is ready or has failed; return whether that came within the time to start."""
+        """Wait until a spare is ready or has failed; return False if neither happened within ``spawn_s``."""
         with anyio.move_on_after(self.spawn_s) as waiting:
             try:
                 await self._spare_news.setdefault(kind, anyio.Event()).wait()
@@ -253,13 +255,13 @@ class Fleet:
         return not waiting.cancelled_caught
 
     def release_worker(self, worker: Worker) -> None:
-        """Take a worker back. It idles until it is lent again, or has idled for too long."""
+        """Take a worker back. It idles until it is lent again, or ends after idling too long."""
         if not worker.settled_bytes:
             worker.settle_memory()
         self.carry_out(self.machine.release_worker(worker))
 
     def carry_out(self, instructions: Iterable[Instruction]) -> Instruction | None:
-        """Do what the machine says; return the instruction that is for the caller, if there is one."""
+        """Carry out the machine's instructions; return the one that is for the caller, if any."""
         for_caller: Instruction | None = None
         for instruction in instructions:
             match instruction:
@@ -276,21 +278,24 @@ class Fleet:
         return for_caller
 
     async def close_data(self, workers: Sequence[Worker]) -> None:
-        """Have idle workers give up their problems' data."""
+        """Have idle workers close their problems' data, one after another."""
         waiting = list(workers)
         try:
             while waiting:
                 error = await self._ask_worker(waiting[0], requests.Close(), CLOSE_S)
                 self.carry_out(self.machine.record_closed_data(waiting.pop(0), error))
         finally:
-            # After a cancellation: workers that were not asked end.
+            # Some are left only after a cancellation. They still hold data, so they end.
             for worker in waiting:
                 worker.kill()
 
     async def _ask_worker(
         self, worker: Worker, request: requests.Request[Any, Any], deadline_s: float
     ) -> WorkerError | None:
-        """Have a worker do something that no job waits for; return why it did not. Cancelled, the worker is killed."""
+        """Send a worker a request that no job waits for; return the error if it fails.
+
+        If the caller is cancelled, the worker is killed.
+        """
         try:
             await worker.send_request(request, {Phase.LOAD: deadline_s})
         except WorkerError as error:
@@ -308,20 +313,20 @@ class Fleet:
         device: Device | None = None,
         with_context: bool = False,
     ) -> None:
-        """Start spares in the background until ``count`` of a role stand by; does nothing where none are kept.
+        """Start spares in the background until ``count`` of a role are ready; does nothing if no spares are kept.
 
         Args:
-            role: What the spares will do.
-            environment: Where they run.
-            backend: The backend that they import, with what it compiles and loads with; empty if not known yet.
-            count: How many are to stand by, those that are idle now included.
-            device: Each makes its context on this device, in turns with the lanes there.
-            with_context: One may make its context while it imports, if no worker has a context yet.
+            role: The role of the spares.
+            environment: The environment that they run in.
+            backend: The backend that they import, with its compiler and loader; empty if not known yet.
+            count: How many spares should be ready, including those that are idle now.
+            device: Each spare makes its context on this device, taking turns with the lanes there.
+            with_context: One spare may make its context while it imports, if no worker has a context yet.
         """
         self.carry_out(self.machine.order_spares(role, environment, backend, count, device, with_context=with_context))
 
     def prepare_compilers(self, environment: Environment, backend: str, *, besides: int = 0) -> None:
-        """Start as many compile workers in the background as can have work at once, and ``besides`` more."""
+        """Start in the background as many compile workers as can have work at once, plus ``besides`` more."""
         self.carry_out(self.machine.order_compilers(environment, backend, besides))
 
     async def _make_spare(self, order: MakeSpare) -> None:
@@ -338,15 +343,17 @@ class Fleet:
                 else:
                     worker.kill()
         except WorkerError as error:
-            # Not reported here: the lane that needs the worker meets the same error.
+            # Not reported to anyone: the lane that needs the worker will meet the same error.
             _log.info("spare_failed", role=order.role, reason=error.message)
         finally:
             self.carry_out(self.machine.record_spare(order.kind, spare))
-            # Whoever waits for this spare asks the machine again, also after a failure.
+            # Callers that wait for this spare now ask the machine again, also if it failed.
             self._spare_news.pop(order.kind, anyio.Event()).set()
 
     async def _warm_spare(self, environment: Environment, device: Device) -> None:
-        """Have a spare make its context on a device. It takes a turn there: beside it, a timing would be stretched."""
+        """Have a spare make its context on a device. It takes a turn there, because it would stretch a timing that ran
+        at the same time.
+        """
         async with self.turns_on(device).hold_turn(NO_JOB):
             lent = self.carry_out(self.machine.take_spare_to_warm(environment, device))
             if isinstance(lent, LendWorker):
@@ -355,24 +362,24 @@ class Fleet:
                 self.carry_out(self.machine.record_warm_up(lent.worker, device, error))
 
     def outdate_workers(self, environment: Environment | None = None) -> None:
-        """Lend no worker again that was started before now: what it was started with, or has imported, has changed.
+        """Never again lend a worker started before now: its installed packages or settings have changed.
 
         Args:
-            environment: The environment whose workers are meant; None for all.
+            environment: The environment that has changed; None for all.
         """
         self.carry_out(self.machine.outdate_workers(environment))
 
     def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
-        """Return whether a worker is to be replaced before its next request."""
+        """Return whether a worker must be replaced before its next request."""
         return self.machine.is_worn(worker, most_requests)
 
     @property
     def has_contexts(self) -> bool:
-        """True if a worker, in use or idle, has a context on a GPU or makes one."""
+        """True if any worker, in use or idle, has a context on a GPU or is making one."""
         return any(worker.has_context for worker in self._executor.workers)
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
-        """Run something until the fleet ends."""
+        """Run a coroutine in the background; it is cancelled when the fleet ends."""
         self._tasks.start_soon(work, *arguments)
 
     async def _start_worker(self, role: Role, environment: Environment) -> Worker:
@@ -415,7 +422,7 @@ class Fleet:
             await anyio.sleep(_MEMORY_S)
 
     def describe_workers(self) -> tuple[WorkerInfo, ...]:
-        """Return every worker for a status."""
+        """Return a description of every worker for a status."""
         idle = set(self.machine.idle)
         return tuple(
             WorkerInfo(

@@ -1,15 +1,16 @@
-"""Front ends: workers that import what users wrote, and translate functions for compile workers, which import nothing.
+"""Front ends: workers that import users' code and translate its functions for compile workers, which import nothing.
 
-A module of an application may import torch and a model library: 20 seconds and a GiB. One worker imports it for all
-jobs that need it, and serves them one after the other in the order of their ranks. It imports a kernel file, or a
-library that Builds name, whatever their kernel files.
+A module of an application may import torch and a model library, which takes 20 seconds and a GiB. One worker imports it
+for all jobs that need it, and serves these jobs one after the other, by their ranks. It imports either a kernel file,
+or a library that Builds name; Builds of several kernel files may share a library.
 
-*Life.* A front end stays while a job has work for it, and ends after it has idled, like other workers. Its worker is
-replaced when it is worn, has died or has hung.
+*Life.* A front end stays while a job has work for it. Like other workers, it ends after idling for some time. Its
+worker is replaced when it is worn, has died or has hung.
 
-*Blame.* If the worker dies or hangs in the translation of a unit, that unit is to blame, and the next one gets another
-worker. If the import of a library itself fails or hangs, no unit is: the jobs that need the library end with the error,
-and it is not tried again before a pause, which grows. Other libraries have other workers, and are not held up.
+*Blame.* If the worker dies or hangs while it translates a unit, that unit is to blame, and the next unit gets another
+worker. If the import of the library itself fails or hangs, no unit is to blame: the jobs that need the library end with
+the error, and the import is not tried again before a pause, which grows. Other libraries have workers of their own and
+do not wait.
 """
 
 from __future__ import annotations
@@ -43,17 +44,18 @@ _log = structlog.get_logger()
 R = TypeVar("R")
 
 LIBRARY = "library"
-"""The field of a Build that says, as plain data, what its function is found in; without one that is the kernel file."""
+"""The field of a Build that says, as plain data, where its function is found; without it, in the kernel file."""
 
 MAX_FRONT_ENDS = 4
-"""Front ends that are kept at once: each may hold a GiB. Running jobs may need more, and get them."""
+"""Front ends that are kept, as each may hold a GiB. Running jobs that need more get more."""
 
 MOST_REQUESTS = 20_000
-"""Requests after which a worker is replaced: a whole library has 2,000 configs, and importing it again takes long."""
+"""Requests after which a front end's worker is replaced. More than for other workers, because a whole library has 2,000
+configs and importing it again takes long."""
 
 
 class Lender(Protocol):
-    """What front ends need of their fleet, which has them and so cannot be imported here."""
+    """The part of the fleet that front ends use. The fleet imports this module, so it cannot be imported here."""
 
     def gate_of(self, place: Environment) -> QuietGate:
         """Return the gate of an environment's machine."""
@@ -65,11 +67,11 @@ class Lender(Protocol):
         """Return an idle worker, or a new one."""
 
     def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
-        """Return whether a worker is to be replaced before its next request."""
+        """Return whether a worker must be replaced before its next request."""
 
 
 class FrontEndKey(msgspec.Struct, frozen=True):
-    """What all units of one front end have in common: where it runs, the backend, and what it has imported."""
+    """Identifies a front end: where it runs, its backend, and the kernel file or library that it has imported."""
 
     environment: Environment
     backend: str
@@ -79,7 +81,7 @@ class FrontEndKey(msgspec.Struct, frozen=True):
     def for_build(
         cls, environment: Environment, backend: str, kernel_file: str, library: Mapping[str, Any] | None
     ) -> FrontEndKey:
-        """Return the key of a Build's front end: by the ``library`` that the Build names, else by its kernel file."""
+        """Return the key of a Build's front end, by the ``library`` that the Build names or else by its kernel file."""
         return cls(environment, backend, canonical(library) if library else kernel_file)
 
 
@@ -103,7 +105,7 @@ class FrontEnds:
     async def open_front_end(
         self, key: FrontEndKey, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]
     ) -> None:
-        """Import what a job needs before it has a unit to translate. A failure is left to its first unit."""
+        """Import what a job needs before it has a unit to translate. If this fails, its first unit gets the error."""
         await self._get_front_end(key, job).import_for_job(opening, job, deadlines)
 
     async def lower_function(
@@ -113,17 +115,17 @@ class FrontEnds:
         job: int,
         deadlines: Mapping[str, float],
     ) -> replies.Lowered:
-        """Translate a unit's function, on the first of some machines that is there.
+        """Translate a unit's function, on the first machine in ``places`` that is available.
 
         Args:
-            places: The front end of each machine, and the request that it would get.
+            places: The front end on each machine, and the request that it would get.
             opening: What the front end must have imported.
-            job: The job, by whose rank the unit waits.
+            job: The unit's job; its rank decides how long the unit waits.
             deadlines: Seconds for each phase, by its name.
 
         Raises:
             WorkerDied, DeadlineExpired, RequestFailed: as with other requests; the next unit gets another worker.
-            HostLost: no machine is there.
+            HostLost: no machine is available.
             WorkerError: no worker can be started, or an import fails.
         """
         absent: WorkerError | None = None
@@ -136,7 +138,7 @@ class FrontEnds:
         raise absent
 
     def forget_job(self, job: int) -> None:
-        """Forget a job that has no more work: front ends that it alone has used may end once they have idled."""
+        """Forget a job that has no more work. Front ends that no other job uses may then end after idling."""
         for found in self._known.values():
             found.forget_job(job)
 
@@ -150,13 +152,13 @@ class FrontEnds:
         return self._known[key]
 
     def end_idle(self, idle_s: float) -> None:
-        """End those that have idled for so long."""
+        """End the front ends that have idled for ``idle_s`` seconds."""
         for one in self._list_idle():
             if monotonic() - one.used_at >= idle_s:
                 self._end_front_end(one)
 
     def _list_idle(self) -> list[_FrontEnd]:
-        """Return those that no job has work for, the longest idle first."""
+        """Return the front ends that no job has work for, longest idle first."""
         return sorted((one for one in self._known.values() if one.is_idle), key=lambda one: one.used_at)
 
     def _end_front_end(self, idle: _FrontEnd) -> None:
@@ -165,7 +167,7 @@ class FrontEnds:
 
 
 class _FrontEnd:
-    """One front end, with a worker or, between two of them, without."""
+    """One front end. It has no worker before its first use, and after its last worker has ended."""
 
     def __init__(self, key: FrontEndKey, fleet: Lender, rank_of: RankOf) -> None:
         self.key = key
@@ -176,7 +178,7 @@ class _FrontEnd:
         self._worker: Worker | None = None
         self._health = Health()
         self._opened_for: set[int] = set()
-        """Jobs whose functions' own modules it has imported, too."""
+        """Jobs for which it has also imported the modules of their functions."""
 
     @property
     def is_idle(self) -> bool:
@@ -191,7 +193,7 @@ class _FrontEnd:
             self.used_at = monotonic()
 
     async def import_for_job(self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]) -> None:
-        """Import what a job needs, if that is not done yet. A failure is left to its first unit."""
+        """Import what a job needs, if not done yet. If this fails, the job's first unit gets the error."""
         async with self._turns.hold_turn(job):
             try:
                 await self._get_opened_worker(opening, job, deadlines)
@@ -205,7 +207,7 @@ class _FrontEnd:
         """Translate a unit's function, as :meth:`FrontEnds.lower_function`."""
         async with self._turns.hold_turn(job):
             worker = await self._get_opened_worker(opening, job, deadlines)
-            # The gate is not held for the import: one that hangs would keep finalists from having quiet.
+            # The gate is not held during the import: an import that hangs would keep finalists waiting for quiet.
             async with self._hold_for_compile():
                 lowered, _ = await self._send_request(worker, request, deadlines)
             self.used_at = monotonic()
@@ -217,10 +219,10 @@ class _FrontEnd:
     async def _get_opened_worker(
         self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]
     ) -> Worker:
-        """Return the worker, with everything imported that the front end is for and that a job's first Build needs.
+        """Return the worker after it has imported the front end's code and everything that a job's first Build needs.
 
         Raises:
-            WorkerError: it cannot be imported. If the library itself failed, it is not tried again for a while.
+            WorkerError: the code cannot be imported. If the library itself failed, it is not tried again for a while.
         """
         if self._worker is not None and (
             not self._worker.is_alive or self._fleet.is_worn(self._worker, most_requests=MOST_REQUESTS)
@@ -246,11 +248,11 @@ class _FrontEnd:
     async def _import_code(
         self, worker: Worker, opening: requests.OpenFrontEnd, deadlines: Mapping[str, float]
     ) -> None:
-        # A kernel file that cannot be imported is reported by the unit's own request.
+        # An error in importing the kernel file is suppressed here: the unit's own request reports it.
         with suppress(RequestFailed):
             async with self._fleet.gate_of(self.key.environment).hold_for_computing(COURTESY_S):
                 await self._send_request(worker, opening, deadlines)
-        # What it has imported does not wear it out; only what comes on top counts as growth.
+        # Imports do not wear a worker out; only memory beyond them counts as growth.
         worker.settle_memory()
 
     async def _send_request(
@@ -278,7 +280,7 @@ class _FrontEnd:
         """Turn a failure of the import into an error of the library, for which no unit is to blame.
 
         Raises:
-            WorkerError: the failure is one of the import.
+            WorkerError: the import failed.
         """
         if error.phase is Phase.INSPECT and not isinstance(error, HostLost) and not is_outside_kill(error):
             _log.warning("library_not_imported", imports=self.key.imported, reason=error.message)

@@ -1,4 +1,4 @@
-"""Back-off for something that fails repeatedly, with its reason to show. No IO."""
+"""Back-off for something that fails repeatedly, with the reason of the last failure. No IO."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from time import monotonic
 
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 60.0
-"""The pause before the first retry, in seconds; each further one is twice as long, up to the last."""
+"""Pauses before retries, in seconds: the first is ``FIRST_PAUSE_S``, each further one is twice as long, and none is
+longer than ``LAST_PAUSE_S``."""
 
 
 class Health:
-    """Counts failures in a row. Once there are more than ``tolerated``, each begins a pause before the next try."""
+    """Counts failures in a row. Each failure beyond the first ``tolerated`` ones begins a pause before the next try."""
 
     def __init__(
         self, *, tolerated: int = 0, first_pause_s: float = FIRST_PAUSE_S, clock: Callable[[], float] = monotonic
@@ -35,11 +36,11 @@ class Health:
 
     @property
     def pause_s(self) -> float:
-        """Seconds until the next try; 0 if it may be now."""
+        """Seconds until the next try is allowed; 0 if it is allowed now."""
         return max(0.0, self._retry_at - self._clock()) if self.is_sick else 0.0
 
     def record_failure(self, reason: str) -> None:
-        """Count a failure with its reason, and begin the pause after it."""
+        """Count a failure, keep its reason, and begin the pause after it."""
         self._failures += 1
         self.reason = reason
         if self.is_sick:

@@ -1,29 +1,30 @@
-"""Lane machine: events in, instructions out. Decides which worker uses a device next, and whether it may; does no IO.
+"""Lane machine: events in, instructions out. Decides which worker may use a device next; does no IO.
 
 *Theory.* A lane is one device's measuring position. It has at most one worker, which has at most one problem open. A
 worker that measures has imported torch and made a context on the GPU, which takes two seconds, so workers are kept. But
-any config may leave its worker, or the device, in an unknown state, and nobody can look into a process and see. Two
+any config may leave its worker, or the device, in an unknown state that cannot be seen from outside the process. Two
 questions follow: *may this worker do the next thing?* and *does this device still work?* This module answers them, for
 all devices and all roles of workers. ``docs/life-of-a-lane.md`` tells the same without code.
 
-*The state is the instruction.* Each :class:`LaneState` on the way to an open problem names one thing that the lane is
-to do. It does that, and calls :meth:`LaneMachine.advance_lane` with what came of it, until the lane is open.
-:data:`MOVES` has all ways through. Other instructions are returned, and carried out by whoever caused them.
+*The state is the instruction.* Each :class:`LaneState` on the way to an open problem names one step. The lane carries
+out that step and passes its outcome to :meth:`LaneMachine.advance_lane`, until the problem is open. :data:`MOVES` lists
+every legal move. All other instructions are returned to the caller of the method, who carries them out.
 
 *Trust* in a lane's worker never rises. Trust and the lane's next task together decide whether the worker stays, is
 released or ends; nothing else does.
 
-*Giving up.* ``leave`` gives up the device, and keeps the worker: it is the end of ``Lane.hold``. ``release`` gives up
-the worker, which idles with its problem open. ``end`` kills the process; the next worker does not touch the device
-before it is gone. There is no fourth way.
+*Giving up.* There are three ways. Leaving a lane (the end of ``Lane.hold``) gives up the device and keeps the worker.
+Releasing a worker lets it idle with its problem open. Ending a worker kills the process; the next worker does not touch
+the device before that process is gone.
 
-*Failures.* A lane that lost its worker by a failure is *suspect*: on a GPU its next worker must pass a canary. If that
-fails, or a killed worker does not end because it sits in the driver, the lane is *sick*, and is left alone for pauses
-that grow. An opening that fails is tried once more where something else than the problem may be the reason. The
-second try has another worker, which on a GPU must pass the canary.
+*Failures.* A lane that lost its worker to a failure is *suspect*: on a GPU its next worker must pass a canary. If the
+canary fails, or a killed worker does not end because it is stuck in the driver, the lane is *sick* and is left alone
+for growing pauses. A failed opening is retried once if something other than the problem may be the reason. The retry
+uses another worker, which on a GPU must pass the canary.
 
-*Why it is not simpler.* The lane's worker and the idle ones are one decision: which to end for memory, which to take,
-which to start. When each had an owner, a worker could be asked for its data while another job took it.
+*Why it is not simpler.* Which worker to end for memory, which to take and which to start is one decision about the
+lane's worker and the idle ones together. When the two had separate owners, a worker could be told to close its data
+while another job took it.
 """
 
 from __future__ import annotations
@@ -55,76 +56,84 @@ WorkerKind = tuple[Role, Environment]
 
 SPARES = {"cpu": 1, "cuda": 4}
 SPARES_IN_TROUBLE = {"cpu": 2, "cuda": 6}
-"""Spares of a lane, by the kind of its device, and of one that has just lost a worker. Bad configs come in rows, being
-neighbours in the space, and often right after an edit, whose opening takes a spare, too: without one, the next failure
-waits for an interpreter that imports torch, which takes two seconds. Spares that start together share the cores, and
-each holds memory."""
+"""Spares of a lane, by the kind of its device: normally, and after it has just lost a worker. Bad configs come in
+rows, because they are neighbours in the space, and often right after an edit, whose opening takes a spare, too. Without
+a spare, the next failure waits two seconds for a new interpreter to import torch. More spares would cost memory, and
+spares that start together share the cores."""
 
 TROUBLE_S = 60.0
-"""Time after a loss for which more spares are kept: each holds some 250 MiB, and 500 MiB of a GPU."""
+"""How long after losing a worker a lane keeps ``SPARES_IN_TROUBLE``: each spare holds some 250 MiB, and 500 MiB of a
+GPU."""
 
 EARLY_COMPILERS = 16
-"""Compile workers that start before it is known how many configs there are: more than a small space needs, and less
-than a machine with hundreds of cores would run."""
+"""At most this many compile workers start before the number of configs is known: more than a small space needs, and
+fewer than a machine with hundreds of cores would run."""
 
 KEPT_OPEN = 2
 """Workers of a device that have opened a kernel file, the one in use included: an author's saves alternate between two
 files. Each holds some 300 MiB, and 500 MiB of a GPU."""
 
 IDLE_S_OF = {Role.INSPECT: 900.0, Role.EXPLORE: 900.0}
-"""Roles that idle longer: such a worker holds some 30 MiB, and an author thinks for minutes between two saves."""
+"""Roles whose workers idle for longer: each holds only some 30 MiB, and an author thinks for minutes between two
+saves."""
 
 WORN_SHARE = 0.25
-"""A worker is replaced when it has grown by this part of its memory limit since it had settled, or after a number of
-requests: what loaded code leaks must not add up until a harmless config is stopped for it."""
+"""A worker is replaced when it has grown by this part of its memory limit since it settled, or after
+``FleetLimits.max_requests``: otherwise leaks of the loaded code add up until a harmless config is killed for them."""
 
 TOLERATED_FAILURES = 3
-"""Starts of a worker that may fail in a row before there is a pause between them."""
+"""Worker starts that may fail in a row before the next start has to wait."""
 
 LINGER_S = 10.0
-"""Time that idle workers keep their contexts beside an application: the next key's job often follows at once."""
+"""How long idle workers keep their contexts beside an application: the next key's job often follows at once."""
 
 DUTY = 0.1
-"""Share of the time that a lane may use a GPU beside an application: a training step takes a tenth longer at most."""
+"""Share of the time that a lane may use a GPU beside an application, so that a training step takes at most a tenth
+longer."""
 
 CROWDED = "device_crowded"
-"""Code of a worker's error: an application's memory leaves too little for a problem."""
+"""Code of a worker's error: an application leaves too little memory for the problem."""
 
 OUTDATED = "outdated_worker"
-"""Code of a worker's error: a file that it has mapped has changed on the disk."""
+"""Code of a worker's error: a file that the worker has mapped has changed on the disk."""
 
 SOURCE_CHANGED = "source_changed"
-"""Code of an error: the sources are not those that were inspected. The save that changed them begins again."""
+"""Code of an error: the sources have changed since they were inspected. The save that changed them starts over."""
 
 _NO_MEMORY = "out of memory"
-"""Words of CUDA's and torch's errors."""
+"""Part of the messages of CUDA and torch when memory ran out."""
 
 
 class FleetLimits(msgspec.Struct, frozen=True):
-    """Limits of the workers that a fleet keeps."""
+    """How many idle workers a fleet keeps, for how long, and when a worker is replaced."""
 
     idle_s: float = 60.0
     """An idle worker ends after this long: a bench worker holds torch, some 300 MiB."""
 
     max_idle: int = 32
-    """Idle workers of all projects, besides those that the compile slots need: each project has an environment of its
-    own, and a person may have a hundred of them."""
+    """Idle workers of all projects, not counting those that the compile slots need. A limit is needed because each
+    project has its own environment, and a person may have a hundred projects."""
 
     max_idle_bytes: float = math.inf
-    """Memory of this machine that idle workers may hold together."""
+    """Memory of this machine that all idle workers together may hold."""
 
     max_requests: int = 500
     """Requests after which a worker is replaced."""
 
     first_pause_s: float = FIRST_PAUSE_S
-    """Pause after the first start that is not tolerated to fail."""
+    """Pause after the first failed start beyond ``TOLERATED_FAILURES``."""
 
 
 class Bench(msgspec.Struct, frozen=True):
-    """The problem that a bench worker must have opened before it can measure; equal identities need no reopening.
+    """The problem that a bench worker must have opened before it can measure.
 
-    ``code`` is the Python that opening it runs: a worker that has run other Python does not open it.
-    ``learn`` takes in what the worker has observed while it opened the problem.
+    Attributes:
+        environment: The environment that the worker runs in.
+        backend: The backend of the kernel.
+        code: The Python that runs when the problem is opened. A worker that has run other Python does not open it.
+        identity: If the worker has a problem with the same identity open, it need not open this one.
+        request: Has the worker open the problem.
+        learn: Takes the worker's observations from the opening.
     """
 
     environment: Environment
@@ -144,20 +153,20 @@ class Trust(Enum):
 
 
 class LaneState(StrEnum):
-    """Where a lane is on its way to an open problem, and what it is to do there."""
+    """Where a lane is on its way to an open problem, and what it has to do next."""
 
     VACANT = "vacant"
-    """The lane has no worker, and has nothing to do."""
+    """The lane has no worker and nothing to do."""
     RESTING = "resting"
     """The lane is sick: wait until its pause is over."""
     TAKING = "taking"
-    """Get a worker lent for ``bench``, and wait a moment until those ``ending`` have ended. The outcome is the worker,
-    or the error."""
+    """Borrow a worker for ``bench``, and give the workers in ``ending`` a moment to end. The outcome is the worker, or
+    the error."""
     PROVING = "proving"
     """Have the worker run the canary. The outcome is the error, if there is one."""
     OPENING = "opening"
-    """Have those ``closing`` close their data, then have the worker open ``bench``. The outcome is the error, if there
-    is one."""
+    """Have the workers in ``closing`` close their data, then have the lane's worker open ``bench``. The outcome is the
+    error, if there is one."""
     OPEN = "open"
     """The lane can measure. The outcome is the error of a request."""
 
@@ -175,11 +184,24 @@ MOVES: dict[LaneState, frozenset[LaneState]] = {
 
 
 class LaneRecord(msgspec.Struct, eq=False):
-    """All that is known of a lane; the machine alone changes it.
+    """The whole state of a lane; only the machine changes it.
 
-    ``bench`` is the problem that is open, or on its way; ``ending`` are killed workers that may hold the device still,
-    ``closing`` idle ones that give up their data. The lane ``waits`` while it is sick, unless another lane of the job
-    works: ``has_stand_in``. ``is_shared`` says that an application may be at work on the device.
+    Attributes:
+        device: The device that the lane measures on.
+        health: The failures of the device, and the pause after them.
+        state: The lane's next step.
+        worker: The worker that the lane has, if any.
+        bench: The problem that is open, or is being opened.
+        trust: How far the worker is trusted.
+        ending: Killed workers that may still hold the device.
+        closing: Idle workers that have to close their data before the problem is opened.
+        is_suspect: Whether the lane lost its last worker to a failure; on a GPU the next one must pass the canary.
+        lost_at: When the lane last lost a worker to a failure, by the machine's clock.
+        is_second_try: Whether the problem is being opened for the second time, or a request has got a second worker.
+        was_used: Whether the worker had opened a kernel file before this opening.
+        waits: Whether the job waits while the lane is sick.
+        has_stand_in: Whether the job has another lane that works.
+        is_shared: Whether an application may be at work on the device.
     """
 
     device: Device
@@ -200,23 +222,25 @@ class LaneRecord(msgspec.Struct, eq=False):
 
     @property
     def is_gpu(self) -> bool:
-        """True if a failure may have left a state in the device itself; all other processes run on a CPU meanwhile."""
+        """True if a failure may have left the device itself in a bad state. A CPU is exempt: every other process keeps
+        running on it.
+        """
         return self.device.kind != "cpu"
 
     def require_state(self, *states: LaneState) -> None:
-        """Refuse an event that is legal in some states alone.
+        """Refuse an event that is legal only in some states.
 
         Raises:
-            IllegalMove: the lane is in none of them.
+            IllegalMove: the lane is in none of these states.
         """
         if self.state not in states:
             raise IllegalMove(f"lane {self.device.name} is {self.state}, and not {' or '.join(states)}")
 
     def move_to(self, state: LaneState) -> None:
-        """Go to another state, along :data:`MOVES`.
+        """Go to another state, if :data:`MOVES` allows it.
 
         Raises:
-            IllegalMove: no way leads there; the lane stays where it was.
+            IllegalMove: :data:`MOVES` does not allow it; the state stays the same.
         """
         if state not in MOVES[self.state]:
             raise IllegalMove(f"lane {self.device.name} is {self.state}, and cannot be {state} next")
@@ -239,8 +263,10 @@ class CloseData(msgspec.Struct, frozen=True):
 
 
 class MakeSpare(msgspec.Struct, frozen=True):
-    """Make a spare, in the background. It imports ``backend``, and makes its context if it may and no worker has one
-    yet: beside others a lane may be timing by then, which that would stretch.
+    """Make a spare, in the background. It imports ``backend``.
+
+    With ``may_make_context`` it also makes its context, but only if no worker has one yet: otherwise a lane may be
+    timing by then, and making a context would stretch that timing.
     """
 
     role: Role
@@ -268,7 +294,7 @@ class LendWorker(msgspec.Struct, frozen=True):
 
 
 class AwaitSpare(msgspec.Struct, frozen=True):
-    """Have the caller wait until a spare of this kind is there or has failed, and ask again."""
+    """Have the caller wait until a spare of this kind is ready or has failed, and then ask again."""
 
     kind: WorkerKind
 
@@ -283,7 +309,14 @@ Instruction = EndWorker | CloseData | MakeSpare | WarmSpare | LendWorker | Await
 
 
 class _Warming(msgspec.Struct, eq=False):
-    """Spares that are still to make their contexts on a device: one ``waits`` for the device, or works there."""
+    """Spares that have not yet made their contexts on a device; they do so one at a time.
+
+    Attributes:
+        device: The device.
+        missing: How many spares are still to make a context there.
+        waits: Whether one of them is waiting for its turn on the device.
+        is_at_work: Whether one of them is making its context now.
+    """
 
     device: Device
     missing: int = 0
@@ -292,12 +325,11 @@ class _Warming(msgspec.Struct, eq=False):
 
 
 class LaneMachine:
-    """The rules for all lanes and workers of a fleet. Each method takes in what has happened, and returns what is to be
-    done.
+    """The rules for all lanes and workers of a fleet. Each method takes an event and returns instructions.
 
     Args:
-        limits: Limits of the workers that are kept.
-        compilers_of: Returns how many compile workers of a host, or (empty) of this machine, may have work at once.
+        limits: How many idle workers are kept, for how long, and when a worker is replaced.
+        compilers_of: Returns how many compile workers of a host may have work at once; an empty name is this machine.
         keeps_spares: Whether spares are made; may be changed at any time.
         memory_limits: Bytes that a worker of each role may use; may be changed at any time.
         clock: The time in seconds, by the clock of workers' starts.
@@ -351,9 +383,9 @@ class LaneMachine:
             has_same_code = (before.environment, before.code) == (bench.environment, bench.code)
             if has_same_code and before.identity == bench.identity and trust is not Trust.SPENT:
                 return
-            # A doubtful worker opens nothing: its last config may have damaged what the reference is computed with. And
-            # a worker stays with its file: what that did to the process (torch's default dtype, threads, flags) would
-            # reach another file's results.
+            # A doubtful worker opens nothing: its last config may have damaged the memory that the reference is
+            # computed from. And a worker opens only one file: the file may have changed the process (torch's default
+            # dtype, threads, flags), which would affect another file's results.
             if has_same_code and trust is Trust.SOUND:
                 yield from self._open_problem(lane)
                 return
@@ -361,10 +393,10 @@ class LaneMachine:
         lane.move_to(LaneState.RESTING if waits and lane.health.pause_s else LaneState.TAKING)
 
     def advance_lane(self, lane: LaneRecord, outcome: Worker | WorkerError | None = None) -> Iterator[Instruction]:
-        """A lane has done what its state says; ``outcome`` is the worker that it got, or the error that it met.
+        """A lane has carried out the step of its state; ``outcome`` is the worker that it got, or the error.
 
         Raises:
-            IllegalMove: the state has no such outcome.
+            IllegalMove: the step cannot have this outcome.
         """
         match lane.state, outcome:
             case LaneState.RESTING, None:
@@ -391,8 +423,8 @@ class LaneMachine:
             case LaneState.OPENING, None:
                 lane.move_to(LaneState.OPEN)
                 lane.health.record_success()
-                # Only now: their starts would have slowed this opening, by 0.2 s on 16 cores. After a recent failure
-                # they were ordered before it.
+                # Spares are ordered after the opening, which their starts would slow by 0.2 s on 16 cores. Only after a
+                # recent failure are they ordered before it (see _open_problem).
                 yield from self._order_spares_of(lane)
             case ((LaneState.TAKING | LaneState.OPENING), WorkerError()):
                 yield from self._judge_failed_opening(lane, outcome)
@@ -417,13 +449,17 @@ class LaneMachine:
             lane.trust = Trust.SPENT if last.leftover else Trust.DOUBTFUL if last.is_guilty else Trust.SOUND
 
     def stop_lane(self, lane: LaneRecord) -> Iterator[Instruction]:
-        """What a lane did was cancelled, or failed in the daemon."""
+        """A lane's step or request was cancelled, or failed in the daemon."""
         yield from self._lose_worker(lane)
         if lane.state is not LaneState.VACANT:
             lane.move_to(LaneState.VACANT)
 
     def release_lane(self, lane: LaneRecord, *, is_shared: bool = False) -> Iterator[Instruction]:
-        """No job needs a lane. Beside an application its device's memory is given up, too: data now, contexts later."""
+        """No job needs the lane any more.
+
+        If an application shares the device (``is_shared``), idle workers there also give up its memory: they close
+        their data now, and end after LINGER_S, which frees their contexts.
+        """
         lane.require_state(LaneState.VACANT, LaneState.OPEN)
         if lane.worker is not None:
             yield from self._part_with_worker(lane)
@@ -438,13 +474,13 @@ class LaneMachine:
         return lane.trust if lane.worker.is_alive and not self.is_worn(lane.worker) else Trust.SPENT
 
     def _part_with_worker(self, lane: LaneRecord) -> Iterator[Instruction]:
-        """Release a lane's worker, or end it where it is not sound."""
+        """Release a lane's worker if it is sound; otherwise end it."""
         yield from (
             self._release_worker_of(lane) if self._judge_trust(lane) is Trust.SOUND else self._end_worker_of(lane)
         )
 
     def _open_problem(self, lane: LaneRecord) -> Iterator[Instruction]:
-        """Have a lane's worker open the problem; idle ones on the device make room for it."""
+        """Have a lane's worker open the problem; idle workers on the device make room for it."""
         assert lane.worker is not None
         assert lane.bench is not None
         lane.move_to(LaneState.OPENING)
@@ -456,9 +492,9 @@ class LaneMachine:
             yield from self._order_spares_of(lane)
 
     def _judge_failed_opening(self, lane: LaneRecord, error: WorkerError) -> Iterator[Instruction]:
-        """Decide whether an opening that failed says something about the problem, or is to be tried once more."""
+        """Decide whether a failed opening is the problem's fault, or should be tried once more."""
         if isinstance(error, ReferenceUnusable):
-            # The worker is sound; with another artifact it may open the problem.
+            # The worker is sound; it can open the problem with another reference.
             lane.health.record_success()
             yield from self._release_worker_of(lane)
             yield self._fail_lane(lane, error)
@@ -466,8 +502,8 @@ class LaneMachine:
         is_refused = isinstance(error, RequestFailed) and error.code != SOURCE_CHANGED
         ended: list[Worker] = []
         if is_refused and lane.is_gpu and not lane.is_second_try:
-            # Idle workers of the device may hold the memory that was lacking. Spares hold less: they end only where the
-            # error says that memory ran out.
+            # Idle workers of the device may hold the memory that was missing. Spares hold less, so they end only if
+            # the error says that memory ran out.
             ends_spares = _NO_MEMORY in error.message
             ended = self._take_idle(
                 lambda one: one.device == lane.device.name and (ends_spares or one.code is not None)
@@ -478,7 +514,7 @@ class LaneMachine:
         may_be_worker = is_refused and bool(ended or lane.was_used)
         may_be_device = lane.is_gpu and lane.has_stand_in and error.code not in (SOURCE_CHANGED, CROWDED)
         if isinstance(error, HostLost):
-            # That says nothing about the problem: the lane waits for its machine, or another one stands in.
+            # A lost host says nothing about the problem: the lane waits for the host, or another lane stands in.
             yield from self._lose_worker(lane)
             yield from self._fall_sick(lane, LaneSick(error.message), error)
         elif (may_be_worker or may_be_device) and not lane.is_second_try:
@@ -538,12 +574,11 @@ class LaneMachine:
         *,
         waits: bool = True,
     ) -> Iterator[Instruction]:
-        """Someone needs a worker; without an instruction for the caller (lend, await a spare, fail) a new one is
-        started.
+        """Someone needs a worker. If no instruction is for the caller (lend, await a spare, fail), it starts a new one.
 
         Idle workers are tried in this order: one that has opened ``code`` on ``device``, one that has opened nothing
-        and has its context there, one that has opened nothing at all. A spare that is half started is waited for, by
-        one caller each, unless the caller no longer ``waits``.
+        and has its context on ``device``, one that has opened nothing and belongs to no device. If none fits and a
+        spare is still starting, the caller waits for it, one caller for each spare; with ``waits`` false it does not.
         """
         kind = role, environment
         if code is not None:
@@ -566,18 +601,21 @@ class LaneMachine:
             yield Fail(WorkerError(message, hint="repair that interpreter; `ktuned doctor` says more"))
 
     def record_awaited_spare(self, kind: WorkerKind) -> None:
-        """A caller waits for a spare no longer: it came, failed, or took too long."""
+        """A caller no longer waits for a spare: the spare is ready, has failed, or took too long."""
         self._awaited[kind] -= 1
 
     def record_start(self, kind: WorkerKind, error: WorkerError | None = None) -> None:
-        """A worker was started, or the ``error`` says why it could not be."""
+        """A worker was started; if the start failed, ``error`` says why."""
         if error is None:
             self._get_start_health(kind).record_success()
         elif not is_outside_kill(error):
             self._get_start_health(kind).record_failure(error.message)
 
     def release_worker(self, worker: Worker) -> Iterator[Instruction]:
-        """A worker is no longer needed. It idles if it may be lent again; beyond the limits the longest idle end."""
+        """A worker is no longer needed. It idles if it may be lent again.
+
+        If too many workers idle then, those that have idled longest end.
+        """
         if not worker.is_alive or self.is_worn(worker):
             yield EndWorker(worker)
             return
@@ -588,14 +626,17 @@ class LaneMachine:
             yield from self._end_surplus_opened(worker.device, kept=KEPT_OPEN)
 
     def record_closed_data(self, worker: Worker, error: WorkerError | None = None) -> Iterator[Instruction]:
-        """An idle worker has closed its problem's data, or the ``error`` says why not."""
+        """An idle worker has closed its problem's data; if that failed, ``error`` says why."""
         if error is not None:
             yield EndWorker(worker)
         else:
             self.idle.append(worker)
 
     def outdate_workers(self, environment: Environment | None = None) -> Iterator[Instruction]:
-        """Something has changed that workers of an environment (None: of all) were started with, or have imported."""
+        """Something that workers of an environment were started with, or have imported, has changed.
+
+        ``environment`` is None if this holds for the workers of all environments.
+        """
         self._outdated_at[environment] = self._clock()
         yield from self._end_idle(lambda worker: environment in (None, worker.environment))
 
@@ -605,7 +646,7 @@ class LaneMachine:
         yield from self._end_idle(lambda worker: now >= worker.idle_until)
 
     def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
-        """Return whether a worker is to be replaced before its next request: it is outdated, old, or has grown."""
+        """Return whether a worker must be replaced before its next request: it is outdated, old, or has grown."""
         outdated_at = max(self._outdated_at.get(key, -math.inf) for key in (None, worker.environment))
         is_old = worker.requests >= (most_requests or self.limits.max_requests)
         grown = worker.memory_bytes - worker.settled_bytes
@@ -613,11 +654,11 @@ class LaneMachine:
         return worker.started <= outdated_at or is_old or is_large
 
     def _end_excess(self, newest: Worker) -> Iterator[EndWorker]:
-        """End the longest idle workers until the rest is within the limits; the newest one always stays."""
-        # One more than the compile workers: it translates functions for them.
+        """End the workers that have idled longest until the rest is within the limits; ``newest`` always stays."""
+        # The extra one is the worker that translates functions for the compile workers.
         most, most_bytes = self.limits.max_idle + self._compilers_of("") + 1, self.limits.max_idle_bytes
-        # An upper bound of what they hold, since those that left are not subtracted. Only when the bound is over the
-        # limit are they counted, which would be too slow after each request.
+        # _idle_bytes is an upper bound: workers that left the list are not subtracted. The exact sum is taken only when
+        # the bound exceeds the limit, because it would be too slow after each request.
         self._idle_bytes += _count_bytes_here(newest)
         if len(self.idle) <= most and self._idle_bytes <= most_bytes:
             return
@@ -630,24 +671,26 @@ class LaneMachine:
         del self.idle[:excess]
 
     def _list_opened_on(self, device: str) -> list[Worker]:
-        """Return the idle workers that have opened a kernel file on a device, the longest idle first."""
+        """Return the idle workers that have opened a kernel file on a device, longest idle first."""
         return [worker for worker in self.idle if worker.device == device and worker.code is not None]
 
     def _end_surplus_opened(self, device: str, kept: int) -> Iterator[EndWorker]:
-        """End the idle workers that have opened a kernel file on a device, but for the ``kept`` newest."""
+        """End the idle workers that have opened a kernel file on a device, except the ``kept`` newest."""
         opened = self._list_opened_on(device)
         surplus = opened[: max(0, len(opened) - kept)]
         yield from self._end_idle(lambda worker: worker in surplus)
 
     def _take_data_holders(self, device: str) -> list[Worker]:
-        """Take the idle workers out that hold a problem's data on a device: none is lent while it closes its data."""
+        """Take out the idle workers that hold a problem's data on a device, so that none is lent while it closes
+        them.
+        """
         holders = self._take_idle(lambda worker: worker.device == device and worker.holds_data)
         for worker in holders:
             worker.holds_data = False
         return holders
 
     def _take_newest(self, kind: WorkerKind, device: str, code: KernelCode | None) -> Worker | None:
-        # From the newest on, and seldom far: even with thousands of compile slots nearly all idle workers are alike.
+        # Newest first. The search is short even with thousands of compile slots, as nearly all idle workers are alike.
         for place in range(len(self.idle) - 1, -1, -1):
             worker = self.idle[place]
             if (worker.device, worker.code) == (device, code) and worker_kind(worker) == kind and worker.is_alive:
@@ -665,7 +708,10 @@ class LaneMachine:
         yield from map(EndWorker, self._take_idle(is_ended))
 
     def _count_unused(self, kind: WorkerKind, device: str) -> int:
-        """Return how many live idle workers of a kind have opened no kernel file, on a device or (empty) on none."""
+        """Return how many live idle workers of a kind have opened no kernel file and belong to a device.
+
+        An empty ``device`` counts those that belong to no device.
+        """
         state = device, None
         return sum((one.device, one.code) == state and worker_kind(one) == kind and one.is_alive for one in self.idle)
 
@@ -681,7 +727,7 @@ class LaneMachine:
         *,
         with_context: bool = False,
     ) -> Iterator[Instruction]:
-        """Make spares until ``count`` stand by; with a ``device``, each is to have its context there."""
+        """Make spares until ``count`` are ready; with a ``device``, each also makes its context there."""
         kind = role, environment
         if not self.keeps_spares or self._get_start_health(kind).pause_s:
             return
@@ -690,31 +736,32 @@ class LaneMachine:
             warming.missing = max(warming.missing, count - self._count_unused(kind, device.name))
             places = [one for place, one in self._warming.items() if place[0] == environment]
             count = sum(one.missing - one.is_at_work for one in places)
-        # A spare that is warm belongs to its device, and does not count among those without one.
+        # A warm spare belongs to its device, so it is not counted among the spares without a device.
         for number in range(self._count_unused(kind, "") + self.spares_under_way[kind], count):
             self.spares_under_way[kind] += 1
             yield MakeSpare(role, environment, backend, with_context and number == 0)
         yield from self._warm_next(environment)
 
     def order_compilers(self, environment: Environment, backend: str, besides: int = 0) -> Iterator[Instruction]:
-        """Make compile workers until as many stand by as can have work at once, and ``besides`` more.
+        """Make compile workers until as many are ready as can have work at once (at most EARLY_COMPILERS), plus
+        ``besides`` more.
 
-        While the backend is unknown, one is enough. None is made on another host before there is something to compile:
-        others may need its cores.
+        While the backend is unknown, one is enough. None is made on another host before there is something to compile,
+        because others may need its cores.
         """
         if not environment.host:
             count = min(self._compilers_of(""), EARLY_COMPILERS) if backend else 1
             yield from self.order_spares(Role.COMPILE, environment, backend, count + besides)
 
     def record_spare(self, kind: WorkerKind, worker: Worker | None) -> Iterator[Instruction]:
-        """A spare was made, or (None) could not be."""
+        """A spare was made; ``worker`` is None if making it failed."""
         self.spares_under_way[kind] -= 1
         if worker is not None:
             yield from self.release_worker(worker)
         yield from self._warm_next(kind[1])
 
     def take_spare_to_warm(self, environment: Environment, device: Device) -> Iterator[Instruction]:
-        """The turn on a device has come for a spare that is to make its context. A lane may have taken the last one."""
+        """A spare may now take its turn on a device to make its context, if a lane has not taken the last spare."""
         warming = self._warming[environment, device.name]
         warming.waits = False
         worker = self._take_newest((Role.BENCH, environment), "", None)
@@ -725,11 +772,11 @@ class LaneMachine:
             yield from self._warm_next(environment)
 
     def record_warm_up(self, worker: Worker, device: Device, error: WorkerError | None = None) -> Iterator[Instruction]:
-        """A spare has made its context on a device, or the ``error`` says why not."""
+        """A spare has made its context on a device; if that failed, ``error`` says why."""
         warming = self._warming[worker.environment, device.name]
         warming.missing, warming.is_at_work = warming.missing - 1, False
         if error is None or isinstance(error, RequestFailed):
-            # Also a spare that the GPU refused belongs to the device now: it counts as one, and is not tried again.
+            # A spare that the GPU refused belongs to the device, too: it counts as one, and is not tried again.
             self._cold.pop(device.name, None)
             if error is not None:
                 self._cold[device.name] = error.message
@@ -740,7 +787,7 @@ class LaneMachine:
         yield from self._warm_next(worker.environment)
 
     def _warm_next(self, environment: Environment) -> Iterator[Instruction]:
-        """Have the next spare of each device wait for a turn there, one at a time."""
+        """Have one spare for each device wait for a turn there, if contexts are still missing."""
         kind = Role.BENCH, environment
         for place, warming in list(self._warming.items()):
             if place[0] != environment or warming.waits or warming.is_at_work:
@@ -749,13 +796,13 @@ class LaneMachine:
                 warming.waits = True
                 yield WarmSpare(environment, warming.device)
             elif not warming.missing or not self.spares_under_way[kind]:
-                # All are there, or cannot be made, or lanes have taken them. The next opening orders new ones.
+                # All contexts are made, or no spare is left to make one. The next opening orders new spares.
                 del self._warming[place]
 
     def _order_spares_of(self, lane: LaneRecord) -> Iterator[Instruction]:
         assert lane.bench is not None
         count_by_kind = SPARES_IN_TROUBLE if self._is_in_trouble(lane) else SPARES
-        # No context beside an application: it would take memory that the application may need.
+        # No spare makes a context beside an application: it would take memory that the application may need.
         device = lane.device if lane.is_gpu and not lane.is_shared else None
         count, bench = count_by_kind.get(lane.device.kind, 1), lane.bench
         yield from self.order_spares(Role.BENCH, bench.environment, bench.backend, count, device)
@@ -763,7 +810,7 @@ class LaneMachine:
     def _is_in_trouble(self, lane: LaneRecord) -> bool:
         return self._clock() - lane.lost_at < TROUBLE_S
 
-    # Applications, and what people are told
+    # Applications, and notices for people
 
     def record_device_use(self, device: Device, began: float, ended: float, *, is_shared: bool) -> None:
         """A lane has used a device from ``began`` to ``ended``, in seconds of the machine's clock.
@@ -775,12 +822,12 @@ class LaneMachine:
             self._free_at[device.name] = free_at
 
     def pause_s(self, device: Device) -> float:
-        """Return for how many seconds a device is to be left to the application beside which it was used."""
+        """Return for how many more seconds a lane should leave a device to its application."""
         return max(0.0, self._free_at.get(device.name, 0.0) - self._clock())
 
     @property
     def notices(self) -> list[str]:
-        """Why workers cannot be started now, and why spares are not warm: one line each."""
+        """Why some spares are not warm and some workers cannot be started, one line for each reason."""
         return [
             f"no warm spare on {device}: after a failure its lane takes longer to come back: {reason}"
             for device, reason in self._cold.items()

@@ -1,14 +1,14 @@
-"""Lanes: one device's measuring position each, on which at most one trial is measured at any time.
+"""Lanes: each is one device's measuring position, on which at most one trial is measured at any time.
 
-A :class:`Lane` carries out what the :mod:`~ktuned.fleet.lane_machine` says, and decides nothing. A job uses it in this
-order::
+A :class:`Lane` carries out the instructions of the :mod:`~ktuned.fleet.lane_machine` and decides nothing itself. A job
+uses it in this order::
 
     async with lane.hold(job):  # the device is the job's, for one request or a few
-        await lane.open_problem(bench, deadlines)  # a worker has the problem open; often it has already
+        await lane.open_problem(bench, deadlines)  # a worker has the problem open; often it already had
         await lane.send_request(request, deadlines)  # the worker measures
     lane.release_worker()  # when no job needs the lane any more
 
-Whatever is raised or cancelled in between leaves the lane without a worker, and the next opening gets another one.
+An error or a cancellation in between leaves the lane without a worker; the next opening gets another one.
 """
 
 from __future__ import annotations
@@ -37,26 +37,29 @@ from ktuned.protocol import LaneInfo
 _log = structlog.get_logger()
 
 REAP_S = 1.0
-"""Time for a killed worker to end: a process in an endless GPU kernel was seen to take 0.15 s."""
+"""Deadline for a killed worker to end. A process in an endless GPU kernel was seen to take 0.15 s."""
 
 LOOK_S: Final = 2.0
-"""Interval at which a lane that leaves its device to an application looks whether that rests or has ended."""
+"""Interval at which a lane that leaves its device to an application checks whether the application still uses it."""
 
 
 class Lane:
-    """One device, which a job holds by :meth:`hold` while it measures. Lanes of one device take turns.
-
-    ``data`` is the digest of the data that is open (:class:`~ktuned.ipc.replies.Opened`), ``busy_s`` for how many
-    seconds the lane was held in all, ``job`` who holds it now.
+    """One device, which a job holds by :meth:`hold` while it measures. Lanes of the same device take turns.
 
     Args:
-        device: The device; several lanes may have the same one.
+        device: The device; several lanes may share it.
         fleet: Lends the workers.
         on_state: Called when the lane becomes sick, and when it is well again.
         health: Failures of the device and the pauses after them.
         reap_s: How long a killed worker may take to end before the device counts as sick, in seconds.
         applications: The applications that may be at work on the device.
         is_waited_for: Returns whether a client waits for a job; such a job does not make way for an application.
+
+    Attributes:
+        record: The lane's state, which only the lane machine changes.
+        busy_s: Seconds for which jobs have held the lane in all.
+        job: The job that holds the lane now, if any.
+        data: The digest of the data that is open (:class:`~ktuned.ipc.replies.Opened`).
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class Lane:
 
     @property
     def worker_pid(self) -> int | None:
-        """The process that measures here, if one is up."""
+        """The process id of the lane's worker, if it has a live one."""
         worker = self.record.worker
         return worker.pid if worker is not None and worker.is_alive else None
 
@@ -116,7 +119,7 @@ class Lane:
 
     @property
     def pace(self) -> Pace:
-        """The pace at which results are worked on, one for all lanes."""
+        """The pace at which results are worked on; all lanes share it."""
         return self._fleet.pace
 
     @property
@@ -126,7 +129,11 @@ class Lane:
 
     @asynccontextmanager
     async def hold(self, job: int) -> AsyncIterator[None]:
-        """Hold the device for one job's next request; beside an application that is at work, not too often."""
+        """Hold the device for a job's next request.
+
+        If an application is using the device and no client waits for the job, this first waits until the lane's share
+        of the time allows another request.
+        """
         while pause_s := self._machine.pause_s(self.device):
             if self._is_waited_for(job) or not await self._applications.is_device_used(self.device):
                 break
@@ -142,9 +149,9 @@ class Lane:
                 self.job = None
 
     async def use_cores(self, cores: int) -> int:
-        """Reserve cores for a timing until the caller leaves the lane; return how many there are.
+        """Reserve cores for a timing until the caller leaves the lane; return how many are reserved.
 
-        Nothing else of ktuned uses them meanwhile. A GPU's lane needs one, for the host's side of its launches.
+        No other part of ktuned uses them meanwhile. A GPU's lane needs one core, for the host side of its launches.
         """
         if self._cores < cores:
             self._give_back_cores()
@@ -173,7 +180,7 @@ class Lane:
 
         Raises:
             CannotOpen: the kernel file, its inputs or its reference fail, hang or crash.
-            ReferenceUnusable: the problem needs another reference; the lane has no worker until it is opened again.
+            ReferenceUnusable: the problem needs another reference; the lane has no worker until the next opening.
             LaneCrowded: an application leaves too little memory.
             LaneSick: the device does not work, and the caller does not wait.
         """
@@ -198,7 +205,7 @@ class Lane:
         """Have the opened worker measure something; the caller holds the lane.
 
         Raises:
-            WorkerDied, DeadlineExpired, RequestFailed: the worker has ended; the next opening takes another.
+            WorkerDied, DeadlineExpired, RequestFailed: the worker has ended; the next opening takes another worker.
         """
         began = monotonic()
         try:
@@ -206,7 +213,7 @@ class Lane:
                 try:
                     reply, output = await self._worker.send_request(request, deadlines, on_item=on_item)
                 except WorkerError as error:
-                    # Raises the error, unless the machine gives the request another worker.
+                    # Raises the error, unless the machine retries the request with another worker.
                     await self._follow_states(self._machine.advance_lane(self.record, error))
                     continue
                 if isinstance(reply, replies.Measurement):
@@ -219,18 +226,21 @@ class Lane:
             self._machine.record_device_use(self.device, began, monotonic(), is_shared=bool(self.applications))
 
     def take_output(self) -> Output:
-        """Return what the worker's code has printed since this was last called; the caller holds the lane."""
+        """Return the output that the worker's code has printed since the last call; the caller holds the lane."""
         return Output() if self.record.worker is None else self.record.worker.take_output()
 
     def release_worker(self) -> None:
-        """Give up the worker when no job needs the lane; beside an application also the device's memory."""
+        """Give up the worker when no job needs the lane.
+
+        If an application may be at work on the device, idle workers also give up the device's memory.
+        """
         self._carry_out(self._machine.release_lane(self.record, is_shared=bool(self.applications)))
 
     def _carry_out(self, instructions: Iterable[Instruction]) -> None:
-        """Do what the machine says.
+        """Carry out the machine's instructions.
 
         Raises:
-            WorkerError: the machine says so.
+            WorkerError: one of them is to fail.
         """
         instruction = self._fleet.carry_out(instructions)
         if self.health.failures != self._failures:
@@ -240,10 +250,10 @@ class Lane:
             raise instruction.error
 
     async def _follow_states(self, instructions: Iterable[Instruction]) -> None:
-        """Do what the machine says, then what each state of the lane says, until the problem is open.
+        """Carry out the instructions, then the step of each state of the lane, until the problem is open.
 
         Raises:
-            WorkerError: it cannot be opened now, or at all.
+            WorkerError: the problem cannot be opened now, or at all.
         """
         lane = self.record
         self._carry_out(instructions)
@@ -288,12 +298,12 @@ class Lane:
         request = bench.request
         if isinstance(request, requests.Open):
             request = replace(request, is_shared=bool(self.applications))
-        # What this lane has timed so far is over. Its cores go back: the opening's imports and references may use every
-        # core, and a lane that still held all of them would wait for itself at the gate.
+        # The lane's timings so far are over, so its cores go back. The opening's imports and references may use every
+        # core, and a lane that still held them all would wait for itself at the gate.
         self._give_back_cores()
         async with self.gate.hold_for_computing(COURTESY_S):
             reply, _ = await worker.send_request(request, self._deadlines)
-        # The problem's data does not wear a worker out; only what comes on top counts as growth.
+        # The problem's data does not wear a worker out; only memory beyond it counts as growth.
         worker.settle_memory()
         if isinstance(request, requests.Open) and request.reference is not None and reply.unusable:
             raise ReferenceUnusable(reply.unusable, request.reference.key, is_damaged=reply.is_damaged)
@@ -306,7 +316,7 @@ class Lane:
         )
 
     def describe_lane(self) -> LaneInfo:
-        """Return the lane for a status."""
+        """Return a description of the lane for a status."""
         return LaneInfo(
             device=self.device.name,
             model=self.device.model,

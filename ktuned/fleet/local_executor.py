@@ -1,13 +1,14 @@
-"""Workers on this machine: started, kept away from what is measured, and buried with all that they left behind.
+"""Workers on this machine: starts them, keeps them off the measured cores, and removes everything they left behind.
 
-User code starts processes, and these detach. Nothing of a worker may outlive it, and nothing of a daemon may outlive
-the daemon, however either ends. Four nets catch what the one before misses:
+User code starts processes, and these may detach. No process of a worker may outlive the worker, and no process of a
+daemon may outlive the daemon, however either ends. Four nets each catch the processes that the one before misses:
 
 1. The worker's process group is killed with it (:mod:`~ktuned.fleet.process`).
-2. What left the group bears the worker's mark in its environment, and is killed by that (:mod:`~ktuned.fleet.warden`).
-3. What has cleared its environment as well is re-parented to the daemon, because a worker is the subreaper of its
-   descendants and the daemon that of its workers. The daemon kills every child that it did not start.
-4. If the daemon itself is killed, the warden, a process of its own, kills whatever bears the daemon's mark.
+2. A process that left the group bears the worker's mark in its environment, and is found and killed by that mark
+   (:mod:`~ktuned.fleet.warden`).
+3. A process that has also cleared its environment is re-parented to the daemon, because a worker is the subreaper of
+   its descendants, and the daemon is the subreaper of its workers. The daemon kills every child that it did not start.
+4. If the daemon itself is killed, the warden, a separate process, kills every process that bears the daemon's mark.
 """
 
 from __future__ import annotations
@@ -41,40 +42,40 @@ from ktuned.model import Role, WorkerError
 _log = structlog.get_logger()
 
 COMPILE_NICENESS = 10
-"""The niceness of compile workers, so that they yield to what people do on the machine."""
+"""The niceness of compile workers, so that they yield to people's own programs on the machine."""
 
 _ASIDE = (Role.COMPILE, Role.EXPLORE)
-"""Roles that work while something is measured: their workers keep off its cores."""
+"""Roles whose workers run while something is measured, and so must keep off the measured cores."""
 
 _REAP_S = 5.0
-"""Time that an ending daemon gives its killed workers to end; one that is stuck in a driver must not hold it up."""
+"""Time that an ending daemon gives its killed workers to end. One that is stuck in a driver must not hold it up."""
 
 _GENERATIONS = 20
-"""How often orphans are searched for after a worker's end: those that are killed may leave orphans of their own."""
+"""How often orphans are searched for after a worker's end, because killed orphans may leave orphans of their own."""
 
 _ORPHAN_REAP_S = 1.0
-"""Time for a killed orphan to end."""
+"""Deadline for a killed orphan to end."""
 
 WARDEN_S = 15.0
-"""Interval in seconds at which a warden that was killed is started again."""
+"""Interval in seconds at which the warden is checked, and started again if it was killed."""
 
 
 class LocalExecutor(Executor):
     """Starts worker processes, and removes every trace of those that have ended.
 
     Args:
-        scratch: Below it each worker gets a temporary directory. What an earlier daemon left there is removed.
-        cache: Where backends keep what they can make again.
+        scratch: Each worker gets a temporary directory below it. Directories that an earlier daemon left are removed.
+        cache: Where backends keep files that they can make again.
         artifacts: The directory of sealed artifacts.
         captures: The directory of captured inputs.
         base_env: The environment of workers.
         compile_cores: The cores that compilers and explorers may use; all if empty.
-        adopts: Whether to kill every child of this process that it did not start, but for those ``kept`` now.
-        trust: Directories that others may write and workers may read nevertheless.
-        kept: Processes that are no orphans.
-        private: A directory of this process alone, which the warden removes; by default the scratch directory.
+        adopts: Whether to kill every child of this process that it did not start, except those in ``kept``.
+        trust: Directories that workers may read although others may write to them.
+        kept: Ids of processes that are no orphans; the collection may change.
+        private: A directory that only this process uses; the warden removes it. By default the scratch directory.
         last_end: The file in which the warden notes how this process ended, if not in order.
-        warden_s: Interval of looks at the warden, in seconds.
+        warden_s: Interval at which the warden is checked, in seconds.
         start_process: Starts a worker's process.
     """
 
@@ -107,7 +108,7 @@ class LocalExecutor(Executor):
         self._start_process = start_process
         self._kept = kept
         self.mark = f"{DAEMON_MARK}={self._id}"
-        """The mark in the environment of each process that must not outlive this one."""
+        """The mark in the environment of every process that must not outlive this one."""
         self._warden = WardenProcess(self.mark, private or self.scratch, last_end)
         self._workers: dict[int, WorkerProcess] = {}
         self._ending = anyio.Lock()
@@ -121,7 +122,7 @@ class LocalExecutor(Executor):
 
     @asynccontextmanager
     async def run_workers(self) -> AsyncIterator[Self]:
-        """Run the warden and the tasks that bury workers; on leaving, every worker is killed and reaped."""
+        """Run the warden and the tasks that clean up after workers; on leaving, every worker is killed and reaped."""
         shutil.rmtree(self.scratch.parent, ignore_errors=True)
         self.scratch.mkdir(parents=True)
         if self._adopts:
@@ -141,7 +142,7 @@ class LocalExecutor(Executor):
         """Start a worker and wait until it takes requests.
 
         Raises:
-            WorkerError: it cannot be started, or is not ready within ``deadline_s``.
+            WorkerError: the worker cannot be started, or is not ready within ``deadline_s``.
         """
         self._count += 1
         scratch, places = self.scratch / str(self._count), self._build_places(environment)
@@ -175,9 +176,9 @@ class LocalExecutor(Executor):
         return worker
 
     def leave_cores(self, lanes: int) -> None:
-        """Leave cores to lanes: keep compilers and explorers off them, the running ones as well.
+        """Leave cores to lanes: keep compilers and explorers off them, including those that already run.
 
-        The first lane's core is not among the compile cores, so the first lane takes none of these.
+        The first lane's core is never a compile core, so only further lanes take compile cores away.
         """
         # Only cores that the daemon itself may still use.
         cores = sorted(self._all_compile_cores & os.sched_getaffinity(0))
@@ -197,7 +198,7 @@ class LocalExecutor(Executor):
         )
 
     def _put_aside(self, worker: WorkerProcess) -> None:
-        """Keep a worker, and all that it will start, out of the way of what is measured."""
+        """Keep a worker, and every process that it will start, from disturbing measurements."""
         if worker.role is Role.COMPILE:
             try:
                 os.setpriority(os.PRIO_PROCESS, worker.pid, COMPILE_NICENESS)
@@ -206,12 +207,12 @@ class LocalExecutor(Executor):
         self._pin_threads(worker)
 
     def _pin_threads(self, worker: WorkerProcess) -> None:
-        """Pin every thread of a worker, and of what it has started, to the compile cores."""
+        """Pin every thread of a worker and of its descendants to the compile cores."""
         for thread in memory.list_tree_threads(worker.pid) if self._compile_cores else ():
             try:
                 os.sched_setaffinity(thread, self._compile_cores)
             except OSError as error:
-                # It may have ended meanwhile.
+                # The thread may have ended meanwhile.
                 _log.debug("thread_not_pinned", pid=worker.pid, reason=str(error))
 
     async def _keep_warden(self) -> None:
@@ -220,7 +221,7 @@ class LocalExecutor(Executor):
             self._warden.restart_if_killed()
 
     async def _bury_when_gone(self, worker: WorkerProcess) -> None:
-        """Wait until a worker is gone, and bury it."""
+        """Wait until a worker is gone, and remove its traces."""
         await worker.gone.wait()
         await self._bury_worker(worker)
 
@@ -231,8 +232,8 @@ class LocalExecutor(Executor):
                 await self._end_orphans()
 
     async def _end_orphans(self) -> None:
-        # The search runs on the event loop, where workers are started, and not in a thread: a worker that was just
-        # started is then in the table, and not taken for an orphan.
+        # The search runs on the event loop, as the starts of workers do, and not in a thread. So a worker that was just
+        # started is already in the table, and is not taken for an orphan.
         async with self._ending:
             for _ in range(_GENERATIONS if self._adopts else 0):
                 orphans = list_children() - self._workers.keys() - {self._warden.pid, *self._kept}
@@ -251,7 +252,7 @@ class LocalExecutor(Executor):
 
 
 def list_children() -> set[int]:
-    """Return our children, adopted ones too; none where the kernel lists none (without ``CONFIG_PROC_CHILDREN``)."""
+    """Return our children, adopted ones included; none if Linux does not list any (no ``CONFIG_PROC_CHILDREN``)."""
     found: set[int] = set()
     for thread in os.listdir("/proc/self/task"):
         with suppress(OSError), open(f"/proc/self/task/{thread}/children", encoding="ascii") as stream:

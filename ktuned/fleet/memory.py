@@ -1,9 +1,9 @@
 """Memory of a worker and its descendants, and its limits.
 
-Two things keep a worker within its limit. The fleet looks five times a second at what a worker and all its descendants
-have resident together, and kills the one that has too much; the outcome is ``crashed (out of memory)``. Between two
-looks a process can take gigabytes, so the kernel bounds each process as well (:func:`limit_data_size`). If the machine
-still runs short, workers are killed first (``oom_score_adj``, which a worker raises itself).
+Two things keep a worker within its limit. Five times a second the fleet measures the resident memory of each worker
+with all its descendants, and kills a worker that exceeds its limit; the outcome is ``crashed (out of memory)``. Between
+two measurements a process can take gigabytes, so Linux limits each process as well (:func:`limit_data_size`). If the
+machine still runs short of memory, Linux kills workers first (each raises its own ``oom_score_adj``).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ def read_total_bytes() -> int:
 
 
 def choose_default_limits(compilers: int) -> tuple[int, int]:
-    """Return how many bytes a bench worker, and each of so many compile workers, may use by default.
+    """Return how many bytes a bench worker, and each of ``compilers`` compile workers, may use by default.
 
-    Half of the machine's memory is for the bench worker, half for all compile workers, of which each gets at least 2
-    GiB.
+    The bench worker gets half of the machine's memory. All compile workers share the other half, but each gets at least
+    2 GiB.
     """
     half = read_total_bytes() // 2
     return half, max(2 << 30, half // compilers)
 
 
 def limit_data_size(pid: int, limit_bytes: int) -> None:
-    """Have the kernel refuse a process, and each that it starts, private memory beyond one and a half times its limit.
+    """Have Linux refuse a process, and each that it starts, private memory beyond 1.5 times the limit.
 
-    ``RLIMIT_DATA`` counts private writable memory. ``RLIMIT_AS`` would count address space, of which a sanitizer or a
-    CUDA driver reserves terabytes. Workers that measure get no such limit: what a driver maps writable differs from
-    version to version, and an allocation that fails there looks like the config's fault. The half on top lets the fleet
-    act first, which counts a worker's processes together.
+    ``RLIMIT_DATA`` counts private writable memory. ``RLIMIT_AS`` would count address space, and sanitizers and CUDA
+    drivers reserve terabytes of it. Workers that measure get no such limit: how much a driver maps as writable differs
+    between versions, and an allocation that fails there looks like the config's fault. The factor 1.5 lets the fleet,
+    which counts all processes of a worker together, act first.
     """
     bound = limit_bytes + limit_bytes // 2
     with suppress(OSError, ValueError):
@@ -44,12 +44,12 @@ def limit_data_size(pid: int, limit_bytes: int) -> None:
 
 
 def describe_excess(used: int, limit: int) -> str:
-    """Return the reason for which a worker is killed that outgrew its limit."""
+    """Return the reason why a worker that outgrew its limit is killed."""
     return f"out of memory: the worker used {used / 2**30:.1f} GiB of the {limit / 2**30:.1f} GiB it may"
 
 
 def measure_tree(pid: int) -> int:
-    """Return the resident memory of a process and its descendants; 0 for one that is gone."""
+    """Return the resident memory of a process and its descendants; 0 if the process is gone."""
     try:
         own = int(_read_words(f"/proc/{pid}/statm")[1]) * PAGE_BYTES
         children = []
@@ -61,7 +61,7 @@ def measure_tree(pid: int) -> int:
 
 
 def list_tree_threads(pid: int) -> list[int]:
-    """Return the threads of a process and of its descendants; none of one that is gone."""
+    """Return the threads of a process and its descendants; none if the process is gone."""
     found = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -74,7 +74,7 @@ def list_tree_threads(pid: int) -> list[int]:
 
 
 def _read_words(path: str) -> list[bytes]:
-    # Called five times a second for each thread of each worker: a file object would make twice as many system calls.
+    # Called five times a second for each thread of each worker. A file object would need twice as many system calls.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []

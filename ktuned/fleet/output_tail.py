@@ -7,7 +7,7 @@ import os
 import msgspec
 
 TAIL_BYTES = 16 * 1024
-"""The part of a worker's output that is kept: enough for a compiler's first errors or a traceback."""
+"""How much of a worker's output is kept, counted from its end: enough for a traceback or a compiler's errors."""
 
 _READ_BYTES = 1 << 16
 _PIPEFULS = 4
@@ -20,7 +20,7 @@ class OutputTail(msgspec.Struct):
     kept: bytearray = msgspec.field(default_factory=bytearray)
 
     def read_available(self) -> bool:
-        """Read what is there; return False if there was nothing, or the stream has ended."""
+        """Read once from the stream; return False if nothing was there, or the stream has ended."""
         try:
             data = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
@@ -31,7 +31,7 @@ class OutputTail(msgspec.Struct):
         return bool(data)
 
     def read_rest(self) -> None:
-        """Read what lies in the pipe, up to a bound: code may print without end."""
+        """Read what is left in the pipe, but only so much, because code may print without end."""
         for _ in range(_PIPEFULS):
             if not self.read_available():
                 break

@@ -1,7 +1,7 @@
-"""Pace of the work on results: one step in each round of the event loop.
+"""Paces the work on results: one step in each round of the event loop.
 
 A group of commits, or one message from another host, wakes dozens of tasks at once. The loop would run them all before
-it looks at its sockets again, and every lookup would wait for all of them. With a pace it waits for one.
+it polls its sockets again, and every lookup would wait for all of them. With a pace, a lookup waits for one of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 
 
 class Pace:
-    """Lets tasks go on one by one, first come first served. A task that is alone goes on at once."""
+    """Lets tasks continue one by one, first come, first served. A task continues at once if no other one waits."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -23,7 +23,7 @@ class Pace:
         return len(self._waiting)
 
     async def wait_for_step(self) -> None:
-        """Wait for a round of the loop in which no other step is taken; the step lasts until the task waits again."""
+        """Wait for a round of the loop without another task's step. The step lasts until this task waits again."""
         loop = asyncio.get_running_loop()
         if not self._is_taken:
             self._is_taken = True

@@ -1,17 +1,18 @@
 """The phases of a worker's request: which one it is in, since when, and whether its deadline has passed.
 
-A worker writes each phase that it enters into its journal (:mod:`ktuned.ipc.journal`), and tells nobody: a message for
-each would wake the daemon half a dozen times in a trial of milliseconds. So the daemon looks instead:
+A worker writes each phase that it enters into its journal (:mod:`ktuned.ipc.journal`) and sends no message about it: a
+message for each phase would wake the daemon half a dozen times in a trial of milliseconds. Instead, the daemon looks
+into the journal:
 
-- It looks when a deadline *may* have passed. A phase that began unseen since the last look has at least the shortest of
-  the request's deadlines, so a look after that long comes before any such phase is over. Most requests end before their
-  first look.
-- It reads what has arrived before it looks: a reply that lies in the pipe is no expired deadline, however late the
-  event loop comes to it.
+- It looks when a deadline *may* have passed. Any phase that began since the last look has a deadline of at least the
+  shortest one in the request. So if the daemon looks again after that long, no such phase can have missed its deadline
+  yet. Most requests end before their first look.
+- Before each look it reads the messages that have arrived. If the reply is already in the pipe, no deadline was missed,
+  however late the event loop reports it.
 - It looks once more when the worker has died, so that the error names the phase.
 
-User code runs in the worker and may write nonsense into the journal. Entries that are out of order, of another time or
-of no known phase are ignored; the phase that was known goes on, with its deadline.
+User code runs in the worker and may write nonsense into the journal. Entries that are out of order, from another time
+or of no known phase are ignored; the last known phase continues, with its deadline.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ktuned.ipc import HeldItems, Journal, PhaseEntry
 from ktuned.model import Phase
 
 LEAST_S = 0.01
-"""Shortest interval between two looks, where a deadline is shorter than that."""
+"""Least interval between two looks, even if a deadline is shorter."""
 
 
 class Phases:
@@ -34,7 +35,7 @@ class Phases:
         loop: The event loop, for timers.
         journal: The daemon's side of the worker's journal.
         on_over: Called when the deadline of the present phase has passed.
-        before_look: Called before each look: reads what has arrived, which may be the reply.
+        before_look: Called before each look; reads the messages that have arrived, as one may be the reply.
         clock: The clock of the journal, in seconds.
     """
 
@@ -84,13 +85,13 @@ class Phases:
         self._timer.end_watch()
 
     def read_journal(self) -> None:
-        """Take in what the journal says now; nothing once it is closed."""
+        """Read the phases and the held items in the journal; does nothing once it is closed."""
         if self._journal is None:
             return
         found, self._held = self._journal.read_progress()
         began, until = self._entered[0], self._clock()
         known = [one for one in found if began.at <= one.at <= until and one.phase in self._deadlines]
-        # User code may have written nonsense. Then the phase that was known goes on.
+        # User code may have written nonsense. Then the last known phase continues.
         if known and known[-1].at >= self._entered[-1].at:
             self._entered = [began, *known] if known[0].at > began.at else known
 
@@ -109,7 +110,7 @@ class Phases:
         return durations
 
     def close(self) -> None:
-        """Read the journal once more and close it, and leave no timer behind. What was read stays known."""
+        """Read the journal once more, close it, and cancel the timer. The phases that were read stay available."""
         self._timer.close()
         self.read_journal()
         if self._journal is not None:
@@ -123,9 +124,9 @@ class Phases:
 
 
 class DeadlineTimer:
-    """Calls ``wake`` when the deadline of a request's present phase has passed, which ``look`` returns.
+    """Calls ``wake`` when the deadline of a request's present phase has passed; ``look`` returns that deadline.
 
-    One timer serves all requests of a worker: it is left to run from one request to the next.
+    One timer serves all requests of a worker: it keeps running from one request to the next.
     """
 
     __slots__ = ("_fires_at", "_is_on", "_least_s", "_look", "_loop", "_timer", "_wake", "is_over")
@@ -135,7 +136,7 @@ class DeadlineTimer:
         self._wake = wake
         self._look = look
         self._timer: asyncio.Handle | None = None
-        # Kept here, not read from the timer: uvloop rounds its times, and a timer that is due at once has none.
+        # Kept here, because uvloop rounds the times of timers, and a timer that is due at once has no time.
         self._fires_at = 0.0
         self._least_s = 0.0
         self._is_on = False
@@ -152,11 +153,11 @@ class DeadlineTimer:
             self._set_timer(at)
 
     def end_watch(self) -> None:
-        """Watch no request; the timer may run on."""
+        """Watch no request any more; the timer may keep running."""
         self._is_on = False
 
     def close(self) -> None:
-        """Leave no timer behind."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -169,7 +170,7 @@ class DeadlineTimer:
         self._timer = None
         if not self._is_on:
             return
-        # A timer that was late has still seen everything that began until now.
+        # A late timer still sees every phase that has begun until now, so count from now.
         now = max(self._fires_at, self._loop.time())
         ends_at = self._look()
         if ends_at > now:

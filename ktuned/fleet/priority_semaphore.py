@@ -1,14 +1,15 @@
 """Priority semaphore with ageing, for compile slots and for devices.
 
-A *turn* goes to the waiting job of the highest rank, then to the first come. Two things are unlike a plain semaphore:
+A *turn* goes to the waiting job of the highest rank; among equal ranks, to the one that came first. Two things differ
+from a plain semaphore:
 
-- *Ranks are asked at each choice*, not when a job begins to wait: a person may raise its priority meanwhile. Each
-  :data:`TURN_AGE_S` of waiting counts as a level more, without an end, so nothing waits forever.
+- *Ranks are asked at each choice*, not when a job begins to wait, because a person may raise its priority meanwhile.
+  Each :data:`TURN_AGE_S` of waiting raises the rank by one level, without a limit, so nothing waits forever.
 - *A turn may be given back before its block ends* (:meth:`Turn.give_back`): a compile slot is free as soon as the
-  compiler is done, while the worker still writes the artifact. The number of those inside their blocks is bounded as
-  well (``most_inside_of``), or work that has lost its turn would pile up.
+  compiler is done, while the worker still writes the artifact. The number of jobs inside their blocks is limited as
+  well (``most_inside_of``); otherwise work that has given its turn back would pile up.
 
-A turn that was handed to a job as this was cancelled goes to the next one.
+If a job is cancelled just as it gets a turn, the turn goes to the next one.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ import msgspec
 from anyio.lowlevel import checkpoint_if_cancelled
 
 LEVEL = 100
-"""Distance of two levels of priority (:class:`~ktuned.model.Priority`), and the lift of one step of age."""
+"""Difference in rank between two levels of priority (:class:`~ktuned.model.Priority`)."""
 
 NO_JOB = 0
-"""Number of no job, by which ktuned's own work waits for a turn; its rank is the lowest."""
+"""The number under which ktuned's own work waits for a turn. No job has this number, and its rank is the lowest."""
 
 TURN_AGE_S = 20.0
-"""Waiting time in seconds that counts as a level: a few compiles of more important jobs."""
+"""Seconds of waiting that raise a rank by one level: about a few compiles of more important jobs."""
 
 
 def age_rank(level: int, waited_s: float, step_s: float) -> int:
-    """Return the rank of something that has waited: a level more for each ``step_s`` seconds, without an end.
+    """Return the rank of something that has waited: one level more for each ``step_s`` seconds, without a limit.
 
-    Levels are bounded and ranks are not, so that nothing waits forever behind what is more important.
+    Levels are bounded but ranks are not, so that nothing waits forever behind more important work.
     """
     return level + LEVEL * int(max(0.0, waited_s) // step_s)
 
@@ -47,17 +48,17 @@ class _Waiter(msgspec.Struct, eq=False):
 
 
 RankOf = Callable[[int], int]
-"""Returns the rank of a job now."""
+"""Returns the present rank of a job."""
 
 
 class Turn:
-    """A turn that is held, until the end of its block or until it is given back before."""
+    """A turn that a job holds until its block ends, or until it gives the turn back."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
         self._give_back: Callable[[], None] | None = give_back
 
     def give_back(self) -> None:
-        """Let the next job have the turn. A second call does nothing."""
+        """Give the turn to the next job. A second call does nothing."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             give_back()
@@ -68,10 +69,10 @@ class Turns:
 
     Args:
         total_tokens: Turns that may be held at once.
-        rank_of: Returns a job's level; all are equal without it.
+        rank_of: Returns a job's rank, to which its age is added; without it, all jobs are equal.
         most_inside_of: Returns, for a number of turns, how many jobs may be in their blocks at once. This includes
-            those that have given their turn back.
-        clock: The time in seconds, which only rises.
+            jobs that have given their turn back.
+        clock: The time in seconds; must not go backwards.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Turns:
 
     @asynccontextmanager
     async def hold_turn(self, job: int) -> AsyncIterator[Turn]:
-        """Wait for a turn, and hold it for the length of the block at most."""
+        """Wait for a turn, and hold it for the block, or until it is given back."""
         await checkpoint_if_cancelled()
         await self._wait_for_turn(job)
         turn = Turn(self._end_turn)
@@ -141,7 +142,7 @@ class Turns:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
             else:
-                # The turn came together with the cancellation: it is the next one's.
+                # The turn came together with the cancellation, so the next job gets it.
                 self._end_turn()
                 self._leave_block()
             raise

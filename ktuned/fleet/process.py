@@ -2,16 +2,18 @@
 
 The worker runs user code, so nothing that it does may block or mislead the daemon:
 
-- *It has one request at a time*, and each phase of that a deadline (:mod:`~ktuned.fleet.phases`). When one passes, when
-  the worker dies, or when the calling task is cancelled, it is killed: nobody can see what state it is in, and nothing
-  is lost with it. Only a worker that answers, even that it cannot, lives on.
-- *Descriptors never block.* A request is written as the pipe takes it. What the worker prints is read at once and kept
-  as a tail; a flood of output stops no one. Answers are read until :data:`_INBOX_LIMIT` of them wait for the caller.
+- *It has one request at a time*, and each phase of the request has a deadline (:mod:`~ktuned.fleet.phases`). After a
+  missed deadline, or when the calling task is cancelled, the worker is killed: its state cannot be inspected, and
+  nothing is lost with it. Only a worker that replies, if only with an error, stays alive.
+- *Descriptors never block.* A request is written as fast as the pipe takes it. The worker's output is read at once and
+  only its tail is kept, so a flood of output blocks nobody. Answers are read until :data:`_INBOX_LIMIT` of them wait
+  for the caller.
 - *Answers are checked.* User code may write into the pipe; a message that is no answer to the present request ends the
   worker.
-- *Its end is seen by a pidfd*, whatever happens to the pipes. The group is killed while its number is still ours; then
-  the rest of the answers and of the output is read, so that items which came before a death count.
-- *What left the group* (by ``setsid``) bears the worker's mark in its environment, and is killed by that.
+- *A pidfd reports its end*, whatever happens to the pipes. The group is killed while its number is still ours; then
+  the remaining answers and output are read, so that items which came before the death count.
+- *Processes that left the group* (by ``setsid``) bear the worker's mark in their environment, and are found and killed
+  by it.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ _INBOX_LIMIT = 256
 
 
 class Process(Protocol):
-    """A process that was started, as :class:`subprocess.Popen` is one."""
+    """A started process, with the part of the interface of :class:`subprocess.Popen` that is used here."""
 
     pid: int
     stdout: IO[bytes] | None
@@ -167,7 +169,7 @@ class WorkerProcess(Worker):
         """Wait until a new worker takes requests.
 
         Raises:
-            WorkerDied, DeadlineExpired: it never does; it is killed.
+            WorkerDied, DeadlineExpired: the worker is not ready; it is killed.
         """
         self._begin_request(0, Phase.SPAWN, {Phase.SPAWN: deadline_s})
         done = False
@@ -182,13 +184,13 @@ class WorkerProcess(Worker):
         try:
             self._phases.begin_request(number, phase, deadlines)
         except OSError as error:
-            # A limit on the size of files, which came after this worker's start.
+            # For example because of a limit on file sizes that was set after this worker's start.
             self.kill()
             raise JournalFailed(error.strerror or str(error), phase) from error
 
     async def _write_request(self, data: bytes, deadline_s: float) -> None:
         view = memoryview(data)
-        # The pipe of a worker that waits for a request is empty, and most requests fit: most need no timer for this.
+        # The pipe of a worker that waits for a request is empty, and most requests fit, so most need no timer.
         if self._returncode is None:
             with contextlib.suppress(BlockingIOError, BrokenPipeError):
                 view = view[os.write(self._write_fd, view) :]
@@ -246,7 +248,7 @@ class WorkerProcess(Worker):
         return WorkerDied(returncode, self._phases.current, self.take_output(), self._stopped, self._fault)
 
     def take_output(self) -> Output:
-        """Return, and forget, what was printed since the request began, including what still lies in the pipes."""
+        """Return the output since the last call or the request's begin, also what is still in the pipes; forget it."""
         for tail in self._tails:
             if self._returncode is None:
                 tail.read_rest()
@@ -269,12 +271,12 @@ class WorkerProcess(Worker):
             self._wake_caller()
 
     def _read_arrived_messages(self) -> None:
-        """Read what has arrived, even if the loop has not come to it yet."""
+        """Read messages that have arrived, even if the event loop has not reported them yet."""
         if self._reading and self._returncode is None:
             self._on_message()
 
     def _on_deadline(self) -> None:
-        """End the request under way, whose deadline has passed. Items that the worker held back still count."""
+        """End the request under way after its deadline has passed. Items that the worker held back still count."""
         self._take_in_held_items()
         self._wake_caller()
 
@@ -283,14 +285,14 @@ class WorkerProcess(Worker):
         held = self._phases.held
         if self._answer_types is None or not held.frames:
             return
-        # A worker that dies while it sends items has not crossed them out yet: skip those that came.
+        # A worker that dies while it sends items has not removed them from its journal: skip those that have arrived.
         known = max(0, self._items - held.first)
         with contextlib.suppress(frames.FrameError, InvalidMessage):
             for message in list(frames.Decoder().feed(held.frames))[known:]:
                 self._take_in_message(message)
 
     def _take_in_message(self, message: dict[str, Any]) -> None:
-        """Act on one message: on faults and the end of computing at once; keep items and ends for the caller."""
+        """Handle one message: faults and the end of computing at once; items and replies are kept for the caller."""
         if self._answer_types is None:
             raise InvalidMessage("an answer without a request")
         answer = replies.decode(message, *self._answer_types)
@@ -311,7 +313,7 @@ class WorkerProcess(Worker):
             self._loop.remove_reader(tail.fd)
 
     def _on_exit(self) -> None:
-        # Kills its children. Not later: once the process is reaped, its group's number may be another's.
+        # Kills its children. This must come before the process is reaped: afterwards its group's number may be reused.
         self.kill()
         while self._reading and self._read_rest():
             pass
@@ -350,14 +352,14 @@ class WorkerProcess(Worker):
         self.memory_bytes = memory.measure_tree(self.pid)
 
     def kill(self, why: str = "") -> None:
-        """SIGKILL the whole process group; :attr:`gone` is set when the kernel has let go of the worker."""
+        """SIGKILL the whole process group; :attr:`gone` is set when the process has ended."""
         self._stopped = why or self._stopped
         if self._returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def remove_traces(self) -> None:
-        """After :attr:`gone`: kill what left the group, and remove the scratch directory. Blocks for some ms."""
+        """After :attr:`gone`: kill processes that left the group, and remove the scratch directory. Blocks for ms."""
         warden.kill_marked(self._mark)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -402,7 +404,7 @@ def spawn_worker(
         }
         arguments = (role, str(child_read), str(child_write), str(os.getpid()), places.to_argument())
         try:
-            # -P: a module in the worker's directory must not shadow the ones that the worker itself is made of.
+            # -P: a module in the worker's directory must not shadow a module that the worker itself needs.
             process = start_process(
                 [environment.python, "-P", "-m", "ktuned.worker", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -419,7 +421,7 @@ def spawn_worker(
                 f"cannot start a worker with {environment.python} in {environment.cwd}: {error.strerror}",
                 hint=_MENDS.get(error.errno or 0, interpreter),
             ) from error
-        # The worker's object closes them from now on.
+        # From now on the WorkerProcess closes these descriptors.
         ours.pop_all()
     mark = f"{WORKER_MARK}={worker_id}"
     return WorkerProcess(
@@ -428,7 +430,7 @@ def spawn_worker(
 
 
 def _make_pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
-    """Make a pipe; ``reading`` closes its one end, ``writing`` the other."""
+    """Make a pipe; ``reading`` closes its reading end, ``writing`` its writing end."""
     read_fd, write_fd = os.pipe()
     reading.callback(os.close, read_fd)
     writing.callback(os.close, write_fd)

@@ -1,25 +1,26 @@
 """The gate between compiles and timing on one machine: what may run at once, and on how many cores.
 
-Compiles stretch what is timed beside them: they take cores from a CPU config, and memory bandwidth from any. Six kinds
-of work pass the gate:
+Compiles stretch a timing that runs at the same time: they take cores from a CPU config, and memory bandwidth from any
+config. Six kinds of work pass the gate:
 
 =================================  ================================================================================
-a compile                          waits for quiet, and behind all that wait for quiet or for several cores; beside a
-                                   wide timing it needs a core that this leaves
-a timing on one core               waits only where wide timings leave no core: compilers are pinned away from its own
-a *wide* timing, on several cores  waits until its cores are free, and one more for whatever compiles or starts
+a compile                          waits while it is quiet, and while anything waits for quiet or for several cores;
+                                   during a wide timing it needs a core that the timing leaves free
+a timing on one core               waits only if wide timings leave no core; compilers are pinned to other cores
+a *wide* timing, on several cores  waits until its cores are free, and one more if anything compiles or starts
 *quiet*, for finalists             waits until no compile runs
 a worker's start                   never waits
-what computes: an inspection, a    waits for wide timings on all cores, but not longer than its patience
+computing: an inspection, a        waits for wide timings on all cores, but not longer than its patience
 strategy, a lane's opening
 =================================  ================================================================================
 
-A timing waits without limit only for other timings and for compiles. Both end without the gate, and nobody waits while
-holding something, so there is no deadlock. What starts may hang (a constraint for its 30 s), so a wide timing waits
-for it with patience only: a timing that is disturbed is repeated, a lane that stands still is lost.
+A timing waits without limit only for other timings and for compiles. Both end without needing the gate again, and
+nobody waits while holding something, so there is no deadlock. Starts and computing may hang (a constraint for its
+30 s), so a wide timing waits for them only for a limited time: a disturbed timing can be repeated, but the time of an
+idle lane is lost.
 
-All waiters check again whenever anything changes: a queue for each kind would need rules for who is woken after a
-cancellation.
+All waiters check their condition again whenever anything changes. A queue for each kind would need rules about which
+one to wake after a cancellation.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from contextlib import asynccontextmanager, contextmanager
 import anyio
 
 ALL_CORES = 1 << 16
-"""More cores than there are: asks for all of them."""
+"""More cores than any machine has: requests all of them."""
 
 COURTESY_S = 1.0
-"""How long work that a person or a lane waits for may be delayed by a timing on all cores: twice a batch's time."""
+"""How long a timing on all cores may delay work that a person or a lane waits for: twice the time of a batch."""
 
 PATIENCE_S = 3.0
-"""How long a wide timing waits for an inspection or a worker's start; an import of torch takes less."""
+"""How long a wide timing waits for an inspection or a worker's start; importing torch takes less."""
 
 
 class QuietGate:
-    """Decides who may go on. The gate counts; it starts and stops nothing.
+    """Decides which work may proceed. The gate only counts; it starts and stops nothing.
 
     Args:
         cores: Cores of the machine for compiles and timing together; without it no timing waits.
         on_wide: Called with the number of cores that lanes hold beyond one each, whenever it changes.
-        patience_s: How long a wide timing waits for what is starting, in seconds.
+        patience_s: How long a wide timing waits for starts and computing, in seconds.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class QuietGate:
         self._changed = anyio.Event()
         self._compiling = 0
         self._starting: list[float] = []
-        """For each start under way, when the patience with it ends."""
+        """For each start or computing under way, the time at which wide timings stop waiting for it."""
         self._timed: list[int] = []
         self._waiting_for_quiet = 0
         self._waiting_for_cores = 0
@@ -79,12 +80,12 @@ class QuietGate:
 
     @property
     def waiting_for_cores(self) -> int:
-        """The number of timings that wait until they are alone on their cores."""
+        """The number of timings on several cores that wait until their cores are free."""
         return self._waiting_for_cores
 
     @asynccontextmanager
     async def hold_for_compile(self) -> AsyncIterator[None]:
-        """Hold the gate for one compile, once it may run."""
+        """Hold the gate for one compile, after waiting until it may run."""
         while not self._may_compile:
             await self._changed.wait()
         self._compiling += 1
@@ -96,7 +97,7 @@ class QuietGate:
 
     @contextmanager
     def hold_for_start(self) -> Iterator[None]:
-        """Hold the gate for a worker's start. The start does not wait; a wide timing waits a while for it."""
+        """Hold the gate for a worker's start. The start does not wait; a wide timing waits for it for a while."""
         until = anyio.current_time() + self._patience_s
         self._starting.append(until)
         try:
@@ -109,7 +110,8 @@ class QuietGate:
     async def hold_for_computing(self, patience_s: float = math.inf) -> AsyncIterator[None]:
         """Hold the gate for a strategy's proposal, an inspection or a lane's opening.
 
-        It begins when no timing has all cores or waits for them, and after ``patience_s`` in any case: trials may hang.
+        It begins when no timing has all cores or waits for several. Because trials may hang, it waits for this at most
+        ``patience_s``.
         """
         with anyio.move_on_after(patience_s):
             while self._waiting_for_cores or (self._is_wide and sum(self._timed) >= self._cores):
@@ -119,7 +121,7 @@ class QuietGate:
 
     @asynccontextmanager
     async def hold_quiet(self) -> AsyncIterator[None]:
-        """Hold the gate while nothing compiles, once the running compiles are over."""
+        """Wait until the running compiles are over, and let no compile begin during the block."""
         self._waiting_for_quiet += 1
         try:
             while self._is_quiet or self._compiling:
@@ -127,7 +129,7 @@ class QuietGate:
             self._is_quiet = True
         finally:
             self._waiting_for_quiet -= 1
-            # Also after a cancellation: nothing else would wake the compiles that waited for this one.
+            # Also after a cancellation: nothing else would wake the compiles that waited because of this.
             self._wake_waiters()
         try:
             yield
@@ -136,7 +138,11 @@ class QuietGate:
             self._wake_waiters()
 
     async def take_cores(self, cores: int) -> int:
-        """Reserve cores for a timing, once they are free; return how many: at most as many as the machine has."""
+        """Wait until cores are free, and reserve them for a timing.
+
+        Returns:
+            The number of cores: ``cores``, or all that the machine has.
+        """
         wanted = int(min(cores, self._cores))
         self._waiting_for_cores += wanted > 1
         try:
@@ -152,7 +158,7 @@ class QuietGate:
         return wanted
 
     def give_back_cores(self, cores: int) -> None:
-        """Give back what :meth:`take_cores` returned."""
+        """Give back the number of cores that :meth:`take_cores` returned."""
         self._timed.remove(cores)
         if cores > 1:
             self._report_wide_cores()
@@ -174,7 +180,7 @@ class QuietGate:
     def _may_time(self, wanted: int) -> bool:
         if wanted == 1 and not self._is_wide:
             return True
-        # However many compiles run, they are squeezed onto the cores that are left; one such core is enough.
+        # All running compiles and starts are confined to the cores that are left; one core is enough for them.
         now = anyio.current_time()
         starting = sum(until > now for until in self._starting)
         compiling = min(1, self._compiling + starting) if wanted > 1 else 0
@@ -186,6 +192,6 @@ class QuietGate:
         return min((until for until in self._starting if until > now), default=math.inf)
 
     def _wake_waiters(self) -> None:
-        """Wake all waiters, to check again."""
+        """Wake all waiters, so that they check their condition again."""
         self._changed.set()
         self._changed = anyio.Event()

@@ -1,17 +1,17 @@
-"""The seam for machines beyond this one: an executor that a plugin brings.
+"""The interface to other machines: an executor that a plugin provides.
 
-A *host* is another machine on which workers can be started. Its name leads the names of its devices
-(``rack7/cuda:0``) and stands in the environments of its workers; nothing else in ktuned tells it from this machine. The
-plugin's executor says which hosts there are, starts workers on them, and has each worker find the files that its
-requests name: a project, artifacts, captured inputs. How it does so is its own affair.
+A *host* is another machine on which workers can be started. Its name begins the names of its devices
+(``rack7/cuda:0``) and is in the environments of its workers; the rest of ktuned does not distinguish it from this
+machine. The plugin's executor reports which hosts there are, starts workers on them, and makes sure that each worker
+finds the files that its requests name: a project, artifacts, captured inputs. How it does so is up to the plugin.
 
-Whatever goes wrong between the machines is one error, :class:`~ktuned.fleet.failures.HostLost`: a worker ended, or was
-not started, for a reason that says nothing about its work. The job does the work again, and a lane waits for its host
-or another lane stands in.
+Every failure between the machines is one error, :class:`~ktuned.fleet.failures.HostLost`: a worker ended, or was not
+started, for a reason that says nothing about its work. The job does the work again, and a lane waits for its host, or
+another lane stands in.
 
-A plugin's distribution names its executor under the entry-point group ``ktuned.executors``. The entry's name is that of
-the table of ``config.toml`` that holds its settings; the daemon imports the plugin when that table is there, and not
-before. So the plugin must be light: libraries that may block or crash belong in a process of their own, which
+A plugin's distribution names its executor under the entry-point group ``ktuned.executors``. The entry has the same name
+as the table of ``config.toml`` with the executor's settings. The daemon imports the plugin once that table is there. So
+the plugin must be light: libraries that may block or crash belong in a process of their own, which
 :class:`~ktuned.fleet.Bridge` runs.
 """
 
@@ -34,8 +34,10 @@ EXECUTORS = "ktuned.executors"
 class HostEvents(msgspec.Struct, frozen=True):
     """The calls by which an executor reports its hosts.
 
-    ``on_up(host, cores)``: the host takes workers, which may use so many cores. ``on_lost(host)``: it no longer takes
-    any. ``on_changed(host, reason)``: its compilers or packages were replaced.
+    Attributes:
+        on_up: Called as ``on_up(host, cores)`` when workers can be started on a host; they may use so many cores.
+        on_lost: Called as ``on_lost(host)`` when no workers can be started there any more.
+        on_changed: Called as ``on_changed(host, reason)`` when the host's compilers or packages were replaced.
     """
 
     on_up: Callable[[str, int], None]
@@ -44,11 +46,16 @@ class HostEvents(msgspec.Struct, frozen=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """What an executor may use of its daemon.
+    """The parts of its daemon that an executor may use.
 
-    ``artifacts`` and ``captures`` are the directories of sealed artifacts and of captured inputs. A process of the
-    plugin may run in ``state``, with the environment ``base_env``. It must have ``mark`` (``NAME=value``) in its
-    environment, so that it does not outlive the daemon, and its id among ``kept``, or the daemon kills it as an orphan.
+    Attributes:
+        artifacts: The directory of sealed artifacts.
+        captures: The directory of captured inputs.
+        state: The directory that a process of the plugin may run in.
+        base_env: The environment that a process of the plugin may run with.
+        mark: ``NAME=value``, which every process of the plugin must have in its environment, so that it does not
+            outlive the daemon.
+        kept: Every process that the plugin starts must add its id here, or the daemon kills it as an orphan.
     """
 
     artifacts: Path
@@ -60,56 +67,57 @@ class Surroundings(msgspec.Struct, frozen=True):
 
 
 class RemoteExecutor(Executor):
-    """An executor on other machines. It is in touch with them for the length of :meth:`run_workers`.
+    """An executor on other machines. It communicates with them only inside the block of :meth:`run_workers`.
 
-    ``settings`` is the type of its table in ``config.toml``, a struct whose fields have defaults.
+    Attributes:
+        settings: The type of its table in ``config.toml``, a struct whose fields have defaults.
     """
 
     settings: ClassVar[type[msgspec.Struct]]
 
     @classmethod
     def check_settings(cls, settings: Any) -> str:
-        """Return what is wrong with settings of the right types, beginning with the field's name; empty if nothing."""
+        """Check settings whose types are right; return what is wrong, the field's name first, or an empty text."""
         return ""
 
     @abstractmethod
     def __init__(self, surroundings: Surroundings, events: HostEvents) -> None:
-        """Prepare; nothing may run before :meth:`run_workers`."""
+        """Prepare. Nothing may be started before :meth:`run_workers`."""
 
     @abstractmethod
     def apply_settings(self, settings: Any, *, limits_are_given: bool) -> None:
-        """Follow new settings; None means that the table is gone, and all hosts are left.
+        """Apply new settings; None means that the table was removed, and all hosts are to be left.
 
-        Workers get the memory limits of :meth:`start_worker` if ``limits_are_given``, else what the executor grants on
-        their host.
+        If ``limits_are_given``, workers get the memory limits passed to :meth:`start_worker`. Otherwise the executor
+        chooses limits for their host.
         """
 
     @abstractmethod
     async def await_hosts(self) -> None:
-        """Wait until it is known which hosts there are; give up after a while."""
+        """Wait until the executor knows its hosts; give up after a while."""
 
     @abstractmethod
     def describe_hosts(self) -> ExecutorInfo | None:
-        """Return the executor and its hosts for a status; None without settings."""
+        """Return a description of the executor and its hosts for a status; None without settings."""
 
     @property
     @abstractmethod
     def notices(self) -> list[str]:
-        """Why hosts cannot be used, one line each."""
+        """Reasons why hosts cannot be used, one line each."""
 
     def leave_cores(self, lanes: int) -> None:
-        """Do nothing: lanes are counted on this machine alone."""
+        """Do nothing, because only the lanes of this machine are counted."""
 
 
 def list_executor_names() -> list[str]:
-    """Return the names of the installed executors, which are the names of their tables."""
+    """Return the names of the installed executors, which are also the names of their tables."""
     from importlib.metadata import entry_points
 
     return [entry.name for entry in entry_points(group=EXECUTORS)]
 
 
 def load_executor(name: str) -> type[RemoteExecutor]:
-    """Return the executor of a name."""
+    """Import and return the executor with a name."""
     from importlib.metadata import entry_points
 
     (entry,) = entry_points(group=EXECUTORS, name=name)

@@ -1,4 +1,4 @@
-"""Use of this machine, read from /proc and /sys: CPU time that is not ours, pressure, the power supply."""
+"""Use of this machine, read from /proc and /sys: CPU time of other programs, CPU pressure, the power supply."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ _TIME_FIELDS = slice(11, 15)
 
 
 class CpuUse(msgspec.Struct, frozen=True):
-    """CPU time since boot, in ticks of all CPUs together: ``total``, ``busy``, and our processes' ``own``.
+    """CPU time since boot, in ticks, summed over all CPUs.
 
-    ``stalled_us`` is how long something had to wait for a CPU; ``None`` where the kernel does not report it.
+    Attributes:
+        total: All time.
+        busy: Time in which a CPU was not idle.
+        own: Time that our processes used.
+        stalled_us: How long any task has waited for a CPU, in µs; ``None`` if Linux does not report it.
+        at_us: When this was read, in µs of the caller's clock.
     """
 
     total: int
@@ -32,7 +37,7 @@ class CpuUse(msgspec.Struct, frozen=True):
         return min(1.0, max(0.0, others / total)) if total > 0 else 0.0
 
     def pressure_since(self, earlier: CpuUse) -> float | None:
-        """Return the share of the time since ``earlier`` in which something waited for a CPU."""
+        """Return the share of the time since ``earlier`` in which some task waited for a CPU."""
         passed_us = self.at_us - earlier.at_us
         if self.stalled_us is None or earlier.stalled_us is None or passed_us <= 0:
             return None
@@ -40,14 +45,14 @@ class CpuUse(msgspec.Struct, frozen=True):
 
 
 class Usage:
-    """Reads the use of a machine whose /proc and /sys are below ``root``; ours are ``pid`` and its descendants."""
+    """Reads the use of a machine whose /proc and /sys are below ``root``; ``pid`` and its descendants are ours."""
 
     def __init__(self, root: Path = Path("/"), pid: int | None = None) -> None:
         self._root = root
         self._pid = os.getpid() if pid is None else pid
 
     def read_cpu_use(self, at_us: int) -> CpuUse | None:
-        """Return the CPUs' use now, which the caller's clock calls ``at_us`` (µs); ``None`` where there is no /proc."""
+        """Return the use of the CPUs now (``at_us`` by the caller's clock, in µs); ``None`` if there is no /proc."""
         ticks = read_ticks(self._root / "proc/stat")
         if ticks is None:
             return None
@@ -75,7 +80,7 @@ class Usage:
         return found
 
     def _read_own_ticks(self) -> int:
-        """Return the ticks that our processes used, including those of ended children, which parents inherit."""
+        """Return the ticks that our processes used, including ended children, whose ticks their parents inherit."""
         ticks = 0
         for pid in self.list_own_pids():
             _, _, fields = _read_text(self._root / f"proc/{pid}/stat").rpartition(")")
@@ -83,7 +88,7 @@ class Usage:
         return ticks
 
     def _read_stalled_us(self) -> int | None:
-        """Return the kernel's ``some`` total (Documentation/accounting/psi.rst)."""
+        """Return the ``some`` total of the CPU pressure (Documentation/accounting/psi.rst of Linux)."""
         for line in _read_text(self._root / "proc/pressure/cpu").splitlines():
             kind, *pairs = line.split()
             values = dict(pair.split("=", 1) for pair in pairs if "=" in pair)

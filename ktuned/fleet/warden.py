@@ -1,11 +1,11 @@
 """Finds and kills processes by a mark in their environment, so that nothing outlives what started it.
 
 A compiler's child that calls ``setsid`` leaves the process group, but every descendant inherits the environment,
-however it detaches. Run as a program (``python warden.py MARK``) this file is the *warden*. Its standard input is a
-pipe from the daemon, which closes when the daemon is gone, however it went. Then the warden kills what bears the mark.
-Unless the daemon had said that it ends, the warden leaves a line about how it ended.
+however it detaches. Run as a program (``python warden.py MARK SCRATCH``) this file is the *warden*. Its standard input
+is a pipe from the daemon, which closes when the daemon ends for any reason. Then the warden kills every process that
+bears the mark. If the daemon did not announce its end, the warden writes down how the daemon ended.
 
-It imports the standard library alone, and nothing of ktuned, so that it stays small and cannot fail with the daemon.
+It imports only the standard library and nothing of ktuned, so that it stays small and cannot fail with the daemon.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SCANS = 50
 
 
 def list_marked_pids(mark: str) -> list[int]:
-    """Return the ids of our processes whose environment holds ``mark`` (``NAME=value``), this one excepted."""
+    """Return the ids of the user's processes with ``mark`` (``NAME=value``) in their environment, except this one."""
     entry = mark.encode()
     found = []
     for name in os.listdir("/proc"):
@@ -41,7 +41,7 @@ def list_marked_pids(mark: str) -> list[int]:
 
 
 def kill_marked(mark: str) -> int:
-    """SIGKILL whatever bears ``mark``, again and again until nothing new appears; return how many were killed."""
+    """SIGKILL every process that bears ``mark``, repeatedly until no new one appears; return how many were killed."""
     killed: set[int] = set()
     quiet = 0
     for _ in range(_SCANS):
@@ -59,15 +59,16 @@ def kill_marked(mark: str) -> int:
 
 
 RUNS = "runs"
-"""First word in the account of a daemon that has not ended; its process id follows."""
+"""First word in the account file of a daemon that has not ended; its process id follows."""
 
 ORDERLY = b"ended"
-"""What a daemon that ends in order writes before it closes the pipe."""
+"""A daemon that ends in order writes this before it closes the pipe."""
 
 _PIDFD_GET_INFO, _INFO_BYTES, _INFO_EXIT = 0xC040FF0B, 64, 8
 _EXIT_CODE_AT = 60
 _STATUS_S = 2.0
-"""Time for the daemon's parent to reap it: from then on Linux 6.15 has its status for those that hold a pidfd."""
+"""Time that the daemon's parent gets to reap the daemon. From then on Linux 6.15 reports the daemon's status by a
+pidfd."""
 
 
 def describe_end(status: int | None) -> str:
@@ -84,7 +85,7 @@ def describe_end(status: int | None) -> str:
 
 
 def _await_info(pidfd: int) -> int | None:
-    """Wait a moment for the status that a pidfd has once its process is reaped; return it, or None."""
+    """Wait up to :data:`_STATUS_S` until a pidfd's process is reaped; return its status, or None if unknown."""
     end = time.monotonic() + _STATUS_S
     while (status := _read_info(pidfd)) is None and time.monotonic() < end:
         select.select([], [], [], 0.01)
@@ -92,17 +93,17 @@ def _await_info(pidfd: int) -> int | None:
 
 
 def _read_stat(stat: int) -> int | None:
-    """Return the exit code in ``/proc/PID/stat``, which a process has from the first moment of its end."""
+    """Return the exit code in ``/proc/PID/stat``, which is there as soon as the process begins to end."""
     try:
         words = os.pread(stat, 1 << 12, 0).rpartition(b")")[2].split()
-        # proc(5): field 52, and the third comes first here.
+        # Field 52 in proc(5), which counts from 1; the words here begin with its field 3.
         return int(words[49]) or None
     except (OSError, IndexError, ValueError):
         return None
 
 
 def _read_info(pidfd: int) -> int | None:
-    """Return the exit code that a pidfd knows once the process was reaped."""
+    """Return the exit code that a pidfd reports once the process was reaped; None before."""
     request = bytearray(_INFO_BYTES)
     request[:8] = _INFO_EXIT.to_bytes(8, sys.byteorder)
     try:
@@ -115,13 +116,14 @@ def _read_info(pidfd: int) -> int | None:
 
 
 def main(argv: list[str]) -> int:
-    """Wait for the end of standard input, then sweep ``argv[0]`` and remove the directory ``argv[1]``.
+    """Wait for the end of standard input, then kill the processes marked ``argv[0]`` and remove directory ``argv[1]``.
 
-    If the daemon (``argv[4]``) did not say that it ends, a line about how it did goes into the file ``argv[5]``: as its
-    pidfd and its ``/proc/PID/stat`` have it, which are open as ``argv[2]`` and ``argv[3]``.
+    If the daemon (process id ``argv[4]``) did not announce its end, write a line about how it ended into the file
+    ``argv[5]``. The status comes from the daemon's pidfd (descriptor ``argv[2]``) or its ``/proc/PID/stat`` (descriptor
+    ``argv[3]``).
     """
     mark, scratch, *rest = argv
-    # A Ctrl-C in the daemon's terminal is for the daemon.
+    # A Ctrl-C in the daemon's terminal must reach only the daemon.
     os.setsid()
     last_words = b""
     while data := os.read(0, 1 << 12):

@@ -1,4 +1,4 @@
-"""The daemon's side of the warden (:mod:`~ktuned.fleet.warden`): keeps one running as long as there may be workers."""
+"""The daemon's side of the warden (:mod:`~ktuned.fleet.warden`): keeps it running as long as there may be workers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ktuned.model import WorkerError
 _log = structlog.get_logger()
 
 _REAP_S: Final = 5.0
-"""Time for a warden to end after it was dismissed."""
+"""Time that a dismissed warden gets to end."""
 
 
 class WardenProcess:
-    """The warden: kills whatever bears ``mark`` (``NAME=value``) and removes ``scratch`` when this process is gone.
+    """The warden: when this process is gone, it kills every process with ``mark`` and removes ``scratch``.
 
     If this process did not end in order, the warden writes into the file ``last_end`` how it ended.
     """
@@ -56,7 +56,7 @@ class WardenProcess:
                 await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
 
     def restart_if_killed(self) -> None:
-        """Start the warden again if it was killed: without one, workers would outlive a daemon that is killed next."""
+        """Start the warden again if it was killed. Without it, workers would outlive a daemon that is killed."""
         if self._process.poll() is None:
             return
         self._dismiss_process()
@@ -70,7 +70,7 @@ class WardenProcess:
     def _start_process(self) -> subprocess.Popen[bytes]:
         try:
             with ExitStack() as ours:
-                # Opened here, not by the warden: the daemon may be gone before that begins.
+                # Opened here and not by the warden, because the daemon may be gone before the warden has started.
                 descriptors = [] if self._last_end is None else _open_own_status(ours)
                 account = [] if self._last_end is None else [*map(str, (*descriptors, os.getpid(), self._last_end))]
                 return subprocess.Popen(

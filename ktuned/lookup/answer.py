@@ -1,4 +1,4 @@
-"""What a lookup finds: the answer that is sent, and what the daemon knows about it besides."""
+"""The result of a lookup: the answer that is sent, and facts about it that only the daemon uses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from ktuned.protocol import Answer
 
 
 class Lookup(msgspec.Struct, frozen=True):
-    """A lookup's answer, with what is not sent.
+    """A lookup's answer, with facts that are not sent.
 
     Attributes:
-        is_certain: if not, there may be a better answer in a moment, and it is not pinned.
-        undecided: configs that might be served instead: a worker has yet to say whether the space holds them.
-        failure: why no tuning is queued that would fail again; the answer's ``message`` may say other things.
+        answer: the answer that is sent.
+        is_certain: if not, there may be a better answer in a moment, and this one is not pinned.
+        undecided: configs that may be served instead once a worker has found that the space has them.
+        failure: why no tuning is queued, if it would fail again; the answer's ``message`` may give another reason.
     """
 
     answer: Answer

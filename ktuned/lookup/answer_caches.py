@@ -1,7 +1,7 @@
 """Caches of answers, and the one place where they are invalidated. The only IO is the table of winners.
 
-All results of lookups that are reused lie here, so that a change of a kernel reaches all of them at once: this
-daemon's memory, and through the table every client.
+All results of lookups that are reused are kept here, so that a change of a kernel invalidates all of them at once: in
+this daemon's memory and, through the table, in every client.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from ktuned.model import Observation, Winner, extend_digest
 
 
 class AnswerCaches:
-    """``winners`` by kernel, ``shortcuts`` by the question's bytes; ``table`` is for clients.
+    """The caches.
 
-    ``when_changed`` is called after each change that clients can see.
+    Attributes:
+        table: The table of winners, for clients.
+        when_changed: Called after each change that clients can see.
+        shortcuts: Answers, by the bytes of their questions.
+        winners: Winners as lookups serve them, by kernel.
     """
 
     def __init__(self, table: WinnerTable) -> None:
@@ -27,7 +31,10 @@ class AnswerCaches:
         self.winners: dict[str, list[Winner]] = {}
 
     def forget_answers(self, kernel: str) -> None:
-        """Forget answers: a kernel's winners, or their context, have changed; kernels of its name may share them."""
+        """Forget a kernel's answers, because its winners or their context have changed.
+
+        Kernels of the same short name may share its winners, so their answers are forgotten, too.
+        """
         short = kernel.rpartition(":")[2]
         for other in [name for name in self.winners if name.rpartition(":")[2] == short]:
             del self.winners[other]
@@ -38,7 +45,7 @@ class AnswerCaches:
         self.when_changed()
 
     def rename_contexts(self, kernel: str, winners: list[Winner], names: Sequence[Observation]) -> None:
-        """Keep answers while a kernel's contexts are renamed in the store, because it has learned names."""
+        """Keep answers although a kernel's contexts are renamed in the store because it has learned names."""
         self.winners[kernel] = [
             replace(winner, context=replace(winner.context, digest=extend_digest(winner.context.digest, names)))
             for winner in winners
@@ -46,7 +53,7 @@ class AnswerCaches:
         self.shortcuts.forget_responses()
 
     def forget_all_answers(self) -> None:
-        """Forget all answers: any kernel may have changed."""
+        """Forget all answers, because any kernel may have changed."""
         self.winners.clear()
         self.shortcuts.forget_responses()
         self.table.bump_all_generations()

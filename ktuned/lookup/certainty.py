@@ -1,9 +1,9 @@
-"""Doubts about winners: reasons why it is not known now whether what decided an answer is unchanged.
+"""Doubts about winners: reasons why it is not certain now that an answer's files and toolchain are unchanged.
 
-After a start the watcher has yet to look at every file. A lookup that is earlier compares its own kernel's files and
-variables then and there, if that takes little time. A file that changes later is inspected, which takes as long as its
-imports do, or as the probe of a project's new environment; the catalog knows which files these are. Toolchains are
-looked at by the :class:`~ktuned.devices.Machine`.
+After a start, the watcher needs time to look at every file. A lookup that comes before compares its own kernel's files
+and variables itself, if that takes little time. A file that changes later is inspected, which takes as long as its
+imports, or as the probe of a project's new environment; meanwhile the catalog knows that the file is suspect.
+Toolchains are checked by the :class:`~ktuned.devices.Machine`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,21 @@ from ktuned.model import ENVIRONMENT, Device, KernelInfo, digest_variable
 
 MAX_FILES: Final = 100
 MAX_BYTES: Final = 2**20
-"""A kernel with more is in doubt until the watcher has looked at it: a lookup has 5 ms, and reading these takes 2."""
+"""A kernel with more files or bytes is in doubt until the watcher has looked at them: a lookup has 5 ms, and reading
+this much takes 2 ms."""
 
 LOOK_S: Final = 1.0
-"""Files that were compared are not read again for this long."""
+"""After a comparison, a kernel's files are not read again for this long."""
 
 
 class _FileComparison(NamedTuple):
-    """One comparison of a kernel's files: how long it counts, what they should hold, and why they do not."""
+    """One comparison of a kernel's files.
+
+    Attributes:
+        until: Until when the result counts, by the clock.
+        stamps: The stamps that the files should have.
+        reason: The first difference; empty if there is none.
+    """
 
     until: float
     stamps: Mapping[str, str]
@@ -37,9 +44,10 @@ class _FileComparison(NamedTuple):
 
 
 class Certainty:
-    """Says whether answers for a kernel can be relied on; :meth:`caught_up` ends the doubts of a start.
+    """Tells whether answers for a kernel can be relied on.
 
-    ``is_caught_up`` is true from then on.
+    Attributes:
+        is_caught_up: Whether the watcher has looked at every file since the start.
     """
 
     def __init__(self, catalog: Catalog, machine: Machine, clock: Callable[[], float] = monotonic) -> None:
@@ -50,14 +58,14 @@ class Certainty:
         self._looks: dict[str, _FileComparison] = {}
 
     def caught_up(self) -> None:
-        """Note that the watcher has looked at every file since the start."""
+        """Record that the watcher has looked at every file since the start."""
         self.is_caught_up = True
         self._looks.clear()
 
     def find_doubt(self, kernel: KernelInfo, environment: Environment, device: Device | None = None) -> str:
-        """Return why the present context of a kernel is not known for certain; nothing if it is.
+        """Return why the present context of a kernel is not certain; empty if it is.
 
-        Of a ``device`` on another host the toolchain there counts, too.
+        If ``device`` is on another host, the toolchain there is checked, too.
         """
         if suspect := self._catalog.find_suspicion(kernel):
             return f"{suspect} changed, or what it depends on, and is being inspected"
@@ -83,7 +91,7 @@ class Certainty:
 
 
 def _changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> str:
-    """Return which variable that the kernel was seen to read has another value in the workers of this daemon."""
+    """Return which of the variables that the kernel reads has a different value in this daemon's workers."""
     read = {
         name.removeprefix(ENVIRONMENT): entry for name, entry in kernel.learned.items() if name.startswith(ENVIRONMENT)
     }
@@ -92,7 +100,7 @@ def _changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> str:
 
 
 def _first_difference(stamps: Mapping[str, str]) -> str:
-    """Return the first file that no longer holds what was inspected, or why that is not looked at here."""
+    """Return the first file that has changed since its inspection, or why the files are not compared here."""
     if len(stamps) > MAX_FILES or sum(map(_file_size, stamps)) > MAX_BYTES:
         return "its files are many"
     return next((f"{path} changed" for path, held in stamps.items() if not stamps_agree(held, stamp(Path(path)))), "")

@@ -1,4 +1,4 @@
-"""The one config that is best for a weighted set of problems (``best_for="all"`` in a kernel file). Decides; no IO."""
+"""Chooses the config that is best for a weighted set of problems (``best_for="all"`` in a kernel file). No IO."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import replace
 from ktuned.model import Config, Context, Objective, Record, Trial, Winner, canonical, record
 
 MAX_TRIALS = 256
-"""Trials of a problem that compete, the fastest first: the best for all is among the best of each, or there is none."""
+"""How many trials of each problem compete, fastest first: a config that is best for all problems is among the best of
+each, or does not exist."""
 
 
 @record
 class Common(Record):
-    """The trial of the common config in the context of one problem."""
+    """The trial of the common config in one problem's context."""
 
     context: Context
     trial: Trial
@@ -21,22 +22,24 @@ class Common(Record):
 
 
 def choose_common_config(tried: Sequence[tuple[float, Mapping[str, float]]], is_out: Iterable[str] = ()) -> str | None:
-    """Return the config of the least weighted cost, as canonical text; ``None`` if none was measured on all problems.
+    """Return the config with the least weighted cost, as canonical text; ``None`` if none was measured on all problems.
 
-    ``tried`` has a weight and the costs by config for each problem: latencies, or what another objective makes of a
-    config. A config that failed on any problem, or was given up there as too slow, has no cost there, and is out; so
-    is what the space does not hold any more.
+    A config that failed on a problem, or was given up there as too slow, has no cost there, and is not chosen.
+
+    Args:
+        tried: For each problem its weight, and the costs of its configs: latencies, or costs by another objective.
+        is_out: Configs that are not chosen, because the space no longer has them.
     """
     if not tried:
         return None
     everywhere = set.intersection(*(set(costs) for _, costs in tried)) - set(is_out)
     total = {text: sum(weight * costs[text] for weight, costs in tried) for text in everywhere}
-    # Equal costs, as of twins: always the same one.
+    # Configs may have equal costs, for example twins; the text then decides, so that the choice is always the same.
     return min(total, key=lambda text: (total[text], text), default=None)
 
 
 def put_common_winners(winners: Iterable[Winner], common: Iterable[Common]) -> list[Winner]:
-    """Return winners with those of the set in the place of the ones that are best for a problem alone."""
+    """Return the winners, with the common config in place of each problem's own winner."""
     own = {winner.key: winner for winner in winners}
     for one in common:
         context, trial = one.context, one.trial

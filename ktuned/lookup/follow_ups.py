@@ -1,7 +1,7 @@
 """Follow-ups of lookups: tunings to queue, and checks whether a kernel's space holds configs.
 
-Each is made once, however many lookups need it. A check runs user code, which may hang for as long as its deadline
-allows: it holds up no tuning, and no other kernel's checks.
+Each is carried out once, however many lookups need it. A check runs user code, which may hang until its deadline, so
+checks delay neither tunings nor the checks of other kernels.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from ktuned.scheduling import Jobs
 _log = structlog.get_logger()
 
 MAX_FOLLOW_UPS: Final = 1_000
-"""Tunings and checks that may wait; beyond that one is dropped, and the next lookup requests it again."""
+"""Tunings and checks that may wait. Further ones are dropped, and requested again by the next lookup."""
 
 MAX_CHECKED_KERNELS: Final = 4
-"""Kernels whose spaces are asked at once: each holds a worker, which may take a core until its deadline."""
+"""Kernels whose checks run at once: each needs a worker, which may use a core until its deadline."""
 
 MAX_REMEMBERED: Final = 50_000
-"""Tunings that are remembered as queued, some 500 bytes each; beyond these all are forgotten."""
+"""Tunings that are remembered as queued, some 500 bytes each; when there are more, all are forgotten."""
 
 
 class _QueuedTuning(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class _QueuedTuning(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> tuple[Context, str]:
-        """The state of the kernel that it was requested for."""
+        """The state of the kernel for which the tuning was requested."""
         return self.context, self.kernel.plan_digest
 
 
@@ -76,7 +76,7 @@ class _ConfigCheck(msgspec.Struct, frozen=True):
 
 
 class _BucketQuestion(msgspec.Struct, frozen=True):
-    """The question which problem stands for another one."""
+    """The question which problem represents another one."""
 
     kernel: KernelInfo
     problem: Problem
@@ -87,10 +87,10 @@ class _BucketQuestion(msgspec.Struct, frozen=True):
 
 
 class FollowUps:
-    """Queues what a lookup leaves to be done, so that no lookup waits for it.
+    """Queues the work that follows a lookup, so that no lookup waits for it.
 
-    :meth:`queue_tuning`, :meth:`queue_check` and :meth:`queue_bucket` return at once; :meth:`run_until_cancelled` does
-    the work.
+    :meth:`queue_tuning`, :meth:`queue_check` and :meth:`queue_bucket` return at once; :meth:`run_until_cancelled`
+    carries out the work.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class FollowUps:
         self._caches = caches
         self._tuned: dict[WinnerKey, tuple[Context, str]] = {}
         self._checked: dict[tuple[str, ...], anyio.Event] = {}
-        """The checks under way, by their keys, with what is set at their ends."""
+        """The checks under way, by their keys, each with the event that is set when it ends."""
         self._checks: dict[str, deque[_ConfigCheck | _BucketQuestion]] = {}
         self._is_free = anyio.CapacityLimiter(MAX_CHECKED_KERNELS)
         self._queue, self._arriving = anyio.create_memory_object_stream[_QueuedTuning | _ConfigCheck | _BucketQuestion](
@@ -112,13 +112,13 @@ class FollowUps:
 
     @property
     def waiting(self) -> int:
-        """Follow-ups that wait."""
+        """The number of follow-ups that wait."""
         return self._queue.statistics().current_buffer_used + sum(map(len, self._checks.values()))
 
     def queue_tuning(
         self, kernel: KernelInfo, problem: Problem, context: Context, objective: Objective = LATENCY
     ) -> None:
-        """Have a problem's winner tuned, once for each change of the kernel's state; again if that failed."""
+        """Queue the tuning of a problem, once for each state of the kernel, and again if it could not be submitted."""
         tuning = _QueuedTuning(kernel, problem, context, objective)
         if self._tuned.get(tuning.key) == tuning.state:
             return
@@ -131,17 +131,17 @@ class FollowUps:
         self._tuned[tuning.key] = tuning.state
 
     def queue_check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
-        """Have a worker say whether configs are valid for a problem, if that is not under way."""
+        """Have a worker check whether configs are valid for a problem, unless that is under way."""
         self._queue_question(_ConfigCheck(kernel, problem, configs))
 
     async def await_check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
-        """Wait until the worker that :meth:`queue_check` has asked for has answered, or could not."""
+        """Wait until the check that :meth:`queue_check` has queued has ended, or failed."""
         ended = self._checked.get(_ConfigCheck(kernel, problem, configs).key)
         if ended is not None:
             await ended.wait()
 
     def queue_bucket(self, kernel: KernelInfo, problem: Problem) -> None:
-        """Have a worker say which problem stands for a problem, if that is not under way."""
+        """Have a worker find which problem represents a problem, unless that is under way."""
         self._queue_question(_BucketQuestion(kernel, problem))
 
     def _queue_question(self, check: _ConfigCheck | _BucketQuestion) -> None:
@@ -154,12 +154,12 @@ class FollowUps:
         self._checked[check.key] = anyio.Event()
 
     def forget_tunings(self, kernel: str) -> None:
-        """Let a kernel's tunings be queued again: what they found is gone, or holds for other inputs."""
+        """Let a kernel's tunings be queued again, because their results are gone, or hold for other inputs."""
         for key in [key for key in self._tuned if key.kernel == kernel]:
             del self._tuned[key]
 
     async def run_until_cancelled(self) -> None:
-        """Do the follow-ups until cancelled; each kernel's checks run one after the other."""
+        """Carry out the follow-ups until cancelled; the checks of one kernel run one after another."""
         async with anyio.create_task_group() as tasks:
             with self._queue, self._arriving:
                 async for follow_up in self._arriving:
@@ -201,6 +201,6 @@ class FollowUps:
                 except KtunedError as error:
                     _log.warning("kernel_file_not_asked", kernel=kernel, reason=error.message)
                 finally:
-                    # If the verdict is forgotten, it is asked for again.
+                    # Then a lookup can queue this check again, in case its verdict is forgotten.
                     self._checked.pop(check.key).set()
             del self._checks[kernel]

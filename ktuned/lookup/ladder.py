@@ -1,7 +1,7 @@
 """The ladder of answers to a lookup: ``fresh``, ``stale``, ``near``, ``default``, ``unknown``. Decides; no IO.
 
-An answer gives way only to one that is known to be no worse: a job makes nothing the winner before it knows how the
-configs do that lookups were answered with until then (:mod:`ktuned.tuning.opening`).
+An answer is replaced only by one that is known to be no worse: a job declares no winner before it has measured the
+configs that lookups were answered with so far (:mod:`ktuned.tuning.opening`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,20 @@ HasFailed = Callable[[Config], bool]
 """Returns whether a config is known not to work in the context of a measurement made now."""
 
 Admits = Callable[[Config], bool | None]
-"""Returns whether the kernel's space admits a config for this problem; ``None`` when that is not known yet."""
+"""Returns whether the kernel's space admits a config for this problem; ``None`` if that is not known yet."""
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """An answer, and the work it should start: a tuning, and questions about configs to a worker.
+    """An answer, and the facts that decide which work it should start.
 
-    ``is_unobserved`` if it is stale for nothing but that not all that decides it is known. ``expected_loss`` is that of
-    a portfolio's config.
+    Attributes:
+        status: The answer's place on the ladder.
+        winner: The winner that is served, if the answer is one.
+        config: The config that is served, if any.
+        undecided: Configs that a worker has to check, because it is not known whether the space has them.
+        is_certain: Whether the present context is certain.
+        is_unobserved: Whether the answer is stale only because the kernel is not fully observed.
+        expected_loss: The expected loss of a portfolio's config.
     """
 
     status: Status
@@ -51,17 +57,17 @@ class Decision(msgspec.Struct, frozen=True):
 
     @property
     def is_current(self) -> bool:
-        """True if the winner was measured as all that is known of is now, so that its artifact can be launched."""
+        """True if the winner was measured in the present context, as far as known, so its artifact can be launched."""
         return self.status is Status.FRESH or self.is_unobserved
 
     @property
     def is_final(self) -> bool:
-        """True if the winner holds here, and a final round has decided it."""
+        """True if the winner is current, and was decided by a final round."""
         return self.is_current and self.winner is not None and self.winner.is_final
 
     @property
     def wants_tuning(self) -> bool:
-        """True if tuning would give a better answer, for all that is known."""
+        """True if tuning would give a better answer, as far as known."""
         if self.is_unobserved:
             return False
         return self.is_certain and self.status in (Status.STALE, Status.NEAR, Status.DEFAULT)
@@ -82,10 +88,20 @@ def decide_answer(
 ) -> Decision:
     """Return the best answer for one problem on one device model, by an objective.
 
-    ``context`` is that of a measurement made now, ``None`` when the device is not here. Where it is not certain that it
-    is that one, nothing is fresh, and nothing is to be tuned. Nothing of a kernel that is not fully observed is fresh,
-    and what was measured in this context is not tuned again. A ``portfolio`` takes the place of near problems. Where
-    numerics are exact, nothing is served but configs whose bits were compared here, and the default.
+    If the kernel is not fully observed, no answer is fresh, and a winner measured in this context is not tuned again.
+    With exact numerics, only configs whose bits were compared in this context and the default are served.
+
+    Args:
+        kernel: The kernel.
+        problem: The problem that the winner's key is made of.
+        device: The device model.
+        context: The context of a measurement made now; ``None`` if the device is not here.
+        winners: The kernel's winners.
+        admits: Returns whether the space admits a config.
+        is_certain: Whether the context is certain. If not, no answer is fresh, and none starts a tuning.
+        objective: The objective.
+        has_failed: Returns whether a config is known to fail in the context.
+        portfolio: Used in place of the winners of near problems.
     """
     key = kernel.make_winner_key(problem, device or "", objective)
     undecided: dict[str, Config] = {}
@@ -101,11 +117,11 @@ def decide_answer(
         if winner.key != key:
             continue
         if is_exact(objective) and context is not None and winner.context != context:
-            # Its bits were compared with those of another state of the kernel: now the anchor is served.
+            # Its bits were compared with the anchor's in another state of the kernel, so the anchor is served instead.
             continue
         config = complete_config(kernel, winner.config)
         if may_serve(config):
-            # With a knob that the space has gained it is another config than the one that was measured.
+            # If the space has gained a knob, the completed config is not the one that was measured.
             is_current = is_certain and winner.context == context and config == winner.config
             is_unobserved = is_current and bool(kernel.unobserved)
             status = Status.FRESH if is_current and not is_unobserved else Status.STALE
@@ -124,7 +140,7 @@ def decide_answer(
         if may_serve(config) and not has_failed(config):
             return Decision(Status.NEAR, winner, config, tuple(undecided.values()), is_certain)
     default = kernel.default
-    # The file itself declares it as the fallback: until a worker has refused it for this problem, it is served.
+    # The kernel file declares the default as its fallback, so it is served unless a worker refused it for this problem.
     if default is not None and not may_serve(default) and canonical(default) not in undecided:
         default = None
     return Decision(Status.DEFAULT, None, default, tuple(undecided.values()), is_certain)

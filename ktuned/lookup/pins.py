@@ -1,6 +1,6 @@
-"""Pins: lookups under the same pin see the same winners for good, whatever is tuned meanwhile.
+"""Pins: lookups under the same pin always get the same winners, whatever is tuned meanwhile.
 
-The first lookup of a problem under a pin decides; it is answered once its answer is on the disk.
+The first lookup of a problem under a pin decides. It is answered only after its answer is on the disk.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MAX_PINNED: Final = 100_000
 MAX_PIN_BYTES: Final = 200
 
 _PASSING: Final[dict[str, Any]] = {"age_s": None, "generation": 0, "message": ""}
-"""What an answer says of a moment alone, which a pin does not hold."""
+"""Fields of an answer that are true only for a moment, with the values that a pin stores in their place."""
 
 
 class Pins:
-    """Answers lookups under pins; ``changed`` is called when what was answered no longer holds."""
+    """Answers lookups under pins; ``changed`` is called when earlier answers no longer hold."""
 
     def __init__(self, store: Store, changed: Callable[[], None]) -> None:
         self._store = store
@@ -53,10 +53,13 @@ class Pins:
     async def freeze_answer(
         self, pin: str, kernel: str, problem: Problem, device: str | None, objective: str | None, answer: Answer
     ) -> Answer:
-        """Hold ``answer`` for the question, and for the same one by full names; return the answer held, the first one.
+        """Pin ``answer`` for the question as asked, and for the question with full names.
+
+        Returns:
+            The pinned answer, which is an earlier one if the question already had one.
 
         Raises:
-            UsageError: there are too many.
+            UsageError: the pins already hold as many answers as they may.
         """
         asked = pinned_question(kernel, problem, device, objective)
         names = [(answer.kernel, answer.device, named) for named in (objective, answer.objective)]
@@ -71,7 +74,7 @@ class Pins:
         return [PinInfo(*row) for row in self._store.pinned.list_pins()]
 
     async def give_up(self, pin: str) -> int:
-        """Remove a pin, so that its next lookup decides again; return how many questions it held.
+        """Remove a pin, so that the next lookup decides again; return how many questions it had answers to.
 
         Raises:
             NotFound: there is no such pin.
@@ -88,7 +91,7 @@ def _render_answer(answer: Answer) -> str:
 
 
 def _read_answer(text: str) -> Answer:
-    """Rebuild from :func:`_render_answer`'s text, without an artifact that is gone; older texts have fewer fields."""
+    """Decode the text of :func:`_render_answer`; texts of older versions lack fields. Drop an artifact that is gone."""
     absent = dict.fromkeys(("config", "latency_us", "artifact", "decided", "file"))
     held = msgspec.convert({**absent, **_PASSING, **json.loads(text)}, Answer)
     is_gone = held.artifact is not None and not os.path.isdir(held.artifact)

@@ -1,14 +1,15 @@
-"""Publication of answers in the table of winners, where clients find them without asking.
+"""Publication of answers in the table of winners, where clients find them without a request.
 
-What a lookup was answered with is published at once, so that no other process has to ask for it. In the background the
-other winners of each kernel in use follow, so that a problem that no process ever asked is found there too.
+The answer to a lookup is published at once, so that no other process has to request it. In the background, the other
+winners of each kernel in use follow, so that clients also find problems that were never looked up before.
 
-An entry stands for every problem of its key, and is read without the daemon's word. So only these are published:
+An entry answers every problem of its key, and clients read it without contacting the daemon. So only these are
+published:
 
 * answers that are certain, once the watcher has looked at all files since the start;
-* winners of the very key: what is near, or a default, is asked of the daemon, which then tunes the problem;
-* stale ones only after a lookup that has had the problem tuned, for the same reason;
-* keys that clients can form: buckets that code chooses are not among them;
+* winners of the key itself: a near config or a default must be requested, so that the daemon tunes the problem;
+* for the same reason, stale winners only after a lookup that requested the tuning of the problem;
+* keys that clients can form, and so none of kernels whose buckets are chosen by code;
 * configs that the declared space admits for all problems of the key, unless the key is the problem itself.
 """
 
@@ -42,27 +43,37 @@ from ktuned.protocol import Answer
 from ktuned_client.table import MAX_CONTENT_BYTES, MAX_ENTRIES, kernel_key, pinned_prefix, winner_prefix
 
 MAX_WINNERS: Final = MAX_ENTRIES // 2
-"""Winners of a kernel that are published before anyone asks for them."""
+"""How many winners of a kernel are published before anyone requests them."""
 
 MAX_DESCRIPTION_BYTES: Final = MAX_CONTENT_BYTES - 512
-"""Room for a kernel's rules beside the longest names that it may be asked by."""
+"""Size limit of a kernel's description; the rest of an entry is for the longest name that a client may use."""
 
 SLICE_S: Final = 0.001
-"""Time after which other work of the daemon has its turn: a lookup waits no longer for what is published meanwhile."""
+"""After publishing for this long, other work of the daemon has its turn, so that lookups wait no longer."""
 
 SHARE: Final = 0.05
-"""Part of the daemon's time that publishing may take, however often a kernel with thousands of winners changes."""
+"""Share of the daemon's time that publishing may take, however often a kernel with thousands of winners changes."""
 
 SHORTEST_PAUSE_S: Final = 0.05
-"""Changes come in bursts, as of the jobs that an edit starts."""
+"""Least pause between two publications, because changes come in bursts, for example from the jobs after an edit."""
 
 
 BestKnown = Callable[[KernelInfo, Problem, str | None, Objective], Lookup]
-"""Returns the answer for a kernel's problem, on a device, by an objective; has nothing tuned."""
+"""Returns the answer for a kernel's problem, on a device, by an objective; starts no tuning."""
 
 
 class Publication:
-    """Writes ``table``: the ``winners`` of the kernels that ``in_use`` returns, and each answer that is given."""
+    """Writes ``table``: all winners of the kernels that ``in_use`` returns, and each answer to a lookup.
+
+    Args:
+        table: The table of winners.
+        catalog: Finds kernels.
+        machine: Knows the devices.
+        certainty: Knows whether the watcher has looked at all files.
+        in_use: Returns the names of the kernels in use.
+        winners: Returns a kernel's winners.
+        answer: Returns the answer that a lookup would get.
+    """
 
     def __init__(
         self,
@@ -83,17 +94,17 @@ class Publication:
         self._winners = winners
         self._answer = answer
         self._published: dict[str, int] = {}
-        """The generation under which all winners of a kernel were published last."""
+        """For each kernel, the generation in which all its winners were last published."""
         self._change = anyio.Event()
 
     def request_publication(self) -> None:
-        """Let winners be published again soon: some may have changed."""
+        """Have winners published again soon, because some may have changed."""
         self._change.set()
 
     def publish_answered(
         self, kernel: KernelInfo, name: str, directory: str | None, problem: Problem, found: Lookup, *, tune: bool
     ) -> None:
-        """Publish the answer to a question, and which kernel its name means in its directory."""
+        """Publish the answer to a lookup, and which kernel the given name means in the given directory."""
         if found.answer.status is Status.STALE and not tune:
             return
         if not self._publish_answer(kernel, problem, found):
@@ -103,7 +114,7 @@ class Publication:
             self._change.set()
 
     def publish_pinned(self, pin: str, name: str, directory: str | None, problem: Problem, answer: Answer) -> None:
-        """Publish what a pin holds for a question: for those who ask under the pin, whatever is tuned meanwhile."""
+        """Publish the answer that a pin holds to a lookup; it is found only by lookups under that pin."""
         try:
             kernel = self._catalog.resolve_kernel(name, directory)
         except (NotFound, AmbiguousName):
@@ -116,7 +127,7 @@ class Publication:
         self._write_entry(kernel.name, kernel_key(name, directory), self._describe_kernel(kernel))
 
     async def run_until_cancelled(self) -> None:
-        """Publish the winners of kernels in use, and confirm that this daemon watches, until cancelled."""
+        """Publish the winners of kernels in use, and confirm that the daemon watches files, until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._confirm_watching)
             while True:
@@ -132,7 +143,7 @@ class Publication:
             await anyio.sleep(CONFIRM_EVERY_S)
 
     async def _publish_winners(self, name: str) -> None:
-        """Publish a kernel's fresh winners, unless that is done, or the kernel changes meanwhile."""
+        """Publish a kernel's fresh winners if not done yet; stop if the kernel changes meanwhile."""
         generation = self._table.generation(name)
         if self._published.get(name) == generation or not self._certainty.is_caught_up:
             return
@@ -145,7 +156,7 @@ class Publication:
         self._write_entry(name, kernel_key(name, None), self._describe_kernel(kernel))
         start = perf_counter()
         for winner in winners:
-            # What enters the key is enough to answer for it; a kernel without such a rule has the whole problem.
+            # The answer can be found if the winner has all values of the key (the whole problem without `specialize`).
             if set(kernel.specialize or ()) <= set(winner.problem):
                 found = self._answer(kernel, winner.problem, winner.context.device, winner.objective)
                 if found.answer.status is Status.FRESH:
@@ -159,7 +170,7 @@ class Publication:
         self._published[name] = generation
 
     def _publish_answer(self, kernel: KernelInfo, problem: Problem, found: Lookup) -> bool:
-        """Publish an answer if it stands for all problems of its key; return whether it does."""
+        """Publish an answer if it is valid for all problems of its key; return whether it is."""
         answer, config = found.answer, found.answer.config
         if (
             answer.status not in (Status.FRESH, Status.STALE)
@@ -179,7 +190,7 @@ class Publication:
         return self._write_entry(kernel.name, prefix + key, _encode_answer(config, answer, measured))
 
     def _describe_kernel(self, kernel: KernelInfo) -> bytes:
-        """Return the payload by which clients form keys of a kernel's winners."""
+        """Return the payload from which clients learn how to form the keys of a kernel's winners."""
         devices = self._machine.list_devices(self._catalog.kernel_environment(kernel), kernel.backend)
         keys = None
         if kernel.specialize is not None or kernel.bucket:
@@ -187,7 +198,7 @@ class Publication:
         described = [kernel.name, kernel.file, kernel.objective(None), _models_by_name(devices), keys]
         rules = [kernel.specialize, dict(kernel.bucket)]
         if len(packed := _pack_value(described + rules)) > MAX_DESCRIPTION_BYTES:
-            # Of many devices the names are not listed: a question that names one is asked of the daemon.
+            # Too many devices to list their names: a lookup that names one goes to the daemon instead.
             described[3] = _models_by_name(devices[:1])
             packed = _pack_value(described + rules)
         return packed
@@ -197,7 +208,7 @@ class Publication:
 
 
 def _encode_answer(config: Config, answer: Answer, measured: Problem | None) -> bytes:
-    """Return an entry's payload; ``measured`` is the winner's problem where that may be another one than is asked."""
+    """Return an entry's payload; ``measured`` is the winner's problem if it may differ from the requested one."""
     return _pack_value(
         [
             dict(config),
@@ -214,9 +225,10 @@ def _encode_answer(config: Config, answer: Answer, measured: Problem | None) -> 
 
 
 def _models_by_name(devices: Iterable[Device]) -> Mapping[str, str]:
-    """Return the models of devices by name, and of the first one by no name.
+    """Return the models of devices by name; the empty name stands for the first device.
 
-    A device that is unlike the first of its model has contexts of its own, and is asked for by name over the socket.
+    A device that differs from the first one of its model has contexts of its own. It is left out, so that lookups
+    naming it go to the daemon.
     """
     first: dict[str, Device] = {}
     models: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Winners as lookups serve them: own ones, those of other checkouts of the same code, one config or class for all."""
+"""Winners as lookups serve them: a kernel's own, those of other checkouts of the same code, and common configs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ServedWinners:
         self._admission = admission
         self._known = caches.winners
         self._verdicts: dict[str, dict[tuple[str, Objective], list[Verdict]]] = {}
-        """The verdicts on a batch-invariant kernel's groups by device model and objective, as of its winners."""
+        """The verdicts on a batch-invariant kernel's groups, by device model and objective; as old as its winners."""
 
     def list_winners(self, kernel: KernelInfo, environment: Environment) -> list[Winner]:
         """Return a kernel's winners on all devices, by all objectives."""
@@ -51,11 +51,11 @@ class ServedWinners:
         return known
 
     def _add_shared_winners(self, own: list[Winner], kernel: KernelInfo, environment: Environment) -> list[Winner]:
-        """Return winners with those of other projects' equal kernels that were measured in this one's own context.
+        """Also return winners of equal kernels in other projects, if they were measured in this kernel's context.
 
-        Checkouts of one project are projects of their own here: worktrees, clones, and what it was before it was moved
-        or got another name. As long as nothing that decides a measurement differs, what one of them has measured holds
-        for all.
+        Every checkout of a project counts as a project of its own: worktrees, clones, and the project's state before it
+        was moved or renamed. As long as nothing that decides a measurement differs, a measurement in one of them holds
+        in all.
         """
         others = self._store.list_winners_elsewhere(kernel)
         if not others:
@@ -66,7 +66,7 @@ class ServedWinners:
             context = replace(winner.context, kernel=kernel.name)
             key = context.key_for(winner.objective)
             device = devices.get(context.device)
-            # One that no final round has decided may be the first that was measured there.
+            # A winner that no final round has decided may only be the first config that was measured there.
             if device is None or not winner.is_final or (key in found and found[key].context == context):
                 continue
             if self._is_present(context, winner, kernel, environment, device):
@@ -82,9 +82,9 @@ class ServedWinners:
         return self._machine.build_context(kernel, environment, winner.problem, device) == context
 
     def replace_by_common(self, own: list[Winner], kernel: KernelInfo, environment: Environment) -> list[Winner]:
-        """Return problems' own winners with the common ones in their place, where the kernel file asks for those.
+        """Return the winners, with common ones in place of the problems' own if the kernel file asks for them.
 
-        Problems whose rows are to have equal bits have no winner until a class of configs is known to leave them.
+        Problems whose rows must have equal bits have no winner until a class of configs with equal bits is known.
         """
         self._verdicts.pop(kernel.name, None)
         if not kernel.weights and not kernel.batch_invariant:
@@ -107,7 +107,7 @@ class ServedWinners:
     def find_verdict(
         self, kernel: KernelInfo, environment: Environment, problem: Problem, device: str | None, objective: Objective
     ) -> Verdict | None:
-        """Return the verdict on a problem's group; ``None`` where it is in none, or nothing of that is tuned."""
+        """Return the verdict on a problem's group; ``None`` if it has no group, or none of the group is tuned."""
         if not kernel.batch_invariant or device is None:
             return None
         verdicts = self.find_verdicts(kernel, environment).get((device, objective), [])
@@ -122,8 +122,9 @@ class ServedWinners:
         objective: Objective,
         group: Sequence[tuple[Problem, float]],
     ) -> list[Winner]:
-        """Return winners with those of the class that was chosen for a group in the place of its own ones; without any
-        for its problems where no class is known, or none spans it.
+        """Return the winners, with those of the class chosen for a group in place of the group's own.
+
+        If no class is known yet, or none covers all the group's problems, they have no winners.
         """
         device = self._machine.find_device(environment, kernel.backend, model)
         contexts = {
@@ -138,7 +139,7 @@ class ServedWinners:
         ]
         won = [self._store.get_trial(winner.trial) for winner in decided.values() if winner is not None]
         if len(won) == len(group) and all(trial is not None and trial.detail.phase == "import" for trial in won):
-            # They were chosen together where they come from.
+            # Imported winners were chosen together where they come from.
             return own
         if waiting:
             verdict = Verdict(kernel.batch_invariant, tuple(contexts), waiting=tuple(waiting))
@@ -162,7 +163,7 @@ class ServedWinners:
     def _candidates(
         self, kernel: KernelInfo, problem: Problem, context: Context, objective: Objective
     ) -> Iterable[Candidate]:
-        """Return the configs that may be of a group's class, of those that the space still holds."""
+        """Return the candidates for a group's class that the space still has."""
         for one in self._store.find_candidates(context, MAX_TRIALS, objective=objective):
             if self._admission.known_verdict(kernel, problem, json.loads(one.config)) is not False:
                 yield one
@@ -170,12 +171,12 @@ class ServedWinners:
     def _find_common_trials(
         self, kernel: KernelInfo, environment: Environment, model: str, objective: Objective
     ) -> Iterable[Common]:
-        """Return the trials of the config that is best for all problems by an objective, once all are tuned."""
+        """Return the trials of the config that is best for all problems by an objective; none until all are tuned."""
         device = self._machine.find_device(environment, kernel.backend, model)
         contexts = [self._machine.build_context(kernel, environment, problem, device) for problem in kernel.problems]
         decided = [(context, self._store.get_winner(context.key_for(objective))) for context in contexts]
         if any(winner is None or winner.context != context or not winner.is_final for context, winner in decided):
-            # The first config that was measured on all of them may be slow on those that are tuned already.
+            # Until then, the first config measured on all problems may be slow on those that are already tuned.
             return []
         tried = [self._store.list_measured_configs(context, MAX_TRIALS, objective=objective) for context in contexts]
         is_out = [

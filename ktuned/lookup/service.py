@@ -2,21 +2,22 @@
 
 A lookup runs on the event loop and never waits. It takes these steps:
 
-1. Find the kernel, and the problem that stands for the asked one (its bucket).
+1. Find the kernel, and the problem that represents the requested one (its bucket).
 2. Form the context of a measurement made now. A *doubt* is a reason why that context is not certain: a file that waits
-   for its inspection, a toolchain that was not looked at yet. An answer under doubt is ``stale`` at best.
+   for its inspection, or a toolchain that was not checked yet. An answer under doubt is ``stale`` at best.
 3. Let the ladder (:mod:`ktuned.lookup.ladder`) choose among the winners, without IO.
-4. Queue what the answer leaves to do: a tuning, a worker's verdict on a config, a worker's choice of a bucket.
-5. Say in one line why the answer is not better than it is.
+4. Queue the work that would improve the answer: a tuning, a worker's verdict on a config, a worker's choice of a
+   bucket.
+5. Say in one line why the answer is not better.
 
-Three callers may wait longer. The first lookup under a pin waits for the disk, because its answer holds for good; a
-request that asks for a settled answer waits for a worker's verdict (:meth:`Lookups.settle_answer`); and a client that
-finds the answer in the table of winners does not come here at all.
+Three cases differ. The first lookup under a pin waits for the disk, because its answer is kept forever. A request for a
+settled answer waits for a worker's verdict (:meth:`Lookups.settle_answer`). And a client that finds the answer in the
+table of winners does not send a request at all.
 
-Answers are reused by the bytes of the question (:mod:`ktuned.lookup.shortcuts`) until something changes that could
-change them; :mod:`ktuned.lookup.answer_caches` is the only place where they are invalidated. The tuning that follows a
-lookup is requested at most once for each state of the kernel, and not at all where it has just failed for these very
-files: the answer gives the failure instead.
+Answers are reused by the bytes of the question (:mod:`ktuned.lookup.shortcuts`) until something changes that may affect
+them; :mod:`ktuned.lookup.answer_caches` is the only place where they are invalidated. The tuning that follows a
+lookup is requested at most once for each state of the kernel. If it has just failed for these very files, it is not
+requested, and the answer's message is the failure.
 """
 
 from __future__ import annotations
@@ -65,25 +66,33 @@ from ktuned.scheduling import Jobs, Portfolios
 from ktuned.store import Artifacts, Store
 
 NO_BUCKET = "its bucket is not known yet: a worker asks the kernel file's function"
-"""Message of an answer for a problem that the function of ``bucket`` has not seen in the kernel's present state."""
+"""Message of an answer if the kernel file's ``bucket`` function was not yet called with the problem in the kernel's
+present state."""
 
 SETTLE_S = 5.0
 """Longest time that a lookup waits for a worker to start and to run a kernel file's constraints."""
 
 MAX_SETTLED = 4
-"""Times that a lookup asks a worker: configs are asked about together, so one is enough unless the file changes."""
+"""How often one lookup asks a worker. Once is enough unless the file changes, because all configs are asked together.
+"""
 
 LATELY_S = 60.0
-"""For this long after a lookup the files of its kernel are surveyed more often than others."""
+"""For this long after a lookup, its kernel's files are checked more often than others."""
 
 Pinning = Callable[[], Awaitable[Lookup]]
-"""Writes the first answer under a pin to the disk and returns the one that holds."""
+"""Writes the first answer under a pin to the disk, and returns the answer that is pinned."""
 
 
 class Lookups:
-    """Answers lookups; :meth:`run_until_cancelled` does their follow-ups.
+    """Answers lookups; :meth:`run_until_cancelled` carries out their follow-ups.
 
-    ``shortcuts`` are its answers by their questions' bytes, ``served`` the winners that they give.
+    Attributes:
+        caches: The caches of answers.
+        shortcuts: Answers, by the bytes of their questions.
+        table: The table of winners, for clients.
+        pins: Answers under pins.
+        buckets: Knows which problem represents another.
+        served: The winners that lookups serve.
     """
 
     def __init__(
@@ -133,11 +142,11 @@ class Lookups:
 
     @property
     def answered(self) -> int:
-        """Lookups answered since the start."""
+        """The number of lookups answered since the start."""
         return self._answered + self.shortcuts.lookups
 
     def list_looked_up(self, within_s: float = LATELY_S) -> list[str]:
-        """Return the kernels that were looked up so recently, here or in the table, and forget all others."""
+        """Return the kernels looked up within the last ``within_s`` seconds, here or in the table; forget others."""
         since = monotonic() - within_s
         self._looked_up = {name: at for name, at in self._looked_up.items() if at >= since}
         in_table = self.table.used_since((kernel.name for kernel in self._catalog.kernels), since)
@@ -167,10 +176,16 @@ class Lookups:
         objective: str | None = None,
         admits: Admits | None = None,
     ) -> Lookup:
-        """Return the answer for one problem; ``directory`` decides which project a short name means.
+        """Return the answer for one problem.
 
-        Without an ``objective`` it is the best by the kernel's own. ``admits`` stands in for the kernel's space, where
-        the caller alone knows which configs it may launch.
+        Args:
+            name: The kernel's full or short name.
+            problem: The problem.
+            device: The name or the model of a device; None for the first one.
+            tune: Whether to queue a tuning that would improve the answer.
+            directory: Decides which project a short name means.
+            objective: The objective; None for the kernel's own.
+            admits: Replaces the check against the kernel's space, if only the caller knows which configs it may launch.
 
         Raises:
             AmbiguousName: several kernels have this short name.
@@ -216,15 +231,15 @@ class Lookups:
         admits: Admits | None = None,
         settle_until: float = 0.0,
     ) -> Lookup | Pinning:
-        """As :meth:`look_up`, but with the answer that the pin holds, or with a function that saves the first one.
+        """As :meth:`look_up`, but return the answer that the pin holds, or a function that pins the first one.
 
-        An answer that is not certain is not held: the next one may be better. The first one has until ``settle_until``
-        to be settled (:meth:`settle_answer`), because it holds for good.
+        An uncertain answer is not pinned, because the next one may be better. The first answer may be settled until
+        ``settle_until`` (:meth:`settle_answer`), because it is kept forever.
 
         Raises:
             UsageError: the kernel has no such problem, or the pin's name is not valid.
         """
-        # A pin's short name must not stand for another project's kernel.
+        # A pin stores full names, so that a short name cannot mean another project's kernel.
         asked, name = name, self._catalog.full_name_of(name, directory)
         held = self.pins.find_answer(pin, name, problem, device, objective)
         if held is None:
@@ -248,16 +263,16 @@ class Lookups:
         return Lookup(replace(held, generation=self.table.generation(held.kernel)))
 
     def caught_up(self) -> None:
-        """End the doubts of a start: the watcher has looked at every file since."""
+        """End the doubts of a start, because the watcher has now looked at every file."""
         self._certainty.caught_up()
         self.caches.forget_all_answers()
 
     def find_doubt(self, kernel: KernelInfo) -> str:
-        """Return why answers for a kernel cannot be relied on now; nothing if they can."""
+        """Return why answers for a kernel cannot be relied on now; empty if they can."""
         return self._certainty.find_doubt(kernel, self._catalog.kernel_environment(kernel))
 
     def forget_results(self, kernel: str) -> None:
-        """Let lookups tune a kernel again, whose results were forgotten or whose inputs were replaced."""
+        """Let lookups tune a kernel again, because its results were forgotten or its inputs were replaced."""
         self._follow_ups.forget_tunings(kernel)
         self.caches.forget_answers(kernel)
 
@@ -272,19 +287,19 @@ class Lookups:
         admits: Admits | None,
     ) -> Lookup:
         environment = self._catalog.kernel_environment(kernel)
-        # The device that would be measured on; without one the winners of its model still count.
+        # The device that would be measured on. If it is not here, the winners of its model still count.
         measured_on: Device | None
         try:
             measured_on = self._machine.find_device(environment, kernel.backend, device)
         except KtunedError:
             measured_on = None
         model = measured_on.model if measured_on is not None else device
-        # The problem that stands for this one, if the kernel file groups problems.
+        # The problem that represents this one, if the kernel file groups problems.
         bucket = self.buckets.known_representative(kernel, problem)
         if bucket is None or not bucket.is_current:
             self._follow_ups.queue_bucket(kernel, problem)
         key_problem = dict(problem) if bucket is None else bucket.problem
-        # The context of a measurement made now: none with a file that cannot be read.
+        # The context of a measurement made now; there is none if the kernel file cannot be read.
         fault = self._catalog.file_fault(kernel)
         context = (
             None
@@ -314,10 +329,10 @@ class Lookups:
             has_failed=lambda config: context is not None and self._store.has_failed(context, config),
             portfolio=None if kept is None else kept.portfolio,
         )
-        # Queue what would make the answer better.
+        # Queue the work that would improve the answer.
         if found.undecided:
             self._follow_ups.queue_check(kernel, problem, found.undecided)
-        # A tuning that failed for these very files would fail again: the answer says so instead.
+        # A tuning that failed for these very files would fail again, so the answer gives the failure instead.
         failed = "" if context is None else self._jobs.find_last_failure(context, by, kernel.plan_digest)
         failure = f"its tuning failed: {failed}" if failed else fault
         if verdict is not None and verdict.broken_by and not failure:
@@ -328,17 +343,17 @@ class Lookups:
             failure = self._find_failure(kernel, environment, measured_on, by, verdict)
         if tune and found.wants_tuning and context is not None and measured_on is not None and not failure:
             awaits_portfolio = kept is None and found.status in (Status.NEAR, Status.DEFAULT)
-            # A portfolio cannot answer for exact numerics: its configs' bits are not compared on this problem.
+            # A portfolio cannot answer with exact numerics, because its configs' bits are not compared on this problem.
             is_its = not is_exact(by) and (found.expected_loss is not None or awaits_portfolio)
             if not (is_its and self._portfolios.count_lookup(kernel, context.device, by, problem)):
-                # What is tuned waits for the others of its group.
+                # A group has a winner only once all its problems are tuned, so all that are missing are queued.
                 waiting = () if verdict is None else verdict.waiting
                 for asked in map(json.loads, waiting) if waiting else (key_problem,):
                     asked_context = self._machine.build_context(kernel, environment, asked, measured_on)
                     self._follow_ups.queue_tuning(kernel, asked, asked_context, by)
-                # This lookup, and those that got the last answer from its shortcut.
+                # Count this lookup, and those that got the previous answer from its shortcut.
                 self._jobs.count_lookups(context.key_for(by), 1 + self.shortcuts.repeats)
-        # Say why the answer is not better than it is: the most specific reason that applies.
+        # Say why the answer is not better, by the most specific reason that applies.
         incumbent = found.winner
         message = doubt or failure
         if found.status is Status.FRESH:
@@ -368,7 +383,7 @@ class Lookups:
             status=found.status,
             config=None if found.config is None else kernel.order_config(found.config),
             latency_us=None if incumbent is None else incumbent.latency_us,
-            # Only an artifact of this very problem and source can be launched for it as it is.
+            # Only an artifact of this very problem and source can be launched without compiling again.
             artifact=self._locate_artifact(incumbent) if incumbent is not None and found.is_current else None,
             age_s=compute_age(decided),
             decided=decided,
@@ -386,7 +401,7 @@ class Lookups:
     def _find_failure(
         self, kernel: KernelInfo, environment: Environment, device: Device, by: Objective, verdict: Verdict
     ) -> str:
-        """Return why problems of a group wait for one that cannot be tuned; nothing if they all may be."""
+        """Return why a group waits for a problem that cannot be tuned; empty if all its problems may be tuned."""
         for problem in verdict.waiting:
             context = self._machine.build_context(kernel, environment, json.loads(problem), device)
             if failed := self._jobs.find_last_failure(context, by, kernel.plan_digest):
@@ -394,10 +409,10 @@ class Lookups:
         return ""
 
     async def settle_answer(self, found: Lookup, look_up: Callable[[], Lookup], ends_at: float) -> Lookup:
-        """Return ``found``, or the one that ``look_up`` gives once a worker has said which configs the space holds.
+        """Return ``found``, or the answer of ``look_up`` after a worker has said which configs the space has.
 
-        Whether the winner of the nearest size is valid for one between, only the kernel file's own code may know. At
-        ``ends_at`` (by ``monotonic``) the answer is what is known by then: several of one request share that end.
+        Only the kernel file's own code may know whether the winner of the nearest size is valid for this one. At
+        ``ends_at`` (by ``monotonic``) the best answer so far is returned; all lookups of one request share that end.
         """
         with anyio.move_on_after(max(0.0, ends_at - monotonic())), suppress(KtunedError):
             for _ in range(MAX_SETTLED):
@@ -409,11 +424,11 @@ class Lookups:
         return found
 
     def _find_measured_problem(self, kernel: KernelInfo, problem: Problem, incumbent: Winner) -> Problem | None:
-        """Return the problem that a winner was measured for, if it is not the one that was asked for."""
+        """Return the problem that a winner was measured for; None if it is the requested one."""
         if kernel.specialize is None:
             measured = incumbent.problem
         else:
-            # A winner keeps only what enters its key; its job has the rest.
+            # A winner has only the values that are part of its key; its job has the whole problem.
             trial = self._store.get_trial(incumbent.trial)
             job = None if trial is None else self._store.get_job(trial.job)
             measured = incumbent.problem if job is None else job.problem
@@ -427,7 +442,7 @@ class Lookups:
         return str(path)
 
     async def run_until_cancelled(self) -> None:
-        """Do the follow-ups of lookups, and keep the table of winners up to date, until cancelled."""
+        """Carry out the follow-ups of lookups, and keep the table of winners up to date, until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_ups.run_until_cancelled)
             tasks.start_soon(self._publication.run_until_cancelled)

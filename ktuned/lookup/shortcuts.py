@@ -1,7 +1,7 @@
-"""Cache of encoded answers, by the bytes of their requests.
+"""Cache of encoded answers, by the bytes of their requests. No IO.
 
-Most lookups repeat an earlier one to the byte, except for the id, which stands in front; so do those of many processes
-of one application when they start. No IO.
+Most lookups have exactly the same bytes as an earlier one, except for the id at their front. The same holds for the
+lookups of many processes of one application when they start.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from typing import Final
 import msgspec
 
 HOLDS_S: Final = 1.0
-"""Lifetime of an answer: a new winner ends it at once, a removed artifact or an installed backend after this."""
+"""Lifetime of an answer. A new winner ends it at once, but a removed artifact or an installed backend shows only after
+this time."""
 
 MAX_SHORTCUTS: Final = 4_096
 MAX_QUESTION_BYTES: Final = 16 * 1024
 MAX_ANSWER_BYTES: Final = 96 * 1024
-"""Room for 250 lookups at once: a question takes some 50 bytes, an answer 300."""
+"""Enough for 250 lookups in one request: a question takes some 50 bytes, an answer 300."""
 
 MAX_BYTES: Final = 8 * 1024 * 1024
-"""Limit for everything that is kept."""
+"""Limit of all questions and answers together."""
 
 _LOOKUP: Final = b"\xa6lookup\x91"
 _LOOKUP_MANY: Final = b"\xablookup_many\x91\x81\xa7lookups"
 _REQUEST_OPENS: Final = b"\x94\x00"
 _RESPONSE_OPENS: Final = b"\x94\x01"
 _ID_ENDS: Final = {**dict.fromkeys(range(0x80), 3), 0xCC: 4, 0xCD: 5, 0xCE: 7}
-"""End of the id that begins at byte 2, by that byte (MessagePack's unsigned numbers up to 32 bits)."""
+"""Where the id ends, which begins at byte 2, by the value of that byte (MessagePack's unsigned numbers up to 32 bits).
+"""
 
 
 class _KeptResponse(msgspec.Struct):
@@ -39,9 +41,13 @@ class _KeptResponse(msgspec.Struct):
 
 
 class Shortcuts:
-    """From a request's bytes to its answer's; ``taken`` counts requests answered here, ``lookups`` the lookups in them.
+    """Finds the bytes of an answer by the bytes of its request.
 
-    ``repeats`` is how often :meth:`find_response` returned the answer that it has just found too old.
+    Attributes:
+        taken: How many requests were answered from here.
+        lookups: How many lookups these requests had.
+        repeats: If the last call of :meth:`find_response` found an answer that was too old, how often that answer had
+            been returned before; otherwise 0.
     """
 
     def __init__(
@@ -69,7 +75,7 @@ class Shortcuts:
         return sum(kept.lookups for kept in self._answers.values())
 
     def find_response(self, data: bytes) -> bytes | None:
-        """Return the response to ``data``, if that is one request that was answered a moment ago."""
+        """Return the response to ``data``, if these bytes are one request that was answered a moment ago."""
         end = _ID_ENDS.get(data[2]) if len(data) > 2 else None
         if end is None:
             return None
@@ -86,7 +92,7 @@ class Shortcuts:
         return _RESPONSE_OPENS + data[2:end] + kept.answer
 
     def keep_response(self, data: bytes, response: bytes) -> None:
-        """Keep the response to ``data``, one whole request, if it answers lookups and is no error."""
+        """Keep the response to the request ``data``, if it answers lookups and is no error."""
         if len(data) > MAX_QUESTION_BYTES or len(response) > MAX_ANSWER_BYTES:
             return
         question = data[_ID_ENDS.get(data[2], len(data)) :]
@@ -104,13 +110,13 @@ class Shortcuts:
         self._bytes += size
 
     def forget_responses(self) -> None:
-        """Forget all: something changed."""
+        """Forget all responses, because something has changed."""
         self._answers.clear()
         self._bytes = 0
 
 
 def _lookups_answered(question: bytes) -> int:
-    """Return how many lookups a shortcut to this request's answer saves, by its bytes from its method on."""
+    """Return how many lookups a request has, given its bytes from the method on; 0 if it is another method."""
     if question.startswith(_LOOKUP):
         return 1
     if not question.startswith(_LOOKUP_MANY):

@@ -1,9 +1,9 @@
 """The daemon's side of the table of winners: its one writer (:mod:`ktuned_client.table` has the layout and the rules).
 
-Each daemon begins with an empty file of its own, so it never has to trust or repair what another one left half written;
-it renames the file into place and then ends the one before. Nothing here waits, and no change leaves a state in which a
-reader could take something for an answer that is none: see the order of the steps in
-:meth:`WinnerTable.bump_generation`, :meth:`WinnerTable.publish_entry` and :meth:`WinnerTable._grow_table`.
+Each daemon begins with an empty file of its own, so it never has to trust or repair a file that another daemon left
+half written. It ends the file before, and renames its own into place. Nothing here waits. At no moment can a reader
+mistake anything for a valid answer: see the order of the steps in :meth:`WinnerTable.bump_generation`,
+:meth:`WinnerTable.publish_entry` and :meth:`WinnerTable._grow_table`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from ktuned_client.table import (
 )
 
 FIRST_ENTRIES: Final = 256
-"""A new file has 288 KiB; twice as many entries follow whenever one finds no place."""
+"""Entries of a new file, which then has 288 KiB. Their number doubles whenever an entry finds no place."""
 
 WATCHED_S: Final = 10.0
-"""Time for which fresh answers stay fresh without a sign of the daemon: it may be busy for some seconds."""
+"""How long fresh answers stay fresh after the daemon's last sign of life: it may be busy for some seconds."""
 
 CONFIRM_EVERY_S: Final = 2.0
-"""Interval of the daemon's signs: several fit into :data:`WATCHED_S`, and each wakes it for some microseconds."""
+"""Interval of the daemon's signs of life: several fit into :data:`WATCHED_S`, and each takes some microseconds."""
 
 _HEAD: Final = struct.Struct("=QQ")
 _GENERATIONS: Final = slice(8 * FIRST_SLOT, 8 * WORDS)
@@ -56,9 +56,10 @@ _log = structlog.get_logger()
 
 
 class WinnerTable:
-    """Publishes winners to clients in ``directory``, and announces what changes; ``path`` is ``None`` without a file.
+    """Publishes winners to clients in a file in ``directory``, and announces changes.
 
-    Without a file generations count nevertheless, and nothing is published.
+    Attributes:
+        path: The file; ``None`` if it cannot be made. Then nothing is published, but generations still count.
     """
 
     def __init__(self, directory: str, *, epoch: int, max_entries: int = MAX_ENTRIES) -> None:
@@ -72,7 +73,7 @@ class WinnerTable:
             self.path = None
         self._open_views()
         if before is None:
-            # No two tables have a generation in common that was not copied.
+            # A random start, so that two tables never have equal generations unless they were copied.
             start = secrets.randbits(62)
             for slot in range(FIRST_SLOT, WORDS):
                 self._words[slot] = start
@@ -80,8 +81,8 @@ class WinnerTable:
             self._bytes[_GENERATIONS] = before[_GENERATIONS]
             self.bump_all_generations()
         self.confirm_watch()
-        # Killed between these two, this daemon leaves a table in which nothing holds; the other way round, one without
-        # a daemon would go on to confirm answers.
+        # In this order: a daemon that is killed between these two steps leaves a table in which nothing is valid. In
+        # the other order, clients that have the old table open would find valid answers there without any daemon.
         if before is not None:
             _end_table(before)
         if self.path is not None:
@@ -93,9 +94,9 @@ class WinnerTable:
         return self._words[slot_of(kernel)]
 
     def bump_generation(self, kernel: str) -> None:
-        """Announce that the answers for a kernel may have changed; to be called after they have.
+        """Announce that the answers for a kernel may have changed; call this after the change.
 
-        From here on no entry of the kernel holds, until it is published again.
+        From then on, no entry of the kernel is valid until it is published again.
         """
         self._increment_word(slot_of(kernel))
 
@@ -105,7 +106,7 @@ class WinnerTable:
             self._increment_word(slot)
 
     def confirm_watch(self) -> None:
-        """Say that this daemon watches the files behind fresh answers, for a while from now on."""
+        """Confirm that this daemon watches the files behind fresh answers; the confirmation is valid for WATCHED_S."""
         self._words[WATCHED_WORD] = clock_gettime_ns(CLOCK_MONOTONIC) + int(WATCHED_S * 1e9)
 
     def publish_entry(self, kernel: str, key: bytes, payload: bytes) -> bool:
@@ -117,13 +118,13 @@ class WinnerTable:
         while at is None and self._grow_table():
             at = self._find_place(key)
         if at is None:
-            # The largest table is full here: what was published longest ago is not known, so any may go.
+            # The largest table is full here. Which entry is the oldest is not known, so any may be replaced.
             at = self._entry_offset(crc32(key))
         self._write_entry(at, slot, key, payload)
         return True
 
     def holds_entry(self, kernel: str, key: bytes, payload: bytes) -> bool:
-        """Return whether this very entry is published."""
+        """Return whether an entry is published and valid with exactly this payload."""
         for at in self._probe_offsets(key) if self.path is not None else ():
             if self._is_of(at, key):
                 _, _, content = self._read_entry(at)
@@ -134,12 +135,12 @@ class WinnerTable:
         """Return the kernels that clients have looked up in the table since a time of ``monotonic``."""
         if self._uses is None:
             return []
-        # A client notes until when the daemon was to be there when it looked.
+        # A client notes the end of the confirmation (see confirm_watch) that was valid when it looked.
         uses, earliest, latest = self._uses, int((since_s + WATCHED_S) * 1e9), self._words[WATCHED_WORD]
         return [kernel for kernel in kernels if earliest < uses[slot_of(kernel)] <= latest]
 
     def close(self) -> None:
-        """Unmap the files, which stay."""
+        """Unmap the files; they stay on the disk."""
         self._close_views()
         if self._uses is not None:
             self._uses.release()
@@ -167,7 +168,7 @@ class WinnerTable:
         return (self._entry_offset(number) for number in range(tag, tag + PROBES))
 
     def _find_place(self, key: bytes) -> int | None:
-        """Return where a key's entry is, or may be written: in its own place, an unused one, or one that ended."""
+        """Return where a key's entry is or may be written: its own place, an unused one, or one that is not valid."""
         free = None
         for at in self._probe_offsets(key):
             if not self._words[at]:
@@ -198,7 +199,7 @@ class WinnerTable:
         lengths = slot << 32 | len(key) << 16 | len(payload)
         rest = _HEAD.pack(lengths, self._words[slot]) + key + payload
         sequence = self._words[at]
-        # Odd: no reader takes the entry from here on, nor ever again if this process is killed now.
+        # With an odd sequence, readers ignore the entry from now on, and forever if this process is killed now.
         self._words[at] = sequence | 1
         self._words[at + 1] = crc32(key) << 32 | crc32(rest)
         self._bytes[8 * at + 16 : 8 * at + 16 + len(rest)] = rest
@@ -207,7 +208,7 @@ class WinnerTable:
     # The file.
 
     def _make_table(self, entries: int) -> tuple[mmap.mmap, bool]:
-        """Return a new table without entries, and whether it is in a file, which is not in place yet."""
+        """Return a new table without entries, and whether it is in a file; the file is not yet renamed into place."""
         size = 8 * (WORDS + entries * ENTRY_WORDS)
         mapped = None if self.path is None else _map_new_file(self._staged, size)
         has_file = mapped is not None
@@ -224,7 +225,7 @@ class WinnerTable:
         return f"{self.path}.{os.getpid()}"
 
     def _grow_table(self) -> bool:
-        """Replace the file by one of twice the entries; return whether that was possible."""
+        """Replace the file by one with twice as many entries; return whether that was possible."""
         entries = self._words[ENTRIES_WORD]
         if 2 * entries > self._max_entries:
             return False
@@ -245,7 +246,7 @@ class WinnerTable:
                     self._bytes[8 * place : 8 * (place + ENTRY_WORDS)] = copied
         before_words.release()
         before_bytes.release()
-        # In this order, as at the start: what a reader finds until the file is in place is a table without answers.
+        # In this order, as at the start: until the new file is in place, readers find a table without valid answers.
         _end_table(before)
         assert self.path is not None
         os.rename(self._staged, self.path)
@@ -255,7 +256,7 @@ class WinnerTable:
         return (self._entry_offset(number) for number in range(tag, tag + PROBES))
 
     def _remove_unfinished(self) -> None:
-        """Remove what a daemon left that was killed before its file was in place."""
+        """Remove files of daemons that were killed before their file was in place."""
         assert self.path is not None
         directory, name = os.path.split(self.path)
         with suppress(OSError):
@@ -265,14 +266,14 @@ class WinnerTable:
 
 
 def _map_new_file(path: str, size: int) -> mmap.mmap | None:
-    """Map a new file; ``None`` where there is no room for one."""
+    """Map a new file; ``None`` if it cannot be made."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, paths.SOCKET_MODE)
     except OSError as error:
         _log.warning("no_winner_table", path=path, reason=str(error))
         return None
     try:
-        # Space is allocated now: on a full disk, a write to a sparse file would kill the daemon, and a read a client.
+        # Allocate the space now: on a full disk, accessing a sparse file would kill the daemon or a client.
         os.posix_fallocate(descriptor, 0, size)
         return mmap.mmap(descriptor, size)
     except OSError as error:
@@ -284,7 +285,7 @@ def _map_new_file(path: str, size: int) -> mmap.mmap | None:
 
 
 def _open_table(path: str) -> mmap.mmap | None:
-    """Map the table that the last daemon left, if it is one of this version."""
+    """Map the table that the last daemon left; ``None`` if there is none of this version."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -292,7 +293,7 @@ def _open_table(path: str) -> mmap.mmap | None:
     try:
         found = os.fstat(descriptor)
         is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
-        # A write to a page that the disk has no room for would kill this process.
+        # A write to a page without space on the disk would kill this process.
         if not is_ours or found.st_size < 8 * WORDS or found.st_blocks * 512 < 8 * WORDS:
             return None
         mapped = mmap.mmap(descriptor, 8 * WORDS)
@@ -305,17 +306,17 @@ def _open_table(path: str) -> mmap.mmap | None:
 
 
 def _end_table(mapped: mmap.mmap) -> None:
-    """End all that holds in a table, and send its readers to the one that takes its place."""
+    """Make all entries of a table invalid, and send its readers to the table that replaces it."""
     with memoryview(mapped) as raw, raw.cast("Q") as words:
         words[REPLACED_WORD] = 1
         for slot in range(FIRST_SLOT, WORDS):
-            # None that this table has had or will have.
+            # A generation that this table never had and never will have.
             words[slot] ^= 1 << 63
     mapped.close()
 
 
 def _make_uses(path: str) -> memoryview | None:
-    """Map the file in which clients note when they last looked a kernel up, by its slot; nothing else depends on it."""
+    """Map the file in which clients note, by a kernel's slot, when they last looked it up; it is only a hint."""
     size = 8 * WORDS
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, paths.SOCKET_MODE)

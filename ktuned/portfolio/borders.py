@@ -1,7 +1,7 @@
-"""Borders of a tree: the problems at which it is tried out before anything is served by it. No IO.
+"""Borders of a tree: problems on which its configs are measured before lookups are answered by it. No IO.
 
-Between two leaves lies a border that no measured problem stands at. Problems on both sides of it are measured with the
-configs of the leaves: a leaf's config may fail there, or lose more than the tree expects.
+Between two leaves lies a border, and no measured problem is exactly there. So problems on both sides of it are measured
+with the leaves' configs: a leaf's config may fail there, or lose more than the tree expects.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ktuned.portfolio.selection import count_octaves
 from ktuned.portfolio.tree import Condition, Leaf, Tree, compute_figure
 
 MARGIN: Final = 0.02
-"""A problem that loses this much more than its leaf has ever lost shows that the tree errs there."""
+"""The tree errs at a problem whose loss exceeds the largest known loss in its leaf by more than this."""
 
 
 def is_erring(matrix: Matrix, row: int, leaf: Leaf, *, also_slow: bool = True) -> bool:
-    """Return whether a leaf's config fails for a measured problem of it, or loses clearly more than was expected."""
+    """Return whether a leaf's config fails for a measured problem, or is ``also_slow``: loses more than expected."""
     if matrix.best[row] == FAILED:
-        # Nothing works there: that says nothing about the leaf.
+        # No config works for this problem, which says nothing about the leaf.
         return False
     if not also_slow:
         return not matrix.works(row, leaf.config)
@@ -31,9 +31,9 @@ def is_erring(matrix: Matrix, row: int, leaf: Leaf, *, also_slow: bool = True) -
 def find_border_problems(tree: Tree, problems: Sequence[Problem], measurable: Sequence[Problem] = ()) -> list[Problem]:
     """Return problems on both sides of each border of a tree.
 
-    ``measurable`` are the only ones that can be measured: of these, the nearest on either side. Without them it is the
-    last whole number before the border and the first one behind it, where it is a border of one field; the other fields
-    are those of the problem that is nearest to the border.
+    If only the ``measurable`` problems can be measured, return the nearest of them on either side. Otherwise problems
+    are made up for borders of a single integer field: with the last integer before the border and the first one behind
+    it, and with the other fields of the problem nearest to the border.
     """
     found: dict[str, Problem] = {}
 
@@ -66,7 +66,7 @@ def _make_border(condition: Condition, problems: Sequence[Problem]) -> list[Prob
 
 def _find_measurable_border(condition: Condition, *sides: Sequence[Problem]) -> list[Problem]:
     if condition.figure[0] == "=":
-        # A field that equals a value has no border.
+        # A condition on a string or bool has no border.
         return []
 
     def count_octaves_to_limit(problem: Problem) -> float:

@@ -25,7 +25,7 @@ def render_json(kernel: str, device: str, portfolio: Portfolio) -> str:
 
 
 def _number_configs(tree: dict[str, Any], configs: list[str]) -> dict[str, Any]:
-    """Return a tree whose leaves name their config by its place in the list."""
+    """Return a tree whose leaves refer to configs by their place in the list."""
     if "config" in tree:
         return {**tree, "config": configs.index(tree["config"])}
     return {**tree, **{side: _number_configs(tree[side], configs) for side in ("passing", "failing")}}

@@ -1,9 +1,9 @@
-"""Fitting a portfolio to a matrix of costs: which few configs, and which tree chooses among them. No IO.
+"""Fitting a portfolio to a matrix of costs: choosing a few configs, and a tree that chooses among them. No IO.
 
-More configs, or a larger tree, always fit the measured problems better. What counts is the loss on problems that were
-not measured, so it is estimated by cross-validation: each fifth of the problems is served by configs and trees that
-were chosen without it. The fewest configs and the smallest tree win that keep this loss low enough. Working comes
-first: each leaf's config must have been launched and checked on all of the leaf's problems.
+More configs, or a larger tree, always fit the measured problems better. But the loss on other problems counts, so it is
+estimated by cross-validation: configs and trees are chosen without a fifth of the problems, and evaluated on that
+fifth. The fewest configs and the smallest tree with a low enough loss are taken. Correctness comes first: each leaf's
+config must have been launched and checked on all of the leaf's problems.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ktuned.portfolio.tree import (
 FORMAT = 1
 
 FOLDS = 5
-"""Parts of the problems that are held out, one after the other, to estimate the loss of new problems."""
+"""Number of parts of the problems. Each is held out in turn, to estimate the loss on new problems."""
 
 SIZES = (2, 3, 4, 6, 8, 12, MAX_LEAVES)
 """Numbers of leaves among which cross-validation chooses."""
 
 CANDIDATES = 24
-"""The number of most useful configs among which a portfolio's are chosen; a good one is always among them."""
+"""A portfolio's configs are chosen among this many of the most useful configs, which always include good ones."""
 
 TOLERANCE = 0.001
-"""A smaller tree, or fewer configs, are taken if they are expected to lose no more than this in addition."""
+"""A smaller tree, or fewer configs, are preferred if their expected loss is at most this much larger."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,12 @@ class Portfolio:
     """A tree of configs.
 
     Attributes:
-        expected_loss: mean loss on problems that were held out.
-        fitted_loss: mean loss on the problems that it was fitted to.
-        single_loss: mean loss of the best single config for all problems.
-        wanted_loss: the loss that was asked for.
-        problems: number of problems that it was fitted to.
+        tree: The tree.
+        expected_loss: Mean loss on problems that were held out.
+        fitted_loss: Mean loss on the problems that it was fitted to.
+        single_loss: Mean loss of the best single config for all problems.
+        wanted_loss: The loss that was asked for.
+        problems: Number of problems that it was fitted to.
     """
 
     tree: Tree
@@ -64,14 +65,14 @@ class Portfolio:
 
     @property
     def configs(self) -> list[str]:
-        """The configs of its leaves; the one for most problems comes first."""
+        """The configs of its leaves, sorted by their number of problems, the largest first."""
         counts: dict[str, int] = {}
         for leaf in list_leaves(self.tree):
             counts[leaf.config] = counts.get(leaf.config, 0) + leaf.problems
         return sorted(counts, key=lambda config: (-counts[config], config))
 
     def find_leaf(self, problem: Mapping[str, Scalar]) -> Leaf:
-        """Return the leaf of a problem: its config, and that config's expected loss."""
+        """Return the leaf of a problem, with its config and its expected loss."""
         return find_leaf(self.tree, problem)
 
     def choose_config(self, problem: Mapping[str, Scalar]) -> Config:
@@ -97,7 +98,7 @@ class Portfolio:
         """Rebuild from :meth:`to_wire`'s data.
 
         Raises:
-            ValueError: It is of another version.
+            ValueError: The data is of another version.
         """
         if data.get("ktuned_portfolio") != FORMAT:
             raise ValueError(f"a portfolio of format {data.get('ktuned_portfolio')}, and this version reads {FORMAT}")
@@ -106,10 +107,12 @@ class Portfolio:
 
 
 def fit_portfolio(matrix: Matrix, max_configs: int = 4, wanted_loss: float = 0.02) -> Portfolio:
-    """Return the portfolio with the fewest configs that meets a loss, or else the best one with up to ``max_configs``.
+    """Return the portfolio with the fewest configs whose expected loss is at most ``wanted_loss``.
+
+    If there is none with up to ``max_configs``, return the best portfolio.
 
     Raises:
-        ValueError: However the tree is grown, some leaf has no config that works on all of its problems.
+        ValueError: There are no problems, or no tree was found whose configs work on all of their problems.
     """
     if not len(matrix):
         raise ValueError("a portfolio needs measured problems")
@@ -145,7 +148,7 @@ def _fit_tree(matrix: Matrix, configs: Sequence[str], wanted_loss: float) -> Por
     sizes = [1] if len(configs) == 1 else [size for size in SIZES if size >= len(configs)]
     held_out = _estimate_held_out_losses(matrix, len(configs), sizes)
     trees = grow_trees(matrix, configs, sizes)
-    # Working comes before small: a tree with too few leaves may give a problem a config that fails there.
+    # Prefer trees that work to small trees: one with too few leaves may choose a config that fails for a problem.
     working = [place for place, tree in enumerate(trees) if works_everywhere(tree, matrix)] or [len(trees) - 1]
     least = min(held_out[place] for place in working)
     place = next(place for place in working if held_out[place] <= least + TOLERANCE)
@@ -156,18 +159,18 @@ def _fit_tree(matrix: Matrix, configs: Sequence[str], wanted_loss: float) -> Por
 
 
 def _add_expected_loss(tree: Tree, more: float) -> Tree:
-    """Return a tree whose leaves expect ``more`` loss, since new problems lose more than fitted ones."""
+    """Return a tree whose leaves expect ``more`` loss, because new problems lose more than fitted ones."""
     if isinstance(tree, Branch):
         return Branch(tree.condition, _add_expected_loss(tree.passing, more), _add_expected_loss(tree.failing, more))
     return replace(tree, expected_loss=tree.expected_loss + more)
 
 
 def _estimate_held_out_losses(matrix: Matrix, count: int, sizes: Sequence[int]) -> list[float]:
-    """Return for each size of a tree the mean loss on problems without which configs and tree were chosen."""
+    """Return for each size of a tree the mean loss on held-out problems, without which configs and tree were chosen."""
     folds = min(FOLDS, len(matrix))
     if folds < 2:
         return [0.0] * len(sizes)
-    # Neighbours in size go to different folds.
+    # Problems of similar size go to different folds.
     order = sorted(range(len(matrix)), key=lambda row: (_multiply_numbers(matrix.problems[row]), row))
     chosen = [[""] * len(matrix) for _ in sizes]
     for fold in range(folds):

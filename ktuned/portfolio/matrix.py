@@ -1,4 +1,7 @@
-"""Costs of many configs for many problems, as a matrix with holes, and the choice of configs that lose least on it."""
+"""Costs of many configs for many problems, as a matrix with holes, and the choice of the configs with the least loss.
+
+The *loss* of a config for a problem is its cost relative to the best known cost, minus one.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,24 @@ FAILED = math.inf
 """The cost of a config that does not work for a problem."""
 
 LOSS_OF_FAILURE = 9.0
-"""The loss of a failure or a hole where losses are added up: ten times the best config's time."""
+"""The loss of a failure or a hole in sums of losses: as if it took ten times as long as the best config."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Costs of configs (by their canonical text) for problems: less is better, absent is unknown.
+    """Costs of configs for problems: less is better.
 
-    ``weights`` say how much each problem matters: its share of an application's time, for example, or 1.
+    Attributes:
+        problems: The problems, one for each row.
+        weights: The importance of each problem: for example its share of an application's time, or 1.
+        costs: For each problem, the known costs by the config's canonical text.
     """
 
     problems: tuple[Mapping[str, Scalar], ...]
     weights: tuple[float, ...]
     costs: tuple[Mapping[str, float], ...]
     best: tuple[float, ...] = ()
-    """The least known cost of each problem, perhaps by a config that is left out here."""
+    """The least known cost of each problem, perhaps of a config that this matrix leaves out."""
 
     def __post_init__(self) -> None:
         if not len(self.problems) == len(self.weights) == len(self.costs):
@@ -39,12 +45,12 @@ class Matrix:
         return len(self.problems)
 
     def compute_loss(self, row: int, config: str) -> float:
-        """Return by which share of the best known cost a config is worse; an unknown cost counts as a failure."""
+        """Return a config's loss for a problem; an unknown cost counts as a failure."""
         cost, best = self.costs[row].get(config, FAILED), self.best[row]
         return LOSS_OF_FAILURE if cost == FAILED or best == FAILED else min(LOSS_OF_FAILURE, cost / best - 1.0)
 
     def works(self, row: int, config: str) -> bool:
-        """Return whether a config has been launched and checked for a problem."""
+        """Return whether a config was launched and checked for a problem."""
         return self.costs[row].get(config, FAILED) < FAILED
 
     def select_rows(self, chosen: Iterable[int]) -> Matrix:
@@ -58,13 +64,13 @@ class Matrix:
         )
 
     def select_columns(self, configs: Iterable[str]) -> Matrix:
-        """Return the matrix of some configs; losses are still relative to the best of all."""
+        """Return the matrix of some configs. Losses are still relative to the best of all configs."""
         kept = set(configs)
         costs = tuple({config: cost for config, cost in row.items() if config in kept} for row in self.costs)
         return Matrix(self.problems, self.weights, costs, self.best)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return plain data, in which a failure is nil."""
+        """Return plain data, in which a failure is ``None``."""
         return {
             "problems": [dict(problem) for problem in self.problems],
             "weights": list(self.weights),
@@ -79,7 +85,7 @@ class Matrix:
 
 
 def compute_mean_loss(matrix: Matrix, chosen: Sequence[str]) -> float:
-    """Return the weighted mean loss if each problem gets its config of ``chosen``."""
+    """Return the weighted mean loss if each problem gets the config at its place in ``chosen``."""
     total = sum(matrix.weights) or 1.0
     return sum(weight * matrix.compute_loss(row, chosen[row]) for row, weight in enumerate(matrix.weights)) / total
 
@@ -87,8 +93,8 @@ def compute_mean_loss(matrix: Matrix, chosen: Sequence[str]) -> float:
 def shortlist_configs(matrix: Matrix, count: int, near: float = 0.10) -> list[str]:
     """Return the configs that are worth measuring for all problems, the most useful first.
 
-    The choice is greedy: each next config lowers the weighted loss most; where it is unknown, it counts as no gain.
-    Candidates are within ``near`` of the best for some problem: others can hardly be a part of a portfolio.
+    The choice is greedy: each next config lowers the weighted loss most; an unknown cost counts as no gain. Candidates
+    are configs within ``near`` of the best for some problem: others are hardly useful in a portfolio.
     """
     candidates = sorted(
         {
@@ -103,10 +109,10 @@ def shortlist_configs(matrix: Matrix, count: int, near: float = 0.10) -> list[st
 
 
 def choose_configs(matrix: Matrix, count: int) -> list[str]:
-    """Return up to ``count`` configs that lose least if each problem gets the best of them.
+    """Return up to ``count`` configs with the least loss, if each problem gets the best of them.
 
-    The choice is greedy, and then improved by exchanges as long as one helps. Only configs whose cost is known for all
-    problems are candidates.
+    The choice is greedy, and then improved by exchanges as long as one helps. Candidates are the configs whose cost is
+    known for all problems.
     """
     candidates = sorted({config for row in matrix.costs for config in row})
     losses = {

@@ -1,9 +1,9 @@
-"""The choice of the problems that are tuned, one after the other, when an application brings many. No IO.
+"""The choice of the problems to tune, one after the other, if an application has many. No IO.
 
-An application may bring thousands of problems. Tuning one helps the problem itself and those that are like it. So the
-next one is where most time is expected to be lost: a problem's weight (its share of the time) times its expected loss
-with the config that it gets now. The loss is expected to grow with the distance, in octaves, from the nearest tuned
-problem. The rate is learned: from what each tuned problem loses with the config of its nearest tuned neighbour.
+An application may have thousands of problems. Tuning one of them also helps similar ones. So the next problem is the
+one with the largest expected loss of time: its weight (its share of the time) times its expected loss with the config
+that it gets now. The expected loss grows with the distance, in octaves, from the nearest tuned problem. The rate is
+learned from the loss of each tuned problem with the config of its nearest tuned neighbour.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from collections.abc import Container, Iterable, Mapping
 from ktuned.model import Scalar, canonical
 
 PRIOR_LOSS = 0.05
-"""The loss per octave to begin with: a kernel's best config often stays the same."""
+"""The loss per octave that is expected at first. It is small, as a kernel's best config often stays the same."""
 
 PRIOR_WEIGHT = 2.0
-"""The number of observations that the prior counts for."""
+"""The prior counts as much as observations over this many octaves."""
 
 MAX_LOSS = 1.0
-"""The most that is expected: a config that works is rarely more than twice as slow as the best."""
+"""The largest expected loss: a config that works rarely takes more than twice as long as the best."""
 
 OTHER_KIND = 4.0
-"""Octaves for a string or bool that differs: another dtype changes the best config as much as 16 times the size."""
+"""Octaves for a different string or bool: another dtype changes the best config as much as 16 times the size does."""
 
 MAX_PROBLEMS = 2_000
-"""Most problems that are known at once, those that take most time: together the others take a small part of it."""
+"""Most problems that are known at once: those that take the most time. All others together take little of it."""
 
 MIN_LOSS = 0.002
-"""The loss expected next to a tuned problem: less could not be seen in a measurement."""
+"""The loss that is expected close to a tuned problem. A smaller loss could not be measured."""
 
 
 def count_octaves(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> float:
-    """Return the distance of two problems: the octaves between their numbers, and more for other fields."""
+    """Return the distance of two problems: the octaves between their numbers, and `OTHER_KIND` for other fields."""
     total = 0.0
     for name in one.keys() | other.keys():
         value, another = one.get(name), other.get(name)
@@ -47,10 +47,13 @@ def count_octaves(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> flo
 
 
 class Selection:
-    """The problems that an application brings, and which of them to tune: at most ``max_tunings`` in all.
+    """The problems of an application, and the choice of those to tune.
 
-    ``wanted_loss`` is the expected mean loss at which no more are tuned. Weights may have any unit, for example
-    launches times microseconds.
+    Weights may have any unit, for example launches times microseconds.
+
+    Args:
+        max_tunings: The most problems that are tuned.
+        wanted_loss: The expected mean loss at which no more problems are tuned.
     """
 
     def __init__(self, max_tunings: int = 40, wanted_loss: float = 0.01) -> None:
@@ -59,7 +62,7 @@ class Selection:
         self._problems: dict[str, Mapping[str, Scalar]] = {}
         self._weights: dict[str, float] = {}
         self._nearest: dict[str, tuple[float, str]] = {}
-        """For each problem the distance from the nearest tuned one, and that one."""
+        """For each problem the nearest tuned problem, preceded by the distance to it."""
         self._tuned: dict[str, Mapping[str, Scalar]] = {}
         self._lost = PRIOR_LOSS * PRIOR_WEIGHT
         self._lost_over = PRIOR_WEIGHT
@@ -75,7 +78,7 @@ class Selection:
         return self._lost / self._lost_over
 
     def add_problem(self, problem: Mapping[str, Scalar], weight: float) -> None:
-        """Add to a problem's weight."""
+        """Add a problem, or add to the weight of a known problem."""
         key = canonical(problem)
         if key not in self._problems:
             if len(self._problems) >= MAX_PROBLEMS:
@@ -86,7 +89,7 @@ class Selection:
         self._weights[key] = self._weights.get(key, 0.0) + weight
 
     def sum_weights_nearby(self) -> dict[str, float]:
-        """Return for each tuned problem, by its canonical text, the weight of all to which it is the nearest."""
+        """Return for each tuned problem, by its canonical text, the total weight of the problems nearest to it."""
         found = dict.fromkeys(self._tuned, 0.0)
         for key, (_, tuned) in self._nearest.items():
             if tuned in found:
@@ -102,18 +105,18 @@ class Selection:
             self._nearest[other] = min(self._nearest[other], (count_octaves(problem, known_problem), key))
 
     def record_loss(self, problem: Mapping[str, Scalar], lost: float) -> None:
-        """Learn from a tuned problem what it loses with the config of its nearest tuned neighbour, as a share."""
+        """Learn from a tuned problem's loss with the config of its nearest tuned neighbour, given as a share."""
         neighbour = self.find_neighbour(problem)
         if neighbour is not None:
             self._lost += min(MAX_LOSS, max(0.0, lost))
             self._lost_over += count_octaves(problem, neighbour)
 
     def find_neighbour(self, problem: Mapping[str, Scalar]) -> Mapping[str, Scalar] | None:
-        """Return the tuned problem that is nearest to another one, tuned or not."""
+        """Return the tuned problem that is nearest to a problem, which may itself be tuned; never that problem."""
         return self._find_nearest(problem, self._tuned.keys() - {canonical(problem)})
 
     def find_nearest_tuned(self, problem: Mapping[str, Scalar]) -> Mapping[str, Scalar] | None:
-        """Return the tuned problem whose config a problem gets until it has its own."""
+        """Return the tuned problem whose config a problem gets until it is tuned itself."""
         return self._find_nearest(problem, self._tuned)
 
     def _find_nearest(self, problem: Mapping[str, Scalar], among: Iterable[str]) -> Mapping[str, Scalar] | None:
@@ -126,7 +129,7 @@ class Selection:
         return sum(self._estimate_loss(key) * weight for key, weight in self._weights.items()) / (total or 1.0)
 
     def choose_next_problem(self, among: Container[str] | None = None) -> Mapping[str, Scalar] | None:
-        """Return the problem that is expected to lose most time; ``None`` when enough are tuned.
+        """Return the problem with the largest expected loss of time; ``None`` if enough problems are tuned.
 
         ``among`` has the canonical texts of the problems that can be tuned now; ``None`` means all.
         """

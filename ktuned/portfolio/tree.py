@@ -1,13 +1,13 @@
 """Decision trees over a problem's fields, which choose one of a few configs.
 
 A condition compares a figure of the problem with a threshold, or a field with a string or bool. Figures are the
-numbers themselves (their logarithms would split in the same way), products of two numbers, and the largest power of two
-that divides an integer, up to 128: tiles and vector loads depend on it. A threshold is the geometric mean of two
-neighbours, which splits sizes evenly on a logarithmic scale.
+numbers themselves (their logarithms would give the same splits), products of two numbers, and the largest power of two
+that divides an integer, up to 128, because tiles and vector loads depend on it. A threshold is the geometric mean of
+two neighbouring values, which is halfway between them on a logarithmic scale.
 
-A tree grows by the split that lowers the weighted loss most, at whichever leaf. The number of leaves is decided by
-cross-validation (:mod:`~ktuned.portfolio.fit`). A leaf gets the config that loses least on its problems, where a
-failure counts as a large loss.
+A tree grows by the split that lowers the weighted loss most, at any leaf. Cross-validation decides the number of leaves
+(:mod:`~ktuned.portfolio.fit`). A leaf gets the config with the least loss on its problems, where a failure counts as a
+large loss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_LEAVES = 16
 """Most leaves: a person should be able to read the tree, and its C header should stay short."""
 
 MOST_FACTOR = 128
-"""The largest power of two that counts as a divisor: the bytes of a warp's widest access."""
+"""The largest power of two that counts as a divisor: the number of bytes in a warp's widest access."""
 
 Figure = tuple[str, ...]
 """``("M",)`` a number, ``("M", "N")`` a product, ``("2^", "M")`` its power of two, ``("=", "dtype")`` a field."""
@@ -33,13 +33,16 @@ Figure = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Condition:
-    """A problem passes if its figure is at most the limit; for ``("=", name)`` if the field equals the limit."""
+    """A condition on a problem.
+
+    A problem passes if its ``figure`` is at most ``limit``, or for ``("=", name)`` if the field equals ``limit``.
+    """
 
     figure: Figure
     limit: Scalar
 
     def is_met_by(self, problem: Mapping[str, Scalar]) -> bool:
-        """Return whether a problem passes; one without the fields does not."""
+        """Return whether a problem passes; a problem without the fields does not."""
         value = compute_figure(self.figure, problem)
         if value is None:
             return False
@@ -50,7 +53,14 @@ class Condition:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A config, its expected loss relative to a problem's best config, and its largest loss on one."""
+    """A config for some problems. Losses are relative to each problem's best config.
+
+    Attributes:
+        config: The config's canonical text.
+        expected_loss: Its expected mean loss on new problems.
+        worst_loss: Its largest loss on a problem that the tree was fitted to.
+        problems: Number of those problems.
+    """
 
     config: str
     expected_loss: float
@@ -60,7 +70,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Branch:
-    """A condition, and the trees of the problems that pass and fail it."""
+    """A condition, and the trees for problems that pass it and for those that fail it."""
 
     condition: Condition
     passing: Tree
@@ -115,7 +125,7 @@ def list_figures(problems: Sequence[Mapping[str, Scalar]]) -> list[Figure]:
 
 
 def grow_trees(matrix: Matrix, configs: Sequence[str], sizes: Sequence[int]) -> list[Tree]:
-    """Return a tree for each of the ``sizes``, its most leaves, in ascending order.
+    """Return a tree for each of the ``sizes``, which are its most leaves, in ascending order.
 
     Raises:
         ValueError: There is no config, or no problem.
@@ -160,10 +170,10 @@ class _Node:
             self._try_figure(figure)
 
     def _try_figure(self, figure: Figure) -> None:
-        """Remember the best split by one figure, if it is better than those before."""
+        """Remember the best split by one figure, if it is better than all splits before."""
         values = self._values[figure]
         if figure[0] == "=":
-            # Sorted by their texts, because bools and strings cannot be compared.
+            # Sort by text, because bools and strings cannot be compared.
             for value in sorted({values[row] for row in self._rows}, key=repr):
                 passing = [row for row in self._rows if values[row] == value and type(values[row]) is type(value)]
                 self._try_split(figure, value, self._sum_losses(passing), len(passing))
@@ -187,7 +197,7 @@ class _Node:
         total = self._sum_all_losses()
         rest = [whole - part for whole, part in zip(total, sums, strict=True)]
         gain = self._total - min(sums) - min(rest)
-        # Of equally good splits the first stays: single numbers come before products.
+        # Among equally good splits the first is kept, so that single numbers are preferred to products.
         if gain > self.gain + 1e-9:
             self.gain, self._condition = gain, Condition(figure, limit)
 
@@ -220,7 +230,7 @@ class _Node:
 
 
 def _choose_threshold(low: float, high: float) -> float:
-    """Return a threshold between two values; an integer if both are."""
+    """Return a threshold between two values; an integer if both values are integers."""
     middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
     if type(low) is int and type(high) is int:
         return min(max(low, math.floor(middle)), high - 1)
@@ -232,12 +242,12 @@ def _is_number(value: Scalar | None) -> bool:
 
 
 def works_everywhere(tree: Tree, matrix: Matrix) -> bool:
-    """Return whether each problem's config was launched and checked for it."""
+    """Return whether the config that the tree chooses for each problem was launched and checked for it."""
     return all(matrix.works(row, find_leaf(tree, problem).config) for row, problem in enumerate(matrix.problems))
 
 
 def tree_to_wire(tree: Tree) -> dict[str, Any]:
-    """Return plain data of a tree."""
+    """Return a tree as plain data."""
     if isinstance(tree, Leaf):
         return {
             "config": tree.config,

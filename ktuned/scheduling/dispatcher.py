@@ -1,4 +1,4 @@
-"""Dispatcher: carries out what the job machine decides, and reports back how pipelines end."""
+"""Dispatcher: carries out the job machine's instructions, and reports to the machine how pipelines end."""
 
 from __future__ import annotations
 
@@ -51,18 +51,20 @@ from ktuned.tuning import CompileOnly, JobBrief, JobStage, Pipeline
 _log = structlog.get_logger()
 
 SOURCE_CHANGED = "source_changed"
-"""The code of a worker's refusal to work on files that have changed since they were inspected."""
+"""Error code with which a worker refuses files that have changed since they were inspected."""
 
 Prepare = Callable[[Job], JobBrief]
-"""Turns a job into all that it needs, as its kernel stands now; raises a KtunedError that says why it cannot run."""
+"""Makes a job's brief from the present state of its kernel; raises a KtunedError if the job cannot run."""
 
 
 class Intervals(msgspec.Struct, frozen=True):
-    """Intervals at which the dispatcher looks at things that no event reports.
+    """Intervals at which the dispatcher checks things that no event reports.
 
-    ``retry_s`` is for a store that could not be written, ``review_s`` for the order of jobs while nothing happens
-    (ranks rise with time alone), ``reading_s`` for the machine while tuning may have to yield to others. After
-    ``inspection_s`` a job that waits for an inspection asks for one.
+    Attributes:
+        retry_s: Between attempts to write to a store that could not be written.
+        review_s: Between reviews of the order of jobs; ranks rise with time, even if nothing happens.
+        reading_s: Between readings of the machine's use, while tuning may have to yield to others.
+        inspection_s: After this wait for an inspection of its files, a job asks for one.
     """
 
     retry_s: float = 2.0
@@ -79,11 +81,16 @@ class PipelineTask(msgspec.Struct, eq=False):
 
 
 class Dispatcher:
-    """Runs the jobs that the machine starts. A job that is unfinished at the end stays for the next daemon.
+    """Runs the jobs that the machine starts. A job that is unfinished at the end is left to the next daemon.
 
-    ``inspect`` has the file of a kernel inspected, and passes on what that changed.
-    ``idle_policy`` decides when tuning yields to others, from what ``read`` returns; without it nothing is read.
-    ``pipelines`` holds the pipeline of each running job, by the job's id.
+    Args:
+        inspect: Has a kernel's file inspected, and reacts to the changes.
+        idle_policy: Decides from readings when tuning yields to others.
+        read: Takes a reading of the machine's use; with ``None`` nothing is read.
+
+    Attributes:
+        pipelines: The pipeline of each running job, by the job's id.
+        lanes: The lanes that were opened, by name, model and target of their device.
     """
 
     def __init__(
@@ -128,7 +135,7 @@ class Dispatcher:
                 if machine.stalled:
                     await self._await_space()
                 await self.handle_event(Reviewed(), review=False)
-                # Jobs that have the lanes, or wait for them, change with time alone.
+                # If jobs compete for lanes, the passing of time alone can change which job has them.
                 is_contended = bool(machine.running) and len(machine.queue) + len(machine.running) > 1
                 with anyio.move_on_after(self._intervals.review_s if is_contended else math.inf):
                     await self._news.wait()
@@ -136,11 +143,11 @@ class Dispatcher:
     async def handle_event(self, event: Event, *, review: bool = True) -> Job | None:
         """Give the machine an event and carry out its instructions; return the job if it was closed.
 
-        With ``review`` it is decided again who should run.
+        With ``review``, the choice of running jobs is reconsidered afterwards.
 
         Raises:
-            IllegalMove: the event's job cannot take it; nothing has changed.
-            StoreError: a vital row cannot be written.
+            IllegalMove: The event is illegal for its job; nothing has changed.
+            StoreError: A vital row cannot be written.
         """
         instructions = self._machine.handle_event(event)
         try:
@@ -150,7 +157,7 @@ class Dispatcher:
                 self.request_review()
 
     def request_review(self) -> None:
-        """Have it decided again who should run."""
+        """Have the choice of running jobs reconsidered soon."""
         self._news.set()
 
     async def _carry_out(self, instructions: Iterable[Instruction]) -> Job | None:
@@ -160,7 +167,7 @@ class Dispatcher:
                 case Start():
                     self._start_job(instruction.job)
                 case Stop():
-                    # One that could not be prepared has no pipeline to stop.
+                    # A job whose preparation failed has no pipeline to stop.
                     if instruction.job in self.pipelines:
                         self.pipelines[instruction.job].scope.cancel()
                 case GrantLanes():
@@ -178,7 +185,7 @@ class Dispatcher:
         return closed
 
     async def _have_inspected(self, job: Job) -> None:
-        """Have the files inspected that a job waits for, unless the watcher does so, which mostly has seen the edit."""
+        """Have the files inspected that a job waits for, unless the watcher does so: it has usually seen the edit."""
         await anyio.sleep(self._intervals.inspection_s)
         if not self._machine.queue.is_held(job.id):
             return
@@ -201,7 +208,8 @@ class Dispatcher:
         try:
             await self._store.update_job(ended)
         except StoreError as error:
-            # Published even so: a client may wait for it. The row still says `running`, and the next daemon resumes it.
+            # Publish the end even so, since a client may wait for it. The row still says `running`, and the next daemon
+            # resumes the job.
             ended = replace(ended, state=JobState.FAILED, message=describe_failure(error))
         _log.info("job_done", job=ended.id, kernel=ended.kernel, state=ended.state, best_us=ended.best_us)
         self._publish_job(JobDone, ended)
@@ -211,7 +219,7 @@ class Dispatcher:
         self._publish(event.from_job(self.describe_job(job)))
 
     def describe_job(self, job: Job) -> JobInfo:
-        """Return a job as it is reported, with how it stands now."""
+        """Return a job's public description, with its present progress or the reason for its wait."""
         queue = self._machine.queue
         info = JobInfo.from_job(
             job, launches=queue.find_launch_cost(job.key).launches, waiters=queue.count_waiters(job.id)
@@ -238,7 +246,7 @@ class Dispatcher:
         self._tasks.start_soon(self._run_job, job, task)
 
     async def _run_job(self, job: Job, task: PipelineTask) -> None:
-        # Whatever is logged in this task or in one that it starts is about this job.
+        # Log lines of this task, and of the tasks that it starts, name the job.
         structlog.contextvars.bind_contextvars(job=job.id, kernel=job.kernel)
         ending, message = Ending.DAEMON_STOPPED, ""
         try:
@@ -260,7 +268,7 @@ class Dispatcher:
             return
         for job in self._machine.list_running_on(granted.device):
             task = self.pipelines.get(job.id)
-            # One that could not be prepared has no pipeline, and one that only compiles needs no lane.
+            # A job whose preparation failed has no pipeline, and a job that only compiles needs no lane.
             if task is None or not isinstance(task.pipeline, Pipeline):
                 continue
             if job.id == job_id:
@@ -269,7 +277,7 @@ class Dispatcher:
                 task.pipeline.withdraw_lanes()
 
     def _release_lanes(self, ended: Job) -> None:
-        """Give up the workers of a job's lanes, unless another job is to measure there at once."""
+        """Release the workers of an ended job's lanes, unless another job runs on the same device model."""
         if any(job.id != ended.id for job in self._machine.list_running_on(ended.device)):
             return
         for lane in self.lanes.values():
@@ -296,7 +304,7 @@ class Dispatcher:
         return (Ending.HOPELESS if task.pipeline.is_hopeless else Ending.FAILED), message
 
     def join_devices(self) -> None:
-        """Let running jobs measure on devices that have come meanwhile, where these are alike."""
+        """Let running jobs also measure on new devices, where these give the same measuring context."""
         for job, task in self.pipelines.items():
             running = self._machine.find_running_job(job)
             if running is None or not isinstance(task.pipeline, Pipeline):
@@ -310,7 +318,7 @@ class Dispatcher:
         job = brief.job
 
         def advance(stage: JobStage) -> None:
-            # One whose end was handled already says nothing more.
+            # A job whose end was handled already reports no further stages.
             with suppress(IllegalMove):
                 self._machine.handle_event(Advanced(job.id, stage))
                 self.request_review()
@@ -333,7 +341,10 @@ class Dispatcher:
         )
 
     def get_lane(self, device: Device) -> Lane:
-        """Return the lane of a device; two backends that see one device as two models take turns on it."""
+        """Return the lane of a device.
+
+        If two backends see one device as two models, it has a lane for each, and these take turns.
+        """
         key = (device.name, device.model, device.target)
         if key not in self.lanes:
             self.lanes[key] = Lane(
@@ -348,12 +359,12 @@ class Dispatcher:
     def _lane_changed(self, lane: Lane) -> None:
         log = _log.warning if lane.health.is_sick else _log.info
         log("lane_state", device=lane.device.name, state=lane.state, reason=lane.health.reason)
-        # A device that was ill may have been the reason why nothing worked.
+        # A sick device may have been the reason why a job found nothing that works.
         self._machine.failures.forget_failures()
         self._publish(LaneChanged(device=lane.device.name, state=lane.state, reason=lane.health.reason))
 
     async def _watch_others(self, read: Callable[[], Awaitable[Reading]]) -> None:
-        """Look at the machine for as long as there is work that may have to yield; at rest nothing is read."""
+        """Take readings of the machine's use while there is work that may have to yield; without work, none."""
         policy = self.idle_policy
         while True:
             if not (policy.needs_readings and (self._machine.running or len(self._machine.queue))):
@@ -370,7 +381,7 @@ class Dispatcher:
             await anyio.sleep(self._intervals.reading_s)
 
     async def _await_space(self) -> None:
-        """Wait until what happened can be recorded again: a job must not measure what it cannot keep."""
+        """Wait until the store can be written again: a job must not measure what it cannot record."""
         reason = self._machine.stalled
         _log.warning("tuning_paused", reason=reason)
         self._publish(TuningPaused(reason=reason))
@@ -385,7 +396,7 @@ class Dispatcher:
 
 
 def find_ending(error: BaseException) -> tuple[Ending, str]:
-    """Return how a job ends that an exception stopped, and the message that says why."""
+    """Return the ending and the message of a job that an exception stopped."""
     error = find_first_error(error)
     if not isinstance(error, KtunedError):
         _log.error("job_broke", exc_info=error)
@@ -398,5 +409,5 @@ def find_ending(error: BaseException) -> tuple[Ending, str]:
 
 
 def describe_failure(error: KtunedError) -> str:
-    """Return an error's message and its hint, as a job's message."""
+    """Return an error's message and hint as a job's message."""
     return f"{error.message}; {error.hint}" if error.hint else error.message

@@ -1,13 +1,13 @@
-"""Roots whose directories are gone: when they are no longer watched. Their results stay, by their projects' names.
+"""Roots whose directories are gone, and when they are forgotten. Their results stay, under their projects' names.
 
 ======================================  ===============================================================================
-its directory has been gone for a day   it is forgotten: that is longer than a disk is unplugged or a mount is down
-another directory takes its name        it is forgotten at once: a project that has moved keeps its name, and so its
-                                        results
+its directory has been gone for a day   the root is forgotten: disks are unplugged, and mounts are down, for less
+another directory takes its name        the root is forgotten at once, so that a project that has moved keeps its name,
+                                        and with it its results
 ======================================  ===============================================================================
 
-Since when a directory is gone is kept in the store, because a daemon without work ends long before a day is over.
-Roots of ``config.toml`` stay: that file is its author's.
+The time since which a directory is gone is kept in the store, because a daemon without work ends long before a day is
+over. Roots in ``config.toml`` are never forgotten: only the user edits that file.
 """
 
 from __future__ import annotations
@@ -26,19 +26,23 @@ from ktuned.scheduling.renewal import Renewal
 from ktuned.store import Store
 
 GONE_S: Final = 86_400.0
-"""Absence after which a root is forgotten: a disk is unplugged or a network file system is down for less."""
+"""Absence after which a root is forgotten. An unplugged disk or a broken network file system returns sooner."""
 
 LOOK_S: Final = 600.0
-"""Time between two looks, each a few system calls."""
+"""Interval of checks, each of which takes a few system calls."""
 
 MAX_SHOWN: Final = 8
-"""Forgotten roots that the notice names."""
+"""Most forgotten roots that the notice names."""
 
 _log = structlog.get_logger()
 
 
 class GoneRoots:
-    """Forgets roots whose directories are gone; ``configured`` returns the paths of those that stay."""
+    """Forgets roots whose directories are gone.
+
+    Args:
+        configured: Returns the paths of the roots in ``config.toml``, which are never forgotten.
+    """
 
     def __init__(
         self, *, catalog: Catalog, store: Store, configured: Callable[[], Collection[str]], renewal: Renewal
@@ -58,7 +62,7 @@ class GoneRoots:
         return f"no longer watched, as the directory is gone: {shown}; `ktuned add PATH` watches one again"
 
     async def check_periodically(self) -> None:
-        """Look now and then, until cancelled."""
+        """Check the roots every :data:`LOOK_S`, until cancelled."""
         while True:
             try:
                 await self.check_roots(time())
@@ -67,14 +71,14 @@ class GoneRoots:
             await anyio.sleep(LOOK_S)
 
     async def check_roots(self, now: float) -> None:
-        """Note which directories are gone, and forget the roots that have been without theirs for a day.
+        """Record which directories are gone, and forget the roots whose directories have been gone for a day.
 
         Raises:
-            StoreError: it cannot be recorded; nothing is forgotten.
+            StoreError: This cannot be recorded; nothing is forgotten.
         """
         missing = await self._find_missing(self._catalog.roots)
         before = self._store.load_absences()
-        # A directory that came back begins anew, and so does everything when the clock was set back.
+        # The day starts again when a directory comes back, and for all of them when the clock is set back.
         since = {root.path: min(before.get(root.path, now), now) for root in missing}
         if since != before:
             await self._store.save_absences(since)
@@ -83,17 +87,17 @@ class GoneRoots:
                 await self._forget_root(root)
 
     async def free_name(self, new: Root) -> None:
-        """Forget the root whose project's name a new root takes, if the directory of that one is gone.
+        """Forget an older root with the project name of a new root, if the older root's directory is gone.
 
         Raises:
-            StoreError: it cannot be recorded; nothing is forgotten.
+            StoreError: This cannot be recorded; nothing is forgotten.
         """
         namesakes = [root for root in self._catalog.roots if root.name == new.name and root.path != new.path]
         for root in await self._find_missing(namesakes):
             await self._forget_root(root)
 
     async def _find_missing(self, roots: Iterable[Root]) -> list[Root]:
-        """Return the roots without a directory, in a thread: a network file system may hang."""
+        """Return the roots without a directory. They are checked in a thread, as a network file system may hang."""
         configured = self._configured()
         asked = [root for root in roots if root.path not in configured]
         return await anyio.to_thread.run_sync(

@@ -1,4 +1,4 @@
-"""Observer of the host: the load that others put on it, read from files, and for GPUs by a worker."""
+"""Observer of the host: the load by other programs, read from files for CPUs and asked of a worker for GPUs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ktuned.scheduling.idle_policy import Reading
 _log = structlog.get_logger()
 
 STALE_US = 30_000_000
-"""Two readings that are further apart say nothing of the last seconds."""
+"""Two readings that are further apart than this say nothing about the last seconds."""
 
 
 class HostObserver:
-    """Makes readings of the machine; the first one after a pause knows nothing of the CPUs yet."""
+    """Takes readings of the machine's use. The first reading after a pause does not know the use of the CPUs."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class HostObserver:
         self._last: CpuUse | None = None
 
     async def read_host_use(self) -> Reading:
-        """Return what the machine did since the last reading."""
+        """Return the machine's use since the last reading."""
         users = await self.count_gpu_users()
         now_us = monotonic_ns() // 1000
         last, self._last = self._last, self._usage.read_cpu_use(now_us)
@@ -49,11 +49,14 @@ class HostObserver:
         return Reading(self._last.share_of_others_since(last), self._last.pressure_since(last), on_battery, users)
 
     async def is_used(self, device: Device) -> bool:
-        """Return whether other programs worked on a GPU lately; they do where that is unknown."""
+        """Return whether other programs worked on a GPU lately; ``True`` if that is unknown."""
         return (await self.count_gpu_users()).get(device.name, 1) > 0
 
     async def count_gpu_users(self) -> Mapping[str, int]:
-        """Ask a worker of the first environment that knows GPUs; without one there are no users."""
+        """Return the number of other processes on each GPU, as a worker of the first environment with GPUs sees them.
+
+        The result is empty if there is no such environment, or if its worker fails.
+        """
         for environment in self._environments():
             if any(name.startswith("cuda:") for name in self._machine.list_device_models(environment)):
                 try:

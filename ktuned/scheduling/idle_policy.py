@@ -1,4 +1,4 @@
-"""Idle policy: decides from readings when tuning leaves the machine to others. No IO."""
+"""Idle policy: decides from readings of the machine's use when tuning yields to other programs. No IO."""
 
 from __future__ import annotations
 
@@ -9,35 +9,39 @@ import msgspec
 from ktuned.model import Job, Priority
 
 POLICIES = ("always", "idle", "manual")
-"""``always`` tunes whenever there is work, ``idle`` while no other program uses the machine, ``manual`` only what was
-requested by name. A job that a client waits for runs under all of them."""
+"""``always`` tunes whenever there is work, ``idle`` only while no other program uses the machine, ``manual`` only what
+was requested by name. A job that a client waits for runs under each of these policies."""
 
 PRESSURE_SHARE = 0.10
-"""Of the time something has to wait for a CPU, before the machine counts as short of them."""
+"""The machine counts as short of CPUs if some task has to wait for one in more than this share of the time."""
 
 BUSY_SHARE = 0.15
-"""Of all CPUs others must use, on a machine that is short of them, before tuning yields: a build, a game, a call; not
-an editor or a browser at rest."""
+"""Tuning yields on a machine short of CPUs if others use more than this share of them. A build, a game or a call does,
+an editor or a browser at rest does not."""
 
 CROWDED_SHARE = 0.5
-"""Of all CPUs others must use where the kernel reports no pressure."""
+"""The same share where the operating system does not report pressure."""
 
 REST_SHARE = 0.05
-"""Of all CPUs others may use for tuning to begin again: pressure says nothing while tuning itself rests."""
+"""Tuning resumes if others use less than this share of the CPUs. Pressure does not count here: without tuning's load it
+says nothing."""
 
 BUSY_READINGS = 2
-"""So many readings in a row must say that the machine is used: one is a page being loaded."""
+"""This many readings in a row must show that the machine is used. A single one may be a page being loaded."""
 
 REST_READINGS = 5
-"""So many must say that it is not: a build pauses between its steps."""
+"""This many readings in a row must show that the machine is at rest. A build pauses between its steps."""
 
 
 class Reading(msgspec.Struct, frozen=True):
     """The use of the machine since the last reading.
 
-    ``others`` is the share of all CPUs that processes used which are not the daemon's; ``pressure`` the share of the
-    time that something had to wait for a CPU, ``None`` where the kernel does not report it; ``gpu_users`` how many
-    processes not the daemon's had work on a device, by its name (``cuda:0``).
+    Attributes:
+        others: Share of all CPUs that was used by processes other than the daemon's.
+        pressure: Share of the time in which some task had to wait for a CPU; ``None`` if the operating system does not
+            report it.
+        on_battery: Whether the machine runs on battery.
+        gpu_users: Number of processes other than the daemon's with work on a GPU, by the GPU's name (``cuda:0``).
     """
 
     others: float = 0.0
@@ -53,7 +57,7 @@ class _UseOpinion(msgspec.Struct):
     _against: int = 0
 
     def count_reading(self, is_busy: bool, is_at_rest: bool) -> None:
-        """Count what speaks against the present opinion, and change it when that is enough."""
+        """Count readings in a row that contradict the present state, and change it after enough of them."""
         speaks_against = is_at_rest if self.is_used else is_busy
         self._against = self._against + 1 if speaks_against else 0
         if self._against >= (REST_READINGS if self.is_used else BUSY_READINGS):
@@ -61,7 +65,11 @@ class _UseOpinion(msgspec.Struct):
 
 
 class IdlePolicy:
-    """Says which jobs must not run now, and why."""
+    """Says which jobs must not run now, and why.
+
+    Attributes:
+        policy: One of :data:`POLICIES`.
+    """
 
     def __init__(self, policy: str = "always") -> None:
         self.policy = policy
@@ -71,7 +79,7 @@ class IdlePolicy:
 
     @property
     def needs_readings(self) -> bool:
-        """``True`` if readings decide anything."""
+        """True if the policy depends on readings."""
         return self.policy == "idle"
 
     def take_reading(self, reading: Reading) -> None:
@@ -90,7 +98,7 @@ class IdlePolicy:
         self._cpus, self._gpus, self._reading = _UseOpinion(), {}, Reading()
 
     def refuse_job(self, job: Job, level: int) -> str:
-        """Return why a job of that level must not run now; nothing if it may."""
+        """Return why a job of this level must not run now; empty if it may."""
         if self.policy == "always" or level >= Priority.WAITED_FOR:
             return ""
         if self.policy == "manual":
@@ -99,7 +107,7 @@ class IdlePolicy:
 
     @property
     def reason(self) -> str:
-        """The reason why jobs that no client waits for rest now under the policy ``idle``; empty if they do not."""
+        """Why jobs without a waiting client must not run now under the policy ``idle``; empty if they may."""
         if not self.needs_readings:
             return ""
         if self._reading.on_battery:

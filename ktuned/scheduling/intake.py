@@ -1,4 +1,4 @@
-"""Intake of requests: paths and names, looked at as they are now, become kernels and their jobs."""
+"""Intake of requests: turns paths and names, by the present state of the files, into kernels and jobs."""
 
 from __future__ import annotations
 
@@ -39,9 +39,14 @@ from ktuned.store import Store
 
 
 class AddedRoot(msgspec.Struct, frozen=True):
-    """A path that is watched now: its root, the kernels and errors there, and the changes since the last inspection.
+    """A path that is watched now.
 
-    ``is_new`` if nothing watched it before.
+    Attributes:
+        root: The root that the path is in.
+        kernels: The kernels at or below the path.
+        errors: The errors in its kernel files.
+        changes: The changes since the last inspection.
+        is_new: Whether the path was not watched before.
     """
 
     root: Root
@@ -52,7 +57,7 @@ class AddedRoot(msgspec.Struct, frozen=True):
 
 
 class Intake:
-    """Takes requests in: each sees its files as they are now, whether or not the watcher has."""
+    """Takes requests in. Each request sees the present state of its files, even if the watcher has not seen it yet."""
 
     def __init__(
         self,
@@ -81,18 +86,18 @@ class Intake:
     ) -> tuple[list[Job], list[FileError]]:
         """Watch a path from now on and tune every kernel below it; return the jobs, and errors in kernel files.
 
-        With ``name``, a kernel's short or full one, only that kernel is tuned.
+        With ``name``, the short or full name of a kernel, only that kernel is tuned.
 
         Raises:
-            UsageError: there is no kernel file, or far too many directories.
-            NotFound: no kernel there has the name, and no file is wrong.
-            Untrusted: another user could have put one there.
+            UsageError: There is no kernel file, or there are far too many directories.
+            NotFound: No kernel there has the name, and no kernel file has an error.
+            Untrusted: Another user could have put a kernel file there.
         """
-        # What no kernel file could make valid is refused before anything is looked at.
+        # A request with invalid options is refused before any file is read.
         request.apply_to_plan(Plan())
         found = await self.add_path(path, python, measures=not request.compile_only)
         kernels = [kernel for kernel in found.kernels if name in (None, kernel.kernel, kernel.name)]
-        # What a file no longer declares because of its error cannot be tuned before that is mended.
+        # A kernel whose file has an error cannot be tuned before the file is repaired.
         kernels = [kernel for kernel in kernels if not self._catalog.file_fault(kernel)]
         try:
             if not kernels and not found.errors:
@@ -101,29 +106,29 @@ class Intake:
                     hint="declare it at the top level, before the first call of ktuned.tune and outside of functions",
                 )
             if request.strategy is not None:
-                # Also where no kernel can be read yet.
+                # Check the strategy even if no kernel can be read yet.
                 environment = environment_of(found.root)
                 await self._machine.environments.probe_environment(environment)
                 await self._machine.environments.check_strategy(environment, request.strategy)
             planned = [job for kernel in kernels for job in await self._requests.plan_jobs(kernel, request)]
         except KtunedError:
             if found.is_new:
-                # What was asked for in error is not watched for ever.
+                # A path that was given by mistake must not be watched for ever.
                 await self._renewal.forget_root(found.root)
             raise
         try:
             jobs = await self._requests.submit_jobs(planned, request)
         finally:
-            # After the request: a re-tuning joins it, and not the other way about.
+            # After the request, so that a re-tuning joins the requested job, and not the other way about.
             await self._renewal.retune_changed(found.changes, saved=False)
         return jobs, found.errors
 
     async def add_path(self, path: str, python: str | None, *, measures: bool = False) -> AddedRoot:
-        """Inspect and watch every kernel at or below a path; ``measures`` says that tuning follows at once.
+        """Inspect and watch every kernel at or below a path; ``measures`` if jobs that measure them follow at once.
 
         Raises:
-            UsageError: there is no kernel file, or far too many directories.
-            Untrusted: another user could have put one there.
+            UsageError: There is no kernel file, or there are far too many directories.
+            Untrusted: Another user could have put a kernel file there.
         """
         place = os.path.realpath(path)
         if not os.path.exists(place):
@@ -134,7 +139,7 @@ class Intake:
         self._inspector.trust.check_directory(directory)
         known = self._catalog.root_of(place)
         top = await anyio.to_thread.run_sync(project_top, directory, self._inspector.trust)
-        # A project inside of a watched one has kernels of its own.
+        # A project inside a watched project becomes a root of its own.
         is_inner = known is not None and top != known.path and is_below(top, known.path)
         if known is None or (is_inner and os.path.isfile(os.path.join(top, PROJECT_FILE))):
             known = None
@@ -147,7 +152,7 @@ class Intake:
         errors = self._catalog.errors_below(place)
         if not kernels and not errors:
             if known is None and not self._catalog.kernels_below(root.path):
-                # What was asked for in error is not watched for ever.
+                # A path that was given by mistake must not be watched for ever.
                 await self._renewal.forget_root(root)
             hint = "a kernel file is named tune_*.py and declares an @kernel"
             if os.path.isfile(place) and (name := await anyio.to_thread.run_sync(_find_undecorated_kernel, place)):
@@ -158,12 +163,12 @@ class Intake:
     async def _find_or_make_root(
         self, known: Root | None, directory: str, python: str | None, *, measured: list[str]
     ) -> Root:
-        """Return the ``known`` root with the interpreter that was asked for; without one ``directory`` becomes one.
+        """Return the ``known`` root with the requested interpreter; without a known root, make one of ``directory``.
 
-        Where jobs follow that measure kernels of files, their workers start beside the first look at the root.
+        If jobs that measure kernels of the files ``measured`` follow, their workers start during the first inspection.
 
         Raises:
-            SettingsError: its project file cannot be followed.
+            SettingsError: The root's project file is not valid.
         """
         if known is not None and python in (None, known.python):
             return known
@@ -177,7 +182,7 @@ class Intake:
             await self._gone_roots.free_name(root)
         async with self._naming:
             if known is None:
-                # Of two that are added at once, the store has both, and the catalog perhaps none yet.
+                # Look in the store, too: a root that is added at the same time may not be in the catalog yet.
                 others = [*self._catalog.roots, *self._store.load_roots()]
                 taken = [other.name for other in others if other.path != root.path]
                 (root,) = name_roots([root], self._store.projects.load_names(), taken)
@@ -191,30 +196,32 @@ class Intake:
     async def tune_named(
         self, name: str, request: TuningRequest, directory: str | None = None
     ) -> tuple[list[Job], list[FileError]]:
-        """Tune a kernel by its name, as its files are now: the watcher may not have seen the last save yet.
+        """Tune a kernel by its name; return the jobs, and the errors in its file.
 
-        ``directory`` decides which project a short name means. Return the jobs, and what is wrong with its file.
+        The file is inspected again if it has changed, because the watcher may not have seen the last save yet.
+        ``directory`` decides which project a short name means.
 
         Raises:
-            NotFound: there is no such kernel, or its file does not declare it any more.
-            AmbiguousName: several projects have one.
-            UsageError: it declares no problems and none was given, or the request cannot be followed.
+            NotFound: There is no such kernel, or its file does not declare it any more.
+            AmbiguousName: Several projects have a kernel of this name.
+            UsageError: The kernel declares no problems and none was given, or an option of the request is not valid.
         """
         kernel = self._catalog.resolve_kernel(name, directory)
         changes = await self._inspect_if_changed(kernel)
         try:
             kernel = self._catalog.resolve_kernel(kernel.name)
-            # What the file no longer declares because of its error cannot be tuned before that is mended.
+            # A kernel whose file has an error cannot be tuned before the file is repaired.
             jobs = [] if self._catalog.file_fault(kernel) else await self._requests.request_jobs(kernel, request)
         finally:
-            # After the request, as with a path.
+            # After the request, as in `tune_path`.
             await self._renewal.retune_changed(changes, saved=True)
         return jobs, self._catalog.errors_below(kernel.file)
 
     async def _inspect_if_changed(self, kernel: KernelInfo) -> Changes:
-        """Inspect a kernel's file if a file that it depends on no longer holds what was inspected."""
+        """Inspect a kernel's file again if one of the files that it depends on has changed since its inspection."""
         root = self._catalog.root_of(kernel.file)
-        # With an error in its file a kernel is as it was before: a mended file holds what its stamps say.
+        # If its file has an error, the catalog has the kernel as before the error, stamps included. So a repaired file
+        # may look unchanged.
         is_known = not self._catalog.file_fault(kernel)
         if root is None or (is_known and not await anyio.to_thread.run_sync(_file_differs, kernel.stamps)):
             return Changes()
@@ -226,12 +233,12 @@ class Intake:
 
 
 def _file_differs(stamps: Mapping[str, str]) -> bool:
-    """Return whether a file no longer holds what its stamp says."""
+    """Return whether a file has changed since it was stamped."""
     return any(not stamps_agree(held, stamp(Path(path))) for path, held in stamps.items())
 
 
 def _find_undecorated_kernel(path: str) -> str:
-    """Return the name of a function that looks like a kernel function, (p, c), and has no decorator."""
+    """Return the name of a function with two parameters, like a kernel function's (p, c), and without a decorator."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""Events that the job machine takes, and instructions that it gives. Values without behaviour."""
+"""Events that the job machine handles, and instructions that it returns. Values without behaviour."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Ending(StrEnum):
 
 
 class TakenUp(msgspec.Struct, frozen=True):
-    """The last daemon left these jobs queued or paused."""
+    """The previous daemon left these jobs queued or paused."""
 
     jobs: Collection[Job]
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """A job was recorded for new work; ``is_fixed`` keeps its priority as it is, although clients wait for it."""
+    """A new job was recorded; with ``is_fixed`` its priority stays as it is even while clients wait for it."""
 
     job: Job
     is_fixed: bool = False
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """One more request wants what a job does already; ``plan`` may extend it, ``None`` takes it as it is."""
+    """Another request wants the work of a live job; its ``plan`` may extend the job's, ``None`` changes nothing."""
 
     job: int
     priority: int
@@ -56,7 +56,7 @@ class CancelAsked(msgspec.Struct, frozen=True):
 
 
 class BeginAgainAsked(msgspec.Struct, frozen=True):
-    """A job is to be prepared again, because its kernel or its environment is another one now."""
+    """A job is to be prepared again, because its kernel or its environment has changed."""
 
     job: int
     message: str
@@ -75,13 +75,13 @@ class ResumeAsked(msgspec.Struct, frozen=True):
 
 
 class Inspected(msgspec.Struct, frozen=True):
-    """The catalog knows a kernel's files as they are now."""
+    """The catalog knows the present state of a kernel's files."""
 
     kernel: str
 
 
 class Reviewed(msgspec.Struct, frozen=True):
-    """The order of jobs may have changed: it is to be decided again which run."""
+    """The order of jobs may have changed: the choice of running jobs is to be reconsidered."""
 
 
 class Advanced(msgspec.Struct, frozen=True):
@@ -94,8 +94,12 @@ class Advanced(msgspec.Struct, frozen=True):
 class Ended(msgspec.Struct, frozen=True):
     """A running job's pipeline ended.
 
-    ``job`` has its newest figures; ``gets_on`` says that it tried something since it was started; ``brief`` is what
-    it ran with, if it was prepared.
+    Attributes:
+        job: The job with its newest figures.
+        ending: How the pipeline ended.
+        message: The reason, for the job's message.
+        gets_on: Whether the run made progress: some config was tried.
+        brief: The brief of the run; ``None`` if the preparation failed.
     """
 
     job: Job
@@ -132,39 +136,39 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """Stop a running job's pipeline; what it measured stays known."""
+    """Stop a running job's pipeline; its results so far are kept."""
 
     job: int
 
 
 class GrantLanes(msgspec.Struct, frozen=True):
-    """Let a running job use the lanes of its device model, and no other job."""
+    """Let this running job, and no other, use the lanes of its device model."""
 
     job: int
 
 
 class Record(msgspec.Struct, frozen=True):
-    """Write a job's row. Where the request that caused it needs that (``is_vital``), a store error is its answer."""
+    """Write a job's row. If ``is_vital``, a store error is the answer to the request that caused this."""
 
     job: Job
     is_vital: bool = True
 
 
 class Publish(msgspec.Struct, frozen=True):
-    """Publish an event of a job, after what it says is recorded."""
+    """Publish an event of a job, after its facts are recorded."""
 
     event: type[JobEvent]
     job: Job
 
 
 class Close(msgspec.Struct, frozen=True):
-    """Record a job that has ended, and publish that; it is published even where it cannot be recorded."""
+    """Record that a job has ended, and publish it, even if it cannot be recorded."""
 
     job: Job
 
 
 class Inspect(msgspec.Struct, frozen=True):
-    """Have the files of a job's kernel inspected: the job waits for that, and no event of theirs may come."""
+    """Have the files of a job's kernel inspected: the job waits for that, and the watcher may not report the change."""
 
     job: Job
 

@@ -8,9 +8,9 @@
        ├────── yielding ⇄ pausing ──▶ paused         yielding, pausing ──▶ cancelling ──▶ cancelled
 
 A running job is stopped in two steps: it is asked to stop (yielding, pausing, cancelling), and then its pipeline ends.
-Of two reasons to stop, the stronger one decides where the job goes; resuming takes only a pause back. A job
-whose kernel or environment changes (outdated) yields, and is prepared as they are then. However the
-pipeline ends meanwhile, the job goes where the stop wanted it.
+The stop decides where the job goes, however the pipeline ends meanwhile. If there are two reasons to stop, the stronger
+one decides; resuming takes back only a pause. A job whose kernel or environment changes (outdated) yields, and is
+prepared again later.
 
 An event that the table does not allow changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose
 message has the job's story.
@@ -25,7 +25,8 @@ from typing import Final
 from ktuned.model import IllegalMove, JobState
 
 STORY_LENGTH: Final = 20
-"""Events that are kept of a job's story: a job may be preempted without end, and the last moves explain an error."""
+"""Most events that are kept as a job's story. A job may be preempted any number of times, and the latest moves are
+enough to explain an error."""
 
 
 class JobPlace(StrEnum):
@@ -44,7 +45,7 @@ class JobPlace(StrEnum):
 
 
 class JobEvent(StrEnum):
-    """Events in a job's life; the last five are ends of its pipeline."""
+    """Events in a job's life. The last five are the ways in which its pipeline ends."""
 
     STARTED = "started"
     PREEMPTED = "preempted"
@@ -63,7 +64,7 @@ _Moves = dict[JobEvent, JobPlace]
 
 
 def _make_stopping_moves(place: JobPlace) -> _Moves:
-    """Return the moves of a job that is asked to stop, and goes to ``place`` however its pipeline ends."""
+    """Return the moves of a job that was asked to stop, and that goes to ``place`` however its pipeline ends."""
     ends = (JobEvent.SUCCEEDED, JobEvent.FAILED, JobEvent.INTERRUPTED, JobEvent.STOPPED)
     return {**dict.fromkeys(ends, place), JobEvent.DAEMON_STOPPED: JobPlace.LEFT}
 
@@ -125,20 +126,24 @@ STATES: dict[JobPlace, JobState] = {
     JobPlace.DONE: JobState.DONE,
     JobPlace.FAILED: JobState.FAILED,
     JobPlace.CANCELLED: JobState.CANCELLED,
-    # The store says so, and the next daemon queues it.
+    # The job's row in the store says `running`, and the next daemon queues it.
     JobPlace.LEFT: JobState.RUNNING,
 }
 """A job's public state in each place."""
 
 STOPPING = frozenset({JobPlace.YIELDING, JobPlace.PAUSING, JobPlace.CANCELLING})
-"""Places of a job that is asked to stop, and whose pipeline has not ended yet."""
+"""Places of a job that was asked to stop and whose pipeline has not ended yet."""
 
 
 class JobLife:
     """One job's place in the table, and how it got there.
 
-    ``kills`` and ``changes`` count the ends of its runs since its last progress that were nobody's fault: its workers
-    were killed from outside, its files were changed.
+    Attributes:
+        job: The job's id.
+        place: Its place in the table.
+        kills: Runs since its last progress that ended because its workers were killed from outside.
+        changes: Runs since its last progress that ended because its files had changed.
+        story: Its latest events.
     """
 
     __slots__ = ("changes", "job", "kills", "place", "story")
@@ -154,7 +159,7 @@ class JobLife:
         """Make the move of ``event`` and return the new place.
 
         Raises:
-            IllegalMove: the table has no such move; the job stays where it was.
+            IllegalMove: The table has no such move; the job stays where it was.
         """
         moves = MOVES.get(self.place, {})
         if event not in moves:

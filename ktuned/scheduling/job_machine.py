@@ -1,9 +1,10 @@
 """Job machine: events in, instructions out. Decides everything about jobs, and does no IO.
 
 :mod:`~ktuned.scheduling.job_lifecycle` has the legal moves of one job, :mod:`~ktuned.scheduling.queue` the order of
-those that wait. The machine puts them together: jobs start by rank, and make way for a higher rank, for a pause and for
-what the idle policy says. The dispatcher carries out what it returns. What only ranks jobs (clients that wait, lookups,
-launches) or holds them back (paused devices) is told to the queue itself; it counts from the next :class:`Reviewed`.
+waiting jobs. The machine combines the two: jobs start by rank, and make way for a job of a higher rank, for a pause, or
+if the idle policy says so. The dispatcher carries out the instructions. Facts that only affect ranks (waiting clients,
+lookups, launches) or hold jobs back (paused devices) go directly to the queue; they count from the next
+:class:`Reviewed`.
 
 Jobs overlap::
 
@@ -13,12 +14,14 @@ Jobs overlap::
                                 │        │ measures ────────│·········│ decides │
     job 3                       └ explores │ compiles ... │ measures ...
 
-The next job of a device model starts when no config of the running ones waits for a compile slot, so that it takes
-nothing from them. The lanes belong to the running job of the highest rank, of equals to the one that started first,
-until all its configs are measured. Then the next one of its rank measures. When none is left, or one has waited for
-:data:`PATIENCE_S`, the jobs that have measured all decide, one after the other: finalists compete while nothing
-compiles, and if each job decided by itself, slots and lanes would stand still each time until the compiles had ended.
-Two jobs that do the same work never run at once: the second finds what the first has measured.
+The next job of a device model starts when no config of the running jobs waits for a compile slot, so that it takes no
+slot from them. The lanes belong to the running job of the highest rank until all its configs are measured; among equal
+ranks, to the job that started first. Then the next job of that rank measures. When no such job is left, or when one has
+waited for :data:`PATIENCE_S` since it measured all its configs, all jobs in that state decide, one after the other.
+They decide together because finalists compete while nothing compiles: otherwise slots and lanes would stand idle for
+each job until the running compiles had ended.
+
+Two jobs that do the same work never run at once: the second starts later and finds the first one's results.
 
 An event that is illegal for its job changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`.
 """
@@ -67,15 +70,15 @@ from ktuned.scheduling.queue import JobQueue, Refusal, extend_plan
 from ktuned.tuning import JobStage
 
 MOST_RUNNING = 16
-"""Jobs that run at once on a device model. Sixteen of three configs keep 48 slots at work; each holds a little of the
-daemon's memory, and configs that are compiled for nothing if it is cancelled."""
+"""Most jobs that run at once on a device model. Sixteen jobs with three configs each keep 48 slots busy. Each running
+job takes a little of the daemon's memory, and if it is cancelled, its configs were compiled for nothing."""
 
 PATIENCE_S = 10.0
-"""A job that has measured all decides after this long, though others still measure: a client waits for its result. In
-this time some compiles are over, so that what stands still in a quiet window is little beside it."""
+"""A job that has measured all its configs decides after this long even if others still measure, because a client may
+wait for its result. The quiet window in which slots stand idle is short compared with this time."""
 
 CHANGES_EXCUSED = 5
-"""Times that a job's files may be others than those that were inspected, without progress in between."""
+"""How often a job may find its files changed since they were inspected, without progress in between."""
 
 _EVENT_OF = {
     Ending.DONE: JobEvent.SUCCEEDED,
@@ -94,9 +97,10 @@ class _Run(msgspec.Struct):
 
     Attributes:
         job: The job as it runs.
-        inspections: How often its kernel had been inspected when it started.
+        inspections: How often the job's kernel had been inspected when the run started.
         stage: The stage that its pipeline has reached.
-        decides_at: The latest time, by the machine's clock, at which it is to decide, once it has measured all.
+        decides_at: The time, by the machine's clock, from which it decides before others measure, once all its configs
+            are measured.
         stop_reason: Why it was asked to stop.
     """
 
@@ -108,10 +112,18 @@ class _Run(msgspec.Struct):
 
 
 class JobMachine:
-    """All live jobs. ``queue`` has those that wait, ``failures`` what was tried in vain.
+    """All live jobs: those that wait or run.
 
-    ``stalled`` is the reason why nothing can be recorded; nothing starts until the store is mended. ``refuse`` may keep
-    jobs from running. ``clock`` only rises and ranks jobs; ``now`` gives the Unix time that is recorded.
+    Args:
+        pauses: The device models that are paused.
+        refuse: Keeps jobs from running by returning a reason.
+        clock: Returns a time in seconds that never goes back; jobs are ranked by it.
+        now: Returns the Unix time that is recorded.
+
+    Attributes:
+        queue: The waiting jobs.
+        failures: The jobs that failed, and that would fail again.
+        stalled: The reason why nothing can be recorded, or empty. No job starts until the store can be written again.
     """
 
     def __init__(
@@ -129,9 +141,9 @@ class JobMachine:
         self._clock = clock
         self._now = now
         self._lives: dict[int, JobLife] = {}
-        """Of every live job, waiting or running."""
+        """The life of every live job, waiting or running."""
         self._runs: dict[int, _Run] = {}
-        """In the order in which they started."""
+        """The runs, in the order in which they started."""
         self._holders: dict[str, int] = {}
         """The job that has the lanes, by device model."""
         self._inspections: Counter[str] = Counter()
@@ -141,7 +153,7 @@ class JobMachine:
         """Handle an event; return the instructions that follow from it, in order.
 
         Raises:
-            IllegalMove: the event's job is not live, or cannot take it now; nothing has changed.
+            IllegalMove: The event's job is not live, or the event is illegal for it now; nothing has changed.
         """
         return list(self._dispatch_event(event))
 
@@ -180,11 +192,11 @@ class JobMachine:
 
     @property
     def running(self) -> list[Job]:
-        """The jobs that run, those that are asked to stop included."""
+        """The jobs that run, including those that were asked to stop."""
         return [run.job for run in self._runs.values()]
 
     def find_job(self, job_id: int) -> Job | None:
-        """Return a live job as it is known here."""
+        """Return a live job, running or waiting."""
         return self.find_running_job(job_id) or self.queue.get_job(job_id)
 
     def find_running_job(self, job_id: int) -> Job | None:
@@ -201,9 +213,12 @@ class JobMachine:
         return self.find_running_job(self._holders.get(device, 0))
 
     def find_matching_job(self, key: WinnerKey, plan: Plan | None, but: Container[int] = ()) -> Job | None:
-        """Return the live job that does some work, or could by a larger budget; without a plan, in whatever way.
+        """Return the live job that finds a key's winner by ``plan``, or that could with a larger budget.
 
-        Those that are named by ``but`` are left out.
+        Args:
+            key: The key.
+            plan: The plan that the job must follow; with ``None`` any plan will do.
+            but: Ids of jobs to leave out.
         """
         for running in self.running:
             if running.key == key and running.id not in but:
@@ -217,9 +232,10 @@ class JobMachine:
         return self.queue.find_level(job_id) >= Priority.WAITED_FOR
 
     def find_slot_rank(self, job_id: int) -> int:
-        """Return a live job's rank for compile slots and devices: of equals, the ones that measure sooner come first.
+        """Return a live job's rank for compile slots and devices. Among equals, jobs that measure sooner come first.
 
-        The steps between them are small beside a level, and the first of each device model has none.
+        The job that has the lanes keeps its full rank. Each further job has 1 less than the one before it, which is
+        small compared with a level.
         """
         rank, job = self.queue.find_rank(job_id), self.find_running_job(job_id)
         if job is None or self._holders.get(job.device) == job_id:
@@ -231,7 +247,7 @@ class JobMachine:
 
     def _take_up(self, jobs: Collection[Job]) -> None:
         for job in jobs:
-            # One that was asked for before this began waits already, perhaps with a higher priority by now.
+            # A request that came before this event may have queued the job already, with a higher priority.
             if job.id not in self._lives:
                 self._queue_job(job)
 
@@ -250,7 +266,7 @@ class JobMachine:
             return
         before = job
         if is_resumed and job.state is JobState.PAUSED:
-            # A request by name does not wait until the machine is idle.
+            # A request by name takes a pause back.
             self._move_job(job.id, JobEvent.RESUMED)
             job = self.queue.resume_job(job.id)
         job = self.queue.raise_job(job, event.priority, event.reason, is_fixed=event.is_fixed)
@@ -277,7 +293,7 @@ class JobMachine:
         job = self._get_job(event.job)
         is_stopping = self._lives[job.id].place in STOPPING
         place = self._move_job(job.id, JobEvent.OUTDATED)
-        # One that waits is prepared when it starts, and one that stops is not prepared yet for the next time.
+        # A waiting job is prepared when it starts, and a stopping job when it starts the next time.
         if place is JobPlace.YIELDING and not is_stopping:
             yield self._stop_job(job, event.message)
 
@@ -317,28 +333,28 @@ class JobMachine:
     def _advance_stage(self, job: Job, stage: JobStage) -> None:
         run = self._runs.get(job.id)
         if run is None or run.stage >= stage:
-            # It waits again by now, or is so far already.
+            # The job waits again by now, or has reached this stage before.
             return
         run.stage = stage
         if stage is JobStage.MEASURED:
             run.decides_at = self._clock() + PATIENCE_S
             if self._holders.get(job.device) == job.id:
-                # Its pipeline asks for the lanes again, to decide.
+                # The job gives the lanes up here, and gets them again when it decides.
                 del self._holders[job.device]
                 self.queue.end_turn(job.id)
         elif stage is JobStage.DECIDING:
-            # Once the slots stand still, all decide.
+            # The slots stand idle now, so all jobs that have measured their configs decide.
             for other in self.list_running_on(job.device):
                 if self._runs[other.id].stage is JobStage.MEASURED:
                     self._runs[other.id].decides_at = self._clock()
 
     def _is_due(self, job_id: int) -> bool:
-        """Return whether a job is to decide before others measure."""
+        """Return whether a job decides before others measure on."""
         run = self._runs[job_id]
         return run.stage is JobStage.MEASURED and self._clock() >= run.decides_at
 
     def _may_run(self, waiting: Job) -> bool:
-        """Return whether no running job, of as high a rank, does the same work."""
+        """Return whether no running job of the same or a higher rank does the same work."""
         rank = self.queue.find_rank(waiting.id)
         same = (job for job in self.running if _is_same_work(job, waiting))
         return all(self.queue.find_rank(job.id) < rank for job in same)
@@ -351,7 +367,7 @@ class JobMachine:
         return "made way for a more important job" if is_outranked else ""
 
     def _has_room_for(self, waiting: Job) -> bool:
-        """Return whether a job takes nothing from those that run, if it starts now."""
+        """Return whether a job that starts now would take no compile slot from the running jobs."""
         running = self.list_running_on(waiting.device)
         return len(running) < MOST_RUNNING and all(
             self._lives[job.id].place is JobPlace.RUNNING
@@ -369,9 +385,12 @@ class JobMachine:
         return Start(started)
 
     def _grant_lanes(self, device: str) -> Iterator[GrantLanes]:
-        """Give the lanes to the first job of the highest rank: to decide if it is due, else to measure, else to decide.
+        """Give the lanes to a job of the highest rank.
 
-        Finalists keep the lanes, and no equal takes them from a job that measures unless it is due.
+        Among those, a job that is due to decide comes first, then one that measures, then one that waits to decide.
+
+        A job whose finalists compete keeps the lanes. A job that measures loses them only to a job of a higher rank, or
+        to an equal one that is due to decide.
         """
         able = [job.id for job in self.list_running_on(device) if self._lives[job.id].place is JobPlace.RUNNING]
         holder = self._holders.get(device)
@@ -399,7 +418,8 @@ class JobMachine:
         job, message = event.job, event.message
         self._get_job(job.id)
         life = self._lives[job.id]
-        # A job whose workers are killed, or whose files change, again and again without progress is the reason itself.
+        # If a job's workers are killed again and again without progress, the job is to blame. Its files must not change
+        # for ever either.
         is_kill, is_change = event.ending is Ending.KILLED, event.ending is Ending.SOURCE_CHANGED
         kills = is_kill + (0 if event.gets_on else life.kills)
         changes = is_change + (0 if event.gets_on else life.changes)
@@ -431,7 +451,7 @@ class JobMachine:
             yield Record(waiting, is_vital=False)
             yield Publish(JobPaused if place is JobPlace.PAUSED else JobQueued, waiting)
             if is_change and self._inspections[job.kernel] == run.inspections:
-                # Its files are not those that were inspected, and their inspection is still to come.
+                # The files have changed since their inspection, and were not inspected again yet.
                 self.queue.hold_job(job.id)
                 yield Inspect(waiting)
         else:
@@ -457,5 +477,5 @@ class JobMachine:
 
 
 def _is_same_work(job: Job, other: Job) -> bool:
-    """Return whether two jobs try the same configs, by whatever objective they judge them."""
+    """Return whether two jobs try the same configs, even if they judge them by different objectives."""
     return job.key._replace(objective=other.objective) == other.key

@@ -1,4 +1,4 @@
-"""Requests for jobs: one request for a kernel becomes a job for each of its problems."""
+"""Requests for jobs: a request to tune a kernel becomes a job for each of its problems."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TuningRequest(msgspec.Struct, frozen=True):
         """Return the declared plan with the options of this request.
 
         Raises:
-            UsageError: an option is not valid; the error names it.
+            UsageError: An option is not valid; the error names it.
         """
         if not 0 <= self.priority <= MAX_PRIORITY:
             raise UsageError(f"priority is {self.priority}", hint=f"give 0 to {MAX_PRIORITY}")
@@ -96,7 +96,14 @@ class TuningRequest(msgspec.Struct, frozen=True):
 
 
 class PlannedJob(msgspec.Struct, frozen=True):
-    """A job that a request asks for; with a ``fault`` there is no device for it, and its key names none."""
+    """A job that a request asks for.
+
+    Attributes:
+        key: The key whose winner the job finds.
+        problem: The problem that it measures, of which the key may hold a part.
+        plan: Its plan.
+        fault: Why there is no device for the job, if there is none. The key then names no device.
+    """
 
     key: WinnerKey
     problem: Problem
@@ -105,7 +112,7 @@ class PlannedJob(msgspec.Struct, frozen=True):
 
 
 class JobRequests:
-    """Asks for the jobs of one kernel at a time, where its files are known as they are."""
+    """Turns requests for one kernel into jobs, once the catalog knows the present state of the kernel's files."""
 
     def __init__(
         self,
@@ -125,7 +132,7 @@ class JobRequests:
         self._jobs = jobs
 
     async def request_jobs(self, kernel: KernelInfo, request: TuningRequest) -> list[Job]:
-        """Ask to tune one kernel, or only to compile it, for the given problem or for all that it declares.
+        """Tune or only compile one kernel, for the given problem or for all problems that it declares.
 
         Raises:
             UsageError, NotFound: As :meth:`plan_jobs`.
@@ -134,11 +141,11 @@ class JobRequests:
         return await self.submit_jobs(await self.plan_jobs(kernel, request), request)
 
     async def plan_jobs(self, kernel: KernelInfo, request: TuningRequest) -> list[PlannedJob]:
-        """Return the jobs that a request asks for; nothing is begun for them yet.
+        """Return the jobs that a request asks for, without submitting them.
 
         Raises:
-            UsageError: it declares no problems and none was given, or the request cannot be followed.
-            NotFound: there is no such device.
+            UsageError: The kernel declares no problems and none was given, or an option of the request is not valid.
+            NotFound: There is no such device.
         """
         plan, problems = await self._resolve_request(kernel, request)
         objective = kernel.objective(plan.objective)
@@ -160,7 +167,7 @@ class JobRequests:
         return planned
 
     async def submit_jobs(self, planned: Sequence[PlannedJob], request: TuningRequest) -> list[Job]:
-        """Have planned jobs done; problems that differ in what does not enter the key are one job.
+        """Submit planned jobs; problems with the same key become one job.
 
         Raises:
             StoreError: A job cannot be recorded.
@@ -191,10 +198,10 @@ class JobRequests:
         return list(jobs.values())
 
     async def _resolve_request(self, kernel: KernelInfo, request: TuningRequest) -> tuple[Plan, Sequence[Problem]]:
-        """Return the plan of the jobs that a request asks for, and their problems; devices are known from then on.
+        """Return the plan and the problems of a request; afterwards the devices are known.
 
         Raises:
-            UsageError: it declares no problems and none was given, or the request cannot be followed.
+            UsageError: The kernel declares no problems and none was given, or an option of the request is not valid.
         """
         plan = request.apply_to_plan(kernel.plan)
         kernel.objective(plan.objective)
@@ -215,15 +222,15 @@ class JobRequests:
         if not request.compile_only and not self._machine.has_device(environment, kernel.backend, request.device):
             await self._machine.environments.probe_hosts(environment)
         if not self._machine.list_devices(environment, kernel.backend):
-            # Perhaps what was missing has been installed since.
+            # The missing device or software may have been installed since the last probe.
             await self._machine.environments.probe_environment(environment, again=True)
         return plan, problems
 
     async def _check_configs(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> None:
-        """Check that the space holds the configs that are to be tried.
+        """Check that the space holds the configs that a request names.
 
         Raises:
-            UsageError: it does not hold one of them.
+            UsageError: The space does not hold one of them.
         """
         admitted = await self._admission.check_configs(kernel, problem, configs) if configs else []
         for config, is_admitted in zip(configs, admitted, strict=True):
@@ -243,10 +250,10 @@ class JobRequests:
     async def _resolve_anchor(
         self, kernel: KernelInfo, problem: Problem, request: TuningRequest, key: WinnerKey
     ) -> Config | None:
-        """Return the config that is to be the anchor, where one is asked for: what it leaves out is the default's.
+        """Return the requested anchor, if there is one, with the default's values for knobs that it leaves out.
 
         Raises:
-            UsageError: the pin holds none for the key, or the space does not hold it.
+            UsageError: The pin holds no config for the key, or the space does not hold the anchor.
         """
         asked = request.anchor if request.anchor_pin is None else self._find_pinned_config(request.anchor_pin, key)
         if asked is None:
@@ -263,7 +270,7 @@ class JobRequests:
         """Return the config that lookups of a key get under a pin.
 
         Raises:
-            UsageError: there is none.
+            UsageError: The pin holds no config for the key.
         """
         config = self._store.pinned.find_config(pin, key)
         if config is None:
@@ -276,7 +283,7 @@ class JobRequests:
     async def _is_fresh(
         self, kernel: KernelInfo, problem: Problem, request: TuningRequest, objective: Objective
     ) -> bool:
-        """Return whether a problem's winner holds in the context of now, and no job works on a better one."""
+        """Return whether a problem's winner holds in the present context, and no job works on a better one."""
         environment = self._catalog.kernel_environment(kernel)
         if not self._machine.list_devices(environment, kernel.backend):
             return False
@@ -292,12 +299,12 @@ class JobRequests:
         return is_admitted
 
     def _find_target_model(self, kernel: KernelInfo, request: TuningRequest) -> str:
-        """Return the model of the requested device, or the target to compile for where no device is used.
+        """Return the model of the requested device, or the target to compile for if no device is used.
 
         Raises:
-            BackendError: there is neither.
-            NotFound: there are devices, but not that one.
-            UsageError: the backend does not compile for the target.
+            BackendError: There is no device, and no target.
+            NotFound: There are devices, but not the requested one.
+            UsageError: The backend does not compile for the target.
         """
         environment = self._catalog.kernel_environment(kernel)
         if request.compile_only and request.arch is not None:

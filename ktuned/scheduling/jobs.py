@@ -1,4 +1,4 @@
-"""Jobs: what the rest of the daemon asks of them and may see of them, over the job machine and its dispatcher."""
+"""Jobs: the interface of the job machine and its dispatcher for the rest of the daemon."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from ktuned.store import Store
 from ktuned.tuning import JobBrief
 
 UNKNOWN_LATENCY_US = 10.0
-"""Assumed latency of a kernel without any winner (a small kernel's): its number of launches decides then."""
+"""Assumed latency of a kernel without winners, that of a small kernel: such kernels are ordered by their launches."""
 
 MAX_WAITING = 10_000
-"""Jobs that may wait; a client that asks for more problems than that has an error in its loop."""
+"""Most jobs that may wait. A client that asks for more problems than this has an error in its loop."""
 
 
 class Jobs:
@@ -66,12 +66,12 @@ class Jobs:
         self._store = store
         self._publish = publish
         self._dispatcher = dispatcher
-        # Between the store and the machine: a job that is in the one is not in the other while this is held.
+        # Held while a job may be in the store and not yet in the machine.
         self._arriving = anyio.Lock()
         self._outdated: set[int] = set()
 
     async def run_until_cancelled(self) -> None:
-        """Take up what the last daemon left, and work until cancelled."""
+        """Take up the previous daemon's unfinished jobs, and work until cancelled."""
         async with self._arriving:
             unfinished = self._store.list_jobs(states=(JobState.QUEUED, JobState.PAUSED), limit=MAX_WAITING)
             for key, launches in self._store.load_launches().items():
@@ -80,12 +80,12 @@ class Jobs:
         await self._dispatcher.run_until_cancelled()
 
     def request_review(self) -> None:
-        """Have it decided again who should run: something that decides it has changed."""
+        """Have the choice of running jobs reconsidered soon, because something that it depends on has changed."""
         self._dispatcher.request_review()
 
     @property
     def stalled(self) -> str:
-        """The reason why nothing can be recorded, and so nothing is tuned; empty if all is well."""
+        """The reason why nothing can be recorded, and therefore nothing is tuned; empty if there is none."""
         return self._machine.stalled
 
     async def submit_job(
@@ -99,16 +99,22 @@ class Jobs:
         any_plan: bool = False,
         is_fixed: bool = False,
     ) -> Arrival:
-        """Ask for the winner of a key; a request for work that waits or runs already joins it.
+        """Request the winner of a key, by a new job or by one that waits or runs already.
 
-        A new job measures ``problem``, of which the key may hold a part; one that is joined keeps its own.
+        A waiting job is joined if one plan can do the work of both; it gets the larger budget. A running job is joined
+        if its budget is large enough. Otherwise there is a new job, which runs later and finds the other's results.
 
-        One with a larger budget extends a job that waits; beside one that runs with less, or one that goes about it
-        another way, a second job follows, which finds known what the first has measured. With ``any_plan`` it joins
-        whatever does the work. ``is_fixed`` keeps the priority as it is while clients wait for the job.
+        Args:
+            key: The key.
+            problem: The problem that a new job measures, of which the key may hold a part. A joined job keeps its own.
+            priority: The priority of the request, which may raise a joined job's.
+            reason: Why the job is wanted.
+            plan: How to search.
+            any_plan: Join a job for this key whatever its plan is.
+            is_fixed: Keep the priority as it is while clients wait for the job.
 
         Raises:
-            StoreError: it cannot be recorded.
+            StoreError: The job cannot be recorded.
         """
         plan = replace(plan, objective=key.objective)
         wanted = None if any_plan else plan
@@ -124,14 +130,16 @@ class Jobs:
         return Arrival(job, is_new=True)
 
     def count_lookups(self, wanted: WinnerKey, times: int = 1) -> None:
-        """Count lookups that a waiting job would serve: the more and the later they are, the sooner it runs."""
+        """Count lookups that a waiting job would serve: many and recent lookups make it run sooner."""
         self._queue.count_lookups(wanted, times)
 
     async def note_launches(self, counts: Mapping[WinnerKey, int]) -> None:
-        """Add launches that applications have counted: of equals, the job goes first whose key costs them most time.
+        """Add launches that applications have counted.
+
+        Among equal ranks, the job whose key costs applications the most time runs first.
 
         Raises:
-            StoreError: they cannot be recorded; they count until the daemon ends.
+            StoreError: The launches cannot be recorded; they count only until the daemon ends.
         """
         counts = {key._replace(objective=LATENCY): count for key, count in counts.items() if count > 0}
         for key, count in counts.items():
@@ -140,14 +148,14 @@ class Jobs:
         await self._store.add_launches(counts, time())
 
     def _record_launches(self, key: WinnerKey, launches: int) -> None:
-        """Record a key's launches so far, and their cost by its winner, or by the kernel's other ones."""
+        """Record a key's launches so far, and their cost by its winner's latency, or by the kernel's other winners'."""
         winner = self._store.get_winner(key)
         known = [winner] if winner is not None else self._store.list_winners(key.kernel)
         latency_us = median([winner.latency_us for winner in known]) if known else UNKNOWN_LATENCY_US
         self._queue.record_launch_cost(key, LaunchCost(launches, launches * latency_us / 1e6))
 
     def add_waiter(self, waiter: Hashable, jobs: Collection[int]) -> None:
-        """Note that a client waits for jobs; they go first until it leaves."""
+        """Note that a client waits for jobs; they have precedence until it leaves."""
         self._queue.add_waiter(waiter, jobs)
         self.request_review()
 
@@ -157,23 +165,23 @@ class Jobs:
         self.request_review()
 
     def release_inspected(self, kernel: str) -> None:
-        """Let a kernel's jobs run that waited for its files to be inspected."""
+        """Let the jobs of a kernel run that waited for an inspection of its files."""
         self._machine.handle_event(Inspected(kernel))
         self.request_review()
 
     async def record_failed_job(
         self, key: WinnerKey, problem: Problem, *, reason: str, plan: Plan, priority: int, error: KtunedError
     ) -> Job:
-        """Record a job that cannot even wait for a device, because there is none; its key names none."""
+        """Record a job that failed at once because there is no device for it; its key names no device."""
         job = await self._store.create_job(key, problem, priority=priority, reason=reason, plan=plan, now=time())
         ended = replace(job, state=JobState.FAILED, message=describe_failure(error), finished=time())
         return await self._dispatcher.close_job(ended)
 
     async def cancel_job(self, job_id: int, reason: str = "cancelled") -> Job:
-        """Stop a job, whatever it does; returns it as it ends.
+        """Cancel a job, whether it waits or runs; return it with its final state.
 
         Raises:
-            NotFound: there is no such job, or it has ended.
+            NotFound: There is no such job, or it has ended.
         """
         if self._machine.find_running_job(job_id) is not None:
             return await self._stop_job(CancelAsked(job_id, reason), JobState.CANCELLED)
@@ -181,16 +189,16 @@ class Jobs:
             return await self._stop_job(CancelAsked(job_id, reason), JobState.CANCELLED)
 
     async def pause_job(self, job_id: int) -> Job:
-        """Let a job wait until it is resumed, in the next daemon's life too; what it measured stays known.
+        """Let a job wait until it is resumed, even by a later daemon; its results so far are kept.
 
         Raises:
-            NotFound: there is no such job, or it has ended, or it is being cancelled.
-            StoreError: it cannot be recorded.
+            NotFound: There is no such job, or it has ended, or it is being cancelled.
+            StoreError: The pause cannot be recorded.
         """
         return await self._stop_job(PauseAsked(job_id), JobState.PAUSED)
 
     async def _stop_job(self, event: CancelAsked | PauseAsked, state: JobState) -> Job:
-        """Give the machine an event that stops a job; return the job as it will be when its pipeline has ended."""
+        """Give the machine an event that stops a job; return the job with its state after its pipeline's end."""
         job = self._get_live_job(event.job)
         try:
             closed = await self._dispatcher.handle_event(event)
@@ -202,8 +210,8 @@ class Jobs:
         """Let a paused job run again; do nothing if it is not paused.
 
         Raises:
-            NotFound: there is no such job, or it has ended.
-            StoreError: it cannot be recorded.
+            NotFound: There is no such job, or it has ended.
+            StoreError: The end of the pause cannot be recorded.
         """
         job = self._get_live_job(job_id)
         await self._dispatcher.handle_event(ResumeAsked(job_id))
@@ -219,10 +227,10 @@ class Jobs:
         raise NotFound(f"job {job_id} is {known.state} already")
 
     async def pause_devices(self, devices: Collection[str], *, is_paused: bool) -> None:
-        """Let nothing run on device models (``EVERYTHING``: on none) until that is taken back.
+        """Pause device models, or end their pause: no job runs on a paused one. ``EVERYTHING`` stands for all of them.
 
         Raises:
-            StoreError: it cannot be recorded.
+            StoreError: The change cannot be recorded.
         """
         pauses = self._queue.pauses | {*devices} if is_paused else self._queue.pauses - {*devices}
         await self._store.save_pauses(pauses)
@@ -237,15 +245,18 @@ class Jobs:
         return set(self._queue.pauses)
 
     def mark_outdated(self, kernels: Collection[str]) -> None:
-        """Note that jobs of some kernels work on an older state than the catalog's: no request joins them any more."""
+        """Note that live jobs of some kernels work on an older state of the files, so that no request joins them."""
         live = [*self._machine.running, *self._queue]
         known = self._outdated & {job.id for job in live}
         self._outdated = known | {job.id for job in live if job.kernel in kernels}
 
     async def restart_outdated(self, kernel: str, is_still_wanted: Callable[[Job], bool]) -> list[int]:
-        """Restart a kernel's jobs that work on an older state and are still wanted; cancel the others.
+        """Restart a kernel's jobs for an older state of its files if they are still wanted; otherwise cancel them.
 
-        Return the ids of those that were cancelled. Jobs of the present state are left as they are.
+        Jobs for the present state are left alone.
+
+        Returns:
+            The ids of the cancelled jobs.
         """
         stopped = []
         for job in [job for job in (*self._machine.running, *self._queue) if job.kernel == kernel]:
@@ -254,13 +265,13 @@ class Jobs:
             if is_still_wanted(job):
                 await self._begin_again(job, "begun again: its files changed")
                 continue
-            # It may have ended meanwhile.
+            # The job may have ended meanwhile.
             with suppress(NotFound):
                 stopped.append((await self.cancel_job(job.id, "superseded by a newer state of its files")).id)
         return stopped
 
     async def cancel_jobs_of_kernel(self, kernel: str) -> list[int]:
-        """Cancel what works on a kernel; return the ids of those jobs."""
+        """Cancel all live jobs of a kernel; return their ids."""
         self.mark_outdated([kernel])
         return await self.restart_outdated(kernel, lambda job: False)
 
@@ -272,22 +283,22 @@ class Jobs:
                 await self._begin_again(job, reason)
 
     async def _begin_again(self, job: Job, reason: str) -> None:
-        """Let a job be prepared again when its turn comes; its clients keep waiting for it."""
+        """Have a job prepared again when its turn comes; its clients keep waiting for it."""
         self._outdated.discard(job.id)
-        # It may have ended meanwhile, with a result of its own.
+        # The job may have ended meanwhile, with its own result.
         with suppress(IllegalMove):
             await self._dispatcher.handle_event(BeginAgainAsked(job.id, reason))
 
     def find_last_failure(self, context: Context, objective: Objective, plan_digest: str) -> str:
-        """Return how the newest job in this very context failed, all its configs tried; nothing if none did."""
+        """Return why the newest job in exactly this context failed, if another would fail alike; otherwise empty."""
         return self._machine.failures.find_message(context, plan_digest, objective)
 
     def forget_failures(self, kernel: str | None = None) -> None:
-        """Let lookups ask again for what failed, of one kernel or of all."""
+        """Forget failures of one kernel or of all, so that lookups may request the same jobs again."""
         self._machine.failures.forget_failures(kernel)
 
     def list_live_jobs(self) -> list[Job]:
-        """Return what runs, then what waits in its order."""
+        """Return the running jobs, then the waiting jobs in their order."""
         return [self._with_progress(job) for job in self._machine.running] + list(self._queue)
 
     def get_job(self, job_id: int) -> Job | None:
@@ -300,17 +311,17 @@ class Jobs:
         return job if task is None else task.pipeline.progress.stamp_job(job)
 
     def describe_job(self, job: Job) -> JobInfo:
-        """Return a job as it is reported, with how it stands now."""
+        """Return a job's public description, with its present progress or the reason for its wait."""
         return self._dispatcher.describe_job(job)
 
     def count_jobs(self) -> JobCounts:
-        """Return how many live jobs there are by state, and why some wait although their device may be free."""
+        """Return the numbers of live jobs by state, and of waiting jobs by the reason why they must not run now."""
         states = Counter(job.state for job in self.list_live_jobs())
         waits = Counter(filter(None, map(self._queue.explain_wait, self._queue)))
         return JobCounts(states[JobState.QUEUED], states[JobState.RUNNING], states[JobState.PAUSED], waits)
 
     def join_devices(self) -> None:
-        """Let running jobs measure on devices that have come meanwhile."""
+        """Let running jobs also measure on new devices."""
         self._dispatcher.join_devices()
 
     @property

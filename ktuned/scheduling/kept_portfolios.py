@@ -1,4 +1,4 @@
-"""Portfolios that are in use, read from the store once, and the new problems that they were asked for since."""
+"""Portfolios in use, read from the store once, and the new problems that lookups have asked them for since."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ktuned.portfolio import Portfolio
 from ktuned.store import Store, StoredPortfolio
 
 MAX_NOTED: Final = 2_000
-"""New problems of a kernel that are remembered with their number of lookups; beyond these the rarest are forgotten."""
+"""Most new problems of a portfolio whose lookups are counted; beyond them the rarest problem is forgotten."""
 
 _log = structlog.get_logger()
 
@@ -23,9 +23,13 @@ PortfolioKey = tuple[str, str, Objective]
 
 
 class KeptPortfolio(msgspec.Struct):
-    """A portfolio, as it is stored and as it chooses, and new problems by their number of lookups.
+    """A portfolio in use.
 
-    ``measured`` are those of them that were measured since the fit.
+    Attributes:
+        portfolio: The portfolio, which chooses configs.
+        stored: The portfolio as it is stored.
+        noted: Number of lookups by new problem.
+        measured: The new problems that were measured since the fit.
     """
 
     portfolio: Portfolio
@@ -38,7 +42,7 @@ class KeptPortfolio(msgspec.Struct):
         """Read a stored portfolio.
 
         Raises:
-            ValueError: it is of another version.
+            ValueError: The stored portfolio has another version.
         """
         return cls(Portfolio.from_wire(structs.asdict(stored.document)), stored)
 
@@ -76,7 +80,7 @@ class KeptPortfolios:
     def find_configs(
         self, kernel: KernelInfo, device: str | None, objective: Objective, problem: Problem
     ) -> list[Config]:
-        """Return the configs that a portfolio has for a problem, the chosen one first; none without a portfolio."""
+        """Return a portfolio's configs, the one chosen for a problem first; none if there is no portfolio."""
         kept = self.find_portfolio(kernel, device, objective)
         if kept is None:
             return []
@@ -87,12 +91,12 @@ class KeptPortfolios:
         """Store a portfolio, and use it from now on.
 
         Raises:
-            StoreError: it cannot be stored.
+            StoreError: The portfolio cannot be stored.
         """
         await self._store.save_portfolio(stored)
         known = self.load_portfolios(stored.kernel)
         known[stored.kernel, stored.device, stored.objective] = KeptPortfolio.read(stored)
 
     def list_portfolios(self) -> list[tuple[PortfolioKey, KeptPortfolio]]:
-        """Return the portfolios of all kernels that were asked for one."""
+        """Return the loaded portfolios of all kernels."""
         return [entry for known in self._known.values() for entry in known.items()]

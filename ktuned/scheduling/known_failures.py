@@ -1,6 +1,6 @@
-"""Known failures: contexts and objectives for which a job found nothing that works, as another would. No IO.
+"""Known failures: contexts and objectives for which a job found nothing that works, and another would not. No IO.
 
-The job machine keeps them; a lookup that would otherwise ask for the same job once more gets the message.
+The job machine keeps them. A lookup that would otherwise request the same job again gets its message instead.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from ktuned.scheduling.queue import extend_plan
 from ktuned.tuning import JobBrief
 
 MAX_FAILED = 10_000
-"""Failures that are kept; of one that is forgotten the next lookup makes a job, which finds every trial known."""
+"""Most failures that are kept. If one is forgotten, the next lookup requests a job, which finds every trial known."""
 
 
 class KnownFailures:
-    """Messages of failed jobs by context, objective and the kernel's plan; of more than ``limit`` the oldest goes."""
+    """Messages of failed jobs by context, objective and kernel's plan. Beyond ``limit``, the oldest is forgotten."""
 
     def __init__(self, limit: int = MAX_FAILED) -> None:
         self._limit = limit
         self._messages: dict[tuple[Context, Objective, str], str] = {}
 
     def record_ending(self, brief: JobBrief, state: JobState, message: str, *, is_hopeless: bool = False) -> None:
-        """Record how a job ended, if that says something of the next one.
+        """Record how a job ended, if that predicts the end of the next job.
 
-        One that ``is_hopeless`` has shown that all configs fail alike, unless it had only chosen ones to try.
+        A failure does so if the job had at least the kernel's declared budget. It also does if the job ``is_hopeless``,
+        which shows that all configs fail alike; not, however, if the job was for certain configs only.
         """
         key = brief.context, brief.job.objective, brief.kernel.plan_digest
-        # One with a smaller budget than the kernel declares has not seen all that another would try.
+        # A job with a smaller budget than the kernel declares has not tried every config that another job would.
         declared = replace(brief.kernel.plan, objective=brief.job.objective)
         went_all_the_way = extend_plan(brief.job.plan, declared) == brief.job.plan
         is_conclusive = bool(brief.devices) and (went_all_the_way or (is_hopeless and not brief.job.plan.configs))
@@ -40,9 +41,9 @@ class KnownFailures:
             self._messages[key] = message
 
     def find_message(self, context: Context, plan_digest: str, objective: Objective = LATENCY) -> str:
-        """Return how the newest job in a context failed; nothing if it did not, or if there was none."""
+        """Return how the newest job in a context failed; empty if it did not fail, or if there was no job."""
         return self._messages.get((context, objective, plan_digest), "")
 
     def forget_failures(self, kernel: str | None = None) -> None:
-        """Forget a kernel's failures, or all: something that no context holds makes another try worth while."""
+        """Forget a kernel's failures, or all of them: something outside of contexts makes another try worthwhile."""
         self._messages = {key: said for key, said in self._messages.items() if kernel not in (None, key[0].kernel)}

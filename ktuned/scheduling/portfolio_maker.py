@@ -1,4 +1,4 @@
-"""The making of a portfolio: problems are tuned, configs measured, and a tree is fitted to what they cost.
+"""The making of a portfolio: problems are tuned, configs measured, and a tree is fitted to the costs.
 
 ::
 
@@ -6,11 +6,12 @@
     (costliest)    (holes of the shortlist)            ▲                       │
                                                        └─── the tree errs ─────┘
 
-Only configs that were launched and checked on every problem of their leaf are in a portfolio; where two leaves meet,
-the configs are measured on both sides of the border, too. A problem at which the tree errs counts like the others from
-then on.
+A portfolio has only configs that were launched and checked on every problem of their leaf. Where two leaves meet, the
+configs are also measured on both sides of the border. A problem at which the tree errs is added to the problems that
+the tree is fitted to.
 
-All measuring is done by jobs, whose results the store keeps: whatever ends the making, the next one begins with them.
+All measuring is done by jobs, and the store keeps their results. So if the making is interrupted, the next attempt
+begins with these results.
 """
 
 from __future__ import annotations
@@ -62,32 +63,37 @@ from ktuned.scheduling.preparation import find_present_key
 from ktuned.store import Store, StoredPortfolio
 
 MAX_CONFIGS: Final = 16
-"""Configs of a portfolio: with more, tuning each problem is the better way."""
+"""Most configs of a portfolio: for more, it is better to tune each problem."""
 
 MAX_PROBLEMS: Final = 1_000
-"""Problems that one portfolio is fitted to."""
+"""Most problems that one portfolio is fitted to."""
 
 SHORTLIST: Final = 3
-"""Configs that are measured everywhere for each that may be in the portfolio."""
+"""For each config of the portfolio, this many candidates are measured on all problems."""
 
 MAX_KNOWN: Final = 4_096
-"""Trials of a problem that are looked at."""
+"""Most trials of a problem that are read."""
 
 MAX_REFINEMENTS: Final = 4
-"""Fits of one portfolio after which a border counts no more where its config works, but loses more than expected."""
+"""Number of fits after which the tree only errs at a border if a config fails there. Before, it also errs if a config
+loses more than expected."""
 
 MAX_FITS: Final = 24
-"""Fits of one portfolio: after each, borders are measured, and one where the tree errs moves by half a gap."""
+"""Most fits of one portfolio. After each fit the borders are measured, and a border at which the tree errs moves by
+half a gap."""
 
 WeighedProblems = Sequence[tuple[Problem, float]]
-"""Problems, each with its share of the time or any other weight."""
+"""Problems, each with a weight, such as its share of the time."""
 
 
 class PortfolioSpec(msgspec.Struct, frozen=True):
-    """The problems that a portfolio is for, whose keys differ, and its limits.
+    """The problems that a portfolio is for, and its limits.
 
-    ``measurable`` are the only other problems that can be measured, where there are any: an application's calls.
-    Elsewhere a problem at a border is one that nobody asked for.
+    Attributes:
+        over: The problems with their weights; their keys differ.
+        limits: The limits of the portfolio.
+        measurable: If not empty, the only other problems that can be measured: an application's calls. Otherwise
+            problems at borders are made up.
     """
 
     over: WeighedProblems
@@ -96,10 +102,10 @@ class PortfolioSpec(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_request(cls, kernel: KernelInfo, asked: PortfolioRequest) -> PortfolioSpec:
-        """Return what is asked for, with the kernel file's ``portfolio=``, and its problems, where that says nothing.
+        """Return the spec of a request, completed by the kernel file's ``portfolio=`` and declared problems.
 
         Raises:
-            UsageError: there are no problems, or a number is out of its range.
+            UsageError: There are too few or too many problems, or a number is out of its range.
         """
         declared = kernel.extra.portfolio or PortfolioRequest()
         over = asked.over or declared.over or [(problem, 1.0) for problem in kernel.problems]
@@ -125,7 +131,14 @@ class PortfolioSpec(msgspec.Struct, frozen=True):
 
 
 class PortfolioBuild(msgspec.Struct):
-    """A portfolio that is to be made on a device model by an objective, and how far it is."""
+    """A portfolio that is to be made on a device model by an objective.
+
+    Attributes:
+        kernel: The kernel.
+        wanted: The problems and limits.
+        progress: How far the build is.
+        priority: The priority of its jobs.
+    """
 
     kernel: KernelInfo
     wanted: PortfolioSpec
@@ -147,7 +160,7 @@ class PortfolioBuild(msgspec.Struct):
 
     @property
     def objective(self) -> Objective:
-        """What the configs are judged by."""
+        """The figure by which configs are judged."""
         return self.progress.objective
 
 
@@ -176,10 +189,10 @@ class PortfolioMaker:
         self._deadlines = deadlines
 
     async def make_portfolio(self, build: PortfolioBuild) -> StoredPortfolio:
-        """Tune, measure and fit; see the picture above.
+        """Tune, measure and fit, as the diagram in the module's docstring shows.
 
         Raises:
-            KtunedError: it cannot be made.
+            KtunedError: The portfolio cannot be made.
         """
         name, wanted = build.kernel.name, build.wanted
         build.kernel = self._catalog.resolve_kernel(name)
@@ -207,16 +220,16 @@ class PortfolioMaker:
         return StoredPortfolio(name, build.device, build.objective, state, document, now)
 
     async def measure_configs(self, build: PortfolioBuild, problem: Problem, configs: Sequence[str]) -> Matrix:
-        """Measure configs on one problem; return all that is known of it then.
+        """Measure configs on one problem; return all known costs of the problem.
 
         Raises:
-            KtunedError: they cannot be measured.
+            KtunedError: The configs cannot be measured.
         """
         await self._fill_holes(build, [problem], configs)
         return self._build_matrix(build, [(problem, 1.0)])
 
     def describe_state(self, kernel: KernelInfo, device: str) -> str:
-        """Return what measurements are good for: the digests of the kernel, the toolchain and the device."""
+        """Return the state for which measurements hold: the digests of the kernel, the toolchain and the device."""
         try:
             problem: dict[str, Scalar] = dict.fromkeys(kernel.specialize or (), 0)
             context = self._build_context(kernel, device, problem)
@@ -227,7 +240,7 @@ class PortfolioMaker:
     # The steps.
 
     async def _tune_some(self, build: PortfolioBuild) -> None:
-        """Tune the problems that matter most, until a further one is not likely to gain much."""
+        """Tune the problems that matter most, until tuning another one is unlikely to gain much."""
         kernel, limits = build.kernel, build.wanted.limits
         selection = Selection(min(limits.tunings, len(build.wanted.over)), limits.loss / 2)
         originals: dict[str, Problem] = {}
@@ -243,7 +256,7 @@ class PortfolioMaker:
             await self._await_jobs(build, await self._request_jobs(build, problem, stale_only=True))
             build.progress.tuned += 1
             selection.record_tuning(chosen)
-            # What would it have lost with the config of its nearest tuned neighbour?
+            # Record the problem's loss with the config of its nearest tuned neighbour.
             costs = self._load_costs(build, problem)
             best = min(costs.values(), default=FAILED)
             borrowed = None if nearest is None else self._find_best_config(build, originals[canonical(nearest)])
@@ -251,7 +264,7 @@ class PortfolioMaker:
                 selection.record_loss(chosen, costs[borrowed] / best - 1)
 
     async def _fill_holes(self, build: PortfolioBuild, problems: Iterable[Problem], configs: Sequence[str]) -> None:
-        """Measure configs where they were not yet, so that no hole is left."""
+        """Measure configs on the problems on which they were not measured yet."""
         jobs: list[Job] = []
         for problem in problems:
             known = self._load_costs(build, problem)
@@ -275,7 +288,7 @@ class PortfolioMaker:
         self, build: PortfolioBuild, over: WeighedProblems, fitted: Portfolio, *, also_slow: bool
     ) -> list[Problem]:
         """Measure the problems at the borders; return those for which a leaf's config fails, or is ``also_slow``."""
-        # Whole problems, not only what enters the key: an application's call is a part of them.
+        # Use whole problems instead of keys, because an application's call is a part of the problem.
         known = {canonical(problem): problem for problem, _ in over}
         found = find_border_problems(fitted.tree, list(known.values()), build.wanted.measurable)
         borders = [problem for problem in found if canonical(problem) not in known]
@@ -300,18 +313,18 @@ class PortfolioMaker:
         return await self._requests.request_jobs(build.kernel, request)
 
     async def _await_jobs(self, build: PortfolioBuild, jobs: Iterable[Job]) -> None:
-        """Wait until jobs have ended, whatever comes of them: what could not be measured is no part of a portfolio."""
+        """Wait until jobs have ended, even if they fail: a config that could not be measured is left out."""
         for job in jobs:
             build.progress.jobs = (job.id,)
             while (found := self._jobs.get_job(job.id)) is not None and not found.is_ended:  # noqa: ASYNC110
                 await anyio.sleep(0.05)
 
-    # What the store knows.
+    # Results in the store.
 
     def _build_matrix(
         self, build: PortfolioBuild, over: WeighedProblems, configs: Iterable[str] | None = None
     ) -> Matrix:
-        """Return what is known of problems; a config that a problem's space does not hold fails there."""
+        """Return the known costs of problems. With ``configs``, those without a known cost count as failed."""
         costs = [self._load_costs(build, problem) for problem, _ in over]
         if configs is not None:
             kept = list(configs)
@@ -320,11 +333,11 @@ class PortfolioMaker:
         return Matrix(keys, tuple(weight for _, weight in over), tuple(costs))
 
     def _load_costs(self, build: PortfolioBuild, problem: Problem) -> dict[str, float]:
-        """Return what each config costs for a problem now; one that does not work is :data:`FAILED`."""
+        """Return each config's cost for a problem in the present context; :data:`FAILED` if it does not work."""
         context = self._build_context(build.kernel, build.device, problem)
         failed = self._store.list_failed_configs(context, MAX_KNOWN, objective=build.objective)
         measured = self._store.list_measured_configs(context, MAX_KNOWN, objective=build.objective)
-        # One that was given up as slower works, and what it costs is known well enough: too much.
+        # A config that was stopped as too slow works, and the cost known by then is good enough.
         costs = {
             known.text: cost_of(build.objective, known.figure)
             for known in (*failed, *measured)

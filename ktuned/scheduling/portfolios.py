@@ -1,12 +1,12 @@
-"""Portfolios of kernels: made when they are asked for, served at once, and fitted again where they err.
+"""Portfolios of kernels: made on request, used for lookups at once, and made again if they err.
 
 ::
 
     looked up ─▶ the tree's config, `near` ─▶ noted ─▶ measured at leisure ─▶ worse than expected? make it again
 
-:mod:`~ktuned.scheduling.portfolio_maker` makes one. An application's new problems cost no tuning each: they are
-measured with the portfolio's few configs, those that are expected to lose most first, and at most :data:`MAX_MEASURED`
-of them between two fits.
+:mod:`~ktuned.scheduling.portfolio_maker` makes a portfolio. An application's new problems are not tuned: only the
+portfolio's few configs are measured on them, on the problems with the largest expected loss first, and on at most
+:data:`MAX_MEASURED` problems between two fits.
 """
 
 from __future__ import annotations
@@ -30,19 +30,25 @@ from ktuned.scheduling.kept_portfolios import KeptPortfolio, KeptPortfolios, Por
 from ktuned.scheduling.portfolio_maker import MAX_PROBLEMS, PortfolioBuild, PortfolioMaker, PortfolioSpec
 
 MAX_MEASURED: Final = 40
-"""New problems that are measured between two fits, the most frequent first."""
+"""Most new problems that are measured between two fits."""
 
 IDLE_S: Final = 2.0
-"""Interval in which it is seen whether anything else is to be done."""
+"""Interval at which it is checked whether the daemon has other work."""
 
 
 _log = structlog.get_logger()
 
 
 class Portfolios:
-    """Has the portfolios made that :meth:`request_portfolio` asks for, and maintains the ``kept`` ones.
+    """Makes the portfolios that :meth:`request_portfolio` asks for, and maintains those in use.
 
-    :meth:`run_until_cancelled` does the work. ``on_change`` is called with a kernel whose answers change.
+    :meth:`run_until_cancelled` does the work.
+
+    Args:
+        on_change: Called with the name of a kernel whose lookups get new answers.
+
+    Attributes:
+        kept: The portfolios in use.
     """
 
     def __init__(
@@ -66,10 +72,10 @@ class Portfolios:
         self._arrived = anyio.Event()
 
     def count_lookup(self, kernel: KernelInfo, device: str, objective: Objective, problem: Problem) -> bool:
-        """Count a lookup that found no winner of its own; return whether a portfolio answers such lookups.
+        """Count a lookup of a problem without a winner; return whether a portfolio answers such lookups.
 
-        Then the problem is not tuned for itself. Where the kernel file declares a portfolio that is not there yet, it
-        is made now.
+        If so, the problem is not tuned on its own. If the kernel file declares a portfolio that was not made yet, its
+        making is requested now.
         """
         kept = self.kept.find_portfolio(kernel, device, objective)
         if kept is not None:
@@ -87,7 +93,7 @@ class Portfolios:
         return self._builds[kernel.name, device, objective].progress.is_under_way
 
     def describe_portfolios(self, kernel: KernelInfo) -> list[PortfolioInfo]:
-        """Return a kernel's portfolios, with what is known of their problems."""
+        """Return a kernel's portfolios, with the known costs of their problems."""
         found = []
         for (_, device, objective), kept in self.kept.load_portfolios(kernel.name).items():
             document = structs.asdict(kept.stored.document)
@@ -96,17 +102,17 @@ class Portfolios:
         return found
 
     def list_progress(self, kernel: KernelInfo) -> list[PortfolioProgress]:
-        """Return the portfolios that are being made for a kernel, and the ones made last."""
+        """Return the progress of the builds of a kernel's portfolios, under way or ended: the last of each."""
         return [build.progress for key, build in self._builds.items() if key[0] == kernel.name]
 
     def request_portfolio(
         self, kernel: KernelInfo, device: str | None, objective: Objective, wanted: PortfolioSpec, priority: int
     ) -> PortfolioBuild:
-        """Have a portfolio made, unless that is under way.
+        """Have a portfolio made, unless its build is under way already.
 
         Raises:
-            UsageError: no portfolio can be made as requested.
-            BackendError: there is no device to measure on.
+            UsageError: No portfolio can be made as requested.
+            BackendError: There is no device to measure on.
         """
         environment = self._catalog.kernel_environment(kernel)
         model = self._machine.find_device(environment, kernel.backend, device).model
@@ -121,7 +127,7 @@ class Portfolios:
         return build
 
     async def run_until_cancelled(self) -> None:
-        """Make what was asked for, and measure new problems when nothing else is to do, until cancelled."""
+        """Make the requested portfolios, and measure new problems while the daemon is idle, until cancelled."""
         while True:
             with anyio.move_on_after(IDLE_S):
                 await self._arrived.wait()
@@ -142,7 +148,10 @@ class Portfolios:
             _log.warning("portfolio_not_made", kernel=build.kernel.name, reason=error.message)
 
     async def _measure_at_leisure(self) -> None:
-        """Measure the new problem of a portfolio that loses most; make one again that errs, or whose kernel changed."""
+        """Measure the new problem with the largest expected loss.
+
+        A portfolio that errs there, or whose kernel has changed, is made again.
+        """
         for (name, model, objective), kept in self.kept.list_portfolios():
             if not kept.noted:
                 continue
@@ -159,7 +168,7 @@ class Portfolios:
                 _log.warning("problem_not_measured", kernel=name, reason=error.message)
 
     def _choose_unmeasured(self, kernel: KernelInfo, kept: KeptPortfolio) -> Problem | None:
-        """Choose the new problem that is expected to lose most, unless enough have been measured."""
+        """Choose the new problem with the largest expected loss, unless enough have been measured."""
         waiting = [key for key in kept.noted if key not in kept.measured]
         if not waiting or len(kept.measured) >= MAX_MEASURED:
             return None
@@ -193,7 +202,7 @@ class Portfolios:
         kept: KeptPortfolio,
         problem: Problem | None = None,
     ) -> None:
-        """Have a portfolio made again, for one ``problem`` more if it is given."""
+        """Have a portfolio made again, with ``problem`` as an additional one if it is given."""
         document = kept.stored.document
         over = list(document.over)
         if problem is not None and len(over) < MAX_PROBLEMS:

@@ -1,4 +1,4 @@
-"""Preparation of a job: its kernel, environment, devices and deadlines, as they are when its turn comes."""
+"""Preparation of a job: its kernel, environment, devices and deadlines at the time when its turn comes."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from ktuned.tuning import Compiler, FindShared, JobBrief, PresentKey, merge_dead
 
 
 def default_compile_slots(cores: int, lanes: int = 1) -> int:
-    """Return how many of the jobs' compiles run at once where no setting says it: all cores but one for each lane."""
+    """Return how many compiles run at once if no setting gives the number: all cores but one for each lane."""
     return max(1, cores - lanes)
 
 
 def find_present_key(
     catalog: Catalog, machine: Machine, kernel: KernelInfo, problem: Problem, device: str | None, objective: Objective
 ) -> PresentKey:
-    """Return a key on a device model (``None``: the first there is), as a job would measure it now.
+    """Return the key that a job would measure now, on a device model (``None``: the first one).
 
     Raises:
-        KtunedError: the kernel's root, or the device, is not there.
+        KtunedError: The kernel's root or the device does not exist.
     """
     environment = catalog.kernel_environment(kernel)
     found = machine.find_device(environment, kernel.backend, device)
@@ -51,19 +51,29 @@ def find_present_key(
 
 
 class JobSettings(msgspec.Struct, frozen=True):
-    """Settings that every job follows: whether contended timings are repeated, and whether compile slots are fixed."""
+    """Settings for all jobs.
+
+    Attributes:
+        judges_contention: Whether load by other programs makes a measurement ``contended``.
+        slots_are_given: Whether ``config.toml`` gives the number of compile slots.
+    """
 
     judges_contention: bool
     slots_are_given: bool
 
 
 class Preparation:
-    """Makes a job's brief from what is known when its turn comes; ``settings`` are replaced when they are read again.
+    """Makes a job's brief from the facts known when its turn comes.
 
-    ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty without any;
-    ``anchor`` the config that was chosen in the default's place for exact numerics;
-    ``served`` the winners that lookups of a kernel are answered with; ``portfolios`` those of
-    kernels; ``find_shared`` asks for what others have found.
+    Args:
+        captured: Returns the digest of the inputs that were captured for a kernel's problem; empty without any.
+        anchor: Returns the config that was chosen as the anchor for exact numerics, in place of the default.
+        served: Returns the winners that a kernel's lookups are answered with.
+        portfolios: The portfolios in use.
+        find_shared: Returns the best config that others have found.
+
+    Attributes:
+        settings: The settings for all jobs; replaced when ``config.toml`` is read again.
     """
 
     def __init__(
@@ -98,10 +108,10 @@ class Preparation:
         self._find_shared = find_shared
 
     def prepare_brief(self, job: Job) -> JobBrief:
-        """Return what a job runs with now, and set the compilers' cores by the devices that there are for it.
+        """Return a job's brief, and leave a core free of compilers for each device.
 
         Raises:
-            KtunedError: it cannot run: its kernel is gone, is another one now, or may not be run.
+            KtunedError: The job cannot run: its kernel is gone, has an error or has changed, or may not be run.
         """
         kernel = self._catalog.resolve_kernel(job.kernel)
         if fault := self._catalog.file_fault(kernel):
@@ -156,7 +166,7 @@ class Preparation:
         )
 
     def _leave_cores(self, lanes: int) -> None:
-        """Keep compilers off one core for each device; how many run at once is what config.toml says, if it does."""
+        """Keep compilers off one core for each device; set the number of compile slots unless config.toml gives it."""
         self._fleet.leave_cores(lanes)
         if not self.settings.slots_are_given:
             self._fleet.compile_slots.total_tokens = default_compile_slots(cpu.cores(), max(1, lanes))

@@ -1,13 +1,14 @@
 """The queue: which waiting job runs next on a device. No IO.
 
-Order: the higher rank first (:mod:`ktuned.scheduling.ranks`); of equals the one whose key costs applications the most
-time, then the most looked up, then the oldest. A paused job comes last, so that lists show it there.
+Order: the higher rank first (:mod:`ktuned.scheduling.ranks`). Among equal ranks, first the job whose key costs
+applications the most time, then the one with the most lookups, then the oldest. Paused jobs come last, so that lists
+show them there.
 
-One job does the work for all who ask: a request for the same key joins the waiting job if one plan can do what both ask
-for (:func:`extend_plan`), and can only raise its rank.
+One job serves all requests for a key: another request joins the waiting job if one plan can do the work of both
+(:func:`extend_plan`), and can only raise its rank.
 
-A job may be in the queue and yet not run: it is paused, its device is, its files are being inspected (*held*), or the
-policy refuses it. :meth:`JobQueue.explain_wait` gives the reason, and it is the one that users see.
+A job in the queue may not be allowed to run: it or its device is paused, its files are being inspected (*held*), or the
+policy refuses it. :meth:`JobQueue.explain_wait` gives the reason, which users see.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from ktuned.model import LATENCY, Job, JobState, Plan, WinnerKey
 from ktuned.scheduling.ranks import Standing
 
 EVERYTHING = ""
-"""As a paused device: all of them."""
+"""As the name of a paused device model: all of them."""
 
 MAX_USES = 10_000
-"""Keys whose launches count, the latest noted: as many as jobs may wait."""
+"""Most keys whose launches count, as many as jobs may wait. Beyond them, the key noted longest ago is forgotten."""
 
 Refusal = Callable[[Job, int], str]
-"""Says why a job of such a level must not run now, whatever is free; nothing if it may."""
+"""Returns why a job of this level must not run now, even on a free device; empty if it may."""
 
 
 def extend_plan(plan: Plan, asked: Plan) -> Plan | None:
-    """Return the plan that does what both ask for: the larger of two budgets; ``None`` if they go about it differently.
+    """Return one plan with the larger of two budgets; ``None`` if the plans differ in anything but their budgets.
 
-    Strategy, seed, preset, early stop and deadlines decide which configs are tried and how well they are measured.
+    The other fields, such as the strategy or the preset, decide which configs are tried and how well they are measured.
     """
     if replace(asked, trials=plan.trials, seconds=plan.seconds) != plan:
         return None
@@ -43,14 +44,14 @@ def extend_plan(plan: Plan, asked: Plan) -> Plan | None:
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """The result of a request: the job that does the work, and whether it is a new one."""
+    """The result of a request: the job that does the work, and whether that job is new."""
 
     job: Job
     is_new: bool
 
 
 class LaunchCost(msgspec.Struct, frozen=True):
-    """Launches of a key by applications, and the seconds that they took by the latency known so far."""
+    """Applications' launches of a key, and their time in s by the latency known so far."""
 
     launches: int
     cost_s: float
@@ -60,9 +61,15 @@ _NO_USE = LaunchCost(0, 0.0)
 
 
 class JobQueue:
-    """The waiting jobs, in their order, and the standing of jobs that were taken out to run, until they are forgotten.
+    """The waiting jobs in their order, and the standing of all live jobs, including those that were taken out to run.
 
-    ``refuse`` is the policy; ``pauses`` names the device models that are paused.
+    Args:
+        jobs: The jobs that wait from the start.
+        clock: Returns a time in seconds that never goes back.
+        refuse: The policy: returns why a job must not run now.
+
+    Attributes:
+        pauses: The device models that are paused.
     """
 
     def __init__(
@@ -91,7 +98,7 @@ class JobQueue:
         return iter(sorted(self._waiting.values(), key=lambda job: self._sort_key(job, now)))
 
     def add_job(self, job: Job, *, is_fixed: bool = False) -> None:
-        """Let a job wait; one that was taken out to run makes way."""
+        """Add a waiting job. If it had been taken out to run, its turn ends."""
         now = self._clock()
         self._waiting[job.id] = job
         self._alike.setdefault(job.key, set()).add(job.id)
@@ -103,7 +110,7 @@ class JobQueue:
             known.raise_to(job.priority, is_fixed=known.is_fixed)
 
     def find_matching_job(self, wanted: WinnerKey, plan: Plan | None = None, but: Container[int] = ()) -> Job | None:
-        """Return a waiting job that does this very work, or could by a larger budget; without a plan, in any way."""
+        """Return a waiting job for a key that follows a plan, or would with a larger budget; ``None`` is any plan."""
         for job_id in sorted(self._alike.get(wanted, ())):
             job = self._waiting[job_id]
             if job_id not in but and (plan is None or extend_plan(job.plan, plan) is not None):
@@ -119,7 +126,7 @@ class JobQueue:
         self._waiting[job.id] = job
 
     def raise_job(self, job: Job, priority: int, reason: str, *, is_fixed: bool = False) -> Job:
-        """Raise a waiting or running job by one more request for it; return the job. Never lowers it."""
+        """Raise a waiting or running job to another request's priority, if that is higher; return the job."""
         if self._standings[job.id].raise_to(priority, is_fixed=is_fixed):
             job = replace(job, priority=priority, reason=reason)
         if job.id in self._waiting:
@@ -133,29 +140,29 @@ class JobQueue:
             self._standings[job.id].count_lookups(self._clock(), times)
 
     def record_launch_cost(self, key: WinnerKey, use: LaunchCost) -> None:
-        """Note what launches of a key cost applications, by whatever objective it is tuned."""
+        """Note how much time launches of a key cost applications, regardless of the key's objective."""
         self._uses.pop(key := _regardless_of_objective(key), None)
         self._uses[key] = use
         if len(self._uses) > MAX_USES:
             del self._uses[next(iter(self._uses))]
 
     def find_launch_cost(self, key: WinnerKey) -> LaunchCost:
-        """Return what launches of a key cost applications."""
+        """Return how much time launches of a key cost applications."""
         return self._uses.get(_regardless_of_objective(key), _NO_USE)
 
     def add_waiter(self, waiter: Hashable, jobs: Collection[int]) -> None:
-        """Note that a client waits for jobs, whether they wait or run."""
+        """Note that a client waits for jobs, which may be queued or running."""
         for job_id in jobs:
             if job_id in self._standings:
                 self._standings[job_id].waiters.add(waiter)
 
     def remove_waiter(self, waiter: Hashable) -> None:
-        """Note that a client waits no longer: its jobs fall back."""
+        """Note that a client waits no longer: its jobs fall back to their own priority."""
         for standing in self._standings.values():
             standing.waiters.discard(waiter)
 
     def remove_job(self, job_id: int) -> Job | None:
-        """Take a job out."""
+        """Take a job out of the queue; return it if it was in there."""
         self._held.discard(job_id)
         job = self._waiting.pop(job_id, None)
         if job is not None:
@@ -166,11 +173,11 @@ class JobQueue:
         return job
 
     def begin_turn(self, job_id: int) -> None:
-        """Start the turn of a running job: it measures from now on, and waits no more."""
+        """Start the turn of a running job: it measures from now on, so its wait ends."""
         self._standings[job_id].begin_turn(self._clock())
 
     def end_turn(self, job_id: int) -> None:
-        """End the turn of a running job: another one measures, and this one waits again."""
+        """End the turn of a running job: another job measures, and this one waits again."""
         self._standings[job_id].make_way(self._clock())
 
     def forget_job(self, job_id: int) -> None:
@@ -178,7 +185,7 @@ class JobQueue:
         self._standings.pop(job_id, None)
 
     def hold_job(self, job_id: int) -> None:
-        """Let a job wait on, whatever is free, until its kernel is released."""
+        """Keep a job from running until its kernel is released."""
         self._held.add(job_id)
 
     def is_held(self, job_id: int) -> bool:
@@ -190,12 +197,12 @@ class JobQueue:
         self._held -= {job.id for job in self._waiting.values() if job.kernel == kernel}
 
     def pause_job(self, job_id: int) -> Job:
-        """Let a job wait on until it is resumed."""
+        """Pause a waiting job; return it."""
         job = self._waiting[job_id] = replace(self._waiting[job_id], state=JobState.PAUSED)
         return job
 
     def resume_job(self, job_id: int) -> Job:
-        """Let a paused job run again; it waits from now on."""
+        """Resume a paused job; return it. Its wait counts from now on."""
         job = self._waiting[job_id] = replace(self._waiting[job_id], state=JobState.QUEUED, message="")
         self._standings[job_id].begin_wait(self._clock())
         return job
@@ -209,11 +216,11 @@ class JobQueue:
         return self._standings[job_id].compute_rank(self._clock()) if job_id in self._standings else 0
 
     def count_waiters(self, job_id: int) -> int:
-        """Return how many wait for a job."""
+        """Return how many clients wait for a job."""
         return len(self._standings[job_id].waiters) if job_id in self._standings else 0
 
     def explain_wait(self, job: Job) -> str:
-        """Return why a job must not run now, whatever is free; nothing if it may."""
+        """Return why a job must not run now, even on a free device; empty if it may."""
         if job.state is JobState.PAUSED:
             return "it is paused"
         if EVERYTHING in self.pauses:
@@ -225,7 +232,7 @@ class JobQueue:
         return self._refuse(job, self.find_level(job.id))
 
     def choose_next_job(self, device: str, may_run: Callable[[Job], bool] = lambda job: True) -> Job | None:
-        """Return the job that a device model should run next, of those that ``may_run``, without taking it out."""
+        """Return the job that a device model should run next, among those that ``may_run``. It stays in the queue."""
         now = self._clock()
         able = (
             job

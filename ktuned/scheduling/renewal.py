@@ -1,21 +1,21 @@
-"""Renewal: what follows when an inspection finds that kernels have changed.
+"""Renewal: the reaction to an inspection that finds changed kernels.
 
 An inspection compares digests, and so knows how far a change reaches (:class:`~ktuned.catalog.Changes`):
 
 ==============  =====================================================================================================
-added           tuned if it was saved just now; else it waits for a request or a lookup
-changed         its measurements no longer hold: winners become stale, and what was tuned before is tuned again
+added           tuned if it was saved just now; else nothing happens before a request or a lookup
+changed         its measurements no longer hold: winners become stale, and problems that were tuned are tuned again
 replanned       its measurements hold: only the space, the problems or the budgets differ, and the search continues
 removed         its jobs are cancelled; its results stay in the store
 ==============  =====================================================================================================
 
-Two things happen, in this order. First, jobs that work on the older state: a job that is still wanted begins again, and
-keeps the clients that wait for it; one that the save replaces by a job of its own is cancelled. Then, re-tuning: for
-each problem, the best config that is known in the new context is served at once (an edit that is undone finds its old
-winner), and a job is requested for what is better.
+Two things happen, in this order. First, jobs for the older state are handled: a job that is still wanted begins again,
+and keeps the clients that wait for it; a job that the save replaces by a new one is cancelled. Then follows re-tuning:
+for each problem, the best config known in the new context is served at once (an undone edit finds its old winner), and
+a job is requested to find a better one.
 
-A job can be recorded only in the store. Where that fails the kernel is remembered and retried, so that a full disk
-delays a save and does not lose it.
+A re-tuning needs the store to record its job. If that fails, the kernel is remembered and retried, so that a full disk
+delays the re-tuning after a save but does not lose it.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _log = structlog.get_logger()
 ELSEWHERE = "begun again: the environment of its project changed"
 
 RETRY_S = 5.0
-"""Interval at which a re-tuning is tried again that the store could not record."""
+"""Interval of retries if the store could not record a re-tuning."""
 
 
 class Renewal:
-    """Re-tunes what inspections have changed; :meth:`retry_unrecorded` repeats what the store could not record."""
+    """Re-tunes changed kernels; :meth:`retry_unrecorded` repeats re-tunings that the store could not record."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Renewal:
         return f"{', '.join(sorted(self._put_off))} is tuned again later: {self._refusal}" if self._put_off else ""
 
     async def retry_unrecorded(self) -> None:
-        """Make the re-tunings that could not be recorded, as soon as they can be; until cancelled."""
+        """Repeat re-tunings that the store could not record until they succeed; run until cancelled."""
         while True:
             await self._is_refused.wait()
             _log.warning("retune_put_off", kernels=sorted(self._put_off), reason=self._refusal)
@@ -110,27 +110,27 @@ class Renewal:
             self._is_refused = anyio.Event()
 
     async def forget_root(self, root: Root) -> None:
-        """Watch a root no longer that a request has added; its results stay.
+        """Stop watching a root that a request had added; its results stay.
 
         Raises:
-            StoreError: it cannot be recorded; the root is watched on.
+            StoreError: This cannot be recorded; the root is still watched.
         """
         await self._store.remove_root(root.path)
         await self.drop_roots([root])
 
     async def drop_roots(self, roots: Iterable[Root]) -> None:
-        """Forget roots that config.toml names no more; their results stay, for when they are named again."""
+        """Forget roots that config.toml no longer names; their results stay, in case they are named again."""
         for root in roots:
             gone = self._catalog.remove_root(root.path)
             try:
                 await self._store.save_kernels([], gone.removed)
             except KtunedError as error:
-                # The next daemon finds no root for them either.
+                # No harm is done: the next daemon finds no root for these kernels.
                 _log.warning("kernels_not_forgotten", root=root.path, reason=error.message)
             await self.react_to_changes(gone, saved=False)
 
     async def look_around(self, roots: Iterable[Root]) -> None:
-        """Inspect roots that are read otherwise than before; the watcher looks at those that are new."""
+        """Inspect roots whose settings have changed; new roots are left to the watcher."""
         for root in roots:
             await self._machine.environments.probe_environment(environment_of(root))
             if not os.path.isdir(root.path):
@@ -142,16 +142,16 @@ class Renewal:
                 _log.error("root_not_inspected", root=root.path, reason=error.message, hint=error.hint)
 
     async def react_to_changes(self, changes: Changes, *, saved: bool) -> None:
-        """Publish changes, stop the jobs that they outdate, and re-tune the kernels that are in use.
+        """Publish changes, stop the jobs that they outdate, and re-tune the kernels in use.
 
-        Those are the ones that were saved just now (``saved``), and those that have been tuned before.
+        In use are kernels that were saved just now (``saved``), and kernels that have been tuned before.
         """
         await self.outdate_jobs(changes, saved=saved)
         await self.retune_changed(changes, saved=saved)
 
     async def outdate_jobs(self, changes: Changes, *, saved: bool) -> None:
         """Publish changes; cancel the jobs that a save replaces, and restart the others that they outdate."""
-        # A root may be removed at any await, with all of its kernels.
+        # At any await, a root may be removed together with its kernels.
         for name in changes.inspected:
             if (found := self._catalog.find_kernel(name)) is not None:
                 environment = self._catalog.kernel_environment(found)
@@ -159,7 +159,7 @@ class Renewal:
             self._jobs.release_inspected(name)
         for kernel in self._catalog.kernels if changes.errors else ():
             if self._catalog.file_fault(kernel):
-                # A job that waits for the file to be inspected ends with the error, when its turn comes.
+                # A job that waits for an inspection of this file can run now: it will end with the file's error.
                 self._jobs.release_inspected(kernel.name)
         if not changes:
             return
@@ -178,14 +178,14 @@ class Renewal:
         for name in (*changes.changed, *changes.replanned):
             if (found := self._catalog.find_kernel(name)) is None:
                 continue
-            # The client that shows a save follows the jobs of that save.
+            # After a save, the jobs for its keys are new ones, because the client that shows the save follows those.
             replaced = self._list_keys_tuned_again(found) if saved and not changes.is_environment else frozenset()
             await self._jobs.restart_outdated(name, partial(_is_still_wanted, found, replaced))
             if name in changes.changed:
                 self._publish(KernelStale(kernel=found.name, digest=found.digest))
 
     def _list_keys_tuned_again(self, kernel: KernelInfo) -> frozenset[WinnerKey]:
-        """Return the keys that a save has tuned again."""
+        """Return the keys that are tuned again after a save."""
         try:
             device = self._machine.find_device(self._catalog.kernel_environment(kernel), kernel.backend, None).model
         except BackendError:
@@ -200,17 +200,17 @@ class Renewal:
         )
 
     async def retune_changed(self, changes: Changes, *, saved: bool) -> None:
-        """Tune what changes concern again: all of it if it was ``saved``, else what has been tuned before."""
+        """Re-tune changed kernels: all of them if they were ``saved``, else those that have been tuned before."""
         for name in (*changes.added, *changes.changed, *changes.replanned):
             await self._retune_kernel(name, saved=saved, is_stale=name in changes.changed)
 
     async def _restore_winner(
         self, kernel: KernelInfo, problem: Problem, objective: Objective, *, is_stale: bool = False
     ) -> None:
-        """Serve the best known config at once after an edit was undone or took the winner out of the space.
+        """Serve the best known config at once, after an edit was undone or removed the winner's config from the space.
 
-        Where clients were told that the kernel ``is_stale``, they are also told of a winner that holds: the edit that
-        is undone has made no other one.
+        If the kernel ``is_stale``, clients were told so. Then a winner that still holds is published as well: this
+        happens if the undone edit had not led to another winner.
         """
         environment = self._catalog.kernel_environment(kernel)
         for device in self._machine.list_devices(environment, kernel.backend):
@@ -227,11 +227,11 @@ class Renewal:
                     decided_only=seated is None or seated.context != context,
                 )
             except WorkerError as error:
-                # Its job asks again.
+                # The job that is requested next checks the space again.
                 _log.warning("winner_not_restored", kernel=kernel.name, reason=error.message)
                 continue
             if winner is None and is_stale and seated is not None and seated.context == context:
-                # The space may have lost it, and have nothing better.
+                # The space may no longer hold the winner's config, without a better one to replace it.
                 winner = seated if self._admission.known_verdict(kernel, problem, seated.config) else None
             if winner is not None:
                 publish_winner(self._publish, kernel, winner, None)
@@ -278,7 +278,7 @@ class Renewal:
         try:
             return await self._buckets.find_representative(kernel, problem)
         except (WorkerError, NotFound) as error:
-            # A lookup asks again, and hears why not.
+            # A lookup will ask again, and gets the error.
             _log.warning("bucket_not_known", kernel=kernel.name, reason=error.message)
             return problem
 
@@ -288,7 +288,7 @@ def _has_other_environment(environment: Environment, brief: JobBrief) -> bool:
 
 
 def _is_still_wanted(kernel: KernelInfo, replaced: Container[WinnerKey], job: Job) -> bool:
-    """Return whether a kernel's job of an older state has work to do in the new one that no other job does."""
+    """Return whether a job for an older state is still useful in the new state, and no new job does its work."""
     try:
         check_problem(kernel, job.problem)
         key = kernel.make_winner_key(job.problem, job.device, kernel.objective(job.objective))
@@ -298,7 +298,7 @@ def _is_still_wanted(kernel: KernelInfo, replaced: Container[WinnerKey], job: Jo
 
 
 def _list_objectives(kernel: KernelInfo, won: Iterable[Objective]) -> list[Objective]:
-    """Return the declared objective, and those that a problem has winners by; not by metrics that are gone."""
+    """Return the declared objective, and those of a problem's winners, except for metrics that no longer exist."""
     found = {kernel.objective(None): None}
     for objective in won:
         with suppress(UsageError):

@@ -1,4 +1,4 @@
-"""After a driver or a toolchain changed: the best of what was known is measured again, and then trusted."""
+"""Re-verification: after a driver or toolchain has changed, the best known configs are measured again."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ktuned.tuning import JobBrief
 _log = structlog.get_logger()
 
 TRUSTED = 5
-"""So many of the best old results are measured again: a new driver shifts figures, and seldom the order beyond."""
+"""Number of best old configs that are measured again. A new driver shifts figures, but slower ones rarely win then."""
 
 REASON = "a driver or toolchain changed"
 
 
 class Reverification:
-    """Finds winners that stand on an older driver or toolchain, and has the best configs of each measured again."""
+    """Finds winners that were measured with an older driver or toolchain, and has their best configs measured again."""
 
     def __init__(self, *, catalog: Catalog, machine: Machine, store: Store, jobs: Jobs) -> None:
         self._catalog = catalog
@@ -37,10 +37,10 @@ class Reverification:
     async def queue_reverification(self, kernels: Sequence[KernelInfo] | None = None) -> list[Job]:
         """Queue a job for each winner that must be measured again, of all kernels or of some; return the jobs.
 
-        A kernel whose meaning changed is not our concern.
+        Winners of kernels that have themselves changed are left out: :mod:`~ktuned.scheduling.renewal` handles those.
         """
         queued = []
-        # By kernel, and not all winners at once: a store may hold ten thousand, most of kernels that are gone.
+        # Read winners kernel by kernel: a store may hold ten thousand, most of them of kernels that are gone.
         for kernel in self._catalog.kernels if kernels is None else kernels:
             await anyio.lowlevel.checkpoint()
             for winner in self._store.list_winners(kernel.name):
@@ -53,10 +53,10 @@ class Reverification:
         return queued
 
     async def reverify_probed(self, kernels: Sequence[KernelInfo], changed: Sequence[KernelInfo]) -> None:
-        """Take in that the toolchain of some kernels was probed again, and that of some changed: renew their winners.
+        """React to a new probe of some kernels' toolchain: renew the winners of kernels for which it ``changed``.
 
-        Jobs that found another toolchain than their artifacts' keys name go on; those that began with another one than
-        the present begin again. A job may have begun after the probe that showed the change.
+        Jobs that stopped because they found another toolchain than the one in their artifacts' keys may run again. Jobs
+        that began with an older toolchain begin again; others, which began after the probe, are left alone.
         """
         for kernel in changed:
             await self._jobs.restart_running(kernel.name, f"begun again: {REASON}", partial(self._is_outdated, kernel))
@@ -93,11 +93,11 @@ class Reverification:
         return arrival.job
 
     def _make_verification_plan(self, kernel: KernelInfo, winner: Winner) -> Plan:
-        """Return the declared plan with a budget for the best: they are what every job begins with."""
+        """Return the declared plan with a budget for the best configs only; every job begins with these."""
         best = [
             trial.config for trial in self._store.list_best_trials(winner.context, TRUSTED, objective=winner.objective)
         ]
         first = [winner.config, *(config for config in best if config != winner.config)][:TRUSTED]
-        # The default is tried second, because speed-ups are relative to it; it takes no other config's place.
+        # The default is tried second, because speed-ups are relative to it. It must not displace another config.
         besides = kernel.default is not None and kernel.default not in first
         return replace(kernel.plan, trials=min(kernel.plan.trials, len(first) + besides))

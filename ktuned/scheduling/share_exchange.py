@@ -1,16 +1,16 @@
-"""Exchange with a shared store: our final winners go there, and better ones from there are tried here.
+"""Exchange with a shared store: our final winners are published there, and better winners from there are tried here.
 
-One pass over a kernel does both. It reads what the store has at the addresses of our keys, publishes each winner of
-ours that this does not have yet, and queues a job where another's winner deserves a trial. Nothing remembers what was
-published before, or could not be, for the store itself shows what it lacks: so nothing is lost when a daemon is killed,
-a pass fails or a bucket is emptied, and nothing is sent twice. Passes are made over
+One pass over a kernel does both. It reads the store's winners at the addresses of our keys, publishes each of our
+winners that the store lacks, and queues a job where another's winner deserves a trial. The daemon does not remember
+what it has published, because the store itself shows what it lacks. So nothing is lost if a daemon is killed, a pass
+fails or a bucket is emptied, and nothing is sent twice. Passes are made over
 
-- a kernel, when a job of it has ended: there may be a winner to publish;
-- all kernels with winners, every ``pull_s``: others may have found something;
-- the declared problems of a kernel, when someone asks (``ktuned share pull``).
+- a kernel, when one of its jobs has ended: there may be a winner to publish;
+- all kernels with winners, every ``pull_s``: others may have found better ones;
+- the declared problems of a kernel, on request (``ktuned share pull``).
 
-What another's winner means is decided by :mod:`ktuned.sharing.decision`. The work is an ordinary job, which begins with
-the shared config (:mod:`ktuned.tuning.shared_lead`).
+:mod:`ktuned.sharing.decision` decides whether another's winner deserves a trial. The trial is an ordinary job, which
+begins with the shared config (:mod:`ktuned.tuning.shared_lead`).
 """
 
 from __future__ import annotations
@@ -64,17 +64,20 @@ _log = structlog.get_logger()
 REASON: Final = "found by others"
 
 TIDY_EVERY_S: Final = 6 * 3600.0
-"""Interval of tidying by one daemon: each time the whole storage is listed."""
+"""Shortest time between two tidyings by one daemon: each lists the whole storage."""
 
 MAX_CONTEXTS: Final = 1_000
-"""Keys that the store is asked about at once."""
+"""Most keys in one query to the store."""
 
 
 class ExchangeResult(msgspec.Struct, frozen=True):
     """The result of passes over some kernels.
 
-    ``found`` counts the keys that the store has winners for, ``fresh`` those of them that have a winner of the present
-    context here, ``sent`` our winners that were published. ``jobs`` try what others have found.
+    Attributes:
+        found: Number of keys for which the store has winners.
+        fresh: Number of those keys that also have a winner of the present context here.
+        sent: Number of our winners that were published.
+        jobs: Jobs that try configs that others have found.
     """
 
     found: int = 0
@@ -90,7 +93,7 @@ class ExchangeResult(msgspec.Struct, frozen=True):
 
 
 class DueKernels:
-    """Kernels that may have a winner to publish: events add them, the exchange takes them."""
+    """Kernels that may have a winner to publish. Events add them, and the exchange takes them."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -102,7 +105,7 @@ class DueKernels:
         self._woken.set()
 
     def take_kernels(self) -> set[str]:
-        """Return the kernels, which are due no more."""
+        """Return the kernels and forget them."""
         names, self._names = self._names, set()
         return names
 
@@ -111,16 +114,17 @@ class DueKernels:
         self._woken.set()
 
     async def wait_for_kernel(self, at_most_s: float | None) -> None:
-        """Wait until a kernel is added, or for so long."""
+        """Wait until a kernel is added or :meth:`wake_up` is called, or at most ``at_most_s``."""
         with anyio.move_on_after(at_most_s):
             await self._woken.wait()
         self._woken = anyio.Event()
 
 
 class ShareExchange:
-    """Makes the passes: in the background until cancelled, and at once for who asks.
+    """Makes the passes: in the background until cancelled, and at once on request.
 
-    ``last_look`` is the last pass over all kernels, and its time (Unix seconds).
+    Attributes:
+        last_look: The time (Unix s) and the result of the last pass over all kernels.
     """
 
     def __init__(
@@ -146,12 +150,12 @@ class ShareExchange:
         self._forget_store()
 
     def _forget_store(self) -> None:
-        """Know nothing of the store."""
+        """Forget the passes made so far: the store may be another one."""
         self.last_look: tuple[float, ExchangeResult] | None = None
         self._next_look = 0.0
 
     def apply_settings(self, settings: ShareSettings) -> None:
-        """Use other settings, at once."""
+        """Use other settings at once."""
         if settings != self._shared.settings:
             self._shared.apply_settings(settings)
             self._forget_store()
@@ -163,7 +167,7 @@ class ShareExchange:
             await self._due.wait_for_kernel(await self._make_due_pass() if self._shared.settings.is_on else None)
 
     async def _make_due_pass(self) -> float:
-        """Make the pass that is due; return the seconds until the next one is."""
+        """Make the pass that is due, if any; return the seconds until the next one."""
         if pause_s := self._shared.pause_s(StoreUse.READ):
             return pause_s
         due = self._due.take_kernels()
@@ -174,7 +178,7 @@ class ShareExchange:
                 await self._pass_over(self._list_won_keys(due), Priority.VERIFY)
         except (SharedStoreDown, StoreError) as error:
             _log.info("shared_store_not_looked_at", reason=error.message)
-            # The next look does what this pass has left.
+            # The next pass goes over all kernels, and so does the rest of this one's work.
             self._next_look = 0.0
             return self._shared.pause_s(StoreUse.READ) or FIRST_PAUSE_S
         return max(0.0, self._next_look - monotonic())
@@ -183,8 +187,8 @@ class ShareExchange:
         """Make a pass over all kernels with winners.
 
         Raises:
-            SharedStoreDown: the store cannot be read now.
-            StoreError: a job cannot be recorded.
+            SharedStoreDown: The store cannot be read now.
+            StoreError: A job cannot be recorded.
         """
         self._next_look = monotonic() + self._shared.settings.pull_s
         exchanged = await self._pass_over(self._list_won_keys(), Priority.VERIFY)
@@ -192,10 +196,10 @@ class ShareExchange:
         return exchanged
 
     async def publish_all(self) -> int:
-        """Publish all that the store lacks; return how many winners were sent.
+        """Publish all winners that the store lacks; return how many were sent.
 
         Raises:
-            SharedStoreDown: the store cannot be used now; what was sent is there.
+            SharedStoreDown: The store cannot be used now; winners that were sent before the failure are there.
         """
         exchanged = await self._pass_over(self._list_won_keys(), None)
         if self._shared.pause_s(StoreUse.WRITE):
@@ -206,13 +210,13 @@ class ShareExchange:
         """Make a pass over all declared problems of kernels.
 
         Raises:
-            SharedStoreDown: the store cannot be read now.
-            StoreError: a job cannot be recorded.
+            SharedStoreDown: The store cannot be read now.
+            StoreError: A job cannot be recorded.
         """
         return await self._pass_over(map(self._list_declared_keys, kernels), Priority.REQUESTED)
 
     async def _pass_over(self, kernels: Iterable[Sequence[PresentKey]], priority: Priority | None) -> ExchangeResult:
-        """Make a pass over the keys of some kernels; without a priority nothing of others' is tried."""
+        """Make a pass over the keys of some kernels; with ``None`` for the priority, no job is queued."""
         result = ExchangeResult()
         async with self._lock:
             await self._shared.open_store()
@@ -230,7 +234,7 @@ class ShareExchange:
     async def _exchange_key(self, key: PresentKey, there: Found, priority: Priority | None) -> ExchangeResult:
         """Publish our winner of a key if the store lacks it, and queue a job if another's deserves a trial."""
         matching = await self._shared.match_contexts(key, there)
-        # Matching may have learned names, which renames contexts.
+        # Matching may have learned names, which changes contexts.
         now = self._make_key(key.kernel.name, key.problem, key.context.device, key.objective)
         if now is None:
             return ExchangeResult()
@@ -244,7 +248,7 @@ class ShareExchange:
         return ExchangeResult(1, int(is_fresh), sent, () if job is None else (job,))
 
     async def _tidy_store(self) -> None:
-        """Tidy the store; if that is refused there is a notice, and what was published is there nevertheless."""
+        """Tidy the store. A failure only leads to a notice, because the winners are published already."""
         self._tidied = time()
         try:
             await self._shared.call_store(StoreUse.TIDY, lambda store: store.tidy())
@@ -254,14 +258,14 @@ class ShareExchange:
     async def _publish_winner(self, key: PresentKey, matching: Sequence[StoredWinner]) -> bool:
         """Publish our winner of a key if the store lacks it; return whether it was sent.
 
-        A store that cannot be written is read nevertheless: there is a notice, and the next look comes after its pause.
+        A store that cannot be written may still be read. A failure leads to a notice, and a new pass after the pause.
         """
         settings = self._shared.settings
         winner = self._store.get_winner(key.winner_key)
         cost = None if winner is None else cost_of(winner.objective, winner.figure)
         if winner is None or cost is None or settings.read_only:
             return False
-        # Half way to its removal a winner that still holds is sent again.
+        # A winner that still holds is sent again after half of the time after which the store removes it.
         half_way = time() - settings.retention_s / 2 if settings.retention_s else 0.0
         known = rank_candidates(one.winner for one in matching if one.written >= half_way)
         if not is_published(self._find_facts(winner, key), cost, winner.config, known):
@@ -287,7 +291,7 @@ class ShareExchange:
     async def _queue_trial(
         self, key: PresentKey, candidate: Candidate, ours: OwnWinner | None, priority: Priority
     ) -> Job | None:
-        """Queue the job that a candidate calls for; return it, or the one that is open."""
+        """Queue the job that a candidate deserves, or join an open one; return it, or ``None`` if none is needed."""
         known = self._store.find_trial(key.context, candidate.config)
         wanted = choose_action(
             candidate,
@@ -319,14 +323,14 @@ class ShareExchange:
         return OwnWinner(cost_of(winner.objective, winner.figure), winner.context == key.context)
 
     def _list_won_keys(self, kernels: Iterable[str] | None = None) -> Iterator[list[PresentKey]]:
-        """Yield the keys of our winners as they are now, kernel by kernel: of some kernels, or of all."""
+        """Yield the present keys of our winners, one list for each kernel: of some kernels, or of all."""
         if kernels is None:
             kernels = dict.fromkeys(winner.context.kernel for winner in self._store.list_winners())
         for name in kernels:
             yield list(filter(None, map(self._find_key, self._store.list_winners(name))))
 
     def _find_key(self, winner: Winner) -> PresentKey | None:
-        """Return a winner's key as it is now; ``None`` where it cannot be tuned."""
+        """Return the present key of a winner; ``None`` if it cannot be tuned now."""
         job = self._store.find_job_of_winner(winner)
         problem = winner.problem if job is None or not job.problem else job.problem
         return self._make_key(winner.context.kernel, problem, winner.context.device, winner.objective)
@@ -339,7 +343,7 @@ class ShareExchange:
         return list(filter(None, keys))
 
     def _make_key(self, name: str, problem: Problem, model: str, objective: str) -> PresentKey | None:
-        """Return a key as its kernel is now; ``None`` where it cannot be tuned."""
+        """Return the key for the kernel's present state; ``None`` if it cannot be tuned now."""
         try:
             kernel = self._catalog.resolve_kernel(name)
             check_problem(kernel, problem)
@@ -349,7 +353,7 @@ class ShareExchange:
 
 
 def _to_shared_winner(winner: Winner, key: PresentKey) -> SharedWinner:
-    """Return a winner of ours as others read it."""
+    """Return one of our winners in the form in which it is shared."""
     context = key.context
     return SharedWinner(
         kernel=context.kernel,

@@ -1,9 +1,10 @@
-"""Winners that others share: the daemon's line to a shared store, and which of what it has holds here.
+"""Winners that others share: access to a shared store, and the choice of those winners that hold here.
 
-A lookup never waits for the store. A job asks it once, when it begins, for :data:`FIRST_LOOK_S` at most.
+A lookup never waits for the store. A job asks it once, when it begins, and waits for :data:`FIRST_LOOK_S` at most.
 
-A store that fails is a notice, never an error of the daemon's. Reading, writing and tidying fail apart from each other,
-as with a full bucket or for want of rights, and each is tried again after a pause that doubles up to a minute.
+A failing store leads to a notice, never to an error of the daemon. Reading, writing and tidying may fail independently,
+for example because a bucket is full or rights are missing. Each is tried again after a pause, which doubles up to a
+minute.
 """
 
 from __future__ import annotations
@@ -38,20 +39,21 @@ _log = structlog.get_logger()
 R = TypeVar("R")
 
 FIRST_LOOK_S: Final = 5.0
-"""A job waits this long for the store: a search costs more, and a store elsewhere takes a second."""
+"""A job waits this long for the store. A remote store takes about a second, and a search costs more than this wait."""
 
 CALL_S: Final = 900.0
-"""Last deadline of a call to the store, which has shorter ones of its own: one that has none must not stop the rest."""
+"""Deadline of a call to the store. Stores have shorter deadlines of their own; a plugin without one must not block
+everything else."""
 
 FIRST_PAUSE_S: Final = 5.0
-"""Pause after a failure; each further one doubles it, up to a minute."""
+"""Pause after a failure; each further failure doubles it, up to a minute."""
 
 MAX_MATCHED: Final = 4
-"""Digests of one context that are matched: each may take a look at its names by a worker."""
+"""Most digests of one context that are compared with ours: each may need a worker to look at its names."""
 
 
 class StoreUse(Enum):
-    """A use of the store: each may be refused without the others."""
+    """A use of the store. Each may fail independently of the others."""
 
     READ = auto()
     WRITE = auto()
@@ -59,12 +61,16 @@ class StoreUse(Enum):
 
 
 def find_address(key: PresentKey) -> str:
-    """Return where a store has the winners of a key."""
+    """Return the address at which a store has the winners of a key."""
     return address_of(key.context, key.kernel.learned.values(), key.objective)
 
 
 class SharedWinners:
-    """Calls the store that the settings name, and matches what it returns; ``opened`` makes the store."""
+    """Calls the store that the settings name, and finds winners there that hold here.
+
+    Args:
+        opened: Opens the store that the settings name.
+    """
 
     def __init__(
         self,
@@ -83,11 +89,11 @@ class SharedWinners:
 
     @property
     def settings(self) -> ShareSettings:
-        """The store's place, and the use that is made of it."""
+        """The store's URL, and how it is used."""
         return self._settings
 
     def apply_settings(self, settings: ShareSettings) -> None:
-        """Use other settings; another store has not failed yet."""
+        """Use other settings. Failures are forgotten, because the store may be another one."""
         self._settings = settings
         self._shared: SharedStore | None = None
         self._health = {use: Health(first_pause_s=FIRST_PAUSE_S) for use in StoreUse}
@@ -109,10 +115,10 @@ class SharedWinners:
         return max(self._health[use].pause_s for use in uses)
 
     async def call_store(self, use: StoreUse, call: Callable[[SharedStore], Awaitable[R]]) -> R:
-        """Use the store, unless that failed a moment ago.
+        """Call the store, unless this use of it failed a moment ago.
 
         Raises:
-            SharedStoreDown: it cannot be used in this way now; there is a notice.
+            SharedStoreDown: The store cannot be used in this way now; a notice says why.
         """
         health = self._health[use]
         if health.pause_s:
@@ -123,7 +129,7 @@ class SharedWinners:
             with anyio.fail_after(CALL_S):
                 answer = await call(self._shared)
         except Exception as error:
-            # A plugin's mistake must not end the daemon.
+            # An error in a plugin must not end the daemon.
             reason = _describe_failure(error)
             log = _log.info if health.is_sick else _log.warning
             health.record_failure(reason)
@@ -133,19 +139,19 @@ class SharedWinners:
         return answer
 
     async def open_store(self) -> None:
-        """Open the store, so that a plugin that is missing is known before there is anything to share.
+        """Open the store, so that a missing plugin is noticed before there is anything to share.
 
         Raises:
-            SharedStoreDown: no plugin serves the URL.
+            SharedStoreDown: No plugin serves the URL.
         """
         if self._shared is None:
             await self.call_store(StoreUse.READ, _do_nothing)
 
     async def find_winners(self, kernel: KernelInfo, keys: Iterable[PresentKey]) -> Found:
-        """Read what others have for some keys of one kernel; what cannot be believed there is a notice.
+        """Read others' winners for some keys of one kernel. Damaged winners are left out, and lead to a notice.
 
         Raises:
-            SharedStoreDown: the store cannot be read now.
+            SharedStoreDown: The store cannot be read now.
         """
         addresses = set(map(find_address, keys))
         found = await self.call_store(StoreUse.READ, lambda shared: shared.find(kernel.name, addresses))
@@ -159,24 +165,28 @@ class SharedWinners:
         return Found(tuple(one for one in found.winners if not one.winner.find_fault()))
 
     async def find_best(self, key: PresentKey) -> Candidate | None:
-        """Return the best config that others have found in a key's very context; waits for the store briefly."""
+        """Return the best config that others have found in exactly a key's context; wait for the store only briefly."""
         if not self._settings.is_on or self.pause_s(StoreUse.READ):
             return None
         with anyio.move_on_after(FIRST_LOOK_S):
             try:
                 found = await self.find_winners(key.kernel, [key])
             except SharedStoreDown:
-                # There is a notice of it.
+                # A notice says why.
                 return None
             matching = await self.match_contexts(key, found)
             return rank_candidates(one.winner for one in matching)[0] if matching else None
         return None
 
     async def match_contexts(self, key: PresentKey, found: Found) -> list[StoredWinner]:
-        """Return those winners whose very context this is; names that hold here what they held there are learned."""
+        """Return the winners that were measured in exactly a key's context.
+
+        Their digests may include names that are not known here yet. If those have the same contents here, they are
+        learned.
+        """
         context, address = key.context, find_address(key)
         groups: dict[tuple[str, tuple[str, ...]], list[StoredWinner]] = {}
-        # Those of the very digest first: no number of others with other headers hides them.
+        # Winners with our own digest come first, so that the limit on digests cannot exclude them.
         for one in sorted(found.winners, key=lambda one: one.winner.digest != context.digest):
             if one.address == address and _is_alike(one.winner, context, key.objective):
                 names = tuple(sorted(entry.name for entry in one.winner.names))
@@ -191,7 +201,7 @@ class SharedWinners:
         return matching
 
     async def _is_digest(self, kernel: KernelInfo, context: Context, winner: SharedWinner) -> bool:
-        """Return whether a winner's digest is what the kernel means here."""
+        """Return whether a winner's digest equals the kernel's digest here, with the winner's names included."""
         now = self._catalog.resolve_kernel(kernel.name)
         if now.version != kernel.version:
             return False
@@ -214,7 +224,7 @@ def _describe_failure(error: Exception) -> str:
 
 
 def _is_alike(winner: SharedWinner, context: Context, objective: Objective) -> bool:
-    """Return whether a winner is of a context, but for its digest: a store may return anything."""
+    """Return whether a winner is of this context, apart from its digest. A store may return anything."""
     theirs = (winner.kernel, canonical(winner.problem), winner.device, winner.toolchain, winner.device_fingerprint)
     ours = (context.kernel, context.problem, context.device, context.toolchain, context.device_fingerprint)
     return (theirs, winner.measuring_version, winner.objective) == (ours, context.measuring_version, objective)

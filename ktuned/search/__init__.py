@@ -1,7 +1,7 @@
 """Search strategies: ask for configs, feed back latencies.
 
-Others come from distributions that name a :class:`Strategy` under the entry-point group ``ktuned.strategies``. Those
-that need NumPy are imported by that name alone.
+Other distributions can add strategies: they name a :class:`Strategy` under the entry-point group
+``ktuned.strategies``. Strategies that need NumPy are not exported here, and are only imported by their entry point.
 """
 
 from ktuned.search.annealing import Annealing

@@ -1,8 +1,8 @@
 """Simulated annealing: a walk that accepts slower configs, ever less often.
 
 After Kirkpatrick, Gelatt and Vecchi, "Optimization by Simulated Annealing" (1983), on log latencies: a config that is
-10 % slower is as hard to accept at 10 µs as at 10 ms. The walk steps to one neighbour at a time; what is asked for
-meanwhile are other neighbours of where it stands.
+10 % slower is as hard to accept at 10 µs as at 10 ms. The walk takes one step at a time. If more configs are asked for
+before an outcome is known, they are further neighbours of its present place.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ FIRST = 10
 """Random configs before the walk starts at the fastest of them."""
 
 HOT = 0.5
-"""Temperature at the start: a config that is 65 % slower is accepted in one of e cases."""
+"""Temperature at the start: a config that is 65 % slower is accepted with probability 1/e."""
 
 COLD = 0.01
 """Lowest temperature."""
 
 COOLING = 0.97
-"""Share of the temperature that each outcome leaves: it falls from hot to cold in 130."""
+"""Factor of the temperature after each outcome: it falls from hot to cold within 130 outcomes."""
 
 RESTART_AFTER = 30
-"""Outcomes without an improvement after which the walk goes back to the fastest."""
+"""Outcomes without an improvement after which the walk returns to the fastest config."""
 
 
 class Annealing(PointStrategy):
@@ -37,13 +37,13 @@ class Annealing(PointStrategy):
     _since_best = 0
 
     def choose(self) -> Code | None:
-        """Return a neighbour of the place where the walk stands, or a random config where all are known."""
+        """Return an untried neighbour of the walk's present place, or a random config if there is none."""
         if len(self.taken) < FIRST or self._here is None:
             return self.draw_untried()
         return self.draw_untried_neighbour(self._here) or self.draw_untried()
 
     def on_outcome(self, code: Code) -> None:
-        """Go to the config, if it is faster, or if chance and temperature permit."""
+        """Move to the config if it is faster, or if chance and temperature permit it."""
         if code not in self.logs:
             return
         log = self.logs[code]

@@ -1,7 +1,8 @@
-"""Keeps linear algebra to one thread while a strategy chooses.
+"""Limits linear algebra to one thread while a strategy chooses.
 
-The matrices are small, and the other cores compile: threads would wait for each other. NumPy has no setting for it, so
-the library that is loaded is asked itself, as threadpoolctl does. Where it is not OpenBLAS nothing changes.
+The matrices are small, and the other cores compile, so threads would only wait for each other. NumPy has no setting for
+this, so the loaded library's own functions are called, as threadpoolctl does. Libraries other than OpenBLAS are left
+alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SUFFIXES = ("64_", "", "_64")
 
 @contextmanager
 def limit_blas_to_one_thread() -> Iterator[None]:
-    """Run a block with one thread of linear algebra, then restore what was set."""
+    """Run a block with one thread for linear algebra, then restore the earlier setting."""
     controls = _find_openblas_controls()
     before = [get() for get, _ in controls]
     for _, use in controls:
@@ -32,7 +33,7 @@ def limit_blas_to_one_thread() -> Iterator[None]:
 
 @cache
 def _find_openblas_controls() -> tuple[tuple[Callable[[], int], Callable[[int], None]], ...]:
-    """Return how to read and set the threads of each OpenBLAS that this process has loaded."""
+    """Return the functions that read and set the number of threads, for each OpenBLAS that this process has loaded."""
     found = []
     for path in _loaded_openblas_paths():
         try:

@@ -1,4 +1,4 @@
-"""The points among which a model chooses: a changing random share of the space, and the surroundings of the best.
+"""The points among which a model chooses: a changing random sample of the space, and the neighbours of the best points.
 
 Imported only by strategies that need NumPy.
 """
@@ -17,22 +17,22 @@ from ktuned.search.domain import Domain
 from ktuned.search.features import Features, Floats
 
 ENUMERATED = 6_000
-"""A space of at most this many points is held whole: some 50 ms to list, and a megabyte."""
+"""A space of at most this many points is held completely: some 50 ms to list, and a megabyte."""
 
 POOL = 4_096
-"""Points of a larger space that are held, the oldest replaced by new ones."""
+"""Most points of a larger space that are held; new points replace the oldest."""
 
 REFRESHED = 64
-"""New points of a larger space for each choice: about a millisecond where drawing is cheap."""
+"""New points of a larger space for each choice: about a millisecond if drawing is cheap."""
 
 DRAWING_S = 0.02
-"""Limit of drawing for one choice: a space that is hard to draw from is explored step by step."""
+"""Time limit for drawing points for one choice: a space that is hard to draw from is explored gradually."""
 
 FIRST_DRAWING_S = 0.08
-"""Limit of the first drawing."""
+"""Time limit for the first drawing."""
 
 KNOWN_STEPS = 64
-"""Points whose neighbours are remembered; they are those of the best ones, which change slowly."""
+"""Most points whose neighbours are remembered. They are asked for the best points, which change slowly."""
 
 
 class Candidates:
@@ -55,13 +55,16 @@ class Candidates:
 
     @property
     def codes(self) -> Sequence[Code]:
-        """All points of the pool; of a small space all there are."""
+        """All points of the pool; for a small space, all its points."""
         return self._codes
 
     def pick_candidates(
         self, number: int, taken: Collection[Code], around: Sequence[Code]
     ) -> tuple[list[Code], Floats]:
-        """Return some points of the pool and the neighbours of some others, none of them ``taken``, with features."""
+        """Return candidates and their features, without ``taken`` points.
+
+        They are ``number`` random points of the pool, and the neighbours of the points ``around``.
+        """
         if number and not self.is_whole:
             self._draw_fresh_points(REFRESHED, DRAWING_S)
         chosen: dict[Code, None] = {}
@@ -73,7 +76,7 @@ class Candidates:
         return codes, self._features(self._codes_as_array(codes))
 
     def list_others(self, but: Collection[Code]) -> tuple[list[Code], Floats]:
-        """Return all points of the pool but some, with features."""
+        """Return all points of the pool except those in ``but``, and their features."""
         codes = [code for code in dict.fromkeys(self._codes) if code not in but]
         return codes, self._features(self._codes_as_array(codes))
 

@@ -1,9 +1,10 @@
 """Counts and picks the valid configs of a product of axes, without listing them.
 
-Knobs are bound one by one. After each, all that later constraints still need to know is the values of the bound knobs
-that they read: two prefixes with equal such values have the same completions, which are counted once. So independent
-groups of knobs multiply, as in ATF's chain of trees (Rasch et al., "Efficient Auto-Tuning of Parallel Programs with
-Interdependent Tuning Parameters via Auto-Tuning Framework", TACO 2021), and every valid config has a rank.
+Knobs are bound one by one. After each step, later constraints depend only on the values of those bound knobs that they
+read. Two prefixes that agree in these values have the same completions, which are counted once. So the counts of
+independent groups of knobs multiply, as in ATF's chain of trees (Rasch et al., "Efficient Auto-Tuning of Parallel
+Programs with Interdependent Tuning Parameters via Auto-Tuning Framework", TACO 2021), and every valid config has a
+rank.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Code = tuple[int, ...]
 """A config as the positions of its values on their axes."""
 
 MAX_CELLS = 120_000
-"""Values that one count may test: some 0.2 s and 15 MiB; a chain that needs more tests fewer conjuncts."""
+"""Most values that one count may test, in some 0.2 s and 15 MiB. If a chain needs more, it gets fewer conjuncts."""
 
 NODES_PER_PAUSE = 1_000
 """Values that a walk tests between two pauses: about 1 ms."""
@@ -31,7 +32,13 @@ class CountTooLarge(Exception):
 
 @record
 class _Level(Record):
-    """One axis to bind: the checks that become decidable, and the bound axes that later checks still read."""
+    """One axis to bind.
+
+    Attributes:
+        axis: The axis.
+        checks: The conjuncts that become decidable once it is bound.
+        live: The bound axes that later conjuncts still read.
+    """
 
     axis: int
     checks: tuple[Conjunct, ...]
@@ -40,7 +47,12 @@ class _Level(Record):
 
 @record
 class _Branches(Record):
-    """The admissible values at one level, and how many completions they and those before them have."""
+    """The admissible values at one level.
+
+    Attributes:
+        values: The positions of these values on the axis.
+        totals: For each value, the number of completions of it and all values before it.
+    """
 
     values: Sequence[int]
     totals: Sequence[int]
@@ -51,10 +63,10 @@ class _Branches(Record):
 
 
 class Chain:
-    """The configs of ``axes`` that satisfy ``conjuncts``, counted, each by its rank.
+    """The configs of ``axes`` that satisfy ``conjuncts``: their ``count``, and each by its rank.
 
     Raises:
-        CountTooLarge: counting would take too long; try with fewer conjuncts.
+        CountTooLarge: Counting would take too long; try with fewer conjuncts.
     """
 
     def __init__(self, axes: Sequence[Sequence[Scalar]], conjuncts: Sequence[Conjunct]) -> None:
@@ -65,7 +77,7 @@ class Chain:
         self.count = self._count_completions(0, [0] * len(axes))
 
     def code_at_rank(self, rank: int) -> Code:
-        """Return the config of a rank (0 ≤ rank < count); the order is the chain's own."""
+        """Return the config at a rank (0 ≤ rank < count), in the chain's own order."""
         if not 0 <= rank < self.count:
             raise IndexError(f"rank {rank} is not below {self.count}")
         bound = [0] * len(self._axes)
@@ -82,7 +94,7 @@ class Chain:
         return tuple(bound)
 
     def _is_free(self, level: _Level) -> bool:
-        """Return whether a level's value neither is tested nor matters later."""
+        """Return whether a level's value is neither tested nor read by later conjuncts."""
         return not level.checks and level.axis not in level.live
 
     def _count_completions(self, number: int, bound: list[int]) -> int:
@@ -140,12 +152,12 @@ def walk_valid_codes(axes: Sequence[Sequence[Scalar]], conjuncts: Sequence[Conju
 
 
 def satisfies_all(conjuncts: Sequence[Conjunct], axes: Sequence[Sequence[Scalar]], code: Sequence[int]) -> bool:
-    """Return whether no conjunct rules out the config at some positions of the axes."""
+    """Return whether no conjunct rules out the config with these positions on the axes."""
     return all(conjunct.admits(axes, code) for conjunct in conjuncts)
 
 
 def _order_axes(axes: Sequence[Sequence[Scalar]], checks: Sequence[Conjunct]) -> list[int]:
-    """Return in which order to bind axes: such that checks are soon decided and few values stay of interest."""
+    """Return an order for binding axes in which checks are decided early, and few values must be remembered."""
     order: list[int] = []
     rest = set(range(len(axes)))
 

@@ -1,6 +1,7 @@
-"""Chooses the strategy for a job: the one that was named, or for ``auto`` the one that suits space and budget.
+"""Chooses the strategy for a job: the named one, or for ``auto`` one that suits the space and the budget.
 
-Every strategy is supervised here: whatever a third party's does wrong ends its job with one line that names it.
+Every strategy is supervised here: if a third party's strategy fails or breaks its promises, its job ends with one line
+that names the strategy.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from ktuned.spec import BoundSpace
 AUTO = "auto"
 
 COUNTED = 20_000
-"""A space of at most this many candidates is walked to see whether a budget covers it."""
+"""A space of at most this many candidates is walked to find out whether the budget covers it."""
 
 WHOLE = 40
-"""A space of at most this many configs is tried whole even where a job ends once it has converged."""
+"""A space of at most this many configs is tried completely, even by a job that ends once it has converged."""
 
 MAX_REMEMBERED = 1_000_000
-"""Configs by which repetitions are noticed: as many as a job may try, some 200 MiB at the very end."""
+"""Most configs that are remembered to notice repetitions: as many as a job may try. They take 200 MiB in the end."""
 
 
 @record
@@ -49,7 +50,7 @@ class Budget(Record):
 
 @record
 class ChosenStrategy(Record):
-    """A strategy at work, its name, and a remark for the user, if there is one."""
+    """A supervised strategy, its name, and a remark for the user, if there is one."""
 
     name: str
     strategy: Strategy
@@ -57,7 +58,7 @@ class ChosenStrategy(Record):
 
 
 class StrategyFault(UsageError):
-    """A strategy broke its promises; names it."""
+    """A strategy broke its promises; the message names the strategy."""
 
     code = "strategy_fault"
 
@@ -65,12 +66,12 @@ class StrategyFault(UsageError):
 def choose_strategy(name: str, space: BoundSpace, seed: int, budget: Budget) -> ChosenStrategy:
     """Return the strategy called ``name`` for a space, supervised.
 
-    ``auto`` is exhaustive where the budget covers the space, else guided, or genetic where there is no NumPy.
+    ``auto`` is exhaustive if the budget covers the space, otherwise guided, or genetic if there is no NumPy.
 
     Raises:
-        UsageError: there is no such strategy, or it cannot be imported.
-        StrategyFault: it cannot be started.
-        KernelFileError: the space's own code is at fault.
+        UsageError: There is no such strategy, or it cannot be imported.
+        StrategyFault: The strategy cannot be started.
+        KernelFileError: The space's own code is at fault.
     """
     chosen, notice = name, ""
     if name == AUTO:
@@ -92,9 +93,9 @@ def _choose_automatically(space: BoundSpace, budget: Budget) -> tuple[str, str]:
 
 @cache
 def _has_numpy() -> bool:
-    """Return whether this interpreter has a NumPy that works: one that is installed may still fail to be imported."""
+    """Return whether NumPy can be imported here; it may be installed and still fail."""
     try:
-        # For ktuned's own arithmetic: what a kernel depends on is what its own code imports.
+        # Not recorded as an import of the kernel's: NumPy is for ktuned's own arithmetic here.
         with ACCESSES.pause_recording():
             import numpy  # noqa: F401
     except Exception:
@@ -103,7 +104,7 @@ def _has_numpy() -> bool:
 
 
 def _is_covered(space: BoundSpace, trials: int) -> bool:
-    """Return whether so many trials reach the end of a space."""
+    """Return whether this many trials are enough for all configs of a space."""
     size = space.size
     if size is not None and size <= trials:
         return True
@@ -118,7 +119,7 @@ def _is_covered(space: BoundSpace, trials: int) -> bool:
 
 
 class SupervisedStrategy(Strategy):
-    """Passes on what a strategy proposes, once it was found to be new and valid."""
+    """Passes on a strategy's proposals, after checking that they are new and valid."""
 
     def __init__(self, name: str, kind: type[Strategy], space: BoundSpace, seed: int) -> None:
         super().__init__(space, seed)
@@ -128,13 +129,13 @@ class SupervisedStrategy(Strategy):
             self._strategy = kind(space, seed)
 
     def ask(self, n: int) -> list[dict[str, Scalar]]:
-        """Return new configs of the chosen strategy, which are valid.
+        """Return new, valid configs from the strategy.
 
         Raises:
-            StrategyFault: the strategy raised, or proposed a config that is repeated or not in the space.
+            StrategyFault: The strategy raised, or proposed a config that is repeated or not in the space.
         """
         with self._blame_strategy("chooses"):
-            # It may yield them without end.
+            # The strategy may return an endless iterator.
             configs = list(islice(self._strategy.ask(n), n + 1))
         if len(configs) > n:
             raise self._strategy_fault(f"proposed more configs than the {n} that it was asked for")
@@ -146,7 +147,7 @@ class SupervisedStrategy(Strategy):
         """Pass an outcome on.
 
         Raises:
-            StrategyFault: the strategy raised; so do all others here.
+            StrategyFault: The strategy raised. The other methods raise this, too.
         """
         with self._blame_strategy("takes note of an outcome"):
             self._strategy.tell(config, outcome, latency_us)
@@ -172,25 +173,25 @@ class SupervisedStrategy(Strategy):
 
     @property
     def learns(self) -> bool:
-        """True if the strategy does."""
+        """True if the strategy learns."""
         with self._blame_strategy("says if it learns"):
             return bool(self._strategy.learns)
 
     @property
     def finished(self) -> bool:
-        """True if the strategy whose choices are passed on is."""
+        """True if the strategy is finished."""
         with self._blame_strategy("says if it is finished"):
             return bool(self._strategy.finished)
 
     @property
     def converged(self) -> bool:
-        """True if the strategy whose choices are passed on is."""
+        """True if the strategy has converged."""
         with self._blame_strategy("says if it has converged"):
             return bool(self._strategy.converged)
 
     @contextmanager
     def _blame_strategy(self, when: str) -> Iterator[None]:
-        """Turn whatever the strategy raises, an attempt to exit included, into a line that names it."""
+        """Turn any exception of the strategy, also an attempt to exit, into one line that names the strategy."""
         try:
             yield
         except KtunedError:
@@ -201,7 +202,7 @@ class SupervisedStrategy(Strategy):
     def _check_proposal(self, config: Config) -> None:
         try:
             text = canonical(config) if _is_mapping(config) else ""
-            # A callable's space would be walked for each question; what its strategies propose was yielded by it.
+            # A callable's space would be walked for each question. Strategies only propose what it has yielded.
             is_held = not self.space.indexable or config in self.space
         except KernelFileError:
             raise

@@ -1,9 +1,10 @@
-"""Splits a constraint into conjuncts by the knobs that each reads.
+"""Splits a constraint into conjuncts, each of which reads only some of the knobs.
 
 A constraint ``lambda p, c: c.BM <= p.M and c.BM * c.BN <= 4096`` becomes two small functions, of ``BM`` and of ``BM,
-BN``. A function of guards (``if …: return False``) and simple assignments is split alike. The syntax tree decides what
-may be split: a constraint that uses ``c`` in any way but ``c.KNOB`` or ``c["KNOB"]`` stays whole. A conjunct that
-raises proves nothing, because another may have guarded it, and the whole constraint has the last word on every config.
+BN``. A function of guards (``if …: return False``) and simple assignments is split in the same way. The syntax tree
+decides whether a constraint is split: if it uses ``c`` in any way but ``c.KNOB`` or ``c["KNOB"]``, it stays whole. A
+conjunct that raises proves nothing, because another conjunct may have guarded it. In any case every config is finally
+checked with the whole constraint.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ class Conjunct(Record):
     test: Callable[..., object]
 
     def admits(self, axes: Sequence[Sequence[Scalar]], code: Sequence[int]) -> bool:
-        """Return False only where the config at some positions of the axes certainly violates the condition."""
+        """Return False only if the config with these positions on the axes certainly violates the condition."""
         try:
             return bool(self.test(*[axes[place][code[place]] for place in self.places]))
         except Exception:
-            # Evaluated out of its order: what stood before it may have been its guard.
+            # The condition is evaluated out of order: an earlier one in the constraint may have been its guard.
             return True
 
 
 def split_constraint(where: Callable[[Any, Any], object], knobs: Sequence[str], p: object) -> list[Conjunct] | None:
-    """Return the conjuncts of one constraint for a problem, or ``None`` where its code cannot be split.
+    """Return the conjuncts of one constraint for a problem, or ``None`` if its code cannot be split.
 
-    Their conjunction follows from the constraint. It is equivalent to it as long as no conjunct raises.
+    A config that satisfies the constraint satisfies all conjuncts. The reverse holds as long as no conjunct raises.
     """
     if isinstance(where, Conditional):
         return _split_conditional(where, knobs, p)
@@ -56,7 +57,7 @@ def split_constraint(where: Callable[[Any, Any], object], knobs: Sequence[str], 
 
 
 def _split_conditional(where: Conditional, knobs: Sequence[str], p: object) -> list[Conjunct] | None:
-    """Return the one conjunct that a knob with a condition is subject to."""
+    """Return the conjunct of a conditional knob: without the condition, the knob has its first value."""
     conditions = split_constraint(where.when, knobs, p)
     if conditions is None:
         return None
@@ -80,7 +81,7 @@ def _place_conjunct(read: Iterable[str], knobs: Sequence[str], test: Callable[..
 
 
 class _Knobs(ast.NodeTransformer):
-    """Makes ``c.BM`` and ``c["BM"]`` plain names, and collects the knobs."""
+    """Replaces ``c.BM`` and ``c["BM"]`` by plain names, and collects the knobs that are read."""
 
     def __init__(self, parameter: str, knobs: Sequence[str]) -> None:
         self.parameter = parameter
@@ -126,7 +127,7 @@ def _compile_conjunct(
     body: ast.expr = transformer.visit(copy.deepcopy(condition))
     captured = dict(zip(where.__code__.co_freevars, where.__closure__ or (), strict=True))
     inner = ast.Lambda(_build_arguments([_PREFIX + knob for knob in transformer.read]), body)
-    # One more function around it: its parameters are what the condition finds in no global.
+    # An outer function supplies the names that are not globals: the problem and the closure's variables.
     outer = ast.Expression(ast.Lambda(_build_arguments([problem, *captured]), inner))
     code = compile(ast.fix_missing_locations(outer), where.__code__.co_filename, "eval")
     make = eval(code, where.__globals__)

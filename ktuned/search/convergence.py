@@ -1,8 +1,8 @@
 """Convergence of a search that a model guides: the chance that some untried config is more than 1 % faster.
 
-A model knows how much it may err about each config, and errs about all that is unlike what was tried at once; so the
-configs that promise most are judged together, by landscapes that are drawn from it. How much it misjudges what it has
-not seen is unknown: that follows from its own surprises in this search, and the chance is a mean over more.
+A model estimates its error for each config, but its errors about similar configs are correlated. So the most promising
+configs are judged together, by landscapes drawn from the model. The model's estimate of its own error may be too small:
+it is scaled up by the surprises in this search so far, and the chance is averaged over several further scales.
 
 Imported only by strategies that need NumPy.
 """
@@ -24,31 +24,32 @@ FASTER = 0.01
 """Relative gain that is worth a longer search."""
 
 TOGETHER = 300
-"""Configs whose chances are judged together, those that promise most: it takes their number's cube."""
+"""Number of most promising configs that are judged together. The time grows with its cube."""
 
 LANDSCAPES = 100
-"""Landscapes that are drawn for that, for each scale: a chance of a tenth is known to 0.03."""
+"""Landscapes that are drawn for each scale. They determine a chance of a tenth to 0.03."""
 
 SURPRISES = 24
-"""Choices by whose outcomes the model's own doubt is judged: the latest."""
+"""Number of latest choices by whose outcomes the model's own uncertainty is judged."""
 
 MOST_SURPRISED = 6.0
-"""Deviations beyond which an outcome says no more: a step of the landscape is not noise of that size."""
+"""Surprises are capped at this many deviations: a step in the landscape is not noise of that size."""
 
 SCALES = np.array([[0.75], [0.85], [0.93], [1.00], [1.07], [1.16], [1.29], [1.54]])
-"""Factors of the model's doubt, each as likely as the others: Student's distribution with 10 degrees of freedom. A
-model errs more about what is unlike all that it has seen, and its own choices are like it."""
+"""Equally likely factors of the model's uncertainty, from Student's distribution with 10 degrees of freedom. The
+surprises alone are not enough: they come from choices that resemble known configs, and a model errs more about others.
+"""
 
 
 class Surprises:
-    """Outcomes of the model's choices that were faster than it had expected, in its own deviations."""
+    """How much faster than expected the model's choices were, in the model's own deviations."""
 
     def __init__(self) -> None:
         self._expected: dict[Code, tuple[float, float]] = {}
         self._squares: deque[float] = deque(maxlen=SURPRISES)
 
     def expect_outcome(self, code: Code, log: float, deviation: float) -> None:
-        """Keep what the model expects of a config that it has chosen."""
+        """Keep the log latency and the deviation that the model expects of a config that it has chosen."""
         self._expected[code] = log, deviation
 
     def record_outcome(self, code: Code, log: float | None) -> None:
@@ -59,13 +60,13 @@ class Surprises:
 
     @property
     def scale(self) -> float:
-        """The factor by which choices that were faster than expected were farther from that than the model thought."""
-        # Of a well judged normal distribution one half is faster, and the mean square is a half.
+        """The factor by which the model underestimates its deviation, judged by choices faster than expected; ≥ 1."""
+        # If the model judges a normal distribution well, half of the outcomes are faster, and the mean square is 1/2.
         return math.sqrt(max(1.0, 2 * sum(self._squares) / max(1, len(self._squares))))
 
 
 class UntriedConfigs(NamedTuple):
-    """Configs that were not tried: features, and how many of the space each stands for."""
+    """Configs that were not tried: their features, and the number of configs in the space that each represents."""
 
     features: Floats
     weights: Floats
@@ -80,10 +81,18 @@ def chance_of_improvement(
     chance_to_work: Callable[[Floats], Floats],
     seed: int,
 ) -> float:
-    """Return the chance that some untried config is faster than ``goal``, a value of the model: an upper limit.
+    """Return an upper limit of the chance that some untried config is faster than ``goal``.
 
-    That a config differs from what the model explains counts as much as that the model may err: what is left in a
-    rugged space is luck. ``scale`` is :attr:`Surprises.scale`, ``seed`` that of the landscapes.
+    Both the model's uncertainty and the variance that no feature explains count: in a rugged space, a config may be
+    fast by luck.
+
+    Args:
+        model: The model, conditioned on all measurements.
+        untried: The untried configs.
+        goal: The value to fall below, in the model's units.
+        scale: See :attr:`Surprises.scale`.
+        chance_to_work: Returns the chance that configs do not fail, by their features.
+        seed: The seed of the landscapes.
     """
     if not len(untried.features):
         return 0.0
@@ -103,7 +112,7 @@ def _chance_of_any(
 ) -> Floats:
     """Return the chance that one of some configs is faster than ``goal``, for each of :data:`SCALES`.
 
-    Where a landscape is drawn, each config has luck of its own, as all have that it stands for.
+    In each landscape, a config has its own random deviation, and so has every config that it represents.
     """
     try:
         factor = np.linalg.cholesky(model.covariance(likeliest.features) + 1e-6 * np.eye(len(likeliest.features)))
@@ -121,7 +130,7 @@ def _chance_of_any(
 
 
 def normal_tail(z: Floats) -> Floats:
-    """Return the chance to be above z, to 0.3 % of itself even where it is tiny (Börjesson and Sundberg, 1979)."""
+    """Return a normal variable's chance to exceed z, to 0.3 % even if it is tiny (Börjesson and Sundberg, 1979)."""
     size = np.abs(z)
     tail = np.exp(-0.5 * size**2) / math.sqrt(2 * math.pi) / (0.661 * size + 0.339 * np.sqrt(size**2 + 5.51))
     return np.asarray(np.where(z < 0, 1 - tail, tail))

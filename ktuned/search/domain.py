@@ -1,15 +1,15 @@
-"""The valid configs of a bound space as points: what strategies that learn sample, enumerate and step between.
+"""The valid configs of a bound space as points, which strategies that learn sample, enumerate and step between.
 
 A point is a :data:`Code`: the position of each knob's value on its axis. Three kinds of space give one interface:
 
 ========================  ==========================================================================================
-axes with ``where``       the constraints are split and chained; points are counted and drawn by rank. Those that
-                          cannot be split are asked about each drawn point, and the valid share is estimated
+axes with ``where``       the constraints are split and chained; points are counted and drawn by rank. Constraints that
+                          cannot be split are checked for each drawn point, and the valid share is estimated
 a list                    its valid configs
 a callable                the first :data:`MAX_WALKED` that it yields
 ========================  ==========================================================================================
 
-Nothing that grows with the space is held: lists are the kernel file's own, callables are cut.
+Memory does not grow with the space: lists exist in the kernel file anyway, and callables are cut.
 """
 
 from __future__ import annotations
@@ -28,32 +28,40 @@ from ktuned.search.conjuncts import Conjunct, split_constraint
 from ktuned.spec import BoundSpace
 
 MAX_WALKED = 20_000
-"""Configs of a callable's space that strategies learn about: some 100 ms, and 10 MiB."""
+"""Most configs of a callable's space that strategies know: some 100 ms, and 10 MiB."""
 
 WALKED_WHOLE = 200_000
-"""A space of at most this many candidates is simply walked: a second, in all."""
+"""A space of at most this many candidates is walked without splitting constraints: a second in total."""
 
 SAMPLE_S = 0.05
-"""Limit of drawing one point: whoever waits for it has little longer for a choice."""
+"""Time limit for drawing one point: a strategy has little more time for its whole choice."""
 
 ESTIMATE_S = 0.2
-"""Limit of estimating the share of valid points, unless :data:`ESTIMATE_HITS` were found before."""
+"""Time limit for estimating the share of valid points; it ends earlier after :data:`ESTIMATE_HITS`."""
 
 ESTIMATE_HITS = 100
 """Valid points after which an estimate is good to some 10 %."""
 
 COUNTING_S = 0.6
-"""Limit of counting; the rest of the conjuncts is left to sampling, so that a job starts within a second."""
+"""Time limit for counting, so that a job starts within a second. Conjuncts left over are checked while sampling."""
 
 CHECKED_POINTS = 64
 """Points on which the split constraints are compared with the declared ones."""
 
 MAX_STEPS = 24
-"""Other values of one knob among a point's neighbours: all of most axes, the near ones of a long one."""
+"""If an axis has at most this many other values, all of them are neighbours of a point; on a longer axis, only values
+at distances of 1, 2, 4 and so on are."""
 
 
 class Domain(ABC):
-    """The valid configs of one space. ``count`` is how many there are; an estimate where ``is_exact`` is false."""
+    """The valid configs of one space.
+
+    Attributes:
+        knobs: The names of the knobs.
+        axes: The values of each knob.
+        count: The number of valid configs.
+        is_exact: Whether ``count`` is exact; otherwise it is an estimate.
+    """
 
     knobs: tuple[str, ...]
     axes: tuple[Sequence[Scalar], ...]
@@ -70,7 +78,7 @@ class Domain(ABC):
 
     @abstractmethod
     def point_at_rank(self, rank: int) -> Code:
-        """Return one of the points below ``count``; only where the count is exact."""
+        """Return the valid point at a rank below ``count``. Only allowed if the count is exact."""
 
     @abstractmethod
     def walk_points(self) -> Iterator[Code | None]:
@@ -89,7 +97,7 @@ class Domain(ABC):
         return placed if len(placed) == len(found) else None
 
     def valid_neighbours(self, code: Code) -> Iterator[Code]:
-        """Yield the valid points that differ from one in a single knob, whether or not that one is valid."""
+        """Yield the valid points that differ from a point in a single knob; that point itself need not be valid."""
         for number, axis in enumerate(self.axes):
             for position in _other_positions(code[number], len(axis)):
                 point = (*code[:number], position, *code[number + 1 :])
@@ -97,9 +105,10 @@ class Domain(ABC):
                     yield point
 
     def valid_joint_neighbours(self, code: Code) -> Iterator[Code]:
-        """Yield the valid points to which a constraint admits no single step: a second knob has to follow.
+        """Yield valid points that differ in two knobs, where a step of the first knob alone would be invalid.
 
-        It moves to the next value on either side, or to its first, which is that of a knob without effect.
+        The second knob moves to the next value on either side, or to its first value, which it has while it is without
+        effect.
         """
         seen: set[Code] = set()
         for number, axis in enumerate(self.axes):
@@ -121,7 +130,7 @@ def build_domain(space: BoundSpace) -> Domain:
     """Return the valid configs of a space as points.
 
     Raises:
-        KernelFileError: the space's own code is at fault, or no config is valid.
+        KernelFileError: The space's own code is at fault, or no config is valid.
     """
     if space.axes is None:
         return ListedDomain(space)
@@ -132,12 +141,12 @@ def build_domain(space: BoundSpace) -> Domain:
 
 
 def is_sparse(space: BoundSpace) -> bool:
-    """Return whether constraints rule out a part of a space that is too large to look at each candidate."""
+    """Return whether a space has constraints and is too large to check each candidate."""
     return space.axes is not None and bool(space.where) and (space.size or 0) > WALKED_WHOLE
 
 
 def walk_configs_in_order(space: BoundSpace) -> Iterator[dict[str, Scalar] | None]:
-    """Walk a space in its own order, with ``None`` as pauses; in a large one, what is ruled out early is skipped."""
+    """Walk a space in its own order, with ``None`` as pauses. In a large space, invalid parts are skipped early."""
     if not is_sparse(space):
         return space.walk()
     domain = build_domain(space)
@@ -147,8 +156,8 @@ def walk_configs_in_order(space: BoundSpace) -> Iterator[dict[str, Scalar] | Non
 class ProductDomain(Domain):
     """The points of axes under constraints.
 
-    Conjuncts that could be counted are in the chain; the ``late`` ones, and constraints that could not be split, are
-    asked about each point that the chain yields.
+    Conjuncts that could be counted are in the chain. The others (``_late``), and constraints that could not be split,
+    are checked for each point that the chain yields.
     """
 
     def __init__(
@@ -168,16 +177,16 @@ class ProductDomain(Domain):
         if self._chain.count == 0 and is_agreed:
             raise space.make_empty_error()
         if not is_agreed:
-            # The code did not mean what its syntax says: the declared constraints are asked about everything.
+            # The code does not mean what its syntax says, so every point is checked with the declared constraints.
             self._chain_conjuncts([], is_split=False)
         self.count = self._chain.count if self.is_exact else self._estimate_count()
 
     def is_valid(self, code: Code) -> bool:
-        """Ask the split constraints, which are fast, then the declared ones, which have the last word."""
+        """Check the split constraints, which are fast, and then the declared ones, which decide."""
         return satisfies_all(self._conjuncts, self.axes, code) and self._space.accepts(self.config_at(code))
 
     def draw_point(self, random: Random) -> Code | None:
-        """Draw points of the chain until the constraints that are not in it admit one."""
+        """Draw points of the chain until one satisfies the constraints that are not in the chain."""
         deadline = monotonic() + SAMPLE_S
         while True:
             code = self._draw_candidate(random)
@@ -187,11 +196,11 @@ class ProductDomain(Domain):
                 return None
 
     def point_at_rank(self, rank: int) -> Code:
-        """Return the point of a rank below ``count``; only where the count is exact."""
+        """Return the point at a rank below ``count``. Only allowed if the count is exact."""
         return self._chain.code_at_rank(rank)
 
     def walk_points(self) -> Iterator[Code | None]:
-        """Walk depth first, cutting what a conjunct rules out."""
+        """Walk depth first, and skip branches that a conjunct rules out."""
         for code in walk_valid_codes(self.axes, self._conjuncts):
             yield code if code is not None and self._space.accepts(self.config_at(code)) else None
 
@@ -203,7 +212,7 @@ class ProductDomain(Domain):
         self.is_exact = is_split and not self._late
 
     def _draw_candidate(self, random: Random) -> Code:
-        """Draw one of the chain's points; whether it is valid is for :meth:`_passes_rest` to say."""
+        """Draw one of the chain's points; :meth:`_passes_rest` decides whether it is valid."""
         if self._is_unchained:
             return self._draw_anywhere(random)
         return self._chain.code_at_rank(int(random.random() * self._chain.count))
@@ -216,9 +225,10 @@ class ProductDomain(Domain):
         return satisfies_all(self._late, self.axes, code) and self._space.accepts(self.config_at(code))
 
     def _check_split(self) -> bool:
-        """Return whether the split constraints rule out no point that the declared ones admit.
+        """Check by samples that the split constraints rule out no point that the declared constraints admit.
 
-        Where they admit one that the declared ones rule out, those are asked about every point from then on.
+        If they admit a point that the declared constraints rule out, the count is no longer exact: from then on every
+        point is checked with the declared constraints.
         """
         random = Random(0)
         if self.is_exact and self._chain.count:
@@ -242,7 +252,7 @@ class ProductDomain(Domain):
 
 
 class ListedDomain(Domain):
-    """The points of a list, or of what a callable yields first; the axes are the values that occur."""
+    """The points of a list, or the first points that a callable yields. Its axes hold the values that occur."""
 
     def __init__(self, space: BoundSpace) -> None:
         walked = islice(space.walk(), None if space.indexable else MAX_WALKED)
@@ -268,7 +278,7 @@ class ListedDomain(Domain):
         return code in self._held
 
     def draw_point(self, random: Random) -> Code | None:
-        """Draw one."""
+        """Draw a point of the list."""
         return self.listed[int(random.random() * self.count)]
 
     def point_at_rank(self, rank: int) -> Code:
@@ -281,7 +291,7 @@ class ListedDomain(Domain):
 
 
 def split_constraints(space: BoundSpace, knobs: Sequence[str]) -> tuple[list[Conjunct], bool]:
-    """Return the conjuncts of a space's constraints, and whether none was left whole."""
+    """Return the conjuncts of a space's constraints, and whether every constraint could be split."""
     found: list[Conjunct] = []
     is_split = True
     for where in space.where:
@@ -292,13 +302,13 @@ def split_constraints(space: BoundSpace, knobs: Sequence[str]) -> tuple[list[Con
 
 
 def _longest_chain(axes: Sequence[Sequence[Scalar]], conjuncts: Sequence[Conjunct]) -> tuple[Chain, Sequence[Conjunct]]:
-    """Chain as many conjuncts as can be counted in time, the ones with few combinations first."""
+    """Chain as many conjuncts as can be counted in time, starting with those that have few combinations."""
 
     def count_combinations(conjunct: Conjunct) -> int:
         return prod(len(axes[place]) for place in conjunct.places)
 
     def is_countable(conjunct: Conjunct) -> bool:
-        # Nothing else would rule out any of its combinations before it is asked.
+        # If no other conjunct shares a knob with this one, all its combinations must be tested.
         is_alone = all(other is conjunct or set(other.places).isdisjoint(conjunct.places) for other in conjuncts)
         return count_combinations(conjunct) <= MAX_CELLS or not is_alone
 
@@ -324,14 +334,14 @@ def _find_position(axis: Sequence[Scalar], value: Scalar) -> int | None:
 
 
 def _sort_numbers(values: list[Scalar]) -> list[Scalar]:
-    """Return numbers by size, so that neighbours on the axis are neighbours in value; others as they came."""
+    """Return numbers sorted by size, so that neighbours on the axis are close in value; other values stay in order."""
     if all(isinstance(value, int | float) for value in values):
         return sorted(values, key=lambda value: (float(value), str(type(value))))
     return values
 
 
 def _other_positions(position: int, length: int) -> Iterator[int]:
-    """Yield other positions of an axis: all of a short one, on a long one those at distances that double."""
+    """Yield the other positions on an axis that count as neighbours (:data:`MAX_STEPS`)."""
     if length - 1 <= MAX_STEPS:
         yield from (other for other in range(length) if other != position)
         return

@@ -1,10 +1,10 @@
 """Every config, in a mixed order.
 
-In a space's own order neighbours follow each other, and the best ones often come late: until then each config is close
-to the fastest so far, and is sampled in full. In a mixed order a good one comes early, and the others lose against it:
-on an H100 a GEMM's 114 configs took 0.30 s of sampling, and 0.43 s in the space's order.
+In a space's own order neighbours follow each other, and the best configs often come late. Until then each config is
+close to the fastest so far, and is sampled in full. In a mixed order a good config comes early, and most others lose
+against it quickly: on an H100, a GEMM's 114 configs took 0.30 s of sampling, compared with 0.43 s in the space's order.
 
-One module for each strategy, this short one too.
+Each strategy has a module of its own, even a short one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ktuned.search.random import permute_indices
 from ktuned.search.strategy import Walk
 
 FEW = 32
-"""Configs up to which a space keeps its order: so few cost nothing, and their author may have sorted them."""
+"""A space of at most this many configs keeps its order: mixing gains nothing, and the author may have sorted them."""
 
 MIXED = 256
-"""Configs that are mixed with each other: a larger space is walked piece by piece."""
+"""Configs that are mixed at a time; a larger space is mixed piece by piece."""
 
 MIXED_S = 0.2
-"""Time for finding them: a slow constraint is not to keep the lanes waiting."""
+"""Time limit for collecting one piece: a slow constraint must not keep the lanes waiting."""
 
 
 class Exhaustive(Walk):

@@ -1,8 +1,8 @@
 """Configs as vectors in which kernels behave smoothly: logarithms of sizes, their products, divisibility.
 
 ================  ==================================================================================================
-``main``          a number's logarithm where its axis spans a factor of three, else the number; 0 to 1 along the axis
-``power``         by which power of two a number can be divided, where that is not just its order
+``main``          a number's logarithm if its axis spans a factor of three, else the number; 0 to 1 along the axis
+``power``         the largest power of two that divides a number, unless it only repeats the numbers' order
 ``pair``          the logarithm of the product of two sizes: a block's threads, a tile's elements
 ``choice``        an indicator for each value of a knob with two values, or with names
 ================  ==================================================================================================
@@ -24,16 +24,16 @@ from ktuned.model import Scalar
 Floats = NDArray[np.float64]
 
 MAX_PAIRED = 8
-"""Sizes whose products are features: 28 of them; a config has rarely more, and each one costs the model time."""
+"""With more sizes than this, products are no features: eight have 28 products, and each costs the model time."""
 
 MAX_TABLE = 65_536
-"""Values of an axis that are tabulated: half a megabyte; of a longer one the position stands for the value."""
+"""Most values of an axis in a table, which takes half a megabyte. On a longer axis, positions stand for the values."""
 
 MAX_CHOICES = 32
-"""Indicators of one knob; further names share the last one."""
+"""Most indicators of one knob; further names share the last one."""
 
 LARGEST_POWER = 6
-"""Divisibility beyond 64 is no news to any device."""
+"""Divisibility beyond 2 to this power makes no difference to any device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Features:
             self._columns.append(Column("choice", ((place, np.array([0.0, 1.0])),)))
             return
         shown = min(length, MAX_CHOICES)
-        # Two different choices are at distance one, as the two ends of a number's axis are.
+        # Two different choices have a distance of one, like the two ends of a number's axis.
         self._columns += [
             Column("choice", ((place, (np.arange(shown) == chosen) / math.sqrt(2)),)) for chosen in range(shown)
         ]
@@ -121,7 +121,7 @@ def _scale_to_unit(numbers: Floats) -> Floats:
 
 
 def _powers_of_two(numbers: Floats) -> Floats | None:
-    """Return how often each number can be halved, scaled; ``None`` where that only repeats their order."""
+    """Return how often each number can be halved, scaled; ``None`` if that only repeats their order."""
     if not np.all(numbers == np.floor(numbers)) or np.abs(numbers).max() > 2**53:
         return None
     powers = np.array(

@@ -1,9 +1,9 @@
 """Gaussian process regression that learns which features matter.
 
-A Matérn-5/2 kernel with a weight for each feature, a polynomial trend, and noise. The weights are the maximum of their
-posterior: a log-normal prior around what is usual, climbed by a few adaptive gradient steps whenever something new is
-known, from where the last climb ended (Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, chapter
-5). The signal's variance is not climbed but solved for.
+A Matérn-5/2 kernel with a weight for each feature, a polynomial trend, and noise. The weights maximise their posterior,
+with a log-normal prior around usual values. Whenever there are new measurements, a few adaptive gradient steps climb
+from the end of the last climb (Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, chapter 5). The
+signal's variance is solved for directly.
 
 Imported only by strategies that need NumPy.
 """
@@ -27,7 +27,7 @@ NOISE_FLOOR = 1e-5
 """Keeps the matrix invertible where two points have the same features."""
 
 TREND_PRIOR = -2.0
-"""Logarithm of the share of a polynomial trend: where latency is a smooth bowl, little else is to be learned."""
+"""Logarithm of the trend's usual share: if latency is a smooth bowl, the trend explains almost all of it."""
 
 TREND_SPREAD = 2.0
 
@@ -37,10 +37,10 @@ WIDEST = 4.0
 RATE = 0.25
 MOMENTUM = 0.8
 SCALE_MEMORY = 0.9
-"""Of the climb (Adam): large steps, because the start is near and few steps are made."""
+"""Parameters of the climb (Adam): large steps, because the start is close and there are few steps."""
 
 SLOPE_STEPS = 4
-"""Steps in which slopes and the variance that they leave settle."""
+"""Number of iterations in which the slopes and the remaining variance converge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,12 @@ class GaussianProcess:
     """Predicts values at points from values at others."""
 
     def __init__(self, prior: Floats, spread: float, trend: Sequence[int]) -> None:
-        """``prior`` holds the logarithm of each feature's usual weight, ``spread`` how far they usually differ.
+        """Make a process.
 
-        ``trend`` says which features the polynomial is of.
+        Args:
+            prior: The logarithm of each feature's usual weight.
+            spread: The standard deviation of these logarithms.
+            trend: The features that the polynomial trend uses.
         """
         self._trending = np.array(trend, dtype=np.intp)
         self._prior = np.concatenate([prior, [NOISE_PRIOR, TREND_PRIOR]])
@@ -74,13 +77,13 @@ class GaussianProcess:
 
     @property
     def unexplained(self) -> float:
-        """The variance of a single value around what is predicted: noise, and what no feature explains."""
+        """The variance of a single value around its prediction: noise, and effects that no feature explains."""
         return self._noise * self._variance
 
     def fit_weights(self, points: Floats, values: Floats, steps: int, doubts: Floats | float = 0.0) -> None:
         """Climb some steps towards the weights, the noise and the trend that explain the values best.
 
-        ``doubts`` are the known variances of single values, besides the noise that all share.
+        ``doubts`` are known variances of single values, in addition to the common noise.
         """
         trend = self._trend_covariance(points, points)
         for _ in range(steps):
@@ -97,7 +100,7 @@ class GaussianProcess:
             self._state = np.clip(stepped, self._prior - WIDEST, self._prior + WIDEST)
 
     def condition_on(self, points: Floats, values: Floats, doubts: Floats | float = 0.0) -> None:
-        """Take the values at these points as known, but for the noise and their ``doubts``."""
+        """Take the values at these points as known, apart from the noise and their ``doubts``."""
         self._raw = points
         self._points = points * np.sqrt(self.weights)
         self._whiten = self._invert_cholesky_factor(points, doubts)
@@ -106,7 +109,7 @@ class GaussianProcess:
         self._variance = float(white @ white) / len(values) + 1e-9
 
     def predict(self, points: Floats) -> Prediction:
-        """Return what to expect at some points, without noise."""
+        """Return the predictions at some points, without noise."""
         across = self._covariance_with_known(points)
         explained = across @ self._whiten.T
         centred = 2 * points[:, self._trending] - 1
@@ -116,7 +119,7 @@ class GaussianProcess:
         return Prediction(across @ self._coefficients, share * self._variance)
 
     def covariance(self, points: Floats) -> Floats:
-        """Return how the values at some points are expected to vary together, without noise."""
+        """Return the covariance of the predicted values at some points, without noise."""
         scaled = points * np.sqrt(self.weights)
         own = _matern_covariance(_squared_distances(scaled, scaled)) + self._trend_share * self._trend_covariance(
             points, points
@@ -131,10 +134,10 @@ class GaussianProcess:
     def fit_slopes(
         self, points: Floats, values: Floats, columns: Floats, spread: float, doubts: Floats | float = 0.0
     ) -> Floats:
-        """Return how much of each column explains the values, none of them negative.
+        """Return the factor with which each column explains the values; negative factors become zero.
 
-        These are generalised least squares under the process as it stands, with a normal prior around zero (Rasmussen
-        and Williams, section 2.7). The signal's variance, which they need, is what they leave.
+        These are generalised least squares under the present process, with a normal prior around zero (Rasmussen and
+        Williams, section 2.7). They depend on the signal's variance, which is estimated from their residuals.
         """
         whiten = self._invert_cholesky_factor(points, doubts)
         white, explaining = whiten @ values, whiten @ columns
@@ -147,7 +150,7 @@ class GaussianProcess:
         return np.maximum(found, 0.0)
 
     def leave_one_out_densities(self, points: Floats, values: Floats, doubts: Floats | float = 0.0) -> Floats:
-        """Return the log density of each value as all others would have predicted it, but for a constant.
+        """Return the log density of each value as predicted from all the others, up to a constant.
 
         After Rasmussen and Williams, section 5.4.2.
         """
@@ -159,7 +162,7 @@ class GaussianProcess:
         return np.asarray(0.5 * np.log(certainty / variance) - 0.5 * coefficients**2 / certainty / variance)
 
     def _invert_cholesky_factor(self, points: Floats, doubts: Floats | float) -> Floats:
-        """Return the inverse of the covariance's factor: predictions at many points are then products of matrices."""
+        """Return the inverse of the covariance's Cholesky factor, with which predictions are matrix products."""
         scaled = points * np.sqrt(self.weights)
         covariance = _matern_covariance(_squared_distances(scaled, scaled))
         covariance += self._trend_share * self._trend_covariance(points, points)

@@ -1,8 +1,8 @@
 """Genetic search: the fastest configs found so far breed the next ones.
 
-A steady-state algorithm (Syswerda, 1991) rather than generations, because outcomes come one by one: each choice is a
-child of two parents that won small tournaments among the best, with a mutation in the mean. One module for each
-strategy, short ones too.
+A steady-state algorithm (Syswerda, 1991) rather than generations, because outcomes come one by one. Each choice is a
+child of two parents that won small tournaments among the best, with one mutation on average. Each strategy has a module
+of its own, even a short one.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from ktuned.search.chain import Code
 from ktuned.search.points import PointStrategy
 
 POPULATION = 20
-"""The fastest configs that may become parents."""
+"""Number of fastest configs that may become parents."""
 
 TOURNAMENT = 2
-"""Candidates for each parent: the fastest one is it."""
+"""Candidates for each parent, of which the fastest is chosen."""
 
 FIRST = 16
 """Random configs before the first child."""
 
 MUTATIONS = 1.0
-"""Knobs that are changed at random in each child, in the mean."""
+"""Average number of knobs that are changed at random in a child."""
 
 
 class Genetic(PointStrategy):
     """Breeds configs; needs nothing but the standard library."""
 
     def choose(self) -> Code | None:
-        """Return a child of two good configs, or a random one where that gives nothing new."""
+        """Return a child of two good configs, or a random config if no child is new."""
         if len(self.taken) < FIRST or len(self.logs) < 2:
             return self.draw_untried()
         population = self.fastest_points(POPULATION)
@@ -37,5 +37,5 @@ class Genetic(PointStrategy):
         )
 
     def _pick_parent(self, population: list[Code]) -> Code:
-        """Return the winner of a tournament; the population is ordered, so that the first place is the fastest."""
+        """Return the winner of a tournament among a population that is sorted, the fastest first."""
         return population[min(int(self.random.random() * len(population)) for _ in range(TOURNAMENT))]

@@ -1,4 +1,4 @@
-"""Guided search: a few configs spread over the space, then those that a Gaussian process expects to gain most.
+"""Guided search: first a few configs spread over the space, then those with the most gain by a Gaussian process.
 
 Each choice after the first ones maximises the expected improvement, times the chance that the config works. Two kinds
 of choices take turns:
@@ -8,16 +8,17 @@ kind   candidates                   why
 =====  ===========================  ==================================================================================
 wide   a random sample of all       the best of few configs is mostly a local optimum, so the first choices are wide,
                                     and look for a large improvement
-near   neighbours of the best few   local search whose steps a model ranks: later most choices are near, because a
-                                    model errs where little was tried, and the unknown would look promising for ever
+near   neighbours of the best few   local search with steps ranked by the model: later most choices are near, because
+                                    the model errs where little was tried, so unknown regions would always look
+                                    promising
 =====  ===========================  ==================================================================================
 
-Improvements are measured in units of how much the latencies differ, so a space of small differences is not searched for
-large ones. A config under way counts with the value that the model expects of it, so that a batch spreads out.
+Improvements are measured relative to the spread of the latencies, so that in a space with small differences no large
+improvements are sought. A config under way counts with the value that the model expects, so that a batch spreads out.
 
-If a similar kernel was searched elsewhere, that search's model explains a part of what is measured
-(:mod:`ktuned.search.transfer`). It may mislead, so every other choice continues only from configs that such choices
-have found themselves, and hears nothing of it until its order is seen to hold here.
+If a similar search was made elsewhere, its model explains a part of the measurements (:mod:`ktuned.search.transfer`).
+It may mislead. So every other choice is independent of it: it starts only from configs that such independent choices
+have found, and ignores the earlier search until its order proves to hold here.
 
 Imported only by name: it needs NumPy.
 """
@@ -46,76 +47,76 @@ SPREAD_CONFIGS = 8
 """Configs that are spread over the space before the model chooses."""
 
 MAX_GIVEN_CONFIGS = 3 * SPREAD_CONFIGS
-"""Up to so many given configs (the default, winners elsewhere) a search begins as if it had none: they come from one
-corner of the space, which may be the wrong one here."""
+"""A search that is given at most this many configs (the default, winners elsewhere) still starts with the full spread,
+because the given ones come from one corner of the space, which may be the wrong one here."""
 
 WIDE_UNTIL = 32
-"""All choices are wide until so many configs were chosen."""
+"""All choices are wide until this many configs have been chosen."""
 
 WIDE_SHARE_OF_SPACE = 8
-"""In a small space the first near choice comes after one in so many configs."""
+"""In a small space, choices stay wide only until 1/8 of its configs have been chosen."""
 
 WIDE_EVERY = 4
-"""From then on, one in so many choices is wide."""
+"""After that, one in this many choices is wide."""
 
 LOG_WEIGHT_PRIORS = {"main": -1.0, "power": -1.5, "pair": -2.0, "choice": -1.5}
-"""Logarithms of the usual weights, by kind of feature: a whole axis is about one correlation length."""
+"""Logarithms of the usual weights, by kind of feature: an axis is about one correlation length long."""
 
 LOG_WEIGHT_SPREAD = 1.2
 
 MAX_MODELLED = 180
-"""Most measurements in the model, because its time grows with their cube: the best, and a random part of the rest."""
+"""Most measurements in the model, because its time grows with their cube. They are the best, and a random sample of
+the rest."""
 
 MAX_MODELLED_BEST = 110
 
 POOL_SAMPLE = 800
-"""Points of the whole space that a wide choice compares."""
+"""Number of points from the whole space that a wide choice compares."""
 
 FASTEST_CONSIDERED = 20
-"""So many of the fastest measured configs are searched for the lowest expected latency."""
+"""The lowest expected latency is sought among this many of the fastest measured configs."""
 
 NEIGHBOURHOODS = 2
-"""A near choice compares the neighbours of so many configs that the model expects to be best, and of the fastest."""
+"""A near choice compares the neighbours of the fastest config, and of this many that the model expects to be best."""
 
 LEARNING_STEPS = ((60, 4), (130, 2), (MAX_MODELLED, 1))
-"""Steps of the model's climb for each choice, by how many measurements it has."""
+"""Steps of the model's climb for each choice, by the number of its measurements."""
 
 FIRST_LEARNING_STEPS = 25
 
 SOUGHT_IMPROVEMENTS = (0.05, 0.02)
-"""Improvements that are sought in turns, in standard deviations of the log latency."""
+"""Improvements that choices seek alternately, in standard deviations of the log latency."""
 
 EARLY_AMBITION = 2.0
-"""Added to both at first: what the first few configs suggest is mostly a local optimum."""
+"""Added to both at first, because the first few configs mostly lead to a local optimum."""
 
 AMBITION_FADES_AFTER = 20.0
-"""Configs after which a third of :data:`EARLY_AMBITION` is left."""
+"""Number of configs after which about a third (1/e) of :data:`EARLY_AMBITION` is left."""
 
 LOG_SLOWDOWN_MODELLED = 1.5
-"""Log of the slowdown against the best config up to which latencies enter the model unchanged; those of the faster half
-always do."""
+"""Latencies enter the model unchanged up to this log slowdown against the best config; the faster half always does."""
 
 SLOW_SHARE = 0.3
-"""Latencies beyond that are compressed to this share: how slow the slow ones are need not be known well."""
+"""The excess over that limit is reduced to this share: it matters little how slow the slow configs are."""
 
 FAILURE_WINDOW = 80
-"""The chance to fail is learned from so many failures, the latest, and as many successes."""
+"""The chance to fail is learned from this many of the latest failures, and as many successes."""
 
 CONVERGED_AFTER = 60
-"""Measurements before a search may have converged; half as many must have brought no improvement."""
+"""Fewest measurements of a converged search. The latest outcomes, half as many, must have brought no improvement."""
 
 LITTLE_CHANCE = 0.1
 """A search has converged when the chance that an untried config is more than 1 % faster is below this."""
 
 WEIGHED_EVERY = 4
-"""Configs between two estimates of that chance over the whole space, which take as long as some proposals."""
+"""Configs between two estimates of that chance for the whole space. An estimate takes as long as several proposals."""
 
 LEAST_IMPROVEMENT = 0.005
-"""A relative gain below this is none."""
+"""A smaller relative gain does not count as an improvement."""
 
 
 class Guided(PointStrategy):
-    """Learns from every outcome; the seed decides the first configs and the random shares."""
+    """Learns from every outcome; the seed decides the first configs and the random samples."""
 
     def __init__(self, space: BoundSpace, seed: int) -> None:
         super().__init__(space, seed)
@@ -153,13 +154,13 @@ class Guided(PointStrategy):
         self._best = min(self._best, log)
 
     def choose(self) -> Code | None:
-        """Return the next config: one of a spread, the most promising one, or one that the model did not choose."""
+        """Return the next config: at first one of a spread, then the most promising one, or a random one."""
         with limit_blas_to_one_thread():
             return self._choose_next()
 
     @property
     def converged(self) -> bool:
-        """True if none was faster for a while, and hardly any config is likely to be more than 1 % faster."""
+        """True if there was no improvement for a while, and a config more than 1 % faster is unlikely to exist."""
         is_quiet = len(self.logs) >= CONVERGED_AFTER and self._since_best >= CONVERGED_AFTER // 2
         # The cheap check first: if one config alone is likely enough to be faster, the search has not converged.
         if not is_quiet or self._largest_chance >= LITTLE_CHANCE:
@@ -170,9 +171,9 @@ class Guided(PointStrategy):
         return self._chance_left < LITTLE_CHANCE
 
     def chance_of_improvement(self) -> float:
-        """Return the chance that some untried config is more than 1 % faster than the best one: an upper limit.
+        """Return an upper limit of the chance that some untried config is more than 1 % faster than the best one.
 
-        The neighbours of the best are asked each, all others by the pool.
+        The neighbours of the best configs are evaluated individually; the rest of the space is estimated from the pool.
         """
         if self._lowest == -math.inf:
             return 1.0
@@ -180,7 +181,7 @@ class Guided(PointStrategy):
             near, features = self._candidates.pick_candidates(0, self.taken, self.fastest_points(FASTEST_CONSIDERED))
             far, others = self._candidates.list_others(self.taken | set(near))
             rest = max(0, self.domain.count - len(self.taken) - len(near))
-            # One of the pool stands for as many as there are in the space.
+            # Each config of the pool represents an equal share of the rest of the space.
             weights = np.append(np.ones(len(near)), np.full(len(far), rest / max(1, len(far))))
             return chance_of_improvement(
                 self._model,
@@ -206,10 +207,11 @@ class Guided(PointStrategy):
 
     @property
     def _is_own_turn(self) -> bool:
-        """True on every other choice of a search with sources: it builds only on configs that such choices have found.
+        """True on every other choice of a search with sources: this choice starts only from configs that such choices
+        have found.
 
-        The best configs of another search lie in a valley that may not be the deepest one here, and whatever improves
-        on them lies there, too.
+        The best configs of another search lie in a valley that may not be the deepest one here, and configs that
+        improve on them mostly lie in the same valley.
         """
         return self._model.has_sources and self._choices % 2 == 1
 
@@ -219,7 +221,7 @@ class Guided(PointStrategy):
         return GaussianProcess(np.array([LOG_WEIGHT_PRIORS[kind] for kind in kinds]), LOG_WEIGHT_SPREAD, plain)
 
     def _place_earlier_search(self, earlier: EarlierSearch) -> dict[Code, float]:
-        """Return an earlier search's log costs by point, of the configs whose values are on the axes here."""
+        """Return an earlier search's log costs by point, for configs whose values are on this space's axes."""
         pairs = [
             (self.domain.point_of_config(config), cost)
             for config, cost in zip(earlier.configs, earlier.costs, strict=True)
@@ -228,7 +230,7 @@ class Guided(PointStrategy):
 
     @property
     def _age(self) -> int:
-        """Progress of the search: its choices before this one, or what was known beyond :data:`MAX_GIVEN_CONFIGS`."""
+        """Progress of the search: its earlier choices, or if larger, the known configs beyond `MAX_GIVEN_CONFIGS`."""
         return max(self._choices - 1, len(self.taken) - MAX_GIVEN_CONFIGS)
 
     @property
@@ -237,7 +239,7 @@ class Guided(PointStrategy):
         return self._age < first or self._age % WIDE_EVERY == 0
 
     def _pick_candidates(self, best: Sequence[Code]) -> tuple[list[Code], Floats]:
-        """Return the candidates of this choice, with features."""
+        """Return the candidates for this choice, and their features."""
         if not self._is_wide:
             codes, features = self._candidates.pick_candidates(0, self.taken, best)
             if codes:
@@ -260,7 +262,7 @@ class Guided(PointStrategy):
             believed = self._model.predict(waiting).mean
             doubts = np.append(doubts, np.zeros(len(believed)))
             self._model.condition_on(np.vstack([points, waiting]), np.append(values, believed), doubts)
-        # Noise may have made the lowest measured value, and so the lowest expected ones count as well.
+        # The lowest measured value may be due to noise, so the lowest expected values count as well.
         fastest = self._fastest_places(known)
         expected = self._model.predict(points[fastest]).mean
         lowest = float(expected.min())
@@ -279,7 +281,7 @@ class Guided(PointStrategy):
         return codes[chosen]
 
     def _record_expectation(self, code: Code, mean: float, variance: float) -> None:
-        """Keep what the model expects of a config that it has chosen."""
+        """Keep the model's expectation of a config that it has chosen."""
         centre, scale = self._unit
         deviation = scale * math.sqrt(variance + self._model.unexplained)
         self._surprises.expect_outcome(code, centre + mean * scale, deviation)
@@ -294,7 +296,7 @@ class Guided(PointStrategy):
         return SOUGHT_IMPROVEMENTS[self._choices % 2] + EARLY_AMBITION * math.exp(-self._age / AMBITION_FADES_AFTER)
 
     def _select_modelled_points(self) -> tuple[list[Code], Floats, float]:
-        """Return the points that the model learns from, their standardised values, and a unit's log latency."""
+        """Return the points that the model learns from, their standardised values, and the log latency of one unit."""
         codes = self.fastest_points(len(self.logs))
         if len(codes) > MAX_MODELLED:
             rest = codes[MAX_MODELLED_BEST:]
@@ -309,7 +311,7 @@ class Guided(PointStrategy):
         return codes + slow, (excess - excess.mean()) / scale, scale
 
     def _predict_chance_to_work(self, features: Floats) -> Floats:
-        """Return the chance of each point not to fail: a second model regresses on what failed and what did not."""
+        """Return each point's chance to work, from a second model that is fitted to failures and successes."""
         if not self.failed:
             return np.ones(len(features))
         failed = list(self.failed)[-FAILURE_WINDOW:]
@@ -327,7 +329,7 @@ class Guided(PointStrategy):
 
 
 def compress_slow(excess: Floats) -> Floats:
-    """Compress the log costs of slow configs; costs are given above the lowest one."""
+    """Compress the log costs of slow configs. ``excess`` holds log costs relative to the lowest."""
     middle = max(float(np.median(excess)), LOG_SLOWDOWN_MODELLED)
     return np.where(excess > middle, middle + SLOW_SHARE * (excess - middle), excess)
 

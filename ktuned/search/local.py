@@ -1,7 +1,8 @@
 """Local search: first improvement from the fastest config, with restarts.
 
-Neighbours differ in one knob. Once all of the fastest config's are known, those of the next fastest follow, and every
-few choices a random config, from which a better valley may open. One module for each strategy, short ones too.
+Neighbours differ in one knob. Once all neighbours of the fastest config are known, those of the next fastest follow.
+Every few choices a random config is tried, which may lead to a better valley. Each strategy has a module of its own,
+even a short one.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ FIRST = 10
 """Random configs before the first descent."""
 
 VALLEYS = 8
-"""The fastest configs whose neighbours are tried, before only random configs are left."""
+"""Number of fastest configs whose neighbours are tried. Once those are known, only random configs follow."""
 
 RANDOM_TURN = 8
-"""Every so many choices one is random."""
+"""One in this many choices is random."""
 
 
 class Local(PointStrategy):

@@ -1,7 +1,7 @@
-"""Strategies that learn, over points: the bookkeeping that all of them share.
+"""The common base of strategies that learn: bookkeeping of points.
 
-A subclass says which point to try next (:meth:`PointStrategy.choose`); asked for, under way, measured and failed ones
-are kept here. Nothing blocks on an outcome: whatever is asked for while others are under way is chosen without them.
+A subclass chooses the next point (:meth:`PointStrategy.choose`). The points that are taken, under way, measured or
+failed are recorded here. No choice waits for an outcome: while others are under way, it is made without their outcomes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,28 @@ from ktuned.search.strategy import Count, Strategy
 from ktuned.spec import BoundSpace
 
 DRAWS = 8
-"""Attempts to draw a point that is new before its neighbourhood is searched: most of a space is new."""
+"""Attempts to draw a new point at random before other ways are tried. Usually most of a space is new."""
 
 SPREAD_AMONG = 8
-"""Each of the first points is the newest of so many drawn ones."""
+"""Each of the first points is the one of this many drawn points whose values were tried the least."""
 
 LISTED = 20_000
-"""A space of at most this many points is listed once drawing finds only known ones: some 100 ms."""
+"""A space of at most this many points is listed once drawing finds only known points: some 100 ms."""
 
 
 class PointStrategy(Strategy):
-    """Chooses points of a domain, each once; only ``random.random()`` is used, which every Python repeats alike."""
+    """Chooses points of a domain, each once. Only ``random.random()`` is used: it is the same on every Python.
+
+    Attributes:
+        random: The source of all random choices.
+        domain: The valid configs of the space.
+        logs: The log latency (or log cost) of each measured point.
+        doubts: How well latencies are known, as shares; see :meth:`Strategy.doubt`.
+        failed: The points that failed.
+        slow: The points that were stopped as too slow, without a latency.
+        under_way: The points without an outcome so far.
+        taken: All points that were proposed or reported.
+    """
 
     def __init__(self, space: BoundSpace, seed: int) -> None:
         super().__init__(space, seed)
@@ -51,7 +62,7 @@ class PointStrategy(Strategy):
 
     @property
     def valid(self) -> Count | None:
-        """The domain's count, unless the space was only walked in part."""
+        """The domain's count, unless only a part of the space was walked."""
         is_cut = self.space.size is None and not self.domain.is_exact
         return None if is_cut else Count(self.domain.count, self.domain.is_exact)
 
@@ -73,7 +84,7 @@ class PointStrategy(Strategy):
         return [self.domain.config_at(code) for code in chosen]
 
     def tell(self, config: Config, outcome: Outcome, latency_us: float | None) -> None:
-        """Record an outcome, also of a config that somebody else chose."""
+        """Record an outcome, even of a config that this strategy did not propose."""
         code = self.domain.point_of_config(config)
         if code is None or (code not in self.taken and not self.domain.is_valid(code)):
             return
@@ -90,7 +101,7 @@ class PointStrategy(Strategy):
         self.on_outcome(code)
 
     def doubt(self, config: Config, share: float) -> None:
-        """Record a latency's uncertainty; as a share, it is also the error of the logarithm."""
+        """Record a latency's uncertainty. Because it is a share, it is also the uncertainty of the log latency."""
         code = self.domain.point_of_config(config)
         if code is not None:
             self.doubts[code] = share
@@ -105,14 +116,14 @@ class PointStrategy(Strategy):
     def draw_least_tried(self) -> Code | None:
         """Return the one of a few random points whose values were tried the least, knob by knob.
 
-        So the first few points show each value of each knob about equally often, as a Latin hypercube does. Points
-        far from each other would mostly be corners of the space, which is where kernels are slow and fail.
+        So the first few points contain each value of each knob about equally often, as in a Latin hypercube. Points
+        chosen to be far from each other would mostly be corners of the space, where kernels are slow and fail.
         """
         drawn: list[Code] = []
         deadline = monotonic() + SAMPLE_S
         while len(drawn) < SPREAD_AMONG and (code := self.draw_untried()) is not None:
             drawn.append(code)
-            # Where valid points are rare, the few that were found in time have to do.
+            # If valid points are rare, use the few that were found in time.
             if not self.domain.is_exact and monotonic() > deadline:
                 break
         return max(drawn, key=self._score_newness, default=None)
@@ -138,7 +149,7 @@ class PointStrategy(Strategy):
         return self.pick_at_random(fresh) if fresh else None
 
     def cross_points(self, one: Code, other: Code, mutations: float) -> Code | None:
-        """Return a new valid cross of two points; each knob is changed at random with that many mutations expected."""
+        """Return a new valid cross of two points, in which ``mutations`` knobs on average are changed at random."""
         for _ in range(DRAWS):
             mixed = [pair[self.random.random() < 0.5] for pair in zip(one, other, strict=True)]
             for place, axis in enumerate(self.domain.axes):
@@ -150,7 +161,7 @@ class PointStrategy(Strategy):
         return None
 
     def pick_at_random(self, codes: list[Code]) -> Code:
-        """Return one of some points at random."""
+        """Return a random one of some points."""
         return codes[int(self.random.random() * len(codes))]
 
     def _score_newness(self, code: Code) -> float:

@@ -2,8 +2,8 @@
 
 An indexable space is walked along a keyed permutation of its indices: a balanced Feistel network over the next
 power of four, with cycle walking down to the size (Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
-CT-RSA 2002). It holds no state but the position. The order depends on the seed and the size alone, so that it is
-the same in every process, on every Python.
+CT-RSA 2002). Its only state is the position. The order depends only on the seed and the size, so it is the same in
+every process and on every Python.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ ROUNDS = 6
 """Feistel rounds: four make a strong permutation of a large domain, the other two help the tiny ones."""
 
 WINDOW = 4096
-"""Configs of a callable's space among which each next one is drawn: all of a small space, some MiB of a huge one."""
+"""Each next config of a callable's space is drawn from a window of this many: a small space fits completely, and for a
+huge one the window takes some MiB."""
 
 
 class Random(Walk):
     """Tries configs in a seeded random order.
 
-    Of a large product of axes under constraints, what they rule out is not looked at. A callable's space can only be
-    walked: there the order is random within a sliding window of :data:`WINDOW` configs.
+    In a large product of axes with constraints, invalid configs are never generated. A callable's space can only be
+    walked, so its order is random only within a sliding window of :data:`WINDOW` configs.
     """
 
     _valid: Count | None = None
 
     @property
     def valid(self) -> Count | None:
-        """The count of a space that is drawn from; others are not counted."""
+        """The count of a large space with constraints; other spaces are not counted."""
         return self._valid
 
     def walk_candidates(self) -> Iterator[dict[str, Scalar] | None]:
@@ -66,7 +67,7 @@ class Random(Walk):
 
 
 def _draw_valid_configs(domain: Domain, seed: int) -> Iterator[dict[str, Scalar] | None]:
-    """Yield the points of a constrained space by permuted rank, or drawn one by one where they have none."""
+    """Yield the configs of a constrained space by permuted rank, or if they have no ranks, by drawing one by one."""
     if domain.is_exact:
         for rank in permute_indices(domain.count, seed):
             yield domain.config_at(domain.point_at_rank(rank))
@@ -83,7 +84,7 @@ def _draw_valid_configs(domain: Domain, seed: int) -> Iterator[dict[str, Scalar]
 
 
 def permute_indices(size: int, seed: int) -> Iterator[int]:
-    """Yield each of ``range(size)`` exactly once, in an order that ``seed`` and ``size`` decide."""
+    """Yield each number of ``range(size)`` exactly once, in an order that depends only on ``seed`` and ``size``."""
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     key = hashlib.sha256(f"ktuned random {seed}".encode()).digest()
     for position in range(size):

@@ -1,4 +1,4 @@
-"""Recorded spaces: every config of a kernel with what it took, so that strategies can be compared without a device.
+"""Recorded spaces: every config of a kernel with its result, so that strategies can be compared without a device.
 
 Two file formats are read, each also compressed (``.gz``):
 
@@ -21,10 +21,10 @@ from ktuned.model import Config, Record, Scalar, UsageError, canonical, record
 from ktuned.spec import BoundSpace, space
 
 MAX_BYTES = 2 * 2**30
-"""Size of a recorded space, unpacked: the largest of the benchmark hub have some hundred MiB."""
+"""Most bytes of an unpacked recorded space. The largest ones of the benchmark hub have some hundred MiB."""
 
 NEVER = 1e18
-"""Values from here on stand for a failure in files that have no better word."""
+"""Larger values stand for failures, in files that cannot mark them in another way."""
 
 
 @record
@@ -50,10 +50,10 @@ class RecordedSpace(Record):
 
 
 def record_space(name: str, results: Sequence[tuple[Config, float | None]]) -> RecordedSpace:
-    """Return a recorded space of some results; of a config that is there twice the last one counts.
+    """Return a recorded space with some results. If a config occurs twice, the last result counts.
 
     Raises:
-        UsageError: there is no result, or none that was measured.
+        UsageError: There is no result, or no config was measured.
     """
     last = {canonical(config): (config, value) for config, value in results}
     if not any(value is not None for _, value in last.values()):
@@ -65,7 +65,7 @@ def read_recorded_space(path: Path) -> RecordedSpace:
     """Read a Kernel Tuner cache file or a T4 file.
 
     Raises:
-        UsageError: the file cannot be read, or is neither.
+        UsageError: The file cannot be read, or is in neither format.
     """
     data = _load_json(path)
     if isinstance(data, dict) and isinstance(data.get("cache"), dict):
@@ -101,7 +101,7 @@ def _load_json(path: Path) -> Any:
     except (json.JSONDecodeError, RecursionError):
         pass
     try:
-        # Kernel Tuner closes its cache only when it ends: the file of one that was stopped lacks the last braces.
+        # Kernel Tuner writes the closing braces only when it ends, so the cache of an interrupted run lacks them.
         return json.loads(text.rstrip().rstrip(",") + "}\n}")
     except (json.JSONDecodeError, RecursionError) as error:
         raise _unreadable_file(path, f"it is not JSON: {error}") from None

@@ -1,4 +1,4 @@
-"""Replays a recorded space to a strategy: what it would have found, without a device."""
+"""Replays a recorded space to a strategy, to find out without a device how well it would have searched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ktuned.search.choice import Budget, choose_strategy
 from ktuned.search.recorded import RecordedSpace
 
 MAX_FRUITLESS = 1_000
-"""Asks without a proposal after which a strategy is taken to have ended: every outcome is known at once here."""
+"""A strategy counts as ended after this many questions without a proposal: it cannot be waiting for outcomes here."""
 
 
 @record
@@ -26,11 +26,15 @@ class ReplayedTrial(Record):
 
 @record
 class SearchRun(Record):
-    """One search: what it tried, in order, and the best objective after each trial; failed configs are trials.
+    """One replayed search.
 
-    ``chosen`` is the strategy that worked, which for ``auto`` depends on the budget. ``converged_after`` is the trial
-    after which it thought that little was left to find. ``worst_s`` and ``mean_s`` are its own processor time for a
-    proposal.
+    Attributes:
+        strategy: The name of the strategy, as requested.
+        chosen: The strategy that searched; for ``auto`` it depends on the budget.
+        seed: The seed.
+        tried: The trials in order, including failed configs.
+        converged_after: The number of trials after which the strategy had converged, if it had.
+        mean_s, worst_s: The strategy's processor time for a proposal.
     """
 
     strategy: str
@@ -43,21 +47,21 @@ class SearchRun(Record):
 
     @cached_property
     def best(self) -> tuple[float | None, ...]:
-        """The best objective after each trial, ``None`` as long as all failed."""
+        """The best objective after each trial; ``None`` as long as all trials have failed."""
         found = accumulate((math.inf if one.objective is None else one.objective for one in self.tried), min)
         return tuple(None if value == math.inf else value for value in found)
 
     def to_plain(self) -> dict[str, object]:
-        """Return what ``--json`` prints of it."""
+        """Return the data that ``--json`` prints."""
         return {"strategy": self.strategy, "seed": self.seed, "best": list(self.best)}
 
     def as_earlier_search(self) -> EarlierSearch:
-        """Return what it measured, for a similar search."""
+        """Return the measurements in the form in which a similar search can learn from them."""
         measured = [(one.config, one.objective) for one in self.tried if one.objective is not None]
         return EarlierSearch(tuple(config for config, _ in measured), tuple(cost for _, cost in measured))
 
     def trials_within(self, goal: float) -> int | None:
-        """Return the trials after which the best was at most ``goal``; ``None`` if it never was."""
+        """Return the number of trials until the best objective was at most ``goal``; ``None`` if it never was."""
         return next((done for done, value in enumerate(self.best, 1) if value is not None and value <= goal), None)
 
 
@@ -72,11 +76,18 @@ def replay_search(
 ) -> SearchRun:
     """Search a recorded space for a number of trials, one at a time, or until an objective is at most ``goal``.
 
-    ``first`` are configs that come before the strategy's own, as a job's do where something is known; those that the
-    space does not hold are left out. ``earlier`` are similar searches, the most similar first.
+    Args:
+        recorded: The recorded space.
+        strategy: The strategy's name.
+        seed: The strategy's seed.
+        trials: The most trials.
+        first: Configs to try before the strategy's own, as in a job with prior results. Configs that the space does not
+            hold are left out.
+        goal: The objective at which the search ends.
+        earlier: Similar searches, the most similar first.
 
     Raises:
-        UsageError: there is no such strategy, or it broke its promises.
+        UsageError: There is no such strategy, or it broke its promises.
     """
     objectives = recorded.objectives_by_config()
     chosen = choose_strategy(strategy, recorded.to_space(), seed, Budget(trials))
@@ -118,7 +129,7 @@ def replay_search(
 
 
 def mean_relative_best(runs: Sequence[SearchRun], optimum: float, trials: int) -> float | None:
-    """Return the mean of best ÷ optimum after a number of trials; ``None`` if some run had found nothing by then."""
+    """Return the mean of best ÷ optimum after a number of trials; ``None`` if a run had measured nothing by then."""
     found = [run.best[min(trials, len(run.best)) - 1] if run.best else None for run in runs]
     known = [value for value in found if value is not None]
     if len(known) < len(found) or not known or not optimum:

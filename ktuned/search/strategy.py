@@ -1,4 +1,4 @@
-"""The interface of strategies, and how one is found by its name."""
+"""The interface of strategies, and the lookup of a strategy by its name."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "ktuned.strategies"
 
 ASK_S = 0.5
-"""Limit of one ``ask`` over candidates that are slow to find: a ``where`` that rejects all never blocks a worker."""
+"""Time limit for one ``ask`` of a walk, so that a ``where`` that rejects everything never blocks a worker."""
 
 
 @record
 class Count(Record):
-    """A number of configs; an estimate where it is not exact."""
+    """A number of configs: exact, or an estimate."""
 
     number: int
     is_exact: bool = True
@@ -36,29 +36,30 @@ class Strategy(ABC):
 
     @abstractmethod
     def ask(self, n: int) -> list[dict[str, Scalar]]:
-        """Return at most ``n`` new valid configs; fewer or none while it waits for ``tell`` or still searches.
+        """Return at most ``n`` new valid configs; fewer or none if the strategy needs outcomes or more time first.
 
         Raises:
-            KernelFileError: the space's user code is at fault, or the space turned out to have no valid config.
+            KernelFileError: The space's user code is at fault, or the space turned out to have no valid config.
         """
 
     @abstractmethod
     def tell(self, config: Config, outcome: Outcome, latency_us: float | None) -> None:
-        """Record the outcome of a config; ``latency_us`` is the median in µs if it was measured.
+        """Record the outcome of a config; ``latency_us`` is its median in µs if it was measured.
 
-        Where configs are judged by another objective it is their cost by that: less is better, and it is positive.
+        If configs are judged by another objective, ``latency_us`` is the config's cost by that objective instead:
+        positive, and less is better.
         """
 
     def doubt(self, config: Config, share: float) -> None:  # noqa: B027 - a strategy may ignore it
-        """Record how well the next reported latency is known: half of its 95 % interval as a share of it.
+        """Record the uncertainty of the latency reported next: half of its 95 % interval, as a share of the latency.
 
-        A config that cannot win is sampled no further than that takes.
+        It may be large for slow configs, because they are sampled only until it is clear that they cannot win.
         """
 
     def recall(self, earlier: Sequence[EarlierSearch]) -> None:  # noqa: B027 - a strategy may ignore it
         """Learn from similar searches, the most similar first; called at most once, before the first ``ask``.
 
-        Their best configs are tried first in any case. Some of their configs may be outside this space.
+        The caller tries their best configs first in any case. Some of their configs may be outside this space.
         """
 
     @property
@@ -68,7 +69,7 @@ class Strategy(ABC):
 
     @property
     def learns(self) -> bool:
-        """True if what it proposes depends on outcomes, as by default; else it is asked far ahead of them."""
+        """True, the default, if proposals depend on outcomes; otherwise configs are asked for far ahead of outcomes."""
         return True
 
     @property
@@ -78,12 +79,12 @@ class Strategy(ABC):
 
     @property
     def converged(self) -> bool:
-        """True if a config that is more than 1 % faster than the best is unlikely to be found; never, by default."""
+        """True if a config more than 1 % faster than the best is unlikely to be found; by default never."""
         return False
 
 
 class Walk(Strategy):
-    """A strategy that walks its candidates in an order fixed beforehand and learns nothing on the way."""
+    """A strategy that walks its candidates in a fixed order and learns nothing."""
 
     def __init__(self, space: BoundSpace, seed: int) -> None:
         super().__init__(space, seed)
@@ -96,7 +97,7 @@ class Walk(Strategy):
         """Yield every candidate once, with ``None`` for the rejected ones."""
 
     def ask(self, n: int) -> list[dict[str, Scalar]]:
-        """Return the next valid configs, as many as are found in :data:`ASK_S`."""
+        """Return the next ``n`` valid configs, or those that are found within :data:`ASK_S`."""
         configs: list[dict[str, Scalar]] = []
         deadline = monotonic() + ASK_S
         while len(configs) < n and not self._finished and monotonic() < deadline:
@@ -113,7 +114,7 @@ class Walk(Strategy):
         return configs
 
     def tell(self, config: Config, outcome: Outcome, latency_us: float | None) -> None:
-        """Ignore what became of a config."""
+        """Ignore the outcome."""
 
     @property
     def learns(self) -> bool:
@@ -122,7 +123,7 @@ class Walk(Strategy):
 
     @property
     def finished(self) -> bool:
-        """True if every candidate has been looked at."""
+        """True if every candidate has been checked."""
         return self._finished
 
 
@@ -137,12 +138,12 @@ def load_strategy(name: str, points: Sequence[EntryPoint] | None = None) -> type
     """Import the strategy called ``name`` (``points`` replaces the installed entry points).
 
     Raises:
-        UsageError: no such strategy, it cannot be imported, or it is not a :class:`Strategy`.
+        UsageError: There is no such strategy, it cannot be imported, or it is not a :class:`Strategy`.
     """
     from importlib.metadata import entry_points
 
     known = entry_points(group=ENTRY_POINT_GROUP) if points is None else points
-    # Another distribution's strategy does not take the place of one of ktuned's.
+    # Another distribution's strategy must not replace one of ktuned's own.
     found = {point.name: point for point in sorted(known, key=lambda point: point.value.startswith("ktuned."))}
     if name not in found:
         installed = ", ".join(sorted({*found, "auto"}))
@@ -160,7 +161,7 @@ def load_strategy(name: str, points: Sequence[EntryPoint] | None = None) -> type
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error of another's code in one line; its own words may fail."""
+    """Return an error of foreign code in one line; even its ``str`` may raise."""
     try:
         words = str(error)
     except Exception:

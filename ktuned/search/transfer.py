@@ -1,13 +1,15 @@
-"""Searches of the same kernel elsewhere as a help for this one: for another problem, on another device.
+"""Transfer from earlier searches of the same kernel, for another problem or on another device.
 
-A model is fitted to each of them, and what it expects of a point is an explanation of what is measured here. How much
-of it there is, its slope, follows from the measurements of this search alone: the least squares under the model of all
-else, with a pull to zero. Where a model without them predicts the fast half better, each config from all others, they
-are left out. So a search that misleads is forgotten after a few trials, and one that explains most leaves little to be
-found out. Stacking models in this way is after Golovin et al., "Google Vizier" (KDD 2017), with a slope.
+A model is fitted to each earlier search, and its predictions partly explain the measurements here. The factor of each
+prediction, its *slope*, is learned only from this search's measurements: by least squares under the model of the
+remainder, with a pull towards zero. If a model without the earlier searches predicts the fast half better (each config
+from all the others), they are left out. So a misleading search is ignored after a few trials, and after one that
+explains most, little is left to find out. Stacking models in this way follows Golovin et al., "Google Vizier" (KDD
+2017), with the slope added.
 
-Half of the choices do not hear of them at all until their order is seen to hold here, by its rank correlation with
-what was measured of the half that should be fast: one may explain the slow well, and lead into the wrong valley.
+Half of the choices ignore the earlier searches until their order proves to hold here: by its rank correlation with the
+measurements, for the half that should be fast. An earlier search may predict the slow configs well and still lead into
+the wrong valley.
 
 Imported only by strategies that need NumPy.
 """
@@ -24,29 +26,29 @@ from ktuned.search.features import Features, Floats
 from ktuned.search.gaussian_process import GaussianProcess, Prediction
 
 MOST_SOURCES = 2
-"""Earlier searches that are modelled, the nearest ones: each costs every proposal some milliseconds."""
+"""Most earlier searches that are modelled, the most similar first. Each costs every proposal some milliseconds."""
 
 FEWEST = 12
-"""Measurements of an earlier search below which it has no model worth having."""
+"""Fewest measurements of an earlier search that is modelled."""
 
 MODELLED = 150
-"""Of its measurements, the fastest, that are modelled: a quarter of a second to learn, a millisecond to ask."""
+"""Most of its measurements that are modelled, the fastest first: learning takes 0.25 s, and a prediction 1 ms."""
 
 LEARNING_STEPS = 25
 
 DECIDED = 70
-"""Measurements after which it is no longer asked whether the earlier searches help: it is clear, and costs time."""
+"""Measurements after which the decision whether the earlier searches help is final: checking it again costs time."""
 
 HOLDS_FROM = 0.5
-"""Rank correlation from which an earlier order holds here, at its lower limit: of searches that are alike in fact it is
-mostly above 0.8, of others that differ below that."""
+"""An earlier order holds here if the lower limit of its rank correlation is at least this. For searches that are really
+alike the correlation is mostly above 0.8, for others below."""
 
 SLOPE_SPREAD = 0.5
-"""Standard deviation of a slope before anything was measured here; it is 1 where nothing has changed."""
+"""Standard deviation of a slope before anything is measured here. A slope of 1 means that nothing has changed."""
 
 
 class SourceModel:
-    """The log cost that an earlier search leads to expect, in units of natural logarithms above its best."""
+    """Predicts log costs from an earlier search, as natural logarithms relative to its best config."""
 
     def __init__(self, points: Floats, excess: Floats, model: GaussianProcess) -> None:
         self._mean, self._scale = float(excess.mean()), float(excess.std()) + 1e-9
@@ -56,7 +58,7 @@ class SourceModel:
         model.condition_on(points, values)
 
     def __call__(self, points: Floats) -> Floats:
-        """Return what to expect at some points."""
+        """Return the predictions at some points."""
         return np.asarray(self._mean + self._scale * self._model.predict_mean(points))
 
 
@@ -66,9 +68,13 @@ def fit_sources(
     compress: Callable[[Floats], Floats],
     model: Callable[[], GaussianProcess],
 ) -> list[SourceModel]:
-    """Return the nearest of some earlier searches that say enough, each given as log costs by point.
+    """Return models of the most similar earlier searches with enough measurements.
 
-    ``compress`` does to excesses over the lowest cost what the search here does.
+    Args:
+        earlier: The earlier searches as log costs by point, the most similar first.
+        features: The features of points.
+        compress: Compresses log costs relative to the lowest, as the present search does.
+        model: Makes a Gaussian process.
     """
     telling = [logs for logs in earlier if len(logs) >= FEWEST][:MOST_SOURCES]
     found = []
@@ -80,10 +86,12 @@ def fit_sources(
 
 
 class TransferModel:
-    """A Gaussian process around what earlier searches explain; the process alone where that predicts no worse.
+    """A Gaussian process around the predictions of earlier searches, or without them if that predicts better.
 
-    It is also the process alone as long as earlier searches are not to be heard; ``order_holds`` if their order of the
-    configs that were measured here is about the same.
+    Attributes:
+        is_informed: Whether earlier searches improve the predictions.
+        is_heard: Whether earlier searches may be used now; otherwise the process works without them.
+        order_holds: Whether an earlier search predicts the order of the configs measured here about right.
     """
 
     def __init__(self, process: Callable[[], GaussianProcess]) -> None:
@@ -104,7 +112,7 @@ class TransferModel:
 
     @property
     def has_sources(self) -> bool:
-        """True if there are earlier searches, whether they help or not."""
+        """True if there are earlier searches, even if they do not help."""
         return bool(self._sources)
 
     @property
@@ -113,9 +121,9 @@ class TransferModel:
         return self._process.steps
 
     def fit_weights(self, points: Floats, values: Floats, steps: int, doubts: Floats, unit: float) -> None:
-        """Learn the slopes, what matters to the rest, and whether that beats the process alone.
+        """Learn the slopes, the weights for the remainder, and whether earlier searches improve the predictions.
 
-        A ``unit`` of the values is so many natural logarithms.
+        One unit of the values corresponds to ``unit`` natural logarithms.
         """
         self._unit = unit
         if self.is_informed or (self._sources and len(values) <= DECIDED):
@@ -136,21 +144,21 @@ class TransferModel:
             self.is_informed = float(informed[fast].sum()) >= float(alone[fast].sum())
 
     def condition_on(self, points: Floats, values: Floats, doubts: Floats) -> None:
-        """Take the values at these points as known, but for the noise and their ``doubts``."""
+        """Take the values at these points as known, apart from the noise and their ``doubts``."""
         self._process.condition_on(points, values - self._explained_by_sources(points), doubts)
 
     def predict(self, points: Floats) -> Prediction:
-        """Return what to expect at some points, without noise."""
+        """Return the predictions at some points, without noise."""
         own = self._process.predict(points)
         return Prediction(own.mean + self._explained_by_sources(points), own.variance)
 
     def covariance(self, points: Floats) -> Floats:
-        """Return how the values at some points are expected to vary together, without noise."""
+        """Return the covariance of the predicted values at some points, without noise."""
         return self._process.covariance(points)
 
     @property
     def unexplained(self) -> float:
-        """The variance of a single value around what is predicted: noise, and what no feature explains."""
+        """The variance of a single value around its prediction: noise, and effects that no feature explains."""
         return self._process.unexplained
 
     @property
@@ -171,9 +179,10 @@ class TransferModel:
 
 
 def is_order_kept(expected: Floats, values: Floats) -> bool:
-    """Return whether those that should be fast have about the expected order: Spearman's correlation, less its error.
+    """Return whether the configs that should be fast have about the expected order, by Spearman's correlation.
 
-    That the slow are slow here, too, says nothing of the place of the fastest.
+    The correlation's lower limit counts. Slow configs are left out: that they are slow here, too, says nothing about
+    the order of the fast ones.
     """
     if not len(values):
         return False

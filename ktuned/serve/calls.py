@@ -1,4 +1,4 @@
-"""The methods by which applications ask for the keys of their functions, whose calls they leave in the spool."""
+"""The methods by which applications ask about keys of their functions' calls, which they write into the spool."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ktuned.protocol import CALLS, PREPARE_LIBRARY, CallsAnswer, CallsParams, Em
 from ktuned.serve.method import Handler, Peer
 
 MAX_KEYS = 2_000
-"""Keys in one question: a process follows a thousand at most."""
+"""Keys in one request: a process follows at most a thousand."""
 
 
 class CallMethods(msgspec.Struct, frozen=True):
-    """Answers for keys of applications' functions."""
+    """Answers requests about the keys of applications' functions."""
 
     adoptions: Adoptions
     applications: Applications
@@ -30,7 +30,7 @@ class CallMethods(msgspec.Struct, frozen=True):
         ]
 
     def prepare_library(self, wanted: LibraryParams, peer: Peer) -> EmptyAnswer:
-        """Have a library imported whose functions an application is about to call."""
+        """Import a library in the background, because an application is about to call its functions."""
         self.adoptions.prepare_library(wanted.tool, wanted.python, wanted.variables, wanted.library)
         return EmptyAnswer()
 

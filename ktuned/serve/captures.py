@@ -1,7 +1,7 @@
-"""The method ``capture``: takes an application's tensors as the inputs that one problem is measured with.
+"""The method ``capture``: has a problem measured with an application's own tensors as its inputs.
 
-The application writes them itself, into a directory that it is given, as a file named by its content; only the name
-travels.
+The daemon names a directory. The application writes its tensors there, into a file named by the digest of its content,
+and sends only this digest.
 """
 
 from __future__ import annotations
@@ -26,18 +26,22 @@ from ktuned.serve.method import Handler, Peer
 from ktuned.store import Capture, file_fault
 
 MAX_CAPTURE_BYTES: Final = 2 * 2**30
-"""One problem's tensors: what a GPU reads in a millisecond."""
+"""Size limit of one problem's tensors: about as much as a GPU reads in a millisecond."""
 
 MAX_CAPTURED_BYTES: Final = 16 * 2**30
-"""All captures together, on the user's disk."""
+"""Size limit of all captures together, on the user's disk."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Captures(msgspec.Struct, frozen=True):
-    """Accepts captured inputs; ``changed`` is called with a kernel whose context has changed.
+    """Accepts captured inputs.
 
-    Its jobs that are under way measure in the old context, and are superseded.
+    Attributes:
+        inputs: The captured inputs.
+        catalog: Finds the kernel.
+        jobs: The kernel's jobs under way measure in the old context, so they are cancelled.
+        changed: Called with the kernel whose context has changed.
     """
 
     inputs: CapturedInputs
@@ -50,7 +54,7 @@ class Captures(msgspec.Struct, frozen=True):
         return [Handler(CAPTURE, self.handle_capture)]
 
     async def handle_capture(self, wanted: CaptureParams, peer: Peer) -> CaptureAnswer:
-        """Say where to write a problem's tensors, or take those that were written."""
+        """Return where to write a problem's tensors, accept those that were written, or remove a capture."""
         kernel = self.catalog.resolve_kernel(wanted.kernel, wanted.directory)
         check_problem(kernel, wanted.problem)
         if (representative := kernel.choose_representative(wanted.problem)) != dict(wanted.problem):
@@ -90,10 +94,10 @@ class Captures(msgspec.Struct, frozen=True):
 
 
 def _checked_size(path: Path, digest: str) -> int:
-    """Return the size of a file whose content matches its name.
+    """Return the size of a file after checking that its content matches its name.
 
     Raises:
-        UsageError: it is not there, not ours, too large, or something else.
+        UsageError: the file is missing, not ours or too large, or its content does not match.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as stream:

@@ -1,4 +1,4 @@
-"""The method ``check``: runs a kernel's winners once more with all checks, or under a sanitizer."""
+"""The method ``check``: runs a kernel's winners again with all checks, or under a sanitizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,17 @@ from ktuned.tuning import CheckResult, JobBrief, Sanitizers, WinnerCheck
 
 
 class Checks(msgspec.Struct, frozen=True, kw_only=True):
-    """Checks winners, one after the other; ``prepare`` makes a job's brief, ``lane`` returns a device's lane."""
+    """Checks winners one after another.
+
+    Attributes:
+        catalog: Finds the kernel.
+        store: Has the winners, their trials and jobs.
+        fleet: Lends workers.
+        artifacts: Has the winners' artifacts.
+        prepare: Makes the brief of a job.
+        lane: Returns the lane of a device.
+        scratch: The directory for sanitizer runs.
+    """
 
     catalog: Catalog
     store: Store
@@ -35,7 +45,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
         return [Handler(CHECK, self.check_winners)]
 
     async def check_winners(self, wanted: CheckParams, peer: Peer) -> CheckAnswer:
-        """Check the winners of a kernel, or the one of a problem; each has its verdict.
+        """Check the winners of a kernel, or only those of one problem; return a verdict for each.
 
         Raises:
             NotFound: there is no such kernel, or no winner.

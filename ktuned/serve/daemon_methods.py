@@ -27,11 +27,19 @@ from ktuned.serve.method import Handler, Peer
 from ktuned_client.wire import PROTOCOL_VERSION
 
 CAPABILITIES = ("lookup", "tune", "subscribe", "pin", "capture", "export")
-"""Features that a client may rely on besides the protocol's version."""
+"""Features that a client may rely on, in addition to the protocol's version."""
 
 
 class DaemonMethods(msgspec.Struct, frozen=True, kw_only=True):
-    """Says who serves and how every part does; ``probe`` asks interpreters for their backends, ``stop`` ends it all."""
+    """Handles the methods about the daemon itself.
+
+    Attributes:
+        events: The stream of events.
+        table: The table of winners.
+        status: Returns the daemon's status.
+        probe: Asks interpreters for their backends.
+        stop: Ends the daemon.
+    """
 
     events: Events
     table: WinnerTable
@@ -49,7 +57,7 @@ class DaemonMethods(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def handle_hello(self, nothing: NoParams, peer: Peer) -> HelloAnswer:
-        """Say who serves here."""
+        """Return the daemon's version, process id and capabilities."""
         return HelloAnswer(
             protocol=PROTOCOL_VERSION,
             build=ktuned.__version__,
@@ -60,11 +68,11 @@ class DaemonMethods(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def handle_status(self, nothing: NoParams, peer: Peer) -> StatusAnswer:
-        """Say how every part does."""
+        """Return the status of every part of the daemon."""
         return self.status()
 
     async def handle_backends(self, nothing: NoParams, peer: Peer) -> BackendsAnswer:
-        """Say what every environment's backends are and can do, asking those that have not been asked yet."""
+        """Return each environment's backends and their features; probes environments that were not probed yet."""
         return BackendsAnswer(tuple(await self.probe()))
 
     def handle_shutdown(self, nothing: NoParams, peer: Peer) -> EmptyAnswer:

@@ -1,9 +1,9 @@
 """The stream of events, and each subscriber's place in it. No IO.
 
-Events are numbered from 1 within an epoch, which is a daemon's life. A bounded ring keeps the latest. Each
-subscriber has a place in the ring and is sent the following events while it takes them; one that falls off the
-ring's end, because it reads too slowly or comes from another epoch, is sent ``fresh: true`` instead and continues
-from now. So a slow subscriber loses its place, and never costs memory or delays others.
+Events are numbered from 1 within an epoch, which is one run of the daemon. A bounded ring keeps the latest. Each
+subscriber has a place in the ring and gets the events after it, as fast as it reads. If its place is not in the ring,
+because it reads too slowly or comes from another epoch, it gets ``fresh: true`` instead and continues from now. So a
+slow subscriber loses its place, but never costs memory or delays others.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ktuned.protocol import Event, EventsInfo, StreamGap, StreamPosition, Subscr
 from ktuned.serve.method import Peer
 
 RING_EVENTS: Final = 4096
-"""Events that are kept: several times as many as a job of default size publishes."""
+"""Events that the ring keeps: several times as many as a job of default size publishes."""
 
 RING_BYTES: Final = 4 * 1024 * 1024
-"""Bytes that they may take: a trial's event is some 500 bytes, one with a compiler's message some KiB."""
+"""Bytes of the events in the ring: a trial's event has some 500 bytes, one with a compiler's message some KiB."""
 
 _BATCH_BYTES: Final = 64 * 1024
-"""Bytes that are sent to a peer before it is asked again whether it takes more."""
+"""Bytes that are sent to a peer before checking again whether it accepts more."""
 
 
 _NOTIFICATION: Final = 2
@@ -58,7 +58,12 @@ class _Subscription(msgspec.Struct):
 
 
 class Events:
-    """Publishes events to peers; ``epoch`` is random, ``seq`` the number of the latest event."""
+    """Publishes events to peers.
+
+    Attributes:
+        epoch: A random number that identifies this run of the daemon.
+        seq: The number of the latest event.
+    """
 
     def __init__(
         self, *, epoch: int | None = None, ring_events: int = RING_EVENTS, ring_bytes: int = RING_BYTES
@@ -73,7 +78,7 @@ class Events:
         self._subscriptions: dict[int, _Subscription] = {}
 
     def publish_event(self, event: Event) -> Event:
-        """Number an event, send it to every subscriber that wants and takes it, and return it with its number."""
+        """Number an event, send it to every subscriber whose filters it passes, and return it with its number."""
         event = msgspec.structs.replace(event, seq=self.seq + 1, epoch=self.epoch)
         encoded = _encode_notification(event)
         self.seq += 1
@@ -87,10 +92,10 @@ class Events:
         return event
 
     def add_subscription(self, peer: Peer, wanted: SubscribeParams) -> StreamPosition:
-        """Give a peer the events that pass every filter, and return where the stream stands.
+        """Send a peer all events that pass its filters from now on; return the present position of the stream.
 
-        What followed ``wanted.since`` is given too, when the peer next takes bytes. A peer has one subscription; a
-        second one takes the first one's place.
+        Events since ``wanted.since`` are sent too, when the peer next accepts bytes. A peer has only one subscription;
+        a new one replaces it.
         """
         place, is_lost = self._find_start(wanted.since)
         self._subscriptions[id(peer)] = _Subscription(peer, wanted.kernels, wanted.jobs, wanted.types, place, is_lost)
@@ -100,22 +105,22 @@ class Events:
 
     @property
     def position(self) -> StreamPosition:
-        """Where the stream stands."""
+        """The present position of the stream."""
         return StreamPosition(self.epoch, self.seq)
 
     def resume_sending(self, peer: Peer) -> None:
-        """Give a peer what it has not had; one that does not subscribe gets nothing."""
+        """Send a peer the events that it has missed; does nothing if it has no subscription."""
         subscription = self._subscriptions.get(id(peer))
         if subscription is not None:
             self._send_missed(subscription)
 
     def remove_subscription(self, peer: Peer) -> bool:
-        """Give a peer no more events; return whether it had any to get."""
+        """End a peer's subscription; return whether it had one."""
         peer.on_writable = peer.on_gone = None
         return self._subscriptions.pop(id(peer), None) is not None
 
     def describe_ring(self) -> EventsInfo:
-        """Return how full the ring is, how many subscribe, and how many of them lag."""
+        """Return how full the ring is, the number of subscribers, and how many of them lag."""
         return EventsInfo(
             seq=self.seq,
             events=len(self._ring),
@@ -125,7 +130,7 @@ class Events:
         )
 
     def _find_start(self, since: tuple[int, int] | None) -> tuple[int, bool]:
-        """Return the seq that ``since`` stands for, and whether it is one that cannot be gone on from."""
+        """Return the seq to continue after, and whether events since ``since`` are lost."""
         if since is None:
             return self.seq, False
         epoch, seq = since
@@ -134,7 +139,7 @@ class Events:
         return seq, False
 
     def _send_missed(self, subscription: _Subscription) -> None:
-        """Give a subscriber what it has not had, as far as it takes it."""
+        """Send a subscriber the events that it has missed, as long as it accepts bytes."""
         while subscription.peer.is_writable and (subscription.is_lost or subscription.place < self.seq):
             if subscription.is_lost or subscription.place + 1 < self._oldest:
                 subscription.is_lost = False

@@ -1,8 +1,8 @@
-"""The methods ``export`` and ``import``: winners as documents that can be kept in git, and taken in elsewhere.
+"""The methods ``export`` and ``import``: winners as documents that can be kept in git, and imported elsewhere.
 
-A document has its kernel's learned names without their contents. Where an import looks at them, and finds what makes
-the digest of one of the winners, all of them hold what they held there: they are learned here, too. Their
-reader is imported when there is one to read: a daemon at rest holds 0.1 MiB less.
+A document lists its kernel's learned names, without their contents. An import reads these files here. If the kernel's
+digest with them is the digest of one of the winners, they have the same contents here, and are learned here, too. The
+reader of documents is imported only when it is needed, which saves an idle daemon 0.1 MiB.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ from ktuned.serve.method import Handler, Peer
 from ktuned.store import Artifacts, Store, exchange
 
 MAX_IMPORTED: Final = 200
-"""Winners in one ``import``: some 20 ms of the loop's time."""
+"""Winners in one ``import``: they take some 20 ms of the event loop's time."""
 
 
 MAX_NAMED: Final = 5
-"""Watched directories that an error names: more say less."""
+"""Watched directories that an error message lists; a longer list would help nobody."""
 
 
 class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
-    """Exports winners and imports others; ``publish`` announces those that became winners here."""
+    """Exports winners and imports others; ``publish`` announces imported ones that became winners here."""
 
     admission: Admission
     catalog: Catalog
@@ -83,9 +83,9 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     async def export_winners(self, wanted: ExportParams, peer: Peer) -> ExportAnswer:
-        """List the kernels and device models that have winners, or return the document of one of each.
+        """List the kernels and device models that have winners, or return the document of one kernel and model.
 
-        It is read in a thread, so that lookups do not wait for it.
+        The store is read in a thread, so that lookups do not wait for it.
         """
         name = None if wanted.kernel is None else self._full_name(wanted.kernel, wanted.directory)
         if name is None or wanted.device is None:
@@ -109,7 +109,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _as_served(self, name: str, device: str, winners: list[Winner]) -> list[Winner]:
-        """Return winners as lookups serve them: one config for all, where the file of a known kernel says so."""
+        """Return winners as lookups serve them: one config for all problems, if the kernel file asks for that."""
         try:
             kernel = self.catalog.resolve_kernel(name)
         except NotFound:
@@ -119,7 +119,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         return [winner for winner in served if winner.context.device == device and winner.key in known]
 
     async def import_winners(self, wanted: ImportParams, peer: Peer) -> ImportAnswer:
-        """Take in the winners of a document that may be believed; with ``dry_run``, only say what would be."""
+        """Import the winners of a document that pass all checks; with ``dry_run``, only report the outcome."""
         from ktuned_client import winners
 
         try:
@@ -155,7 +155,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         return ImportAnswer(kernel.name, document.device, entries)
 
     def _unknown_kernel(self, name: str) -> NotFound:
-        """Return the error of a document's kernel that is not here: what was sought, where, and what comes near."""
+        """Return the error for a document whose kernel is not here: the name, where it was sought, similar names."""
         project, _, short = name.rpartition(":")
         alike = [kernel for kernel in self.catalog.kernels if kernel.kernel == short]
         if alike:
@@ -176,9 +176,9 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
     async def _add_names(
         self, kernel: KernelInfo, document: WinnersDocument, *, is_dry: bool
     ) -> tuple[KernelInfo, str]:
-        """Return a kernel with a document's names too, and the digest that it has with these names alone.
+        """Return a kernel that also has a document's names, and the digest that it has with only these names.
 
-        They are learned, unless the run is dry, if that is the digest of one of the winners.
+        If that is the digest of one of the winners, the names are learned, except in a dry run.
         """
         if document.names is UNSET:
             return kernel, kernel.digest
@@ -192,7 +192,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         return named, exported or kernel.digest
 
     def _digest_for_problem(self, kernel: KernelInfo, specialized: str, digest: str = "") -> str:
-        """Return what a kernel means for a specialised problem; with another ``digest``, what that would mean."""
+        """Return a kernel's digest for a specialised problem, computed from ``digest`` instead of its own if given."""
         return self.machine.digest_kernel(replace(kernel, digest=digest or kernel.digest), specialized)
 
     async def _read_offer(
@@ -201,8 +201,8 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         """Return a document's winner as one of ours; ``exported`` is the kernel's digest with the document's names.
 
         Raises:
-            UsageError: it does not fit the kernel.
-            WorkerError: the kernel's space cannot be asked.
+            UsageError: the winner does not fit the kernel.
+            WorkerError: it cannot be checked whether the config is in the kernel's space.
         """
         problem, config = winner.problem, winner.config
         by = kernel.objective(objective)
@@ -235,7 +235,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             latency_us=winner.latency_us,
             spread_us=winner.spread_us,
             artifact=None,
-            # One from the future would be the later one for ever.
+            # A time in the future would make this the newer winner forever.
             decided=min(winner.decided, time()),
             metrics=winner.metrics or {},
             objective=by,
@@ -245,24 +245,24 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         return offer
 
     def _judge_offer(self, kernel: KernelInfo, offer: Winner) -> tuple[Status, exchange.Decision]:
-        """Return what a winner would be served as, and whether it takes the place of ours."""
+        """Return the status that lookups would give a winner, and whether it replaces ours."""
         today = self._build_context_today(kernel, offer.problem, offer.context.device)
         ours = self.store.get_winner(offer.key)
         if ours is not None and self.admission.known_verdict(kernel, offer.problem, ours.config) is False:
-            # It is served no more.
+            # Ours is not served any more, because the space no longer has its config.
             ours = None
         status = Status.FRESH if offer.context == today else Status.STALE
         return status, exchange.judge_offer(offer, ours, today)
 
     async def _may_be_served(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool:
-        """Return whether the space holds a config, unless only a lookup's whole problem can decide that."""
+        """Return whether the space has a config; True if only the whole problem of a lookup can decide that."""
         if kernel.specialize is not None and all(set(problem) != set(declared) for declared in kernel.problems):
             return self.admission.known_verdict(kernel, problem, config) is not False
         (is_admitted,) = await self.admission.check_configs(kernel, problem, [config])
         return is_admitted
 
     def _build_context_today(self, kernel: KernelInfo, problem: Problem, model: str) -> Context | None:
-        """Return what a measurement made here now would stand on; ``None`` where the device is not here."""
+        """Return the context of a measurement made here now; ``None`` if the device is not here."""
         try:
             environment = self.catalog.kernel_environment(kernel)
             found = self.machine.find_device(environment, kernel.backend, model)
@@ -288,7 +288,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def _full_name(self, name: str, directory: str | None) -> str:
-        """Return the full name; of a kernel that is not there any more, as it was given."""
+        """Return a kernel's full name; if it does not exist any more, the name as given."""
         try:
             return self.catalog.resolve_kernel(name, directory).name
         except NotFound:
@@ -327,12 +327,12 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _ends_of_name(entry: Observation) -> list[str]:
-    """Return the ends for which a learned name was read."""
+    """Return the purposes for which a learned name was read."""
     return ["source"] * entry.is_source + ["data"] * entry.is_data
 
 
 def _export_winner(winner: Winner) -> ExportedWinner:
-    """Return a winner as a document holds it among those by other objectives."""
+    """Return a winner in the form of a document's lists for objectives other than latency."""
     context = winner.context
     return ExportedWinner(
         problem=winner.problem,

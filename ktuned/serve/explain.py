@@ -1,4 +1,4 @@
-"""Explanation of a kernel's stale winners: the changes since each was measured."""
+"""Explains why a kernel's winners are stale: the changes since each was measured."""
 
 from __future__ import annotations
 
@@ -32,9 +32,14 @@ from ktuned.store import Store
 
 
 class Explainer(msgspec.Struct, frozen=True):
-    """Compares winners' contexts with that of a measurement made now, as far as that is known.
+    """Compares winners' contexts with the context of a measurement made now, as far as that is known.
 
-    ``doubt`` returns why a kernel's present context is not certain; nothing if it is.
+    Attributes:
+        catalog: Finds kernels and their environments.
+        admission: Knows which configs a space has.
+        machine: Builds contexts.
+        store: Has the winners and their jobs.
+        doubt: Returns why a kernel's present context is not certain; empty if it is.
     """
 
     catalog: Catalog
@@ -44,9 +49,9 @@ class Explainer(msgspec.Struct, frozen=True):
     doubt: Callable[[KernelInfo], str]
 
     def explain_winners(self, kernel: KernelInfo) -> tuple[WinnerStanding, ...]:
-        """Return how each winner stands; of those that still answer lookups."""
+        """Return the standing of each winner that still answers lookups."""
         winners = self.store.list_winners(kernel.name)
-        # What was tuned when other keys of the problem were specialised answers no lookup any more.
+        # Winners from when other keys of the problem were specialised answer no lookups any more.
         keys = None if kernel.specialize is None else set(kernel.specialize)
         return tuple(self._explain_winner(kernel, winner) for winner in winners if keys in (None, set(winner.problem)))
 
@@ -77,7 +82,7 @@ class Explainer(msgspec.Struct, frozen=True):
         return standing if outside is None else _as_stale(standing, standing.message, [*standing.changes, outside])
 
     def _why_outside_space(self, kernel: KernelInfo, winner: Winner) -> Change | None:
-        """Return why the present space keeps a winner's config from being served as it is, if it does."""
+        """Return why a winner's config is not served unchanged in the present space; None if it is."""
         file = os.path.basename(kernel.file)
         config = complete_config(kernel, winner.config)
         held = canonical(winner.config)
@@ -91,7 +96,7 @@ class Explainer(msgspec.Struct, frozen=True):
         return Change(SPACE, file, f"{held} is served once a worker has found it in the space", "", "")
 
     def _whole_problem(self, kernel: KernelInfo, winner: Winner) -> Problem:
-        """Return a whole problem that a winner is for: constraints see all of it."""
+        """Return a whole problem that a winner is for, because constraints see the whole problem."""
         wanted = winner.context.problem
         declared = (problem for problem in kernel.problems if kernel.make_key_problem(problem) == wanted)
         return next(declared, winner.problem)
@@ -103,7 +108,7 @@ class Explainer(msgspec.Struct, frozen=True):
 
     def _describe_changes(self, kernel: KernelInfo, then: Context, now: Context) -> list[Change]:
         versions = self.store.load_fingerprint_versions
-        # A winner of the declared inputs, where others were captured since: they are the one part that is new.
+        # A winner of the declared inputs, and inputs were captured since: these are the only part that is new.
         captured = {CAPTURED: now.digest[:16]} if then.digest == kernel.digest != now.digest else {}
         return compare_contexts(
             then,
@@ -122,7 +127,7 @@ class Explainer(msgspec.Struct, frozen=True):
         return tuple(find_notices(next(ended_well, "")))
 
     def _find_jobs(self, winner: Winner) -> Iterator[Job]:
-        """Return the newest jobs that a winner may be of."""
+        """Return the jobs that may have found a winner, newest first."""
         for job in self.store.list_jobs(kernel=winner.context.kernel, limit=20):
             is_alike = job.device == winner.context.device and job.objective == winner.objective
             if is_alike and _covers_problem(job.problem, winner.problem):

@@ -38,14 +38,15 @@ from ktuned.serve.method import MAX_ROWS, Handler, Peer, bound_limit
 from ktuned.store import Store
 
 MAX_CONFIGS: Final = 200
-"""Configs that one request may name: every map of its job has them, and a larger set is a space of its own."""
+"""Configs that one request may name: each message about its job has them all, and more should be a space of their own.
+"""
 
 MAX_NAMED: Final = 4
-"""Kernels that a line about an ambiguous name lists."""
+"""Kernels that a notice about an ambiguous name lists."""
 
 
 class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs as clients request and see them."""
+    """Handles clients' requests for jobs and about jobs."""
 
     applications: Applications
     catalog: Catalog
@@ -67,7 +68,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     async def handle_tune(self, wanted: TuneParams, peer: Peer) -> TuneAnswer:
-        """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
+        """Request a tuning; ``subscribe`` with the returned position reports its progress."""
         if wanted.beside is not None:
             self.applications.add_process(wanted.beside)
         request = msgspec.structs.replace(
@@ -94,7 +95,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("arch is empty", hint="name what to compile for, e.g. sm_90a, or leave it out")
         request = msgspec.structs.replace(
             _parse_request(wanted),
-            # However many follow it: a tuning that is waited for goes first.
+            # The priority stays the same however many clients follow the job, so that tunings with clients go first.
             is_fixed=True,
             reason="compile",
             compile_only=True,
@@ -103,7 +104,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         return await self._take_in(wanted, request)
 
     async def _take_in(self, wanted: JobParams, request: TuningRequest) -> TuneAnswer:
-        """Create jobs for a request; the answer has the place in the event stream from which their events come."""
+        """Create jobs for a request; the answer has the stream's position before their first events."""
         position = self.events.position
         errors: list[FileError] = []
         known = {kernel.name for kernel in self.catalog.kernels}
@@ -128,7 +129,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         return TuneAnswer(described, position.epoch, position.seq, tuple(errors), tuple(filter(None, notices)))
 
     def _describe_ambiguity(self, kernel: KernelInfo) -> str:
-        """Return a line about a new kernel whose short name means another project's kernel as well, or nothing."""
+        """Return a notice if a new kernel's short name may also mean another project's kernel; empty otherwise."""
         others = [other.name for other in self.catalog.find_namesakes(kernel)]
         if not others:
             return ""
@@ -141,7 +142,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     async def handle_cancel(self, wanted: CancelParams, peer: Peer) -> JobsAnswer:
-        """Cancel one job, or all of a kernel."""
+        """Cancel one job, or all jobs of a kernel."""
         if wanted.job is not None:
             return self._describe_jobs([await self.jobs.cancel_job(wanted.job)])
         if wanted.kernel is None:
@@ -155,7 +156,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         return self._describe_jobs(cancelled)
 
     async def handle_pause(self, wanted: PauseParams, peer: Peer) -> PauseAnswer:
-        """Let something wait until it is resumed, in the next daemon's life too."""
+        """Pause a job, a kernel, a device or everything until it is resumed, even across restarts of the daemon."""
         return await self._set_paused(wanted, self.jobs.pause_job, is_paused=True)
 
     async def handle_resume(self, wanted: PauseParams, peer: Peer) -> PauseAnswer:
@@ -192,7 +193,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         return models[wanted]
 
     def handle_jobs(self, wanted: JobsParams, peer: Peer) -> JobsAnswer:
-        """List jobs: what runs and waits in its order, then what has ended, newest first."""
+        """List jobs: those that run or wait, in their order, then those that have ended, newest first."""
         if wanted.job is not None:
             job = self.jobs.get_job(wanted.job)
             if job is None:
@@ -219,7 +220,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         return JobsAnswer(tuple(map(self.jobs.describe_job, jobs)))
 
     def _describe_in_order(self, job: Job) -> JobInfo:
-        """Return a job with its problem in the declared order while its kernel is known."""
+        """Return a job; if its kernel is known, its problem is in the declared order."""
         described = self.jobs.describe_job(job)
         with suppress(NotFound):
             problem = self.catalog.resolve_kernel(job.kernel).order_problem(job.problem)
@@ -228,16 +229,16 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _explain_joined_job(job: Job) -> str:
-    """Return a line about a request that became part of an older job, whose budget may be larger."""
+    """Return a notice that a request has joined an older job, whose budget may be larger."""
     seconds = "" if job.plan.seconds is None else f" within {job.plan.seconds:g} s"
     return f"joined job {job.id}, which does this already and tries up to {job.plan.trials:,} configs{seconds}"
 
 
 def _parse_configs(wanted: Sequence[Config] | None) -> tuple[Config, ...]:
-    """Return the configs that a request names.
+    """Return the configs that a request names, without duplicates.
 
     Raises:
-        UsageError: they are none, or too many.
+        UsageError: the list is empty or too long.
     """
     if wanted is None:
         return ()

@@ -1,4 +1,4 @@
-"""The methods ``kernels``, ``add`` and ``unwatch``: what is declared in the watched roots, and which these are."""
+"""The methods ``kernels``, ``add`` and ``unwatch``: list the kernels and the watched roots, add and remove roots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,15 @@ from ktuned.serve.method import Handler, Peer
 
 
 class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
-    """Lists kernels, adds and removes roots; ``configured`` returns the paths of the roots in ``config.toml``."""
+    """Lists kernels, adds and removes roots.
+
+    Attributes:
+        catalog: The known kernels and roots.
+        explainer: Explains stale winners.
+        intake: Inspects and watches paths.
+        renewal: Forgets roots.
+        configured: Returns the paths of the roots in ``config.toml``.
+    """
 
     catalog: Catalog
     explainer: Explainer
@@ -91,7 +99,7 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
 
     def _root_at(self, path: str) -> Root:
         known = {root.path: root for root in self.catalog.roots}
-        # A directory that is gone may have been a link.
+        # Also the path as given: a root whose directory is gone may be known by a path that was a link.
         for place in (os.path.realpath(path), path):
             if place in known:
                 return known[place]

@@ -1,4 +1,4 @@
-"""The listening socket, bound or handed over: one daemon per path, decided by a held lock and not by the file."""
+"""The listening socket, bound here or handed over. A lock, and not the socket's file, ensures one daemon per path."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ktuned.model import KtunedError
 from ktuned_client import paths
 
 LOOK_S: Final = 2.0
-"""Time between two checks that the socket's file is still there."""
+"""Interval at which it is checked that the socket's file is still there."""
 
 _log = structlog.get_logger()
 
 
 class CannotListen(KtunedError):
-    """The socket cannot be had: another daemon has it, or its path cannot be used."""
+    """The daemon cannot listen: another daemon has the socket, or its path cannot be used."""
 
     code = "cannot_listen"
 
@@ -55,14 +55,14 @@ def bind_socket(path: str) -> Iterator[socket.socket]:
 
 
 async def keep_reachable(path: str, listen: Callable[[socket.socket], Awaitable[None]]) -> None:
-    """Bind ``path`` again whenever its file is gone, and have it served; runs until cancelled.
+    """Bind ``path`` again whenever its file is gone, and pass the new socket to ``listen``; runs until cancelled.
 
-    Cleaners such as systemd's of ``/tmp`` remove files as old as a daemon's socket. Without the file no
-    client could reach the daemon, which holds the lock on its state, so that no other daemon could start either.
+    Cleaners such as systemd's for ``/tmp`` remove old files, and a daemon's socket may be old. Without the file no
+    client could reach the daemon. No other daemon could start either, because this one holds the lock on its state.
     """
     while True:
         await anyio.sleep(LOOK_S)
-        # Another daemon's file, if there is one, stays.
+        # The file may also be another daemon's; then it stays.
         if os.path.lexists(path):
             continue
         try:
@@ -77,13 +77,13 @@ async def keep_reachable(path: str, listen: Callable[[socket.socket], Awaitable[
 
 @contextlib.contextmanager
 def inherit_socket(descriptor: int) -> Iterator[socket.socket]:
-    """Hold the lock beside a listening socket that a service manager made, and yield it.
+    """Yield a listening socket that a service manager made, and hold the lock beside its file.
 
-    Its file is the manager's: nothing is bound, and nothing removed at the end, so that who connects while the
-    daemon is away waits in the manager's queue.
+    The file belongs to the manager, so it is neither bound here nor removed at the end. Clients that connect while no
+    daemon runs wait in the manager's queue.
 
     Raises:
-        CannotListen: another daemon holds the lock, or the socket is not ours alone.
+        CannotListen: another daemon holds the lock, or other users can use the socket.
     """
     with socket.socket(fileno=descriptor) as listening:
         path = listening.getsockname()
@@ -116,7 +116,7 @@ def _hold_lock_beside(path: str) -> Iterator[None]:
 
 
 def _listen_at(path: str) -> socket.socket:
-    # No other process holds the lock, so an existing socket was left behind.
+    # No other process holds the lock, so an existing socket is a leftover.
     with contextlib.suppress(FileNotFoundError):
         paths.check_socket(path)
         os.unlink(path)

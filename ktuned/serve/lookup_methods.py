@@ -30,7 +30,7 @@ from ktuned.serve.method import DeferredAnswer, Handler, Peer
 
 
 class LookupMethods(msgspec.Struct, frozen=True):
-    """Answers from memory; only the first lookup under a pin waits, and one that asks for a settled answer."""
+    """Answers lookups from memory. Only the first lookup under a pin, or one with ``settle``, may wait."""
 
     lookups: Lookups
 
@@ -44,7 +44,7 @@ class LookupMethods(msgspec.Struct, frozen=True):
         ]
 
     def handle_lookup(self, wanted: LookupParams, peer: Peer) -> Answer | DeferredAnswer:
-        """Answer one lookup, from memory; the first of a problem under a pin waits for the disk."""
+        """Answer one lookup from memory; a problem's first lookup under a pin waits for the disk."""
         settle_until = monotonic() + min(wanted.settle, SETTLE_S)
         if wanted.pin is not None:
             held = self.lookups.lookup_pinned(
@@ -73,7 +73,7 @@ class LookupMethods(msgspec.Struct, frozen=True):
         return found.answer
 
     def handle_lookup_many(self, wanted: LookupManyParams, peer: Peer) -> LookupManyAnswer | DeferredAnswer:
-        """Answer several lookups, in their order; one that is refused has its error in its place."""
+        """Answer several lookups, in their order; a refused lookup has its error in place of an answer."""
         answers = [self._look_up_or_explain(entry, peer) for entry in wanted.lookups]
         if not any(type(answer) is DeferredAnswer for answer in answers):
             return LookupManyAnswer(answers)
@@ -92,7 +92,7 @@ class LookupMethods(msgspec.Struct, frozen=True):
             return RefusedLookup(error.to_wire())
 
     def handle_pins(self, nothing: NoParams, peer: Peer) -> PinsAnswer:
-        """List the pins, and how many answers each holds since when."""
+        """List the pins, with the number of answers that each holds, and since when."""
         return PinsAnswer(tuple(self.lookups.pins.list_pins()))
 
     async def handle_unpin(self, wanted: UnpinParams, peer: Peer) -> UnpinAnswer:

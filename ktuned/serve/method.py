@@ -1,4 +1,4 @@
-"""A method's handler, the peer that calls it, and how the server reads what it is called with."""
+"""A method's handler, the peer that calls it, and the decoding of its parameters."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ P = TypeVar("P", bound=msgspec.Struct)
 A = TypeVar("A")
 
 MAX_ROWS = 2_000
-"""Trials or jobs in one answer, which must stay below the limit of a message."""
+"""Trials or jobs in one answer, because a message has a size limit."""
 
 _LEAST, _MOST = -(2**63), 2**63 - 1
-"""Ends of the integers that the store holds."""
+"""The least and the greatest integer that the store can hold."""
 
 
 class Peer(ABC):
-    """A client as methods and events see it: where bytes can be sent, in a queue that is bounded.
+    """A client as methods and events see it: bytes can be sent to it, through a bounded queue.
 
-    ``on_writable`` is called whenever it takes bytes again, ``on_gone`` once it never will.
+    Attributes:
+        on_writable: Called whenever the peer accepts bytes again.
+        on_gone: Called once, when the peer is gone.
     """
 
     on_writable: Callable[[], object] | None = None
@@ -33,28 +35,30 @@ class Peer(ABC):
     @property
     @abstractmethod
     def is_writable(self) -> bool:
-        """True if the peer takes bytes now."""
+        """True if the peer accepts bytes now."""
 
     @abstractmethod
     def send(self, data: bytes) -> None:
-        """Take an encoded message, or several."""
+        """Send one or more encoded messages to the peer."""
 
 
 class Handler(msgspec.Struct, Generic[P, A], frozen=True):
-    """A method, and what is called with its params and the peer that sent them.
+    """A method, and the function that answers it.
 
-    An ``async`` function may wait. Any other must not block: where it would have to, it returns a
-    :class:`DeferredAnswer`.
+    Attributes:
+        method: The method, with the types of its params and its answer.
+        handle: Called with the params and the peer that sent them. An ``async`` function may wait. A plain one must
+            not block; if it would have to, it returns a :class:`DeferredAnswer`.
     """
 
     method: Method[P, A]
     handle: Callable[[P, Peer], A | Awaitable[A] | DeferredAnswer]
 
     def read_params(self, params: dict[str, Any]) -> P:
-        """Return the params that a request holds; fields that the method does not have are passed over.
+        """Return the params of a request; fields that the method does not have are ignored.
 
         Raises:
-            UsageError: a field is missing or of a wrong type, or holds what no file or row can be named by.
+            UsageError: a field is missing or of a wrong type, an integer does not fit 64 bits, or a text has a NUL.
         """
         for name, value in params.items():
             if isinstance(value, int) and not _LEAST <= value <= _MOST:
@@ -68,10 +72,10 @@ class Handler(msgspec.Struct, Generic[P, A], frozen=True):
 
 
 def bound_limit(limit: int) -> int:
-    """Return how many rows an answer may have where a request wants ``limit``.
+    """Return how many rows the answer to a request for ``limit`` rows may have.
 
     Raises:
-        UsageError: it wants none.
+        UsageError: ``limit`` is less than 1.
     """
     if limit < 1:
         raise UsageError(f"limit is {limit}", hint="give at least 1")
@@ -79,6 +83,6 @@ def bound_limit(limit: int) -> int:
 
 
 class DeferredAnswer(msgspec.Struct, frozen=True):
-    """Returned by a plain method that must wait this time; ``rest`` finishes the answer."""
+    """Returned by a plain method that has to wait for once; ``rest`` computes the answer."""
 
     rest: Callable[[], Awaitable[Any]]

@@ -1,4 +1,4 @@
-"""The method ``peaks``: the limits of devices, measured once for each model, in its lane, and kept."""
+"""The method ``peaks``: measures the limits of devices, once for each model and in its lane, and stores them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,20 @@ from ktuned.serve.method import Handler, Peer
 from ktuned.store import Store
 
 _DEADLINES: Mapping[str, float] = {Phase.LOAD: 120.0, Phase.TIMING: 120.0}
-"""Importing torch from a cold disk, and 12 runs of eight kinds: a large GPU takes 3 s for all, two cores 15 s."""
+"""Seconds for importing torch from a cold disk, and for 12 runs of eight kinds, which together take a large GPU 3 s and
+two CPU cores 15 s."""
 
 
 class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
-    """Measures limits; ``environments`` are interpreters that may have torch, ``lane`` returns a device's lane."""
+    """Measures limits of devices.
+
+    Attributes:
+        machine: Probes environments for their devices.
+        store: Has the limits measured so far.
+        fleet: Lends workers.
+        environments: Returns environments whose interpreters may have torch.
+        lane: Returns the lane of a device.
+    """
 
     machine: Machine
     store: Store
@@ -48,7 +57,7 @@ class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
         return PeaksAnswer(tuple(self.store.load_peaks().values()))
 
     async def _find_devices(self) -> list[tuple[Environment, Device]]:
-        """Return the devices of all interpreters; one that lacks torch is followed by another that may have it."""
+        """Return the devices that each interpreter sees. A device may occur several times, as some lack torch."""
         found = []
         for environment in self.environments():
             report = await self.machine.environments.probe_environment(environment)
@@ -56,8 +65,8 @@ class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     async def _measure_device(self, environment: Environment, device: Device) -> bool:
-        """Measure a device in a worker of its own, while its lane measures nothing else; return whether it worked."""
-        # In the order of a final round.
+        """Measure a device in a worker of its own, while its lane is held; return whether it worked."""
+        # The gate before the lane, in the same order as a final round, so that the two cannot wait for each other.
         async with self.fleet.gate.hold_quiet(), self.lane(device).hold(NO_JOB):
             worker = await self.fleet.acquire_worker(Role.BENCH, environment)
             try:
@@ -65,7 +74,7 @@ class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
             except WorkerError as error:
                 peaks = Peaks(device.model, absent={"all": error.message.splitlines()[0]}, measured=time())
             finally:
-                # It holds gigabytes of the device.
+                # The worker holds gigabytes of the device's memory.
                 worker.kill()
         if peaks.gbps is None and not peaks.tflops and device.model in self.store.load_peaks():
             return False

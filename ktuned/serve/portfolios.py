@@ -1,4 +1,4 @@
-"""The method ``portfolio``: few configs for many problems of a kernel, made, and shown with how far that is."""
+"""The method ``portfolio``: makes a kernel's portfolio (few configs for many problems), and reports its progress."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ktuned.serve.method import Handler, Peer
 
 
 class PortfolioMethods(msgspec.Struct, frozen=True):
-    """Handles the method; its answer has a kernel's portfolios, and the progress of the ones being made."""
+    """Handles the method. Its answer has a kernel's portfolios, and the progress of those being made."""
 
     catalog: Catalog
     portfolios: Portfolios
@@ -24,7 +24,7 @@ class PortfolioMethods(msgspec.Struct, frozen=True):
         return [Handler(PORTFOLIO, self.handle_portfolio)]
 
     def handle_portfolio(self, wanted: PortfolioParams, peer: Peer) -> PortfolioAnswer:
-        """Have a portfolio made, if that is asked for, and return what there is."""
+        """Have a portfolio made if ``make`` is set, and return the present portfolios."""
         kernel = self.catalog.resolve_kernel(wanted.kernel, wanted.directory)
         if wanted.make:
             asked = PortfolioRequest(configs=wanted.configs, loss=wanted.loss, tunings=wanted.tunings)

@@ -1,10 +1,10 @@
-"""The daemon's end of the socket: bytes to messages, messages to methods, answers to bytes, each within its limits.
+"""The daemon's end of the socket: decodes requests, calls their methods, and encodes the answers, within limits.
 
 A :class:`Connection` is one client. It is a bare asyncio protocol, because a lookup must not cost a task switch: a
 plain method is answered from within ``buffer_updated``. Methods that wait are tasks of the :class:`Server`.
 
-A connection that breaks a limit is closed; one that does not read what it asked for is not read from either.
-docs/protocol.md lists the limits.
+A connection that exceeds a limit is closed. While a client does not read its answers, the server reads no more of its
+requests. docs/protocol.md lists the limits.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ MAX_CONNECTIONS: Final = 800
 """Open connections: below the usual limit of 1024 file descriptors, with room for workers and the store."""
 
 MAX_PENDING: Final = 256
-"""Requests of one connection whose methods still wait; one application's threads ask for far fewer at once."""
+"""Requests of one connection whose methods may wait at once; the threads of one application send far fewer."""
 
 WRITE_BUFFER_BYTES: Final = 256 * 1024
-"""Unread answers and events of one connection beyond which it gets no more until it has read."""
+"""Unread answers and events of one connection; beyond this it gets no more until it has read some."""
 
 READ_BYTES: Final = 64 * 1024
-"""Bytes read from one connection before it is the next one's turn."""
+"""Bytes read from one connection before the next connection has its turn."""
 
 DRAINING_S: Final = 5.0
-"""Time that a stopping server waits for open requests: an inspection takes a second or two."""
+"""How long a stopping server waits for open requests: an inspection takes a second or two."""
 
 CLOSING_S: Final = 1.0
-"""Time that a stopping server waits for its last answers to be read."""
+"""How long a stopping server waits until its last answers have been read."""
 
 REFUSAL_LOG_S: Final = 1.0
-"""Least time between two log entries of connections that were closed for a fault of their peer; others are only
-counted, so that a peer that keeps coming back cannot fill the disk."""
+"""Least time between two log entries about refused connections. Those in between are only counted, so that a client
+that keeps reconnecting cannot fill the disk."""
 
 _STOPPING: Final = {
     "code": "stopping",
@@ -59,16 +59,16 @@ _STOPPING: Final = {
 }
 
 _KEEP_THE_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-"""From Python 3.13 on a server would remove the socket's file, which is its binder's to remove."""
+"""Since Python 3.13 an asyncio server removes the socket's file by default; here the code that bound it does that."""
 
 _pack: Final = msgspec.msgpack.Encoder().encode
-"""Packs plain data and typed answers alike; an answer takes half the time that it takes as a map by ``msgpack``."""
+"""Packs both plain data and typed answers. An answer takes half the time that ``msgpack`` needs for it as a map."""
 
 log = structlog.get_logger()
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Limits of one connection, and of their number."""
+    """Limits of each connection, and of the number of connections."""
 
     connections: int = MAX_CONNECTIONS
     pending: int = MAX_PENDING
@@ -81,10 +81,11 @@ class Limits(msgspec.Struct, frozen=True):
 class Connection(asyncio.BufferedProtocol, Peer):
     """One client. Methods get it as their second argument.
 
-    ``pending`` counts its requests whose methods still wait.
+    Attributes:
+        pending: How many of its requests have methods that still wait.
     """
 
-    # A plain protocol has 256 KiB allocated for each read, which costs more than everything else that a lookup needs.
+    # With a plain Protocol, 256 KiB are allocated for each read, which costs more than the rest of a lookup.
 
     def __init__(self, server: Server) -> None:
         self.pending = 0
@@ -96,33 +97,33 @@ class Connection(asyncio.BufferedProtocol, Peer):
 
     @property
     def is_writable(self) -> bool:
-        """True if the peer reads: neither gone, nor behind by more than its write buffer."""
+        """True if the peer is connected and its write buffer is not full."""
         return self._transport is not None and not self._is_paused
 
     def send(self, data: bytes) -> None:
-        """Write encoded messages; to a peer that is gone, nothing."""
+        """Write encoded messages; does nothing if the peer is gone."""
         if self._transport is not None:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close once everything written has been read."""
+        """Close the connection after everything written has been sent."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
     def finish_request(self) -> None:
-        """Note that one of the waiting methods has ended."""
+        """Record that one of the waiting methods has ended."""
         self.pending -= 1
         if self._transport is None and not self.pending:
             self._server.release_connection(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Admit the peer, if it runs as us and there is room."""
-        # uvloop's is no subclass.
+        """Admit the peer if it runs as the same user and there is room."""
+        # uvloop's transport is not a subclass of asyncio.Transport.
         transport = cast("asyncio.Transport", transport)
         try:
             paths.check_peer(transport.get_extra_info("socket"))
@@ -137,15 +138,15 @@ class Connection(asyncio.BufferedProtocol, Peer):
         self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where to read to: one buffer for all, because each read is handled before the next one."""
+        """Return the buffer for the next read. All connections share it, as each read is handled before the next."""
         return self._server.read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Answer what the bytes complete."""
+        """Answer the requests that the received bytes complete."""
         if self._transport is None:
             return
         data = bytes(self._server.read_buffer[:nbytes])
-        # A request that was answered before is answered by its bytes, undecoded, if nothing of another is left over.
+        # A repeated request is answered by its bytes, without decoding, if no part of another request is left over.
         shortcuts = self._server.shortcuts
         begins_request = self._decoder.is_between_messages and not self._unhandled
         if shortcuts is not None and begins_request and not self._is_paused:
@@ -153,7 +154,7 @@ class Connection(asyncio.BufferedProtocol, Peer):
             if known is not None:
                 self._transport.write(known)
                 return
-        # Decode what is complete.
+        # Decode the complete messages.
         try:
             self._unhandled.extend(self._decoder.feed(data))
         except wire.ProtocolError as error:
@@ -170,14 +171,14 @@ class Connection(asyncio.BufferedProtocol, Peer):
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Go on where :meth:`pause_writing` stopped."""
+        """Continue where :meth:`pause_writing` stopped."""
         self._is_paused = False
         self._answer_buffered()
         if self._transport is not None and not self._is_paused:
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Forget the peer; its waiting methods run to their ends, and count until then."""
+        """Forget the peer. Its waiting methods run to their end, and the connection counts until then."""
         if self._transport is None:
             return
         self._transport = None
@@ -188,7 +189,10 @@ class Connection(asyncio.BufferedProtocol, Peer):
             self._server.release_connection(self)
 
     def _answer_buffered(self, data: bytes | None = None) -> None:
-        """Answer what waits to be; ``data`` are the bytes of the one request that does, if they are nothing else."""
+        """Answer the decoded requests that wait.
+
+        If exactly one request waits and the bytes read were exactly that request, ``data`` has these bytes.
+        """
         while self._unhandled and self.is_writable:
             message = self._unhandled.popleft()
             if type(message) is wire.Response:
@@ -213,9 +217,16 @@ class Connection(asyncio.BufferedProtocol, Peer):
 
 
 class Server:
-    """Answers requests on a listening Unix socket with ``handlers``; ``shortcuts`` hold recent answers.
+    """Answers requests on a listening Unix socket.
 
-    ``connections`` are the open ones, and those that are gone while a method of theirs still waits.
+    Args:
+        handlers: The handlers of all methods.
+        limits: Limits of the connections.
+        shortcuts: The cache of recent answers.
+
+    Attributes:
+        connections: The open connections, and the closed ones that still have a waiting method.
+        read_buffer: The buffer that all connections read into.
     """
 
     def __init__(
@@ -244,7 +255,7 @@ class Server:
     async def serve_until_cancelled(
         self, listening: socket.socket, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Serve until cancelled; then stop accepting, cancel what waits, and let the last answers be read."""
+        """Serve until cancelled; then refuse connections, cancel waiting methods, and let the last answers be read."""
         async with anyio.create_task_group() as self._tasks:
             await self.accept_from(listening)
             task_status.started()
@@ -256,7 +267,7 @@ class Server:
                 await self._close_all()
 
     async def accept_from(self, listening: socket.socket) -> None:
-        """Have the server take connections from this socket, which it closes, and from no other any more."""
+        """Accept connections from this socket only, in place of the one before. The server owns and closes it."""
         if self._acceptor is not None:
             self._acceptor.close()
         self._acceptor = await asyncio.get_running_loop().create_unix_server(
@@ -264,7 +275,7 @@ class Server:
         )
 
     async def drain_requests(self) -> None:
-        """Take no more connections, and no more requests that wait; let those end that wait already, for a while."""
+        """Refuse new connections and new deferred requests; give those in progress DRAINING_S to finish."""
         self._is_draining = True
         if self._acceptor is not None:
             self._acceptor.close()
@@ -285,7 +296,7 @@ class Server:
             connection.abort()
 
     def describe_traffic(self) -> TrafficInfo:
-        """Return how many connections there are, what waits, and what was answered and refused since the start."""
+        """Return the numbers of connections, of waiting requests, and of answers and refusals since the start."""
         return TrafficInfo(
             connections=len(self.connections),
             pending=sum(connection.pending for connection in self.connections),
@@ -293,10 +304,10 @@ class Server:
             refused=self._refused,
         )
 
-    # What connections ask of their server
+    # Called by connections
 
     def admit_connection(self, connection: Connection) -> bool:
-        """Count a new connection in, if there is room for it."""
+        """Add a new connection if there is room for it; return whether there was."""
         if len(self.connections) >= self.limits.connections:
             self.record_refusal("connections", f"{self.limits.connections} are open")
             return False
@@ -304,13 +315,13 @@ class Server:
         return True
 
     def release_connection(self, connection: Connection) -> None:
-        """Count a connection out that is closed and waits for nothing."""
+        """Remove a connection that is closed and has no waiting method."""
         self.connections.discard(connection)
         if not self.connections:
             self._is_empty.set()
 
     def record_refusal(self, limit: str, reason: str) -> None:
-        """Count a connection that is closed for what its peer did."""
+        """Count a connection that was refused, and log it if none was logged just before."""
         self._refused += 1
         now = monotonic()
         if now - self._logged >= REFUSAL_LOG_S:

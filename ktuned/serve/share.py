@@ -1,4 +1,4 @@
-"""The methods ``share``, ``share_push`` and ``share_pull``: how a shared store stands, and an exchange with it now."""
+"""The methods ``share``, ``share_push`` and ``share_pull``: report on the shared store, and exchange winners now."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ktuned.sharing import ShareSettings, hide_secrets
 
 
 class ShareMethods(msgspec.Struct, frozen=True, kw_only=True):
-    """The shared store as clients see it."""
+    """Handles the methods about the shared store."""
 
     catalog: Catalog
     events: Events
@@ -42,7 +42,7 @@ class ShareMethods(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def handle_status(self, nothing: NoParams, peer: Peer) -> ShareAnswer:
-        """Return where the store is, and how the exchange with it stands."""
+        """Return where the store is, and the result of the last exchange with it."""
         settings = self.shared.settings
         if not settings.is_on:
             return ShareAnswer(None)
@@ -58,11 +58,11 @@ class ShareMethods(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     async def handle_push(self, nothing: NoParams, peer: Peer) -> SharePushAnswer:
-        """Publish what the store lacks, and return when it is there.
+        """Publish the winners that the store lacks; return when all are there.
 
         Raises:
-            UsageError: there is no store, or it is only read.
-            SharedStoreDown: it cannot be used now.
+            UsageError: there is no store, or its settings make it read-only.
+            SharedStoreDown: the store cannot be used now.
         """
         settings = self._require_store()
         if settings.read_only:
@@ -72,7 +72,7 @@ class ShareMethods(msgspec.Struct, frozen=True, kw_only=True):
         return SharePushAnswer(hide_secrets(settings.url), await self.exchange.publish_all())
 
     async def handle_pull(self, wanted: SharePullParams, peer: Peer) -> SharePullAnswer:
-        """Look for others' winners of declared problems, and queue what verifies them; return the jobs.
+        """Look for others' winners of declared problems, and queue jobs that verify them; return the jobs.
 
         Raises:
             UsageError: there is no store.

@@ -1,4 +1,4 @@
-"""The methods ``subscribe`` and ``unsubscribe``: peers that are sent events, and wait for jobs by it."""
+"""The methods ``subscribe`` and ``unsubscribe``: a peer gets events, and may wait for jobs in this way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ktuned.serve.method import Handler, Peer
 
 
 class Subscriptions(msgspec.Struct, frozen=True):
-    """Peers that are sent events; one that names jobs waits for them as long as it subscribes."""
+    """Handles subscriptions. A peer that names jobs counts as waiting for them while its subscription lasts."""
 
     events: Events
     jobs: Jobs
@@ -27,7 +27,7 @@ class Subscriptions(msgspec.Struct, frozen=True):
         ]
 
     def handle_subscribe(self, wanted: SubscribeParams, peer: Peer) -> StreamPosition:
-        """Send events to this peer, in place of those that it subscribed to before."""
+        """Send events to this peer from now on; this replaces an earlier subscription."""
         position = self.events.add_subscription(peer, wanted)
         peer.on_gone = partial(self._end_subscription, peer)
         self.jobs.remove_waiter(peer)
@@ -36,7 +36,7 @@ class Subscriptions(msgspec.Struct, frozen=True):
         return position
 
     def handle_unsubscribe(self, nothing: NoParams, peer: Peer) -> EmptyAnswer:
-        """Send this peer no more events."""
+        """Stop sending events to this peer."""
         self._end_subscription(peer)
         return EmptyAnswer()
 

@@ -1,4 +1,4 @@
-"""The methods ``results`` and ``forget``: what a kernel's trials came to."""
+"""The methods ``results`` and ``forget``: list a kernel's trials, and delete them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from ktuned.serve.method import MAX_ROWS, Handler, Peer, bound_limit
 from ktuned.store import Store
 
 MAX_DETAILED_ROWS = 200
-"""Trials with their details in one answer, which must stay below the limit of a message."""
+"""Trials with their details in one answer, because a message has a size limit."""
 
 _Place = tuple[str, str, str]
-"""What tells a trial's context from others of its kernel: the problem, the device, the digest."""
+"""The problem, the device and the digest, which identify a trial's context among those of its kernel."""
 
 
 class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         return [Handler(RESULTS, self.handle_results), Handler(FORGET, self.handle_forget)]
 
     def handle_results(self, wanted: ResultsParams, peer: Peer) -> ResultsAnswer:
-        """List trials; the detail comes with a single one, or where details are asked for."""
+        """List trials; details are included for a single trial, or if they are requested."""
         if wanted.trial is not None:
             return self._find_trial(wanted.trial)
         if wanted.kernel is None:
@@ -78,10 +78,10 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         )
         trials = chosen(limit=limit, order=wanted.order)
         if wanted.order == "fastest" and len(trials) < limit:
-            # What has no figure stands behind what has one.
+            # Trials without a latency come after those with one.
             trials += [trial for trial in chosen(limit=limit) if trial.latency_us is None]
         trials = trials[:limit]
-        # What is known of them besides?
+        # What else is known about them?
         environment = self.catalog.kernel_environment(kernel)
         winners = self.lookups.served.list_winners(kernel, environment)
         classes = self._load_bit_classes(trials)
@@ -110,7 +110,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         return ResultsAnswer(_list_trials([trial], kernel, winners, self._load_bit_classes([trial])))
 
     def _load_bit_classes(self, trials: Sequence[Trial]) -> dict[_Place, BitClasses]:
-        """Return the classes of equal bits in the contexts of some trials, where bits were compared."""
+        """Return the classes of equal bits in each of the trials' contexts in which bits were compared."""
         compared = {
             _find_place(trial): trial.kernel for trial in trials if trial.detail.bits or trial.detail.nondeterministic
         }
@@ -121,12 +121,12 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def _resolve_model(self, kernel: KernelInfo, device: str) -> str:
-        """Return the model of a device that is named as it is here (``cuda:1``); any other word is a model itself."""
+        """Return the model of a device given by its name here (``cuda:1``); any other text is taken for a model."""
         here = self.machine.list_devices(self.catalog.kernel_environment(kernel), kernel.backend)
         return next((found.model for found in here if found.name == device), device)
 
     async def handle_forget(self, wanted: ForgetParams, peer: Peer) -> ForgetAnswer:
-        """Delete a kernel's trials, all or those of one outcome: they may be tried again then."""
+        """Delete a kernel's trials, all or those of one outcome, so that their configs may be tried again."""
         name = self.catalog.resolve_kernel(wanted.kernel, wanted.directory).name
         if wanted.outcome is None:
             await self.jobs.cancel_jobs_of_kernel(name)
@@ -144,7 +144,7 @@ def _list_trials(
     *,
     with_details: bool = True,
 ) -> tuple[ListedTrial, ...]:
-    """Return trials with what is known of them besides, their values in the order that the kernel declares."""
+    """Return trials for a list: with the objectives that they win by, their bit class, and values in declared order."""
     won_by: dict[int, list[Objective]] = {}
     for winner in winners:
         won_by.setdefault(winner.trial, []).append(winner.objective)

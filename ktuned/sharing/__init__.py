@@ -1,4 +1,4 @@
-"""Sharing winners between daemons: the interface of shared stores, and the rules for what comes from one."""
+"""Sharing winners between daemons: the interface of shared stores, and the rules for winners from them."""
 
 from ktuned.sharing.decision import (
     HOLDS_WITHIN,

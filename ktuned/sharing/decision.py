@@ -1,7 +1,8 @@
-"""The rules for what others share: what is tried here, when that saves the search, and what is published. No IO.
+"""The rules for shared winners: which are tried here, when one saves the search, and which of ours are published. No
+IO.
 
 Another daemon's winner is only a good guess, even for the same context: clocks, cooling and load differ. So it is never
-served before it was compiled, checked and timed here. If it costs here what it costs there, no search is needed.
+served before it was compiled, checked and timed here. If it costs the same here as there, no search is needed.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from ktuned.model import Config, canonical, median
 from ktuned.sharing.shared_store import SharedWinner
 
 HOLDS_WITHIN: Final = 1.10
-"""A shared config saves the search if its cost here is that where it was found, within this factor either way."""
+"""A shared config saves the search if its costs here and where it was found differ by at most this factor."""
 
 BETTER_BY: Final = 0.97
-"""A shared config competes with a fresh winner of ours if it costs less than this share of ours; the rest is noise."""
+"""A shared config competes with a fresh winner of ours if its cost is below this share of ours; less may be noise."""
 
 MAX_CANDIDATES: Final = 32
-"""Most winners of one context that are considered, the newest: further ones only repeat the same few configs."""
+"""How many winners of one context are considered, newest first; older ones only repeat the same few configs."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -35,7 +36,7 @@ class Candidate(msgspec.Struct, frozen=True):
 def rank_candidates(shared: Iterable[SharedWinner]) -> list[Candidate]:
     """Return the configs of one context's shared winners, the cheapest first.
 
-    The cost of a config that several have measured is the median, so that one bad clock decides nothing.
+    If several daemons have measured a config, its cost is their median, so that one bad clock does not decide.
     """
     newest = sorted(shared, key=lambda winner: winner.decided, reverse=True)[:MAX_CANDIDATES]
     groups: dict[str, list[SharedWinner]] = {}
@@ -46,15 +47,15 @@ def rank_candidates(shared: Iterable[SharedWinner]) -> list[Candidate]:
 
 
 def cost_holds(shared_cost: float, cost: float | None) -> bool:
-    """Return whether a shared config costs here what it costs there; ``cost`` is ``None`` if it was not measured.
+    """Return whether a shared config costs about the same here as there; ``cost`` is ``None`` if it was not measured.
 
-    If it is far faster here, the other daemon's search was under other conditions, and says nothing either.
+    A config that is far faster here does not count either: the other daemon then searched under different conditions.
     """
     return cost is not None and shared_cost / HOLDS_WITHIN <= cost <= HOLDS_WITHIN * shared_cost
 
 
 class Action(Enum):
-    """The use of a shared candidate for a key."""
+    """What to do with a shared candidate for a key."""
 
     NOTHING = auto()
     VERIFY = auto()
@@ -71,9 +72,14 @@ class OwnWinner(msgspec.Struct, frozen=True):
 def choose_action(candidate: Candidate, ours: OwnWinner | None, *, is_tried: bool, is_open: bool) -> Action:
     """Decide what to do with a candidate of the present context.
 
-    ``is_tried`` says that its config has an outcome here, in this very context; ``is_open`` that a job works on the
-    key. Without a winner of the present context the candidate is verified. Otherwise it competes with the winner, if it
-    is clearly better where it was found.
+    Without a winner of our own in the present context, the candidate is verified. Otherwise it competes with our
+    winner, if its cost where it was found is clearly better.
+
+    Args:
+        candidate: The candidate.
+        ours: Our own winner of the key, if there is one.
+        is_tried: Whether the candidate's config already has an outcome here, in this very context.
+        is_open: Whether a job is working on the key.
     """
     if is_open or is_tried:
         return Action.NOTHING
@@ -83,7 +89,7 @@ def choose_action(candidate: Candidate, ours: OwnWinner | None, *, is_tried: boo
 
 
 class WinnerFacts(msgspec.Struct, frozen=True):
-    """What decides whether a winner of ours may be published."""
+    """The facts that decide whether a winner of ours may be published."""
 
     is_final: bool
     is_current: bool
@@ -94,8 +100,9 @@ class WinnerFacts(msgspec.Struct, frozen=True):
 def is_published(decided: WinnerFacts, cost: float, config: Config, known: Sequence[Candidate]) -> bool:
     """Decide whether a winner of ours is worth publishing; ``known`` are the context's candidates so far.
 
-    It must come from a final round in the present context. An imported winner was not measured here, and a withheld one
-    was tuned with ``--no-share``. A config whose cost is known already is no news.
+    The winner must come from a final round in the present context. It is not published if it was imported, because
+    then it was not measured here, or if it was tuned with ``--no-share`` (withheld). A config that is already there
+    with about the same cost is not published again.
     """
     if not (decided.is_final and decided.is_current) or decided.is_imported or decided.is_withheld:
         return False

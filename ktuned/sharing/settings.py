@@ -1,4 +1,4 @@
-"""The ``[share]`` table of ``config.toml``, and how its URL is shown without secrets."""
+"""The ``[share]`` table of ``config.toml``; also hides the secrets of its URL."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ import msgspec
 DAY_S: Final = 86_400.0
 
 MIN_PULL_S: Final = 5.0
-"""The shortest interval at which the store is read: more often, requests cost more than they find."""
+"""The shortest interval at which the store is read: more frequent requests would cost more than they find."""
 
 
 class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The shared store: where it is, and how it is used. Without a ``url`` there is none."""
+    """The shared store: where it is, and how it is used.
+
+    Attributes:
+        url: Where the store is; empty if there is none.
+        read_only: Whether winners are only read from it, and none published.
+        cap_gib: How many GiB everything in the store may take.
+        retention_days: Days after which a winner is removed; 0 is never.
+        pull_s: Interval at which the store is read, in seconds.
+    """
 
     url: str = ""
     read_only: bool = False
@@ -30,12 +38,12 @@ class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def cap_bytes(self) -> int:
-        """The bytes that everything in the store may take."""
+        """How many bytes everything in the store may take."""
         return int(self.cap_gib * 2**30)
 
     @property
     def retention_s(self) -> float:
-        """The time after which a winner is removed; 0 is never."""
+        """Seconds after which a winner is removed; 0 is never."""
         return self.retention_days * DAY_S
 
     def find_fault(self) -> str:
@@ -52,7 +60,7 @@ class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _find_url_fault(url: str) -> str:
-    """Return why a URL is not valid; empty if a plugin can be asked for it."""
+    """Return why a URL is not valid; empty if it is well-formed, so that a plugin can judge it."""
     if url.startswith(("/", "~")):
         return ""
     try:
@@ -81,7 +89,7 @@ def hide_secrets(url: str) -> str:
     scheme, mark, place = url.partition("://") if "://" in url else ("", "", url)
     hidden, at, rest = place.rpartition("@")
     if "?" in hidden:
-        # The question mark may be part of a password, so that nothing after it can be shown either.
+        # The question mark may be part of a password, so nothing after it may be shown either.
         return f"{scheme}{mark}…"
     address, question, query = rest.partition("?")
     kept = "&".join(part if part.startswith("db=") else f"{part.partition('=')[0]}=…" for part in query.split("&"))

@@ -1,13 +1,13 @@
 """Shared stores, in which several daemons exchange winners. Plugins implement them.
 
-A store is a bag of winners by address. The daemon makes all judgements: which of its winners are worth publishing,
-whether another's winner was measured in this very context, and what is tried. A winner from a store is never served
-unseen: its config is compiled, checked and timed here first. So a store has two tasks, to keep a winner and to find
-those at some addresses, and whatever it returns does no harm.
+A store keeps winners by address. The daemon makes all decisions: which of its winners are worth publishing, whether
+another daemon's winner was measured in this very context, and which winners are tried. A winner from a store is never
+served unchecked: its config is first compiled, checked and timed here. So a store has only two tasks, to keep a winner
+and to find the winners at some addresses, and nothing that it returns can do harm.
 
-An address is the digest of a context as far as an inspection of the sources shows it. Daemons that have learned
-different headers so far have the same address for the same sources; the daemon then compares which of the winners there
-hold here.
+An address is the digest of a context, but without names that were learned later, such as headers that only a compile
+reads. So daemons that have learned different names have the same address for the same sources. The daemon then
+compares which of the winners found there hold here.
 
 To write one, subclass :class:`SharedStore` and register it in the entry-point group ``ktuned.shared_stores`` under each
 URL scheme that it serves (``file`` is also what a plain path means)::
@@ -53,21 +53,21 @@ if TYPE_CHECKING:
     from ktuned.fleet import Bridge
 
 GROUP: Final = "ktuned.shared_stores"
-"""The group of entry points, which are named by URL schemes."""
+"""The group of entry points; each is named by the URL scheme that it serves."""
 
 INSTALL: Final = "pip install 'ktuned[team]'"
 """Installs the plugin for directories, object storage and Redis."""
 
 
 class SharedStoreDown(KtunedError):
-    """A shared store cannot be used now: it does not answer, refuses, or is full. The message says why in one line."""
+    """A shared store cannot be used now: it does not respond, denies access, or is full. The message is one line."""
 
     code = "shared_store_down"
 
 
 @record
 class LearnedName(Record):
-    """A name that only compiling or measuring has shown, and what it was read for, without its content."""
+    """A name that was found only by compiling or measuring, and the purposes for which it was read; not its content."""
 
     name: str
     is_source: bool = False
@@ -78,7 +78,7 @@ class LearnedName(Record):
 class SharedWinner(Record):
     """A winner as daemons share it: its context, its config, its figures, and when it was decided (Unix seconds).
 
-    ``names`` are those that ``digest`` covers in addition to what an inspection finds.
+    ``digest`` covers the names that an inspection finds, and the learned ones, which are in ``names``.
     """
 
     kernel: str
@@ -129,7 +129,7 @@ class StoredWinner(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a store has at some addresses; ``faults`` has a line for each entry that cannot be believed."""
+    """The winners that a store has at some addresses; ``faults`` has a line for each entry that is not valid."""
 
     winners: tuple[StoredWinner, ...] = ()
     faults: tuple[str, ...] = ()
@@ -138,17 +138,18 @@ class Found(msgspec.Struct, frozen=True):
 class SharedStore(ABC):
     """Keeps winners for several daemons.
 
-    The daemon makes one in its own process when the settings name it, and again when they change. So the constructor
-    must neither block nor connect to anything. What may block, or imports a large library, runs in the bridge, a
-    process that can be killed at any moment: as a :class:`~ktuned.bridge.Service` there, which is called by
-    ``bridge.call_service(call, deadline_s)`` here. Errors other than those named count as a failure of the store, too.
+    The daemon makes an instance in its own process when the settings name the store, and again when they change. So the
+    constructor must neither block nor connect to anything. Code that may block, or imports a large library, belongs
+    into the bridge, a process that can be killed at any moment: make it a :class:`~ktuned.bridge.Service` there, and
+    call it here by ``bridge.call_service(call, deadline_s)``. Errors other than the documented ones count as a failure
+    of the store, too.
 
     Args:
         settings: the ``[share]`` table. ``retention_s`` and ``cap_bytes`` are for :meth:`tidy`.
         bridge: the daemon's bridge.
 
     Raises:
-        SharedStoreDown: The URL means nothing to this kind of store.
+        SharedStoreDown: This kind of store does not understand the URL.
     """
 
     def __init__(self, settings: ShareSettings, bridge: Bridge) -> None:
@@ -157,35 +158,37 @@ class SharedStore(ABC):
 
     @abstractmethod
     async def publish(self, address: str, winner: SharedWinner) -> None:
-        """Keep a winner, whole or not at all, and return when it is there.
+        """Keep a winner, atomically; return when it is stored.
 
-        The same winner may be published again, by this daemon or another one: then only its time of writing changes.
+        The same winner may be published again, by this daemon or another one. Then only its time of writing changes.
 
         Args:
             address: hexadecimal digits, 32 of them.
             winner: about a kilobyte, or up to 250 KB if a kernel reads thousands of headers.
 
         Raises:
-            SharedStoreDown: It cannot be kept now; the daemon tries again later.
+            SharedStoreDown: The winner cannot be stored now; the daemon tries again later.
         """
 
     @abstractmethod
     async def find(self, kernel: str, addresses: Collection[str]) -> Found:
         """Return the winners of a kernel at some addresses. The newest few dozen of each address are enough.
 
-        This is called with one address when a job begins, and every few minutes with all of a kernel's addresses that
-        are in use here, at most a thousand. So cache what was read before.
+        This is called with one address when a job begins, and every few minutes with all addresses of a kernel that
+        are in use here, at most a thousand. So cache the entries that were read before.
 
         Raises:
-            SharedStoreDown: Nothing can be read now. Entries that cannot be believed are left out and named in
-                ``faults`` instead.
+            SharedStoreDown: Nothing can be read now. Invalid entries are no reason: they are left out, and named in
+                ``faults``.
         """
 
     async def tidy(self) -> None:
-        """Remove what is past its retention, then the oldest beyond the cap; after publishing, every six hours at most.
+        """Remove winners past their retention, then the oldest ones beyond the cap.
+
+        This is called after publishing, at most every six hours.
 
         Raises:
-            SharedStoreDown: it cannot be done now, or not by us; that is a notice, and harms nothing.
+            SharedStoreDown: this is not possible now, or not allowed. It only becomes a notice.
         """
         return
 
@@ -194,9 +197,9 @@ def open_shared_store(settings: ShareSettings, bridge: Bridge) -> SharedStore:
     """Return the store at the URL of the settings.
 
     Raises:
-        SharedStoreDown: no plugin that is installed here serves its scheme, or that one refuses the URL.
+        SharedStoreDown: no installed plugin serves the URL's scheme, or the plugin refuses the URL.
     """
-    # Not at the top: a daemon without a shared store reads no metadata.
+    # Imported here, so that a daemon without a shared store reads no package metadata.
     from importlib.metadata import entry_points
 
     scheme = urlsplit(settings.url).scheme or "file"
@@ -213,9 +216,9 @@ def open_shared_store(settings: ShareSettings, bridge: Bridge) -> SharedStore:
 
 
 def address_of(context: Context, learned: Iterable[Observation], objective: Objective) -> str:
-    """Return where the winners of a context are: equal on machines that have learned different names so far.
+    """Return the address of a context's winners; it does not depend on the names that a machine has learned.
 
-    ``learned`` are the names that the context's digest covers.
+    ``learned`` has the learned names that the context's digest covers.
     """
     parts = {
         "kernel": context.kernel,

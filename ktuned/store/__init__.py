@@ -1,4 +1,4 @@
-"""Durable state: trials, winners and jobs in SQLite; artifacts as sealed directories beside it."""
+"""Durable state: trials, winners and jobs in SQLite, and artifacts as sealed directories."""
 
 from ktuned.store import exchange
 from ktuned.store.artifacts import Artifacts

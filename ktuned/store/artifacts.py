@@ -1,7 +1,7 @@
-"""Artifacts on the disk: sealed directories ``ab/<key>/``, staged beside themselves and renamed into place.
+"""Artifacts on the disk: sealed directories ``ab/<key>/``, made in a staging directory and renamed into place.
 
-A sealed artifact never changes. Its manifest's modification time says when it was last served; the least recently
-served go first when the directory outgrows its cap.
+A sealed artifact never changes. Its manifest's modification time says when it was last served. When all artifacts
+together exceed their cap, the least recently served ones are removed first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ktuned.store.faults import file_fault
 _log = structlog.get_logger()
 
 TOUCH_EVERY_S = 60.0
-"""Resolution of "recently served": a lookup's answer must not cost a write to the disk each time."""
+"""Resolution of the time when an artifact was last served, so that not every lookup causes a write to the disk."""
 
 _PROBE_BYTES = 256 * 1024
 
@@ -42,7 +42,7 @@ class _Sealed(msgspec.Struct, frozen=True):
 class Artifacts:
     """The artifacts below ``directory``; :meth:`collect_garbage` keeps them within ``cap_bytes``.
 
-    ``clock`` is Unix time in s.
+    ``clock`` returns the Unix time in seconds.
     """
 
     def __init__(self, directory: Path, cap_bytes: int, *, clock: Callable[[], float] = time.time) -> None:
@@ -55,13 +55,13 @@ class Artifacts:
 
     @property
     def size(self) -> int:
-        """Bytes in all sealed artifacts; the first call walks over them."""
+        """Bytes in all sealed artifacts; the first call reads all their directories."""
         if self._size is None:
             self._size = sum(entry.size for entry in self._list_sealed())
         return self._size
 
     def describe_artifacts(self) -> ArtifactsInfo:
-        """Return how large all artifacts are, how large they may get, and where they are."""
+        """Return the size of all artifacts, their cap, and where they are."""
         return ArtifactsInfo(self.size, self.cap_bytes, str(self.directory))
 
     def clean_staging(self) -> None:
@@ -77,10 +77,10 @@ class Artifacts:
             raise file_fault(error, f"the artifacts' directory {self.directory} cannot be prepared") from error
 
     def make_staging_directory(self, worker: str) -> Path:
-        """Return a fresh directory, private to a worker; what its last one held is removed.
+        """Return an empty directory for one worker only; the content of its previous one is removed.
 
         Raises:
-            StoreError: it cannot be made.
+            StoreError: the directory cannot be made.
         """
         path = locate_staging(self.directory, worker)
         try:
@@ -93,7 +93,7 @@ class Artifacts:
 
     @contextmanager
     def mark_in_progress(self, keys: Collection[str]) -> Iterator[None]:
-        """Note that artifacts are being compiled, so that others wait instead of compiling them, too."""
+        """Mark artifacts as being compiled during the block, so that others wait instead of compiling them, too."""
         made = anyio.Event()
         self._made |= dict.fromkeys(keys, made)
         try:
@@ -108,12 +108,12 @@ class Artifacts:
         return key in self._made
 
     async def await_made(self, key: str) -> None:
-        """Wait until an artifact is no longer being compiled, whether it is there then or not."""
+        """Wait until an artifact is no longer being compiled, whether that succeeds or not."""
         if key in self._made:
             await self._made[key].wait()
 
     def note_added(self, size: int) -> None:
-        """Take into account that a compile worker has put an artifact of so many bytes in its :meth:`artifact_path`."""
+        """Count an artifact of ``size`` bytes that a compile worker has put at its :meth:`artifact_path`."""
         if self._size is not None:
             self._size += size
 
@@ -135,20 +135,20 @@ class Artifacts:
         await anyio.to_thread.run_sync(write)
 
     def find_artifact(self, key: str) -> Path | None:
-        """Return the directory of a sealed artifact; its files are yet to be verified by who loads them."""
+        """Return the directory of a sealed artifact, if it exists; whoever loads its files must verify them."""
         path = self.artifact_path(key)
         return path if (path / MANIFEST_NAME).exists() else None
 
     def is_sealed(self, key: str) -> bool:
         """Return whether an artifact is sealed."""
-        # Each config asks. A Path would have the interpreter keep the key among its interned strings.
+        # Called for each config. A Path would make the interpreter intern the key and keep it.
         return os.path.exists(f"{self.directory}/{key[:2]}/{key}/{MANIFEST_NAME}")
 
     async def verify_artifact(self, key: str) -> Manifest | None:
-        """Return an artifact's manifest after reading all its files; a damaged one is removed, and is a miss like none.
+        """Read all files of an artifact and return its manifest; a damaged artifact is removed, and None returned.
 
         Raises:
-            StoreError: a damaged one cannot be removed.
+            StoreError: a damaged artifact cannot be removed.
         """
         path = self.find_artifact(key)
         if path is None:
@@ -161,17 +161,17 @@ class Artifacts:
             return None
 
     def read_manifest(self, key: str) -> Manifest | None:
-        """Return an artifact's manifest, or ``None`` where there is none that can be read; its files are not."""
+        """Return an artifact's manifest without reading its other files; ``None`` if the manifest cannot be read."""
         try:
             return manifest.read(self.artifact_path(key))
         except DamagedArtifact:
             return None
 
     def discard_artifact(self, key: str) -> None:
-        """Remove an artifact, atomically for readers; harmless when it is gone.
+        """Remove an artifact, atomically for readers; does nothing if it is gone.
 
         Raises:
-            StoreError: it cannot be removed.
+            StoreError: the artifact cannot be removed.
         """
         try:
             self._remove_artifact(key)
@@ -180,25 +180,25 @@ class Artifacts:
         self._size = None
 
     def mark_served(self, key: str) -> None:
-        """Note that an artifact was served, to within :data:`TOUCH_EVERY_S`."""
+        """Record that an artifact was served, with a resolution of :data:`TOUCH_EVERY_S`."""
         now = self._clock()
-        # A clock that was set back must not keep it from being noted until it is where it was.
+        # The difference is negative if the clock was set back; then record it, too.
         if 0 <= now - self._touched.get(key, 0.0) < TOUCH_EVERY_S:
             return
         try:
             os.utime(self.artifact_path(key) / MANIFEST_NAME, (now, now))
         except OSError:
-            # Gone, or on a disk that went read-only: serving goes on, and only the order of removal suffers.
+            # The artifact is gone, or its disk is read-only now. Serving continues; only the order of removal suffers.
             return
         self._touched[key] = now
 
     async def collect_garbage(self, keep: Collection[str], cap_bytes: int | None = None) -> dict[str, int]:
-        """Remove the least recently served artifacts, those in ``keep`` last, until the cap holds.
+        """Remove the least recently served artifacts, those in ``keep`` last, until the rest is within the cap.
 
-        ``cap_bytes`` stands in for the cap. Returns the bytes of each one that went, by key.
+        ``cap_bytes`` replaces the usual cap. Returns the bytes of each removed artifact, by key.
 
         Raises:
-            StoreError: one cannot be removed.
+            StoreError: an artifact cannot be removed.
         """
         cap_bytes = self.cap_bytes if cap_bytes is None else cap_bytes
         removed, self._size = await anyio.to_thread.run_sync(self._collect_blocking, frozenset(keep), cap_bytes)
@@ -214,10 +214,10 @@ class Artifacts:
         return locate_artifact(self.directory, key)
 
     def count_by_backend(self) -> dict[str, tuple[int, int]]:
-        """Return how many artifacts there are of each backend, and their bytes; reads every manifest.
+        """Return the number of artifacts of each backend, and their bytes; reads every manifest.
 
-        Those whose manifest cannot be read are counted under ``""``; one of a backend that is no more stays until the
-        cap needs its room.
+        Artifacts whose manifest cannot be read are counted under ``""``. Those of a backend that no longer exists are
+        only removed when the cap requires it.
         """
         found: dict[str, tuple[int, int]] = {}
         for entry in self._list_sealed():
@@ -236,7 +236,7 @@ class Artifacts:
         return path
 
     def _remove_artifact(self, key: str) -> None:
-        """Rename an artifact away first, so that no reader finds half of it."""
+        """Remove an artifact; rename it away first, so that no reader finds half of it."""
         with tempfile.TemporaryDirectory(dir=self._ensure_staging_directory(), ignore_cleanup_errors=True) as away:
             try:
                 self.artifact_path(key).rename(Path(away, key))

@@ -1,15 +1,15 @@
-"""The store: all that outlives a daemon, in one SQLite database.
+"""The store: everything that outlives a daemon, in one SQLite database.
 
 - One thread writes (:mod:`ktuned.store.writer`). An ``async`` method returns when its transaction is on the disk, so
-  that nothing is published that a crash could take back. Writes that wait are committed together.
-- Reads run on the event loop: each is one query by an index, and takes microseconds. Lists of trials and jobs have a
+  that a crash can never undo anything that was published. Waiting writes are committed together.
+- Reads run on the event loop: each is one indexed query that takes microseconds. Lists of trials and jobs have a
   limit.
-- The database belongs to one daemon at a time. If the file at its path is replaced, nothing is written any more, and
-  ``lost`` says so; a damaged database is moved aside when it is opened.
+- The database belongs to one daemon at a time. If the file at its path is replaced, nothing more is written, and
+  ``lost`` says so. A damaged database is moved aside when it is opened.
 - A row that cannot be decoded is left out and counted (``damaged``); it never makes a query fail.
 
-All that is asked of a store is in :mod:`ktuned.store.queries`, how jobs, trials and winners are written in
-:mod:`ktuned.store.writes`. Tables that only one part of the daemon uses are attributes (``pinned``, ``anchors``, …).
+:mod:`ktuned.store.queries` has all read queries, and :mod:`ktuned.store.writes` the writes of jobs, trials and winners.
+Tables that only one part of the daemon uses are attributes (``pinned``, ``anchors``, …).
 """
 
 from __future__ import annotations
@@ -67,17 +67,26 @@ STORE_NAME = "ktuned.sqlite"
 """The database's file in the state directory."""
 
 MAX_LAUNCHED_KEYS = 10_000
-"""Keys whose launches are kept, those that were launched last: as many as jobs may wait."""
+"""Keys whose launches are counted, the most recently launched ones: as many as jobs may wait."""
 
 
 class Store(Queries):
     """The store, open from :meth:`open` to :meth:`close` (or the end of ``async with``).
 
-    ``async`` methods write and return once the disk has it; the others read, in microseconds by an index, from the
-    thread of the event loop. Each raises :class:`~ktuned.model.StoreError` when the disk or the database fails; the
-    store stays usable, and what was committed stays readable. ``notice`` is a line for the user when opening found
-    damage (else ``""``), ``damaged`` one when rows were left out because they cannot be read; ``recovered`` counts what
-    a daemon that died had left under way.
+    ``async`` methods write, and return once the data is on the disk. The other methods read, on the event loop's
+    thread, within microseconds. All raise :class:`~ktuned.model.StoreError` when the disk or the database fails; the
+    store stays usable, and committed data stays readable.
+
+    Attributes:
+        path: The database's file.
+        notice: A line for the user if opening found damage; else empty.
+        recovered: Counts the trials and jobs that were under way when the last daemon died.
+        pinned: The answers that pins hold.
+        captured: The captured inputs.
+        anchors: The chosen anchors.
+        projects: The names of projects.
+        admissions: Workers' verdicts on configs of constrained spaces.
+        learned: The learned names.
     """
 
     def __init__(self, path: Path, *, vfs: str | None, patience_s: float) -> None:
@@ -103,11 +112,12 @@ class Store(Queries):
 
     @classmethod
     def open(cls, path: Path, *, vfs: str | None = None, patience_s: float = database_file.WRITER_PATIENCE_S) -> Self:
-        """Open the database at ``path``, making it and its directory if need be.
+        """Open the database at ``path``; create it and its directory if needed. Move a damaged one aside (``notice``).
 
-        A damaged one is moved aside (see ``notice``). ``vfs`` names one of SQLite's file layers
-        (https://www.sqlite.org/vfs.html) instead of its default; ``patience_s`` is how long another
-        process may hold it.
+        Args:
+            path: The database's file.
+            vfs: One of SQLite's file layers (https://www.sqlite.org/vfs.html) instead of the default.
+            patience_s: How long to wait while another process holds the database, in seconds.
 
         Raises:
             StoreError: no space, read-only, no locks, held by another process, another program's, a newer schema.
@@ -115,9 +125,9 @@ class Store(Queries):
         return cls(path, vfs=vfs, patience_s=patience_s)
 
     def close(self) -> None:
-        """Commit what waits, fold the log into the database and end the writer's thread; harmless when repeated."""
+        """Commit waiting writes, merge the log into the database, and end the writer's thread; may be repeated."""
         self._writer.stop()
-        # The last connection to close removes the log, and only the writer's may.
+        # The last connection to close removes the log, which only the writer's connection is allowed to do.
         self._reader.close()
         self._writer.connection.close()
 
@@ -131,11 +141,11 @@ class Store(Queries):
             await anyio.to_thread.run_sync(self.close)
 
     def describe_writer(self) -> ChannelInfo:
-        """Return how much waits to be written and how well writes share their commits."""
+        """Return how many writes wait, and how many writes and commits there were."""
         return self._writer.describe_queue()
 
     def measure_store(self) -> StoreInfo:
-        """Return how many rows there are, and their size on the disk; it takes some 10 ms at a million trials."""
+        """Return the numbers of rows and their size on the disk; takes some 10 ms with a million trials."""
         ((trials, winners, jobs),) = self._reader.fetch_rows(
             "SELECT (SELECT count(*) FROM trials), (SELECT count(*) FROM winners), (SELECT count(*) FROM jobs)"
         )
@@ -158,7 +168,7 @@ class Store(Queries):
         )
 
     async def save_absences(self, since: Mapping[str, float]) -> None:
-        """Remember since when the directories of these roots are gone, and that all others are there."""
+        """Store since when the directories of these roots are gone; those of all other roots are there."""
 
         def save(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE roots SET gone_since = NULL")
@@ -169,7 +179,7 @@ class Store(Queries):
         await self._write_to_disk(save)
 
     async def save_kernels(self, infos: Sequence[KernelInfo], removed: Sequence[str] = ()) -> None:
-        """Remember kernels as they were last inspected, and drop those whose full names are ``removed``."""
+        """Store kernels as they were last inspected; drop those whose full names are in ``removed``."""
         now = time.time()
 
         def save(connection: sqlite3.Connection) -> None:
@@ -184,7 +194,7 @@ class Store(Queries):
         await self._write_to_disk(save)
 
     async def save_versions(self, fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
-        """Remember what fingerprints stand for, by their digests."""
+        """Store the versions that fingerprints stand for, by the fingerprints' digests."""
         entries = [
             (digest, json.dumps({name: str(version) for name, version in versions.items()}))
             for digest, versions in fingerprints.items()
@@ -192,11 +202,11 @@ class Store(Queries):
         await self._insert("INSERT OR IGNORE INTO fingerprints (digest, versions) VALUES (?, ?)", *entries)
 
     async def save_peaks(self, found: Peaks) -> None:
-        """Keep the limits of a device model."""
+        """Store the measured limits of a device model."""
         await self._insert("INSERT OR REPLACE INTO peaks VALUES (?, ?)", (found.device, json.dumps(asdict(found))))
 
     async def add_launches(self, counts: Mapping[WinnerKey, int], now: float) -> None:
-        """Add applications' launches to those that are known; of too many keys, forget the longest unused."""
+        """Add to the counts of applications' launches; forget the least recently launched of too many keys."""
         entries = [(key.kernel, key.problem, key.device, count, now) for key, count in counts.items()]
 
         def add(connection: sqlite3.Connection) -> None:
@@ -214,18 +224,18 @@ class Store(Queries):
         await self._write_to_disk(add)
 
     async def save_portfolio(self, portfolio: StoredPortfolio) -> None:
-        """Keep a portfolio in place of the one before."""
+        """Store a portfolio in place of the one before."""
         document = msgspec.json.encode(portfolio.document).decode()
         values = portfolio.kernel, portfolio.device, portfolio.objective, portfolio.state, document, portfolio.created
         await self._insert("INSERT OR REPLACE INTO portfolios VALUES (?, ?, ?, ?, ?, ?)", values)
 
     async def save_probe(self, key: str, data: Mapping[str, Any]) -> None:
-        """Remember what an interpreter's backends and devices were found to be."""
+        """Store the backends and devices that a probe has found in an interpreter."""
         values = (key, json.dumps(dict(data)), time.time())
         await self._insert("INSERT OR REPLACE INTO probes (key, data, updated) VALUES (?, ?, ?)", values)
 
     async def check_writable(self) -> None:
-        """Write and take back one row.
+        """Write one row and delete it again.
 
         Raises:
             StoreError: nothing can be written now.
@@ -240,9 +250,9 @@ class Store(Queries):
     async def create_job(
         self, key: WinnerKey, problem: Problem, *, priority: int, reason: str, plan: Plan, now: float
     ) -> Job:
-        """Enter a queued job, which measures the whole ``problem`` for the winner of a key, and return it.
+        """Insert a queued job, which measures the whole ``problem`` for the winner of a key, and return it.
 
-        The key's objective is the plan's from then on.
+        The plan's objective is replaced by the key's.
         """
         job = Job(
             0,
@@ -260,11 +270,11 @@ class Store(Queries):
         return replace(job, id=number)
 
     async def save_pauses(self, devices: Collection[str]) -> None:
-        """Remember which device models are paused, and no others."""
+        """Store the paused device models, in place of those before."""
         await self._write_to_disk(lambda connection: writes.save_pauses(connection, devices))
 
     async def update_job(self, job: Job) -> None:
-        """Store all of a job but what it was created with (kernel, problem, device, created).
+        """Store all fields of a job that may change (all but kernel, problem, device and created).
 
         Raises:
             NotFound: there is no such job.
@@ -272,15 +282,15 @@ class Store(Queries):
         await self._write_to_disk(lambda connection: writes.update_job(connection, job))
 
     async def begin_trial(self, context: Context, problem: Problem, job: int, config: Config) -> int:
-        """Enter one trial as under way and return its id; see :meth:`begin_trials`."""
+        """Insert one trial as under way and return its id; see :meth:`begin_trials`."""
         (number,) = await self.begin_trials(context, problem, job, [config])
         return number
 
     async def begin_trials(self, context: Context, problem: Problem, job: int, configs: Sequence[Config]) -> list[int]:
-        """Enter trials as under way and return their ids, in order.
+        """Insert trials as under way and return their ids, in order.
 
-        A config that was tried on this very context has its row used again, under ``job``. A measured one is left
-        as it is until :meth:`finish_trial` replaces its figure.
+        If a config was already tried in this very context, its row is reused for ``job``. The row of a measured trial
+        stays unchanged until :meth:`finish_trial` replaces its figure.
 
         Raises:
             UsageError: ``context`` is not about ``problem`` (the specialised one).
@@ -293,15 +303,16 @@ class Store(Queries):
     async def finish_trial(
         self, number: int, result: TrialResult, *, objective: Objective = LATENCY, is_opening: bool = False
     ) -> Winner | None:
-        """Store a trial's result; return the winner by an objective if that made or changed it.
+        """Store a trial's result; return the winner by an objective if the result made or changed it.
 
-        A measured trial wins when it is better than the present winner of its (kernel, problem, device), or that one
-        was measured in another context. An incumbent that is measured again stays the winner, with its new figure; one
-        with any other outcome is replaced by the best measured trial of its context, which is returned. With none left
-        there is no winner any more, and ``None`` is returned: :meth:`get_winner` tells it from "unchanged".
-        While its job ``is_opening`` no trial replaces a winner or becomes the first one. A measured trial that is only
-        stopped or disturbed when it is measured again keeps its figure. Winners by other objectives stay, unless this
-        trial was one and is not measured any more.
+        - A measured trial becomes the winner of its (kernel, problem, device) if it is better than the present winner,
+          or if the present winner was measured in another context. While its job ``is_opening``, it does not.
+        - If the winner itself was measured again, it stays the winner, with its new figure.
+        - If the winner was tried again and ended otherwise, the best measured trial of its context replaces it, and is
+          returned. If there is none, the key has no winner any more, and ``None`` is returned, as for "unchanged":
+          :meth:`get_winner` tells the two apart.
+        - A measured trial that is tried again and only stopped or disturbed keeps its figure.
+        - Winners by other objectives stay, unless this trial was one and is not measured any more.
 
         Raises:
             NotFound: there is no such trial.
@@ -317,12 +328,12 @@ class Store(Queries):
     async def finish_trials(
         self, results: Sequence[tuple[int, TrialResult]], *, objective: Objective = LATENCY, is_opening: bool = False
     ) -> Winner | None:
-        """Store trials' results in one transaction, each as :meth:`finish_trial`; return the winner at the end.
+        """Store several results in one transaction, each as :meth:`finish_trial`; return the final winner.
 
-        ``None`` is returned if none of them made or changed it.
+        ``None`` is returned if no result made or changed the winner.
 
         Raises:
-            NotFound, UsageError: as :meth:`finish_trial`; then none is stored.
+            NotFound, UsageError: as :meth:`finish_trial`; then no result is stored.
         """
         now = time.time()
         return await self._write_to_disk(
@@ -332,9 +343,9 @@ class Store(Queries):
     async def settle_final_round(
         self, results: Sequence[tuple[int, TrialResult]], best: int | None, *, objective: Objective = LATENCY
     ) -> Winner | None:
-        """Store what a final round found of each finalist, and make the ``best`` the winner, in one transaction.
+        """Store the finalists' results of a final round and make ``best`` the winner, in one transaction.
 
-        Without a best none is left that may win: the winner is what :meth:`finish_trial` leaves.
+        If ``best`` is None, no finalist may win, and the results are stored as by :meth:`finish_trial`.
 
         Raises:
             NotFound: there is no such trial.
@@ -346,7 +357,9 @@ class Store(Queries):
         )
 
     async def decide_winner(self, number: int, *, objective: Objective = LATENCY, is_final: bool = True) -> Winner:
-        """Store a measured trial as the winner by an objective, whatever others have: finally if ``is_final``.
+        """Make a measured trial the winner by an objective, whatever figures other trials have.
+
+        ``is_final`` marks the winner as decided by a final round.
 
         Raises:
             NotFound: there is no such trial.
@@ -358,23 +371,23 @@ class Store(Queries):
         )
 
     async def mark_same_bits(self, context: Context, anchor: Bits) -> None:
-        """Note on a context's trials whether they have an anchor's bits; a winner that has not gives way.
+        """Mark a context's trials as having an anchor's bits or not; replace a winner by exact numerics without them.
 
-        Without any bits none is known to have them.
+        If ``anchor`` is empty, no trial is known to have its bits.
         """
         now = time.time()
         await self._write_to_disk(lambda connection: writes.mark_same_bits(connection, context, anchor, now))
 
     async def forget_trials(self, kernel: str, outcome: Outcome | None = None) -> int:
-        """Delete a kernel's ended trials, of one outcome or all with its ended jobs; return how many trials.
+        """Delete a kernel's ended trials of one outcome, or all of them and its ended jobs; return how many trials.
 
-        A winner among them is followed by the best that stays in its context, if any does.
+        A deleted winner is replaced by the best remaining trial of its context, if there is one.
         """
         now = time.time()
         return await self._write_to_disk(lambda connection: writes.forget_trials(connection, kernel, outcome, now))
 
     async def adopt_winners(self, kernel: str, device: str, offers: Sequence[Winner]) -> int:
-        """Make each offer the winner of its problem, whatever there is; return the job that they are trials of."""
+        """Make each offer the winner of its problem, in place of any before; return the id of their job."""
         now = time.time()
         return await self._write_to_disk(
             lambda connection: exchange.adopt_winners(connection, kernel, device, offers, now)
@@ -390,7 +403,7 @@ class Store(Queries):
 
     @property
     def lost(self) -> str:
-        """Notice that nothing is stored any more, because the file at the path is another one; else ``""``."""
+        """Notice that nothing can be stored any more because the file was removed or replaced; else ``""``."""
         if database_file.file_identity(self.path) == self._identity:
             return ""
         return f"the store {self.path} was removed or replaced while it was in use"
@@ -400,7 +413,7 @@ class Store(Queries):
 
     async def _write_to_disk(self, operation: Callable[[sqlite3.Connection], T]) -> T:
         if lost := self.lost:
-            # SQLite would go on in a file without a name, which vanishes when it is closed.
+            # SQLite would keep writing to the removed file, which vanishes when it is closed.
             raise StoreError(lost, hint="restart ktuned: it makes a new one, or put it back first")
         try:
             return await self._writer.write(operation)

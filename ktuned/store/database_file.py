@@ -1,8 +1,8 @@
-"""Opening of the database: checks whose it is, migrates it, and moves a damaged one aside.
+"""Opening of the database: checks that it is ours, migrates it, and moves a damaged one aside.
 
-Opening never scans the rows, so that a million trials open like none. A crash cannot tear a database in WAL mode,
-hence an unclean end asks for no check. Damage is noticed when SQLite meets it: while opening (the file is moved aside
-at once), or later. Then a marker beside the database asks the next opening for SQLite's own full check.
+Opening never scans the rows, so a million trials open as fast as none. A crash cannot damage a database in WAL mode,
+so no check is needed after one. Damage is noticed when SQLite meets it. If that is during the opening, the file is
+moved aside at once. If it is later, a marker file beside the database makes the next opening run SQLite's full check.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ktuned.store.faults import database_fault, file_fault, is_damage
 from ktuned.store.schema import check_ours, migrate_schema
 
 WRITER_PATIENCE_S = 5.0
-"""Time that the writer waits for another process (a backup, an interactive ``sqlite3``) to release the database."""
+"""How long the writer waits for another process (a backup, an interactive ``sqlite3``) to release the database."""
 
 READER_PATIENCE_S = 0.1
-"""Time that a reader, which blocks the event loop, waits for a lock; in WAL mode readers hardly ever meet one."""
+"""How long a reader, which blocks the event loop, waits for a lock. In WAL mode readers hardly ever meet one."""
 
 
 class _Damaged(Exception):
@@ -33,7 +33,7 @@ class _Damaged(Exception):
 def open_for_writing(
     path: Path, *, vfs: str | None, prepare: Callable[[sqlite3.Connection], None], patience_s: float
 ) -> tuple[sqlite3.Connection, str]:
-    """Open, migrate and ``prepare`` the database; return it and a notice (``""`` unless a damaged one was moved).
+    """Open, migrate and ``prepare`` the database; return it, and a notice if a damaged one was moved aside, else "".
 
     Raises:
         StoreError: no space, read-only, no locks, held by another process, not ours, a newer schema.
@@ -57,11 +57,11 @@ def open_for_writing(
 
 
 def reopen_for_writing(path: Path, *, vfs: str | None) -> sqlite3.Connection:
-    """Open a database again that is in use; a damaged one is left where it is.
+    """Open a database that is in use once more; if it is damaged, it stays where it is.
 
     Raises:
-        sqlite3.Error: it cannot be opened.
-        StoreError: its file system cannot hold it any more.
+        sqlite3.Error: the database cannot be opened.
+        StoreError: its file system no longer supports WAL mode.
     """
     connection = _open_connection(path, vfs, "rw", WRITER_PATIENCE_S)
     try:
@@ -78,7 +78,7 @@ def open_for_reading(path: Path, *, vfs: str | None) -> sqlite3.Connection:
 
 
 def file_identity(path: Path) -> tuple[int, int] | None:
-    """Return the identity of the file at a path, to notice when another replaces it; ``None`` if none is there."""
+    """Return the identity of the file at a path, to notice when it is replaced; ``None`` if there is no file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -87,7 +87,7 @@ def file_identity(path: Path) -> tuple[int, int] | None:
 
 
 def mark_suspect(path: Path) -> None:
-    """Ask the next opening for a full check; if even that cannot be written, SQLite will meet the damage again."""
+    """Make the next opening run a full check. If the marker cannot be written, SQLite will meet the damage again."""
     try:
         _marker_path(path).touch()
     except OSError:
@@ -100,7 +100,7 @@ def _marker_path(path: Path) -> Path:
 
 def _open_connection(path: Path, vfs: str | None, mode: str, patience_s: float) -> sqlite3.Connection:
     uri = f"file:{quote(str(path))}?mode={mode}" + (f"&vfs={vfs}" if vfs else "")
-    # Connections move between threads (opening, writing, closing), one at a time.
+    # A connection is used by several threads (opening, writing, closing), but only by one at a time.
     return sqlite3.connect(uri, uri=True, timeout=patience_s, isolation_level=None, check_same_thread=False)
 
 
@@ -135,7 +135,7 @@ def _check_whole(connection: sqlite3.Connection) -> None:
 
 
 def _list_columns(connection: sqlite3.Connection) -> set[tuple[str, str]]:
-    """Return every table's name with each of its columns'."""
+    """Return every pair of a table's name and one of its columns' names."""
     select = "SELECT tables.name, columns.name FROM sqlite_master tables, pragma_table_info(tables.name) columns"
     return set(connection.execute(f"{select} WHERE tables.type = 'table'"))
 

@@ -1,6 +1,6 @@
-"""Exchange of winners: those to export, and the rule by which imported ones replace ours.
+"""Exchange of winners: reads those to export, and has the rule by which imported ones replace ours.
 
-The merge rule is plain code without IO; beside it are one read by a connection of its own, and one write.
+The rule does no IO. The reads use connections of their own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ktuned.store.reader import Reader
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Decision about an offer, with the reason in words."""
+    """A decision about an offered winner, with the reason in words."""
 
     takes: bool
     reason: str
@@ -45,8 +45,8 @@ class Decision(msgspec.Struct, frozen=True):
 def judge_offer(offer: Winner, ours: Winner | None, today: Context | None) -> Decision:
     """Decide about a winner from elsewhere; ``ours`` is the incumbent, ``today`` the context of measurements made now.
 
-    A winner of today's context beats one of another. In one context the better figure wins, and ours where they are
-    equal. Where neither is of today's context, figures cannot be compared, and the later decision wins.
+    A winner of today's context beats one of another context. In the same context the better figure wins, and ours if
+    they are equal. If neither is of today's context, figures cannot be compared, and the later decision wins.
     """
     if ours is None:
         return Decision(True, "there was none")
@@ -68,7 +68,7 @@ def judge_offer(offer: Winner, ours: Winner | None, today: Context | None) -> De
 
 
 def list_exports(path: Path) -> list[tuple[str, str, int]]:
-    """Return each kernel and device model to export, and how many winners it has; to be called in a thread."""
+    """Return each kernel and device model with winners, and their number; call this in a thread."""
     with _open_reader(path) as reader:
         return reader.fetch_rows(
             "SELECT kernel, device, count(*) FROM winners GROUP BY kernel, device ORDER BY kernel, device"
@@ -76,7 +76,7 @@ def list_exports(path: Path) -> list[tuple[str, str, int]]:
 
 
 def winners_to_export(path: Path, kernel: str, device: str) -> list[Winner]:
-    """Return what an export of a kernel on a device model holds, by problem and objective; to be called in a thread."""
+    """Return a kernel's winners on a device model, sorted by problem and objective; call this in a thread."""
     with _open_reader(path) as reader:
         return Queries(reader).list_winners(kernel, device)
 
@@ -94,7 +94,7 @@ def _open_reader(path: Path) -> Iterator[Reader]:
 def adopt_winners(
     connection: sqlite3.Connection, kernel: str, device: str, offers: Sequence[Winner], now: float
 ) -> int:
-    """Make each offer the winner of its problem, as the measured trial of a job that is done; return the job's id."""
+    """Make each offer the winner of its problem, as a measured trial of one ended job; return the job's id."""
     job = Job(
         0,
         KernelName(kernel),

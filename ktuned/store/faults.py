@@ -36,7 +36,7 @@ _FILE_FAULTS: dict[int, tuple[str, str]] = {
 }
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-"""Errors of the disk as such: no config is to blame for them."""
+"""Errors of the disk itself, for which no config is to blame."""
 
 
 def primary_code(error: Exception) -> int:
@@ -46,10 +46,10 @@ def primary_code(error: Exception) -> int:
 
 
 def is_damage(error: sqlite3.Error | UnicodeDecodeError) -> bool:
-    """Return whether the database's content is broken, as opposed to what surrounds it.
+    """Return whether the database's content is damaged, as opposed to a failure of the disk, a lock or a permission.
 
-    SQLITE_ERROR is a statement that does not fit the schema, and ours fit the one that we made. A text that is no UTF-8
-    and a message that quotes one are found by Python, which has no codes.
+    SQLITE_ERROR counts: it means that a statement does not fit the schema, and our statements fit an intact schema.
+    Text that is not UTF-8, or a message that quotes such text, is detected by Python, whose errors have no code.
     """
     if isinstance(error, UnicodeDecodeError) or is_undecodable(error):
         return True
@@ -58,7 +58,7 @@ def is_damage(error: sqlite3.Error | UnicodeDecodeError) -> bool:
 
 
 def is_undecodable(error: sqlite3.Error) -> bool:
-    """Return whether Python, not SQLite, refused a text."""
+    """Return whether Python, and not SQLite, refused a text that is not UTF-8."""
     return str(error).startswith("Could not decode to UTF-8")
 
 

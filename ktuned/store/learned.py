@@ -1,7 +1,7 @@
-"""Table of learned names: what each kernel depends on besides what its inspection finds, as it was when it was learned.
+"""Table of learned names: each kernel's dependencies that its inspection does not find, with their state when learned.
 
-When a name is learned, contexts whose kernel was inspected without it are renamed: nothing that was measured there
-depended on the name, or it would have been learned then.
+When a name is learned, the digests of the kernel's contexts without this name are extended by it. Measurements in these
+contexts did not depend on the name, or it would have been learned then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LearnedNames(Table):
     """The learned names of all kernels."""
 
     def list_names(self) -> dict[KernelName, dict[str, Observation]]:
-        """Return each kernel's names, with what they held when they were learned."""
+        """Return each kernel's names, with their state when they were learned."""
         found: dict[KernelName, dict[str, Observation]] = {}
         for kernel, entry in self._reader.fetch_values(
             _decode_name, "SELECT kernel, entry FROM learned ORDER BY kernel, name"
@@ -34,7 +34,7 @@ class LearnedNames(Table):
     async def learn_names(
         self, kernel: KernelInfo, changed: Sequence[Observation], fresh: Sequence[Observation]
     ) -> None:
-        """Keep ``changed`` names of a kernel, which has them already, and rename its contexts by the ``fresh`` ones."""
+        """Store ``changed`` names of a kernel, which already has them; extend its contexts' digests by ``fresh``."""
 
         def learn_names(connection: sqlite3.Connection) -> None:
             connection.executemany(
@@ -49,7 +49,7 @@ class LearnedNames(Table):
 
 
 def _rename_contexts(connection: sqlite3.Connection, kernel: KernelInfo, fresh: Sequence[Observation]) -> None:
-    """Rename the contexts of each meaning that lacks names, also where its inputs were captured."""
+    """Extend the digests of contexts whose meaning lacks names, including contexts with captured inputs."""
     captures = connection.execute("SELECT DISTINCT digest FROM captures WHERE kernel = ?", (kernel.name,)).fetchall()
     for digest, text in connection.execute(
         "SELECT digest, parts FROM meanings WHERE kernel = ? AND json_valid(parts)", (kernel.name,)

@@ -1,6 +1,6 @@
-"""A whole store as another process reads it: contexts with their sums, and the trials of one as short rows.
+"""A whole store as another process reads it: contexts with their sums, and the trials of a context as short rows.
 
-It never writes, and runs beside a daemon: in WAL mode readers wait for no writer.
+It never writes, and may be used while a daemon runs: in WAL mode readers do not wait for writers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ktuned.store.reader import Reader, Row
 from ktuned.store.schema import SCHEMA_VERSION, check_ours
 
 MESSAGE_LENGTH = 2_000
-"""Characters of a trial's message: its first line is wanted, and some compilers begin with long paths."""
+"""Characters of a trial's message that are read: only its first line is needed, but some begin with long paths."""
 
 _CONTEXTS = f"""SELECT contexts.id, {rows.CONTEXT_COLUMNS}, sums.trials, sums.measured, sums.first, sums.last,
         best.id, best.config, best.latency_us, best.spread_us
@@ -50,7 +50,7 @@ class MeasuredSpan(NamedTuple):
 
 
 class ContextSums(NamedTuple):
-    """A context, the number of its trials and of measured ones, when the first and the last ended, and its fastest."""
+    """A context with the numbers of its trials and of measured ones, when the first and last ended, and its fastest."""
 
     id: int
     context: Context
@@ -62,9 +62,9 @@ class ContextSums(NamedTuple):
 
 
 class TrialRow(NamedTuple):
-    """A trial that has ended, its config as text; ``facts`` are the numbers among the backend's.
+    """An ended trial, with its config as text; ``facts`` has only the numbers among the backend's facts.
 
-    A page has 100,000 of them: to read all that is known of each would take ten times as long.
+    A page may have 100,000 of these rows, and reading whole trials would take ten times as long.
     """
 
     id: int
@@ -86,12 +86,12 @@ class Overview(Queries):
     """The store at ``path``, open for reading until :meth:`close`, or the end of ``with``.
 
     Raises:
-        StoreError: there is none, it is another program's, or of another version.
+        StoreError: there is no store, another program made it, or its version is different.
     """
 
     def __init__(self, path: Path) -> None:
         try:
-            # Closed at once: it only looks whose the file is.
+            # This connection only checks whose file it is, and is closed at once.
             with closing(database_file.open_for_reading(path, vfs=None)) as connection:
                 check_ours(connection, str(path))
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -106,7 +106,7 @@ class Overview(Queries):
             )
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._reader.close()
 
     def __enter__(self) -> Self:
@@ -124,7 +124,7 @@ class Overview(Queries):
         return self._reader.fetch_values(_decode_context_sums, _CONTEXTS)
 
     def load_trials(self, context: int) -> Sequence[TrialRow]:
-        """Return the trials of a context that have ended, in the order in which they began."""
+        """Return the ended trials of a context, in the order of their ids."""
         return self._reader.fetch_values(_trial_row, _TRIALS, context)
 
     def load_bit_classes(self, context: int) -> BitClasses:
@@ -147,7 +147,7 @@ def _trial_row(row: Row) -> TrialRow:
 
 
 def _decode_numbers(text: str | None) -> dict[str, float]:
-    """Return the numbers of a map of facts or metrics; texts and lists say nothing on an axis."""
+    """Return the numbers in a map of facts or metrics; texts and lists cannot be drawn on an axis."""
     found = msgspec.json.decode(text) if text else None
     if not isinstance(found, dict):
         return {}

@@ -1,7 +1,8 @@
-"""All that is asked of a store: each question is one query by an index, and takes microseconds unless it says more.
+"""Every read query of a store. Each is one indexed query that takes microseconds, unless its docstring says otherwise.
 
-The daemon's :class:`~ktuned.store.database.Store` answers them, and an :class:`~ktuned.store.overview.Overview` in
-another process. A row that cannot be decoded is left out (:mod:`ktuned.store.reader`).
+They are methods of the daemon's :class:`~ktuned.store.database.Store`, and of an
+:class:`~ktuned.store.overview.Overview` in another process. A row that cannot be decoded is left out
+(:mod:`ktuned.store.reader`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from ktuned.store.reader import Reader
 from ktuned.store.rows import StoredPortfolio
 
 MAX_TWINS = 8
-"""Trials of one content that are looked at: each had read other data."""
+"""Most trials with equal content that are compared; they differ in the data they read."""
 
 Order = Literal["newest", "fastest"]
 
@@ -46,16 +47,16 @@ _OF_CONTEXT = f"WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)"
 
 
 class Queries:
-    """The questions to a store, by their subjects: what the last daemon knew, jobs, trials, winners.
+    """The read queries of a store, by subject: the last daemon's knowledge, jobs, trials, winners.
 
     Raises:
-        StoreError: the disk or the database fails; each question may.
+        StoreError: the disk or the database fails; every query may raise it.
     """
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
 
-    # What the last daemon knew
+    # The last daemon's knowledge
 
     def load_roots(self) -> list[Root]:
         """Return the watched roots, by path."""
@@ -72,17 +73,17 @@ class Queries:
         return self._reader.fetch_values(rows.decode_kernel, "SELECT name, info FROM kernels ORDER BY name")
 
     def load_probes(self) -> dict[str, dict[str, Any]]:
-        """Return what interpreters' backends and devices were last found to be, by key."""
+        """Return the backends and devices that probes last found in interpreters, by key."""
         return dict(self._reader.fetch_values(rows.decode_record, "SELECT key, data FROM probes ORDER BY key"))
 
     def load_digest_parts(self, kernel: str, digest: str) -> dict[str, str] | None:
-        """Return the parts that a kernel's digest was made of, by their labels; ``None`` if they were not kept."""
+        """Return the parts that a kernel's digest was made of, by label; ``None`` if they are not stored."""
         select = "SELECT digest, parts FROM meanings WHERE kernel = ? AND digest = ?"
         found = self._reader.fetch_value(rows.decode_record, select, kernel, digest)
         return found and found[1]
 
     def load_fingerprint_versions(self, fingerprint: str) -> dict[str, str] | None:
-        """Return the versions and flags that a fingerprint's digest stands for; ``None`` if they were not kept."""
+        """Return the versions and flags that a fingerprint's digest stands for; ``None`` if they are not stored."""
         select = "SELECT digest, versions FROM fingerprints WHERE digest = ?"
         found = self._reader.fetch_value(rows.decode_record, select, fingerprint)
         return found and found[1]
@@ -93,7 +94,7 @@ class Queries:
         return {peaks.device: peaks for peaks in found}
 
     def load_launches(self) -> dict[WinnerKey, int]:
-        """Return how often applications have launched each key, whatever the objective; the latest at the end."""
+        """Return how often applications launched each key, whatever the objective; most recently launched key last."""
         found = self._reader.fetch_rows("SELECT kernel, problem, device, count FROM launches ORDER BY updated")
         return {
             WinnerKey(KernelName(kernel), KeyProblem(problem), DeviceModel(device)): count
@@ -101,7 +102,7 @@ class Queries:
         }
 
     def load_portfolios(self, kernel: str | None = None) -> list[StoredPortfolio]:
-        """Return the portfolios of a kernel, or of all, on all devices, by all objectives."""
+        """Return the portfolios of one kernel or all kernels, on all devices and by all objectives."""
         where, values = _make_where({"kernel = ?": kernel})
         return self._reader.fetch_values(
             rows.decode_portfolio, f"SELECT * FROM portfolios {where} ORDER BY kernel, device, objective", *values
@@ -135,12 +136,12 @@ class Queries:
         return self._reader.fetch_value(rows.decode_trial, f"{rows.SELECT_TRIALS} WHERE trials.id = ?", number)
 
     def find_trial(self, context: Context, config: Config) -> Trial | None:
-        """Return the outcome of a config in this very context, if it was tried."""
+        """Return the trial of a config in this very context, if there is one."""
         select = f"{rows.SELECT_TRIALS} {_OF_CONTEXT} AND trials.config = ?"
         return self._reader.fetch_value(rows.decode_trial, select, *rows.context_values(context), canonical(config))
 
     def has_failed(self, context: Context, config: Config) -> bool:
-        """Return whether a config is known not to work in this very context."""
+        """Return whether a config is known to fail in this very context."""
         known = self.find_trial(context, config)
         return known is not None and known.outcome in FAILURES
 
@@ -153,9 +154,10 @@ class Queries:
         rounds: int = 0,
         by_energy: bool = False,
     ) -> list[Trial]:
-        """Return the measured trials of a context that have an objective's figure, the best first.
+        """Return the measured trials of a context that have an objective's figure, best first.
 
-        With ``rounds`` only finalists of so many; those by energy are counted apart.
+        With ``rounds``, return only finalists that took part in at least so many rounds; with ``by_energy``, in so many
+        rounds by energy, which are counted separately.
         """
         name = "energy_rounds" if by_energy else "rounds"
         wanted = f"AND {rows.detail_sql(name)} >= {rounds:d}" if rounds else ""
@@ -167,14 +169,14 @@ class Queries:
     def list_measured_configs(
         self, context: Context, limit: int, *, objective: Objective = LATENCY
     ) -> list[KnownConfig]:
-        """Return the measured configs of a context that have an objective's figure, the best first."""
+        """Return the measured configs of a context that have an objective's figure, best first."""
         select = _best_first(rows.select_known(objective), objective)
         return self._reader.fetch_values(
             rows.decode_known_trial, select, *rows.context_values(context), Outcome.MEASURED, limit
         )
 
     def find_candidates(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[Candidate]:
-        """Return the measured configs of a context whose bits are known on all inputs, the best first."""
+        """Return the measured configs of a context whose bits are known on all inputs, best first."""
         bits, row_bits = rows.detail_sql("bits"), rows.detail_sql("row_bits")
         columns = f"trials.config, {rows.cost_sql(objective)}, {bits}, {row_bits}"
         is_known = f"AND json_array_length({bits}) > 1 AND NOT ifnull({rows.detail_sql('nondeterministic')}, 0)"
@@ -184,7 +186,7 @@ class Queries:
         )
 
     def find_twins(self, content: str) -> list[Trial]:
-        """Return the newest trials of this content (the detail ``content``) that say what a measurement would.
+        """Return the newest trials with this ``content`` (a detail) whose outcome predicts that of a measurement.
 
         Measured ones come first.
         """
@@ -203,10 +205,10 @@ class Queries:
     def load_past_searches(
         self, context: Context, contexts: int, limit: int, *, objective: Objective = LATENCY
     ) -> list[KnownConfig]:
-        """Return what the latest ``contexts`` of a context's kernel, problem and device have found, its own first.
+        """Return the configs tried in the latest ``contexts`` with a context's kernel, problem and device.
 
-        Of each context the measured configs come first, the best by the objective before the others. Of its own context
-        only measured ones: :meth:`list_failed_configs` returns the others.
+        The context itself comes first, but only with its measured configs; :meth:`list_failed_configs` returns its
+        others. Within each context, measured configs come first, best first by the objective.
         """
         return self._reader.fetch_values(
             rows.decode_known_trial,
@@ -226,9 +228,9 @@ class Queries:
         )
 
     def list_failed_configs(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[KnownConfig]:
-        """Return the configs of a context that ended otherwise than measured, and are not tried again.
+        """Return the configs of a context that were not measured successfully and are not tried again.
 
-        One that was given up as slower may have a figure, from few samples.
+        A config that was given up as slower may have a figure, from few samples.
         """
         retried = sorted({*RETRIED_BY_NEXT_JOB, Outcome.COMPILE_TIMEOUT})
         return self._reader.fetch_values(
@@ -253,11 +255,11 @@ class Queries:
         limit: int = 1000,
         order: Order = "newest",
     ) -> list[Trial]:
-        """Return trials; ``problem`` is a canonical text, ``digests`` what the kernel may have meant.
+        """Return trials. ``problem`` is a canonical text; ``digests`` are the kernel digests to choose from.
 
-        ``newest`` begins with the latest entered (a retried one keeps its place), of those entered ``before`` a trial.
-        ``fastest`` leaves out trials without a latency and goes by kernel, problem and device, the fastest of each
-        first, and those that were measured to the end before those that were given up.
+        With the order ``newest``, the trials inserted last come first (a retried trial keeps its place), beginning just
+        before the trial ``before``. The order ``fastest`` leaves out trials without a latency, and sorts by kernel,
+        problem and device, then fastest first, with fully measured trials before those that were given up.
         """
         conditions = _trial_conditions(kernel, problem, device, outcome, job, digests)
         where, values = _make_where({**conditions, "trials.id < ?": before})
@@ -265,10 +267,10 @@ class Queries:
             tail = "ORDER BY trials.id DESC"
         else:
             where = _add_condition(where, "trials.latency_us IS NOT NULL")
-            # The figure of one that was given up is an estimate.
+            # The figure of a trial that was given up is an estimate.
             figure = "trials.outcome <> 'measured', trials.latency_us"
             tail = f"ORDER BY contexts.kernel, contexts.problem, contexts.device, {figure}, trials.id"
-        # An index covers what chooses and orders; only the chosen rows are read whole, for sorting whole ones is slow.
+        # The inner query selects and sorts by indexed columns only, because sorting whole rows is slow.
         ids = f"SELECT trials.id {rows.FROM_TRIALS} {where} {tail} LIMIT ?"
         return self._reader.fetch_values(
             rows.decode_trial, f"{rows.SELECT_TRIALS} WHERE trials.id IN ({ids}) {tail}", *values, limit
@@ -283,7 +285,7 @@ class Queries:
         job: int | None,
         digests: Iterable[str] | None,
     ) -> int:
-        """Return how many trials :meth:`list_trials` would return without a limit; some 30 ms for a million."""
+        """Return how many trials :meth:`list_trials` would return without a limit; takes some 30 ms for a million."""
         where, values = _make_where(_trial_conditions(kernel, problem, device, outcome, job, digests))
         ((number,),) = self._reader.fetch_rows(f"SELECT count(*) {rows.FROM_TRIALS} {where}", *values)
         return int(number)
@@ -303,29 +305,29 @@ class Queries:
         )
 
     def list_winners(self, kernel: str | None = None, device: str | None = None) -> list[Winner]:
-        """Return the winners of a kernel, on a device model, or all, by kernel, problem, device and objective."""
+        """Return winners, of one kernel or device model if given, sorted by kernel, problem, device and objective."""
         where, values = _make_where({"winners.kernel = ?": kernel, "winners.device = ?": device})
         tail = "ORDER BY winners.kernel, winners.problem, winners.device, winners.objective"
         return self._reader.fetch_values(rows.decode_winner, f"{rows.SELECT_WINNERS} {where} {tail}", *values)
 
     def list_winners_elsewhere(self, kernel: KernelInfo) -> list[Winner]:
-        """Return the winners of a kernel's equals: of its short name and its digest, in any other project."""
+        """Return the winners of other projects' kernels with the same short name and digest."""
         short = f":{kernel.kernel}"
         equal = "digest = ? AND kernel <> ? AND substr(kernel, ?) = ?"
         keys = f"SELECT kernel, problem, device FROM contexts WHERE {equal}"
-        # The plus keeps SQLite from beginning with all trials of these contexts.
+        # The plus sign keeps SQLite from using that index first, which would visit all trials of these contexts.
         where = f"WHERE (winners.kernel, winners.problem, winners.device) IN ({keys}) AND +contexts.digest = ?"
         values = kernel.digest, kernel.name, -len(short), short, kernel.digest
         return self._reader.fetch_values(rows.decode_winner, f"{rows.SELECT_WINNERS} {where}", *values)
 
     def find_job_of_winner(self, winner: Winner) -> Job | None:
-        """Return the job that measured a winner; its problem is the whole one, and the winner's what enters its key."""
+        """Return the job that measured a winner. The job has the whole problem, the winner only the part in its key."""
         trial = self.get_trial(winner.trial)
         return None if trial is None else self.get_job(trial.job)
 
 
 def _best_first(select: str, objective: Objective, wanted: str = "") -> str:
-    """Return the SELECT of a context's trials of an outcome that have an objective's figure, so many of the best."""
+    """Return the SELECT of a context's best trials by an objective; its values are context, outcome and limit."""
     cost = rows.cost_sql(objective)
     return f"""{select} {_OF_CONTEXT} AND trials.outcome = ? AND {cost} IS NOT NULL {wanted}
         ORDER BY {cost}, trials.id LIMIT ?"""
@@ -339,7 +341,7 @@ def _trial_conditions(
     job: int | None,
     digests: Iterable[str] | None,
 ) -> dict[str, Any]:
-    """Return conditions on trials with their values; one without a value does not count."""
+    """Return conditions on trials with their values; a condition whose value is None is ignored."""
     return {
         "contexts.kernel = ?": kernel,
         "contexts.problem = ?": problem,
@@ -351,7 +353,7 @@ def _trial_conditions(
 
 
 def _make_where(conditions: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
-    """Return the WHERE clause of those conditions that have a value, and the values."""
+    """Return the WHERE clause of the conditions that have a value, and these values."""
     wanted = {condition: value for condition, value in conditions.items() if value is not None}
     return ("WHERE " + " AND ".join(wanted) if wanted else ""), tuple(wanted.values())
 

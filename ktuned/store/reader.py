@@ -1,6 +1,6 @@
 """Reads rows and decodes them into values; a row that cannot be decoded is left out, and reported.
 
-SQLite checks its pages' structure, not their bytes: a flipped bit in a text is noticed only by its reader.
+SQLite checks the structure of its pages, but not their bytes: a flipped bit in a text is noticed only when it is read.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ T = TypeVar("T")
 Row = tuple[Any, ...]
 
 MAX_TOLD = 1000
-"""Damaged rows that are counted and logged; a store that has more of them needs no finer figure."""
+"""Damaged rows that are counted and logged; beyond this, an exact number is of no use."""
 
 _log = structlog.get_logger()
 
 
 class Reader:
-    """A connection of its own, which cannot write; ``damaged`` is a line for the user, or ``""``.
+    """Reads over its own connection, which cannot write.
 
     Raises:
         sqlite3.Error: the database cannot be opened.
@@ -39,12 +39,12 @@ class Reader:
         self._left_out: set[tuple[str, Any]] = set()
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the connection."""
         self._connection.close()
 
     @property
     def damaged(self) -> str:
-        """Notice of the rows left out so far."""
+        """A line for the user about the rows left out so far; empty if there are none."""
         if not self._left_out:
             return ""
         counts = sorted(Counter(kind for kind, _ in self._left_out).items())
@@ -65,7 +65,7 @@ class Reader:
         return self._fetch_decodable_rows(sql, values)
 
     def fetch_values(self, decode: Callable[[Row], T], sql: str, *values: Any) -> list[T]:
-        """Return the decoded rows of a SELECT; the name of ``decode`` names damaged ones in the notice.
+        """Return the decoded rows of a SELECT; the notice of damaged rows gives the name of ``decode``.
 
         Raises:
             StoreError: the disk or the database fails.
@@ -79,7 +79,7 @@ class Reader:
         return made
 
     def fetch_value(self, decode: Callable[[Row], T], sql: str, *values: Any) -> T | None:
-        """Return what ``decode`` makes of the first row that it can read, or ``None`` if there is none.
+        """Return the value of the first row that ``decode`` can read, or ``None`` if there is none.
 
         Raises:
             StoreError: the disk or the database fails.
@@ -87,13 +87,13 @@ class Reader:
         return next(iter(self.fetch_values(decode, sql, *values)), None)
 
     def explain_fault(self, error: sqlite3.Error | UnicodeDecodeError) -> StoreError:
-        """Return the error that the user sees; after damage, the next opening checks the whole database."""
+        """Return the error that the user sees; if it is damage, the next opening will check the whole database."""
         if is_damage(error):
             database_file.mark_suspect(self._path)
         return database_fault(error, self._path)
 
     def _fetch_decodable_rows(self, sql: str, values: Row) -> list[Row]:
-        """Return the rows without those that have a text which is no UTF-8; slower than :meth:`fetch_rows`."""
+        """Return the rows, except those with a text that is not UTF-8; slower than :meth:`fetch_rows`."""
         self._connection.text_factory = _decode_text
         try:
             found: list[Row] = self._connection.execute(sql, values).fetchall()

@@ -1,4 +1,4 @@
-"""Rows of the values of :mod:`ktuned.model`: column lists for SELECT, and functions that decode a row."""
+"""Rows of the database as values of :mod:`ktuned.model`: column lists for SELECT, and functions that decode rows."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _TRIAL_COLUMNS = {
     **{name: f"trials.{name}" for name in ("config", "outcome", "latency_us", "spread_us", "compile_s", "lane_s")},
     **{name: f"trials.{name}" for name in ("message", "artifact", "updated", "detail")},
 }
-"""The column of each field of :class:`~ktuned.model.Trial`, but of its metrics, which are kept with the detail."""
+"""The column of each field of :class:`~ktuned.model.Trial`, except its metrics, which are stored with the detail."""
 
 SELECT_TRIALS = f"SELECT {', '.join(_TRIAL_COLUMNS.values())} {FROM_TRIALS}"
 
 SELECT_JOBS = f"SELECT {', '.join(entry.name for entry in fields(Job))} FROM jobs"
-"""Columns as :class:`~ktuned.model.Job`'s fields are named."""
+"""The columns have the names of :class:`~ktuned.model.Job`'s fields."""
 
 SELECT_WINNERS = f"""SELECT {CONTEXT_COLUMNS}, trials.id, trials.config, trials.latency_us, trials.spread_us,
     trials.artifact, winners.decided, winners.final, winners.note,
@@ -78,7 +78,7 @@ class StoredPortfolio(msgspec.Struct, frozen=True):
 
 def detail_sql(name: str, trials: str = "trials") -> str:
     """Return the SQL of a field of a trial's detail; NULL if it has none."""
-    # SQLite refuses the whole SELECT for one text that is no JSON.
+    # Without json_valid, SQLite would fail the whole SELECT if one row's text is not JSON.
     return f"iif(json_valid({trials}.detail), json_extract({trials}.detail, '$.{name}'), NULL)"
 
 
@@ -89,12 +89,12 @@ def figure_sql(objective: Objective, trials: str = "trials") -> str:
         return f"iif({detail_sql('same_bits', trials)}, {figure}, NULL)"
     if not needs_metric(objective):
         return f"{trials}.latency_us"
-    # A metric's name is an identifier.
+    # A metric's name is an identifier, so it needs no escaping.
     return detail_sql(f'metrics."{metric_of(objective)}"', trials)
 
 
 def cost_sql(objective: Objective, trials: str = "trials") -> str:
-    """Return the SQL of what a trial's figure costs by an objective, less being better; NULL if it has no figure."""
+    """Return the SQL of a trial's cost by an objective, where less is better; NULL if it has no figure."""
     return f"{'-' if is_maximized(objective) else ''}{figure_sql(objective, trials)}"
 
 
@@ -143,10 +143,10 @@ def encode_detail(result: TrialResult) -> str:
 def decode_detail(text: str) -> tuple[TrialDetail, Mapping[str, float]]:
     """Return the detail and the metrics that the column ``detail`` holds.
 
-    Fields that are unknown, or not of their type, are another version's, and left out.
+    Fields that are unknown or have a wrong type come from another version, and are left out.
 
     Raises:
-        ValueError: it is no JSON.
+        ValueError: the text is not JSON.
     """
     try:
         return _read_detail(text), _read_metrics(text).metrics
@@ -209,7 +209,7 @@ def decode_root(row: Row) -> Root:
     """Read a row ``path, name, python, env, asked_python``."""
     path, name, python, env, asked = row
     if asked is None:
-        # Of an older store, which did not keep whether the interpreter was chosen or found.
+        # An older store did not record whether the interpreter was chosen or found.
         asked = "" if python in (f"{path}/.venv/bin/python", sys.executable) else python
     return Root(path, name, python, json.loads(env), asked=RootSettings(python=asked))
 
@@ -241,7 +241,7 @@ def decode_record(row: Row) -> tuple[str, dict[str, Any]]:
 
 
 def decode_answer(row: Row) -> str:
-    """Read a row ``pin, answer``: the answer's text, which is sound JSON."""
+    """Read a row ``pin, answer``: return the answer's text after checking that it is JSON."""
     json.loads(row[1])
     text: str = row[1]
     return text

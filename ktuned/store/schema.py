@@ -10,7 +10,7 @@
 
     pins   captures                     (answers that hold for good; real inputs that applications handed over)
 
-    anchors                             (configs to whose bits exact numerics keep, where that is not the default)
+    anchors                             (configs whose bits exact numerics require, if not the default's)
 
     projects                            (the name of each root's project)
 
@@ -170,7 +170,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             count INTEGER NOT NULL, updated REAL NOT NULL, PRIMARY KEY (kernel, problem, device)
         ) WITHOUT ROWID""",
     ),
-    # A note that was written without the figure that it compares with may be stale, and cannot be written again.
+    # A note stored without the figure that it compares with may be stale, and cannot be made again.
     ("ALTER TABLE winners ADD COLUMN before REAL", "UPDATE winners SET note = ''"),
     (
         """CREATE TABLE portfolios (
@@ -179,7 +179,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (kernel, device, objective)
         ) WITHOUT ROWID""",
     ),
-    # A shared store knows itself what it has.
+    # A shared store itself knows which winners it has.
     ("DROP TABLE published_winners",),
     (
         """CREATE TABLE anchors (
@@ -187,24 +187,24 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (kernel, problem, device)
         ) WITHOUT ROWID""",
     ),
-    # What was slower, or wrong, is taken over by equal content, too.
+    # Trials with equal content also take over the outcomes "slower" and "mismatch".
     (
         "DROP INDEX trials_by_content",
         "CREATE INDEX trials_by_content ON trials (content) WHERE content IS NOT NULL",
     ),
-    # A project that gets another name is another project, whose winners are found by what they were measured with.
+    # A renamed project counts as another project; its earlier winners are found by the digests of their contexts.
     ("DROP TABLE aliases", "CREATE INDEX contexts_by_digest ON contexts (digest)"),
 )
-"""Statements that lead from each version (the position) to the next; what has been released never changes."""
+"""Statements that lead from each version (the position) to the next. Released entries must never change."""
 
 SCHEMA_VERSION = len(MIGRATIONS)
 
 
 def check_ours(connection: sqlite3.Connection, path: str) -> None:
-    """Refuse, before anything is written, a database that another program or a newer ktuned made.
+    """Refuse a database that another program or a newer ktuned made; call this before anything is written.
 
     Raises:
-        StoreError: it is not ours, or its schema is newer than :data:`SCHEMA_VERSION`.
+        StoreError: the database is not ours, or its schema is newer than :data:`SCHEMA_VERSION`.
     """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -221,10 +221,11 @@ def check_ours(connection: sqlite3.Connection, path: str) -> None:
 
 
 def migrate_schema(connection: sqlite3.Connection) -> None:
-    """Bring the database to :data:`SCHEMA_VERSION`, one transaction per step, so that a step is done or is not.
+    """Bring the database to :data:`SCHEMA_VERSION`, with one transaction per step, so that each step is atomic.
 
     Raises:
-        StoreError: a step does not fit what is there; it is no damage that would be worth a fresh start.
+        StoreError: a step does not fit the existing schema. This does not count as damage, which would start a fresh
+            database.
     """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     for number, statements in enumerate(MIGRATIONS[version:], start=version + 1):

@@ -1,11 +1,11 @@
-"""Tables that one part of the daemon alone uses, each with its reads and its writes.
+"""Tables that only one part of the daemon uses, each with its reads and its writes.
 
 ================  =========================================================================================
-pins              the answer to each question that was asked under a pin, for good
+pins              the permanent answer to each question that was asked under a pin
 captures          for each kernel and problem the digest of a file of captured inputs
-anchors           configs that were chosen in the default's place, to whose bits exact numerics keep
-admissions        whether a config is in a kernel's space for a problem, as a worker found it: a daemon that
-                  has just started serves the winners of constrained spaces at once, without a worker
+anchors           configs chosen in place of the default, whose bits exact numerics require
+admissions        a worker's verdicts whether a config is in a kernel's space for a problem, so that a daemon
+                  that has just started can serve winners of constrained spaces without a worker
 ================  =========================================================================================
 """
 
@@ -23,7 +23,8 @@ from ktuned.store.reader import Reader
 T = TypeVar("T")
 
 MAX_VERDICTS = 10_000
-"""Verdicts of one kernel, some 200 bytes each: more than its winners; beyond that they are asked for again."""
+"""Verdicts stored for one kernel, some 200 bytes each: more than it has winners. When there would be more, the stored
+ones are deleted, and workers are asked again."""
 
 
 class Write(Protocol):
@@ -34,7 +35,7 @@ class Write(Protocol):
 
 
 class Table:
-    """A table; ``write`` runs what changes it."""
+    """A table; ``write`` runs the operations that change it."""
 
     def __init__(self, reader: Reader, write: Write) -> None:
         self._reader = reader
@@ -42,7 +43,7 @@ class Table:
 
 
 class PinnedAnswers(Table):
-    """The store's pins; an answer is a text, its question another, of which one answer may have several."""
+    """The store's pins. Questions and answers are texts; several questions may have the same answer."""
 
     def find_answer(self, pin: str, question: str) -> str | None:
         """Return the answer that a pin holds for a question."""
@@ -51,7 +52,7 @@ class PinnedAnswers(Table):
         )
 
     def find_config(self, pin: str, key: WinnerKey) -> Config | None:
-        """Return the config that a pin holds for a kernel's problem on a device, by whatever objective it was asked."""
+        """Return the config that a pin holds for a key, looked up by the key's objective or without any."""
         for objective in (None, key.objective, strip_numerics(key.objective)):
             question = pinned_question(key.kernel, parse_key_problem(key.problem), key.device, objective)
             if (held := self.find_answer(pin, question)) is not None:
@@ -60,7 +61,7 @@ class PinnedAnswers(Table):
         return None
 
     def list_pins(self) -> list[tuple[str, int, float]]:
-        """Return each pin, how many questions it holds answers to, and since when (Unix seconds), by name."""
+        """Return each pin with the number of its questions and the time of the first (Unix seconds), by name."""
         return [
             (pin, count, created)
             for pin, count, created in self._reader.fetch_rows(
@@ -69,10 +70,13 @@ class PinnedAnswers(Table):
         ]
 
     async def hold_answer(self, pin: str, questions: Sequence[str], answer: str, *, now: float, limit: int) -> str:
-        """Hold an answer to several wordings of a question; return the one that holds, which may be an earlier one.
+        """Store an answer for several wordings of a question, unless one of them already has an answer.
+
+        Returns:
+            The answer that is pinned, which may be an earlier one.
 
         Raises:
-            UsageError: the pins hold ``limit`` answers already.
+            UsageError: the pins would hold more than ``limit`` answers.
         """
 
         def hold_answer(connection: sqlite3.Connection) -> str:
@@ -100,16 +104,16 @@ class PinnedAnswers(Table):
         return await self._write(hold_answer)
 
     async def give_up(self, pin: str) -> int:
-        """Forget a pin, and return how many questions it held answers to."""
+        """Delete a pin, and return how many questions it had answers to."""
         return await self._write(
             lambda connection: connection.execute("DELETE FROM pins WHERE pin = ?", (pin,)).rowcount
         )
 
 
 def pinned_question(kernel: str, problem: Problem, device: str | None, objective: str | None) -> str:
-    """Return the text that a pin keeps its answer under: the question, as it was asked."""
+    """Return the text under which a pin stores an answer: the question as it was asked."""
     asked = {"kernel": kernel, "problem": dict(problem), "device": device}
-    # A question that names none is as it was before there were several.
+    # Without an objective, the text is the same as before there were objectives.
     return canonical(asked if objective is None else asked | {"objective": objective})
 
 
@@ -136,7 +140,7 @@ class CaptureTable(Table):
         ]
 
     async def save_capture(self, capture: Capture) -> None:
-        """Remember a capture in the place of its problem's last one."""
+        """Store a capture in place of its problem's previous one."""
         await self._write(
             lambda connection: (
                 connection.execute("INSERT OR REPLACE INTO captures VALUES (?, ?, ?, ?, ?)", capture).rowcount
@@ -144,7 +148,7 @@ class CaptureTable(Table):
         )
 
     async def remove_capture(self, kernel: str, problem: str) -> int:
-        """Forget a capture; return how many there were."""
+        """Delete a capture; return how many there were."""
 
         def remove_capture(connection: sqlite3.Connection) -> int:
             values = (kernel, problem)
@@ -157,7 +161,7 @@ class Anchors(Table):
     """The store's anchors, by kernel, problem and device model."""
 
     def find_anchor(self, key: WinnerKey) -> Config | None:
-        """Return the anchor that was chosen for a key; ``None`` where the default is it."""
+        """Return the anchor that was chosen for a key; ``None`` if the default is the anchor."""
         found = self._reader.fetch_rows(
             "SELECT config FROM anchors WHERE (kernel, problem, device) = (?, ?, ?)",
             key.kernel,
@@ -180,9 +184,14 @@ class Anchors(Table):
 
 
 class Verdict(NamedTuple):
-    """One verdict; ``problem`` (the whole one) and ``config`` are canonical texts.
+    """A verdict whether a config is in a space.
 
-    It holds for what the space's code may have ``read``: digests by name, as canonical text.
+    Attributes:
+        problem: The whole problem, as canonical text.
+        config: The config, as canonical text.
+        admitted: Whether the space has the config.
+        read: Digests of the files and variables that the space's code may have read, by name, as canonical text. The
+            verdict holds only for these.
     """
 
     problem: str
@@ -204,7 +213,7 @@ class Admissions(Table):
         ]
 
     async def save_verdicts(self, kernel: str, space: str, verdicts: Sequence[Verdict]) -> None:
-        """Store verdicts of a kernel's present space, and delete the ones of its earlier spaces."""
+        """Store verdicts of a kernel's present space, and delete those of its earlier spaces."""
 
         def save_verdicts(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM admissions WHERE kernel = ? AND space <> ?", (kernel, space))

@@ -1,6 +1,6 @@
 """The rule by which a trial's new result changes the winner. Decides; no IO.
 
-It is a module of its own so that every case can be tested without a database.
+The rule has its own module so that every case can be tested without a database.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """A trial as the rule sees it: its row, its context's row, and what its figure costs, ``None`` if it has none."""
+    """A trial as the rule sees it: its id, its context's id, and its cost, which is ``None`` without a figure."""
 
     trial: int
     context: int
@@ -29,10 +29,11 @@ class Effect(Enum):
 def judge_result(result: Standing, incumbent: Standing | None, *, is_opening: bool = False) -> Effect:
     """Decide about the winner of one key, by its objective, after a trial's result.
 
-    Figures of two contexts are never compared: a measurement in today's context replaces yesterday's winner. An
-    incumbent that is measured again stays the winner with its new figure, because trials that look faster now were
-    measured in a noisier hour; a trial that beats the new figure from then on becomes the winner. While its job
-    ``is_opening`` no other trial becomes the winner: it is not known yet to be better than what is served.
+    Figures of two contexts are never compared: a measurement in the present context replaces a winner of an older one.
+    If the winner is measured again, it stays the winner, with its new figure, even if older trials now look faster: the
+    two figures are from different times, and noise differs. A later trial that beats the new figure becomes the winner.
+    While its job ``is_opening``, no other trial becomes the winner, because it is not yet known to be better than the
+    config that is served.
     """
     if result.cost is None:
         return Effect.VACATE if incumbent and incumbent.trial == result.trial else Effect.KEEP

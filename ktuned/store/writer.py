@@ -1,11 +1,11 @@
 """The one thread that writes: waiting writes are committed as one group, and published after the commit.
 
-A commit waits for the disk, and one wait serves a whole group. Within its group each write has a savepoint, so that
-one that fails fails alone; if the group itself fails (SQLite undoes all of it when the disk fills up), each write is
-tried again alone. A write is therefore a function of the connection alone and may be called twice.
+A commit waits for the disk, and one wait serves a whole group. Within its group each write has a savepoint, so that a
+failing write fails alone. If the whole group fails (SQLite rolls all of it back when the disk is full), each write is
+tried again alone. So a write must depend only on the connection, and may be called twice.
 
-A connection that cannot even roll back is in an unknown state: it is replaced before the next write, and what it was
-doing fails.
+A connection that cannot even roll back is in an unknown state: its present writes fail, and it is replaced before the
+next write.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = structlog.get_logger()
 T = TypeVar("T")
 
 MAX_PENDING_WRITES = 1024
-"""Writes that may wait for the disk; beyond it, :meth:`Writer.write` waits, and with it the producer."""
+"""Writes that may wait for the disk. Beyond this, :meth:`Writer.write` waits, which slows its callers down."""
 
 
 class _Write(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class _Write(msgspec.Struct, frozen=True):
 
 
 class Writer:
-    """Owns the writing connection from :meth:`start_thread` to :meth:`stop`; ``reopen`` makes another in its place."""
+    """Owns the writing connection from :meth:`start_thread` to :meth:`stop`; ``reopen`` opens a replacement for it."""
 
     def __init__(self, connection: sqlite3.Connection, reopen: Callable[[], sqlite3.Connection]) -> None:
         self._connection = connection
@@ -51,12 +51,12 @@ class Writer:
         self._is_open = True
         self._writes = 0
         self._groups = 0
-        # A process that ends without closing loses nothing that was published, and must not wait for this thread.
+        # A daemon thread: a process that ends without closing loses nothing that was published, so it need not wait.
         self._thread = threading.Thread(target=self._run_thread, name="ktuned-store", daemon=True)
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The present connection: for its owner to close, after :meth:`stop`."""
+        """The present connection, which the owner closes after :meth:`stop`."""
         return self._connection
 
     def start_thread(self) -> None:
@@ -64,9 +64,9 @@ class Writer:
         self._thread.start()
 
     async def write(self, operation: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``operation`` on the connection, within a transaction; return its result once that is on the disk.
+        """Run ``operation`` on the connection, within a transaction; return its result once it is on the disk.
 
-        Cancelled while it waits, the write is dropped; cancelled later, it is committed nevertheless.
+        If the caller is cancelled while the write waits, it is dropped; if later, it is still committed.
 
         Raises:
             StoreError: the store is closed.
@@ -76,7 +76,7 @@ class Writer:
             return await self.submit_write(operation)
 
     def submit_write(self, operation: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
-        """Queue a write without waiting; its future, one of the running loop, is settled after the commit.
+        """Queue a write without waiting; the returned future of the running loop is settled after the commit.
 
         Raises:
             StoreError: the store is closed.
@@ -89,7 +89,7 @@ class Writer:
         return future
 
     def stop(self) -> None:
-        """Commit what waits and end the thread; harmless when repeated."""
+        """Commit waiting writes and end the thread; may be called again."""
         with self._lock:
             if self._is_open:
                 self._is_open = False
@@ -97,7 +97,7 @@ class Writer:
         self._thread.join()
 
     def describe_queue(self) -> ChannelInfo:
-        """Return how much waits and how well writes share their commits."""
+        """Return how many writes wait, and how many writes and commits there were."""
         return ChannelInfo(self._queue.qsize(), writes=self._writes, commits=self._groups)
 
     def _run_thread(self) -> None:
@@ -116,7 +116,7 @@ class Writer:
             self._reopen_if_broken()
             self._connection.execute("BEGIN IMMEDIATE")
         except Exception as error:
-            # Whichever it is: without this thread later writes would wait for ever.
+            # Any error is passed on: if this thread ended, later writes would wait forever.
             for write in group:
                 _notify_waiter(write, None, error)
             return
@@ -137,7 +137,7 @@ class Writer:
             _notify_waiter(write, result, failure)
 
     def _roll_back(self) -> None:
-        """End a failed transaction, if SQLite has not; a connection that cannot is not used again."""
+        """Roll a failed transaction back, unless SQLite has; a connection that cannot do so is not used again."""
         try:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
@@ -149,7 +149,7 @@ class Writer:
         """Replace a broken connection; SQLite's recovery then drops the transaction that was not committed.
 
         Raises:
-            Exception: none can be opened now; the next write tries again.
+            Exception: no connection can be opened now; the next write tries again.
         """
         if not self._is_broken:
             return
@@ -160,13 +160,13 @@ class Writer:
         _log.warning("store_reopened")
 
     def _attempt_all(self, group: list[_Write]) -> list[tuple[Any, Exception | None]]:
-        """Run each write so that it can fail alone; one that has the transaction to itself needs no savepoint."""
+        """Run each write so that it can fail alone; a single write in its transaction needs no savepoint."""
         if len(group) == 1:
             return [(group[0].operation(self._connection), None)]
         return [self._attempt_write(write) for write in group]
 
     def _attempt_write(self, write: _Write) -> tuple[Any, Exception | None]:
-        """Run one write in its savepoint; raise only when SQLite has undone the whole transaction."""
+        """Run one write in its savepoint; raise only if SQLite has rolled back the whole transaction."""
         self._connection.execute("SAVEPOINT one")
         try:
             result = write.operation(self._connection)
@@ -181,7 +181,7 @@ class Writer:
 
 
 def _notify_waiter(write: _Write, result: Any, failure: Exception | None) -> None:
-    """Settle a future on its own event loop, unless that has ended."""
+    """Settle a future on its own event loop, unless that loop is closed."""
     with suppress(RuntimeError):
         write.future.get_loop().call_soon_threadsafe(_settle_future, write.future, result, failure)
 

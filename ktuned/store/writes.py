@@ -1,4 +1,4 @@
-"""The writes of jobs, trials and winners, as functions of the writer's connection, each within its transaction."""
+"""The writes of jobs, trials and winners, as functions of the writer's connection, called within a transaction."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from ktuned.store import rows
 from ktuned.store.winner_rule import Effect, Standing, judge_result
 
 NOISE = 1.05
-"""Ratio of two figures up to which they may be the same."""
+"""Two figures whose ratio is at most this may be equal, the rest being noise."""
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """Leftovers of a daemon that died: trials that were under way, jobs that were running."""
+    """How many trials were under way, and how many jobs were running, when the last daemon died."""
 
     trials: int
     jobs: int
@@ -52,7 +52,7 @@ def recover_interrupted(connection: sqlite3.Connection) -> Recovered:
 
 
 def create_job(connection: sqlite3.Connection, job: Job) -> int:
-    """Enter a job, and return its id."""
+    """Insert a job, and return its id."""
     plan = canonical(job.plan.to_wire())
     number = connection.execute(
         """INSERT INTO jobs (kernel, problem, key_problem, device, state, priority, reason, plan, created)
@@ -73,7 +73,7 @@ def create_job(connection: sqlite3.Connection, job: Job) -> int:
 
 
 def update_job(connection: sqlite3.Connection, job: Job) -> None:
-    """Store all of a job but what it was created with (kernel, problem, device, created).
+    """Store all fields of a job that may change (all but kernel, problem, device and created).
 
     Raises:
         NotFound: there is no such job.
@@ -111,7 +111,7 @@ def update_job(connection: sqlite3.Connection, job: Job) -> None:
 
 
 def save_pauses(connection: sqlite3.Connection, devices: Collection[str]) -> None:
-    """Remember which device models are paused, and no others."""
+    """Store the paused device models, in place of those before."""
     connection.execute("DELETE FROM pauses")
     connection.executemany("INSERT INTO pauses (device) VALUES (?)", [(device,) for device in devices])
 
@@ -119,9 +119,9 @@ def save_pauses(connection: sqlite3.Connection, devices: Collection[str]) -> Non
 def begin_trials(
     connection: sqlite3.Connection, context: Context, job: int, configs: Sequence[Config], now: float
 ) -> list[int]:
-    """Enter trials as under way and return their ids, in order.
+    """Insert trials as under way and return their ids, in order.
 
-    A row that is there already is used again; a measured one keeps its figure until :func:`finish_trial` replaces it.
+    An existing row is reused; a measured trial keeps its figure until :func:`finish_trial` replaces it.
     """
     values = rows.context_values(context)
     connection.execute(
@@ -159,13 +159,13 @@ def finish_trial(
     objective: Objective = LATENCY,
     is_opening: bool = False,
 ) -> Winner | None:
-    """Store a result; return the winner by an objective if that changed it.
+    """Store a result; return the winner by an objective if the result changed it.
 
-    By other objectives a winner only goes: where its own trial is not measured any more.
+    Winners by other objectives change only if this trial was one and is not measured any more.
 
     Raises:
         NotFound: there is no such trial.
-        UsageError: it is ``measured`` without a latency.
+        UsageError: the result is ``measured`` without a latency.
     """
     if not _write_result(connection, trial_id, result, now):
         return None
@@ -185,7 +185,7 @@ def finish_all(
     objective: Objective = LATENCY,
     is_opening: bool = False,
 ) -> Winner | None:
-    """Store results in their order, each by :func:`finish_trial`; return the last winner that this made."""
+    """Store results in their order, each by :func:`finish_trial`; return the last winner that resulted."""
     winner = None
     for trial_id, result in results:
         winner = finish_trial(connection, trial_id, result, now, objective=objective, is_opening=is_opening) or winner
@@ -200,9 +200,9 @@ def settle_final_round(
     *,
     objective: Objective = LATENCY,
 ) -> Winner | None:
-    """Store a final round's results and make ``best`` the winner, all at once; without it, as :func:`finish_trial`.
+    """Store a final round's results and make ``best`` the winner; if None, store them as :func:`finish_trial` does.
 
-    A round is seen as a whole or not at all: figures of two rounds are not to be compared.
+    All is stored in one transaction, because figures of two rounds must not be compared.
     """
     if best is None:
         return finish_all(connection, results, now, objective=objective)
@@ -222,7 +222,7 @@ def make_winner(
     objective: Objective = LATENCY,
     is_final: bool = False,
 ) -> Winner:
-    """Make a measured trial the winner by an objective; ``is_final`` after a final round.
+    """Make a measured trial the winner by an objective; ``is_final`` says that a final round decided it.
 
     Raises:
         NotFound: there is no such trial.
@@ -238,9 +238,9 @@ def make_winner(
 
 
 def forget_trials(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None, now: float) -> int:
-    """Delete a kernel's ended trials (of one outcome, or all) and what hangs on them; return how many trials.
+    """Delete a kernel's ended trials (of one outcome, or all) with winners and contexts; return how many trials.
 
-    A winner that goes is followed by the best that stays in its context. Trials under way and open jobs stay.
+    A deleted winner is replaced by the best remaining trial of its context. Trials under way and open jobs stay.
     """
     doomed = "context_id IN (SELECT id FROM contexts WHERE kernel = ?) AND outcome IS NOT NULL"
     values: tuple[str, ...] = (kernel,)
@@ -269,9 +269,9 @@ def forget_trials(connection: sqlite3.Connection, kernel: str, outcome: Outcome 
 
 
 def mark_same_bits(connection: sqlite3.Connection, context: Context, anchor: Bits, now: float) -> None:
-    """Note on all trials of a context that have bits whether these are an anchor's.
+    """Mark all trials of a context with known bits as having an anchor's bits or not.
 
-    A winner by exact numerics that does not have them is followed by the best that has.
+    A winner by exact numerics without the anchor's bits is replaced by the best trial that has them.
     """
     row = connection.execute(
         f"SELECT id FROM contexts WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)", rows.context_values(context)
@@ -285,7 +285,7 @@ def mark_same_bits(connection: sqlite3.Connection, context: Context, anchor: Bit
             continue
         same = False if detail.nondeterministic else have_same_bits(detail.bits, anchor) if anchor else None
         if same is not detail.same_bits:
-            # What another version has written besides stays as it is.
+            # Edit only this field: the detail may have fields of another version.
             edited = "json_remove(detail, ?)" if same is None else f"json_set(detail, ?, json('{json.dumps(same)}'))"
             connection.execute(f"UPDATE trials SET detail = {edited} WHERE id = ?", ("$.same_bits", trial_id))
     won = connection.execute(
@@ -301,7 +301,7 @@ def mark_same_bits(connection: sqlite3.Connection, context: Context, anchor: Bit
 
 
 def rename_contexts(connection: sqlite3.Connection, kernel: str, digest: str, named: str) -> None:
-    """Give the contexts of one digest of a kernel another digest; one that is there already takes the trials over."""
+    """Change the digest of a kernel's contexts; if a context with the new digest exists, it takes over the trials."""
     if named == digest:
         return
     columns = "problem, device, toolchain, device_fingerprint, measuring_version"
@@ -319,9 +319,9 @@ def rename_contexts(connection: sqlite3.Connection, kernel: str, digest: str, na
 
 
 def merge_contexts(connection: sqlite3.Connection, context: int, twin: int) -> None:
-    """Move a context's trials to its twin, whose own stay where both have tried a config; remove the context."""
+    """Move a context's trials to its twin and remove the context. Of configs tried in both, the twin's trial stays."""
     connection.execute("UPDATE OR IGNORE trials SET context_id = ? WHERE context_id = ?", (twin, context))
-    # A winner whose config the other context has measured too is served with that figure.
+    # A winner whose config was also measured in the twin gets the twin's figure.
     connection.execute(
         """UPDATE OR IGNORE winners SET trial_id = (
             SELECT twins.id FROM trials JOIN trials AS twins ON twins.config = trials.config
@@ -337,7 +337,7 @@ def merge_contexts(connection: sqlite3.Connection, context: int, twin: int) -> N
 
 
 def forget_unused_meanings(connection: sqlite3.Connection, kernel: str, newest: str) -> None:
-    """Forget the meanings of a kernel's digests that are neither its newest nor were measured."""
+    """Delete the meanings of a kernel's digests, except the newest digest and those with measurements."""
     connection.execute(
         """DELETE FROM meanings WHERE kernel = ? AND digest <> ? AND NOT EXISTS (
             SELECT 1 FROM contexts WHERE contexts.kernel = meanings.kernel AND contexts.digest = meanings.digest)""",
@@ -346,10 +346,13 @@ def forget_unused_meanings(connection: sqlite3.Connection, kernel: str, newest: 
 
 
 def _write_result(connection: sqlite3.Connection, trial_id: int, result: TrialResult, now: float) -> bool:
-    """Write a trial's result, unless it was measured before and is now only stopped or disturbed; return whether.
+    """Write a trial's result, unless it was measured before and is now only stopped or disturbed.
+
+    Returns:
+        Whether the result was written.
 
     Raises:
-        UsageError: it is ``measured`` without a latency.
+        UsageError: the result is ``measured`` without a latency.
     """
     is_measured = result.outcome is Outcome.MEASURED
     if is_measured and (result.latency_us is None or not 0 < result.latency_us < math.inf):
@@ -386,7 +389,7 @@ def _vacate_winner(
     objectives: Set[Objective],
     now: float,
 ) -> dict[Objective, Winner | None]:
-    """Let a trial win no more by these objectives, and by none if it is not measured; return what follows it."""
+    """Remove a trial as winner by these objectives, or by all if it is not measured; return the winners after it."""
     if result.outcome is not Outcome.MEASURED:
         won = connection.execute("SELECT objective FROM winners WHERE trial_id = ?", (trial_id,))
         objectives = {Objective(other) for (other,) in won}
@@ -401,7 +404,7 @@ def _vacate_winner(
 def _load_standings(
     connection: sqlite3.Connection, trial_id: int, objective: Objective
 ) -> tuple[Standing, Standing | None]:
-    """Return a trial as an objective sees it, and the incumbent of its key.
+    """Return a trial's standing by an objective, and the standing of its key's present winner.
 
     Raises:
         NotFound: there is no such trial.
@@ -426,7 +429,7 @@ def _load_standings(
 def _elect_winner(
     connection: sqlite3.Connection, context: int, objective: Objective, now: float, note: str = ""
 ) -> Winner | None:
-    """Make the best measured trial of a context whose config can be read the winner, if there is one."""
+    """Make the best measured trial of a context the winner, if there is one; its config must be readable."""
     row = connection.execute(
         f"""SELECT id FROM trials WHERE context_id = ? AND outcome = ? AND json_valid(config)
             AND {rows.cost_sql(objective)} IS NOT NULL
@@ -439,10 +442,10 @@ def _elect_winner(
 def _explain_worse_winner(
     connection: sqlite3.Connection, trial_id: int, objective: Objective
 ) -> tuple[str, float | None]:
-    """Return why a new winner is worse than that of the context before, if it is, and what that one cost.
+    """Return why a new winner is worse than the winner of the previous context, if it is, and the latter's cost.
 
-    The sentence is made again for each winner of a context: it never speaks of the one before it. What says that
-    another config failed stays only as long as the same trial wins.
+    The sentence is made anew for each winner of a context, and always compares with the previous context. A note that
+    the config served before failed is kept only as long as the same trial wins.
     """
     row = connection.execute(
         f"""SELECT trials.context_id, {rows.cost_sql(objective)},

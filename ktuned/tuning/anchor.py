@@ -1,9 +1,9 @@
 """The anchor of a job whose numerics are exact: the config whose output bits a winner must have. No IO.
 
-Until the anchor's own trial has ended, no config is known to have its bits, so it is tried first. A config without
-known bits, such as one that was measured under a tolerance, is launched again for its bits alone and keeps its latency.
-Most configs show their bits on the first inputs only; finalists are launched on all. An anchor that fails, or whose
-outputs differ between launches, ends the job: nothing can be equal to it.
+The anchor is tried first: until its own trial has ended, no config is known to have its bits. A config without known
+bits, such as one that was measured under a tolerance, is launched again for its bits alone and keeps its latency. Most
+configs are launched on the first inputs only, finalists on all. If the anchor fails, or its outputs differ between
+launches, the job ends: nothing can be equal to it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ class Anchor:
     """One job's anchor.
 
     Attributes:
+        config: The anchor's config.
         inputs: The number of inputs on which outputs are compared.
-        bits: Its bits, once they are known.
-        fault: Why it cannot be the anchor, or empty.
+        bits: The anchor's bits; empty until they are known.
+        fault: The reason why this config cannot be the anchor, or empty.
     """
 
     def __init__(self, config: Config, inputs: int) -> None:
@@ -46,7 +47,7 @@ class Anchor:
         return canonical(config) == canonical(self.config)
 
     def judge_bits(self, config: Config, result: TrialResult) -> TrialResult:
-        """Return a result with ``same_bits`` set: its worker may not have known the anchor's bits."""
+        """Return a result with ``same_bits`` set, because its worker may not have known the anchor's bits."""
         detail = result.detail
         if detail.bits is None:
             return result
@@ -56,8 +57,9 @@ class Anchor:
         return result.add_details(same_bits=False if detail.nondeterministic else same)
 
     def lacks_bits(self, trial: Trial) -> bool:
-        """Return whether a measured config must be launched again for its bits: the anchor needs them on all inputs,
-        others only on the first.
+        """Return whether a measured config must be launched again for its bits.
+
+        The anchor's bits are needed on all inputs, those of other configs only on the first.
         """
         bits = trial.detail.bits or ()
         if trial.detail.nondeterministic:

@@ -1,15 +1,15 @@
-"""Sizes of requests: how many configs travel together, and how many may be under way at once. No IO.
+"""Sizes of requests: how many configs share one, and how many configs may be under way at once. No IO.
 
 *Batches.* Each message wakes a process, which costs as much as everything else that the daemon does for a trial. So
-short work travels together, as long as nothing is decided in between. Long work travels alone: its result is seen at
-once, another job may have the lane, and a strategy that learns can use it. The size follows from the time that the last
-requests took.
+short work shares a request, as long as nothing is decided in between. Long work has a request for itself: its result is
+seen at once, another job can have the lane next, and a strategy that learns can use the result. The size of a batch
+follows from the time that the latest requests took.
 
-*Groups.* A backend may compile several configs as one program. That saves time where most of it goes into common
-headers, and delays results: a group delivers nothing until it is complete. So the gain is measured, with a pair now and
-then, and groups grow only while they pay and the lanes have work.
+*Groups.* A backend may compile several configs as one program. That saves time if most of it goes into common headers,
+but it delays results: a group delivers nothing until it is complete. So the gain is measured with an occasional pair,
+and groups grow only while they pay and the lanes have work.
 
-*Sharing out.* The last configs are divided among all lanes and slots, so that these finish at about the same time.
+*Sharing out.* The last configs are divided among all lanes and slots, so that they finish at about the same time.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from collections import deque
 from ktuned.model import median
 
 MAX_BATCH = 16
-"""Most configs in one request. Eight share most of a message's cost on this machine; to another one, where a message
-costs a millisecond, it takes sixteen."""
+"""Most configs in one request. On one machine, eight are enough to make a message's cost small; to another machine a
+message costs a millisecond, and it takes sixteen."""
 
 LEAST_ASKED = 4
 MAX_ASKED = 32
-"""Fewest and most configs in one question to a strategy, and so in one commit: small questions cannot keep hundreds of
-lanes at work, and large ones hold up lookups, by 20 µs for each config."""
+"""Fewest and most configs in one question to a strategy, and so in one commit. Small questions cannot keep hundreds of
+lanes busy; large ones delay lookups by 20 µs for each config."""
 
 OPENING_AHEAD = 64
-"""Additional configs that may be compiled while the lanes are opened, for one to three seconds: slots would be idle.
-Not if the strategy learns or time ends the search, since these configs would be measured after it."""
+"""Additional configs that may be compiled in the one to three seconds while the lanes are opened; the slots would be
+idle otherwise. Not used if the strategy learns, or if time ends the search before these configs could be measured."""
 
 LANE_S = 0.5
-"""Time that one batch may take on a lane: another job may wait for it."""
+"""Time that one batch may take on a lane: another job may wait for the lane."""
 
 COMPILE_S = 0.1
-"""Time that one batch may take in a slot: a lane may wait for its first config."""
+"""Time that one batch may take in a slot: a lane may wait for the batch's first config."""
 
 HOLD_GPU_S = 0.05
-"""How long a GPU's worker holds results back to send them together. A CPU's holds them for the whole batch, because the
-daemon's work on a result would disturb the next timing."""
+"""How long a GPU's worker holds results back to send them together. A CPU's worker does so for :data:`LANE_S`, because
+the daemon's work on a result would disturb the next timing."""
 
 _LATEST = 15
-"""Latest requests whose median time counts: the first one in a process takes longer than the others."""
+"""Number of latest requests whose median time counts. A median, because a process's first request takes longer."""
 
 
 class BatchSize:
-    """The number of configs that one request may hold, so that it takes at most ``limit_s``; 1 until that is known."""
+    """The number of configs in a request that takes at most ``limit_s``; 1 until a request's time is known."""
 
     def __init__(self, limit_s: float, most: int = MAX_BATCH) -> None:
         self._limit_s = limit_s
@@ -67,36 +67,36 @@ class BatchSize:
 
 
 def limit_share(waiting: int, takers: int) -> int:
-    """Return how many waiting configs one lane, or one slot, takes at most, so that all end at about the same time."""
+    """Return the most waiting configs that one of ``takers`` (lanes or slots) takes, so that all finish together."""
     return max(1, -(-waiting // max(1, takers)))
 
 
 def limit_question_size(*, lanes: int, batch: int) -> int:
-    """Return how many configs a strategy that does not learn is asked for at once: a batch for each lane."""
+    """Return the number of configs in one question to a strategy that does not learn: a batch for each lane."""
     return min(MAX_ASKED, max(LEAST_ASKED, lanes * batch))
 
 
 def limit_configs_under_way(*, slots: int, group: int, lanes: int, batch: int, is_opening: bool = False) -> int:
     """Return how many configs may be under way, without an outcome, before the strategy is asked for more.
 
-    That is a group in each slot and one that waits for it; for each lane a batch that it measures and one that it takes
-    next; and :data:`OPENING_AHEAD` more while the lanes are opened.
+    Each slot has a group and another that waits for it. Each lane has a batch that it measures, and one that it takes
+    next. While the lanes are opened, :data:`OPENING_AHEAD` more are allowed.
     """
     most = 2 * slots * max(group, batch) + 2 * lanes * batch + group + lanes
     return most + OPENING_AHEAD if is_opening else most
 
 
 PAYS = 0.75
-"""Groups pay if a config in one costs at most this share of one alone. Less gain does not make up for the delay."""
+"""Groups pay if a config in a group costs at most this share of a config alone. Less gain is not worth the delay."""
 
 TRY_EVERY = 8
-"""While groups do not pay, or that is unknown, one request in so many is a pair: the gain may change, for example when
-workers have precompiled headers."""
+"""Unless groups are known to pay, one request in this many is a pair, to find out: the gain may change, for example
+when workers have precompiled headers."""
 
 _ALONE = 9
 _TOGETHER = 3
-"""Latest figures whose median counts, of configs alone and of configs in groups: configs differ, and the first one in a
-process takes longer."""
+"""Numbers of latest figures whose median counts, for configs alone and in groups. A median, because configs differ and
+the first one in a process takes longer."""
 
 
 class GroupSize:
@@ -130,7 +130,7 @@ class GroupSize:
 
     @property
     def pays(self) -> bool:
-        """True if a config in a group is known to take clearly less time than one alone."""
+        """True if a config in a group is known to take clearly less time than a config alone."""
         if not (self._alone and self._together):
             return False
         return median(self._together) <= PAYS * median(self._alone)

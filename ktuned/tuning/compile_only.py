@@ -1,7 +1,7 @@
 """Jobs that only compile: strategy → compile channel → compile workers → artifacts.
 
-Nothing is measured, so there are no trials: an event reports each config as soon as it is ready. The artifacts stay,
-under the keys that a job on a device of their target will look for.
+Nothing is measured, so there are no trials: an event reports each config as soon as it is ready. The artifacts stay
+under the keys that a later job on a device of the same target will look for.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent
 from ktuned.tuning.trial_machine import End, NotBuilt, find_ends
 
 ASK_AT_ONCE = 16
-"""Configs in one question to the strategy: it learns nothing from them, so many at once do no harm."""
+"""Configs in one question to the strategy. There are no figures to learn from, so many at once do no harm."""
 
 
 class CompileOnly:
-    """Runs a job that only compiles: :meth:`run` returns when each config has its artifact, or the reason why not.
+    """Runs a job that only compiles: :meth:`run` returns when each config has its artifact, or a reason why not.
 
-    ``on_stage`` is called when no config waits to be compiled any more.
+    Args:
+        on_stage: Called when no config waits to be compiled any more.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class CompileOnly:
         elif ready:
             message = f"{ready} artifacts are ready for {target}" if ready > 1 else f"1 artifact is ready for {target}"
         elif self.brief.absence and self._first_failure:
-            # `ktuned tune --compile-only` shows a line for each config; a job that wanted to measure shows this one.
+            # `ktuned tune --compile-only` shows a line for each config. A job that found no device shows only this.
             message = f"{message}: {self._first_failure}"
         if self.brief.absence:
             return JobState.FAILED, f"no device: {self.brief.absence}; {message}"
@@ -81,7 +82,7 @@ class CompileOnly:
 
     @property
     def is_hopeless(self) -> bool:
-        """True if another job would find nothing either."""
+        """True if another job on this space would fail in the same way."""
         return self._hopelessness.is_proven
 
     async def run(self) -> None:
@@ -142,7 +143,7 @@ class CompileOnly:
     async def _start_config(self, proposal: replies.Proposal, enqueue: Enqueue) -> None:
         if proposal.build is not None:
             unit = self.brief.make_unit(proposal.build)
-            # No lane will load this artifact now, so damage is looked for here, not by a later job.
+            # No lane of this job will load the artifact and notice damage, so it is verified here.
             await self._artifacts.verify_artifact(unit.key)
             await enqueue(Attempt(0, proposal.config, unit))
             return

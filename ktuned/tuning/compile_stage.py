@@ -1,24 +1,24 @@
 """The compile stage: brings each config of a job to its sealed artifact, or to the outcome that says why it has none.
 
-*The way of a config.* Its artifact has a key, a digest of everything that decides its bytes. If the key is sealed,
-nothing is compiled. If another group compiles it now, for this job or another, it is waited for. Otherwise its group
-waits for a slot, is sent to a compile worker in one request, and each result is taken in as it comes. Where a backend
-*lowers*, a front end first translates the config's function, before the group takes a slot: the front end may import a
-large library, and others can compile meanwhile.
+*The way of a config.* A config's artifact has a key, a digest of everything that decides its bytes. If an artifact with
+this key is sealed, nothing is compiled. If another group is compiling it, for this job or another one, the config waits
+for that group. Otherwise its own group waits for a slot and is sent to a compile worker in one request, whose results
+are taken in as they arrive. If the backend *lowers*, a front end first translates the config's function. That happens
+before the group takes a slot, because the front end may import a large library, and others can compile meanwhile.
 
-*Slots.* As many groups are under way as there are slots, and each takes its configs from one bounded channel. The stage
-reports once when no config waits for a slot any more: the next job may then use what this one leaves idle.
+*Slots.* As many groups are under way as there are slots, and all take their configs from one bounded channel. The stage
+reports when no config waits for a slot any more, so that the next job can use idle slots.
 
 *Groups.* A backend compiles a request's configs one by one (a *batch*, whose size is bounded by time), or builds them
 as one program (a *group*, whose size is learned: :class:`~ktuned.tuning.batches.GroupSize`). The last configs of a job
 are shared out one by one, the longest first, so that all slots end at about the same time.
 
-*Failures.* What a failed request says about its configs is decided by :mod:`~ktuned.tuning.trial_machine`, which may
-ask for smaller requests; this module only carries that out. An error that all configs share (a changed source, a
-backend that cannot be imported, a full disk) is raised, and ends the job.
+*Failures.* :mod:`~ktuned.tuning.trial_machine` decides what a failed request says about its configs, and may ask for
+smaller requests; this module carries that out. An error that all configs share (a changed source, a backend that cannot
+be imported, a full disk) is raised, and ends the job.
 
-*Machines.* A job may compile on several machines that have its toolchain. One that cannot be reached is left out for
-:data:`ABSENT_S`.
+*Machines.* A job may compile on several machines that have its toolchain. A machine that cannot be reached is left out
+for :data:`ABSENT_S`.
 """
 
 from __future__ import annotations
@@ -71,24 +71,24 @@ from ktuned.tuning.trial_machine import (
 from ktuned.tuning.trial_order import LAST_OF_SLOT
 
 STRAGGLER_S = 2.0
-"""A compile that is shorter than this is no straggler."""
+"""A compile is not a straggler before it has taken this long."""
 
 ABSENT_S = 4.0
 """How long a machine that could not be reached is left out."""
 
 
 Enqueue = Callable[[Attempt], Awaitable[None]]
-"""Hands a config to the compilers; waits while too many wait already."""
+"""Hands a config to the compilers; blocks while the channel is full."""
 
 PassOn = Callable[[Sequence[Attempt], Sequence[End]], Awaitable[None]]
-"""Takes over a group that was compiled, with the ends of those of its trials that have no artifact."""
+"""Takes over a compiled group, and the ends of its trials without an artifact."""
 
 
 class CompileStage:
     """Compiles one job's configs. The fleet bounds how many groups compile at once.
 
     Args:
-        on_all_begun: Called, perhaps again and again, when no config waits for a slot any more, nor will.
+        on_all_begun: Called, perhaps more than once, when no config waits for a slot and none will.
     """
 
     def __init__(
@@ -114,16 +114,16 @@ class CompileStage:
 
     @property
     def slots(self) -> int:
-        """The number of compile slots, of all machines that compile for this job."""
+        """The number of compile slots on all machines that compile for this job."""
         return sum(int(self._fleet.slots_of(one.environment).total_tokens) for one in self._brief.compilers)
 
     @property
     def groups(self) -> int:
-        """Most groups that are under way at once: those in the slots, and those that are being sealed."""
+        """Most groups that are under way at once: in the slots, or being sealed."""
         return sum(self._fleet.slots_of(one.environment).most_inside for one in self._brief.compilers)
 
     async def start_workers(self) -> None:
-        """Start workers, which import what they need, before there is a config to compile."""
+        """Start workers before there is a config to compile, so that their imports are done by then."""
         brief = self._brief
         for compiler in brief.compilers:
             self._fleet.prepare_compilers(compiler.environment, brief.kernel.backend, besides=int(brief.lowers))
@@ -133,18 +133,18 @@ class CompileStage:
             await self._fleet.front_ends.open_front_end(key, opening, brief.job.id, brief.deadlines)
 
     def describe_channel(self) -> ChannelInfo:
-        """Return how full the channel of configs is that wait for a compiler."""
+        """Return how full the channel is in which configs wait for a compiler."""
         return ChannelInfo(0, 0) if self._to_compile is None else describe_stream(self._to_compile)
 
     async def run(
         self, propose: Callable[[Enqueue], Awaitable[None]], pass_on: PassOn, lanes_starve: Callable[[], bool]
     ) -> None:
-        """Compile all that ``propose`` enqueues; return when it has ended and each group was passed on.
+        """Compile all configs that ``propose`` enqueues; return when it has ended and each group was passed on.
 
         Raises:
             WorkerError, StoreError: As :meth:`compile_attempts`.
         """
-        # The bound is for the fastest pace; how many configs are proposed follows the pace itself.
+        # This bound suits the fastest compiles. How many configs are proposed is limited elsewhere, by the actual pace.
         most = self.slots * max(self._brief.group_size, MAX_BATCH)
         self._to_compile, arriving = anyio.create_memory_object_stream[Attempt](most)
         async with anyio.create_task_group() as slots, self._to_compile:
@@ -167,7 +167,7 @@ class CompileStage:
                 await pass_on(group, await self.compile_attempts(group))
 
     def _report_if_all_begun(self) -> None:
-        """Report that no config waits, in the channel or for a slot, once that is so."""
+        """Report that no config waits in the channel or for a slot, if that is true."""
         if not self.has_all.is_set() or self._last or self.describe_channel().used:
             return
         job = self._brief.job.id
@@ -189,8 +189,7 @@ class CompileStage:
     async def _take_next_attempt(self, channel: MemoryObjectReceiveStream[Attempt]) -> Attempt | None:
         """Return the config that a slot compiles next, or ``None`` when there are no more.
 
-        Once the last configs are known, the one with the longest expected compile comes first, so that all slots end at
-        about the same time.
+        The last configs are sorted, the longest expected compile first, so that all slots end at about the same time.
         """
         try:
             first = None if self._last else await channel.receive()
@@ -222,7 +221,7 @@ class CompileStage:
     async def compile_attempts(self, attempts: Sequence[Attempt], *, is_reference: bool = False) -> list[End]:
         """Bring each trial to its artifact or to its end; return the ends.
 
-        The time of a compile that ``is_reference`` is charged to the trial that then finds its artifact.
+        With ``is_reference``, the compile time is charged to the later trial that finds this artifact sealed.
 
         Raises:
             WorkerError: The backend cannot be loaded at all; or, with code ``source_changed``, the files that the job
@@ -232,7 +231,7 @@ class CompileStage:
         ends: list[End] = []
         requests_to_make = deque([list(attempts)])
         while requests_to_make:
-            # What is sealed needs no compiler.
+            # Sealed artifacts need no compiler.
             missing = self._use_sealed_artifacts(requests_to_make.popleft())
             if self._brief.lowers and missing:
                 # Lower before the group takes a slot: importing a library may take long, and others compile meanwhile.
@@ -244,11 +243,11 @@ class CompileStage:
                 continue
             compiler = await self._await_compiler()
             slots, gate = self._fleet.slots_of(compiler.environment), self._fleet.gate_of(compiler.environment)
-            # The slot first, then the gate: a job that only waits for a slot must not hold up the quiet of another.
+            # The slot first, then the gate: a job that only waits for a slot must not delay another job's quiet window.
             async with slots.hold_turn(self._brief.job.id) as slot, gate.hold_for_compile():
                 self._report_if_all_begun()
-                # Look again: others may have compiled a part of it while this group waited for its slot. What others
-                # compile just now is waited for below, without the slot.
+                # Look again: others may have compiled some of it while this group waited for its slot. Artifacts that
+                # others are still compiling are awaited below, without the slot.
                 missing = self._use_sealed_artifacts(missing)
                 others = [attempt for attempt in missing if not self._may_compile(attempt)]
                 mine = [attempt for attempt in missing if attempt not in others]
@@ -257,7 +256,7 @@ class CompileStage:
                         instructions = await self._compile_group(mine, compiler, slot)
                     ends += find_ends(instructions)
                     requests_to_make.extend(list(one.attempts) for one in instructions if isinstance(one, Compile))
-            # Once others have compiled it, or failed, this is found out like everything else: from the start.
+            # Whether the others succeeded or failed is found out by starting over with these trials.
             for attempt in others:
                 await self._artifacts.await_made(attempt.unit.key)
             if others:
@@ -274,7 +273,7 @@ class CompileStage:
         """Move the trials whose artifacts are sealed to their next state; return the others."""
         missing = []
         for attempt in attempts:
-            # The key may be another by now: names may have been learned since the config was proposed.
+            # The key may have changed: names may have been learned since the config was proposed.
             attempt.unit = self._brief.make_unit(attempt.unit.build)
             key = attempt.unit.key
             if not self._artifacts.is_sealed(key):
@@ -288,9 +287,9 @@ class CompileStage:
         return missing
 
     async def _await_compiler(self) -> Compiler:
-        """Return where the next group compiles: the first machine with a free slot, else the first that is there.
+        """Return where the next group compiles: the first machine with a free slot, else the first reachable one.
 
-        If no machine with the toolchain can be reached, this waits for one.
+        If no machine with the toolchain can be reached, wait for one.
         """
         while True:
             now = monotonic()
@@ -303,7 +302,7 @@ class CompileStage:
             await anyio.sleep(ABSENT_S / 4)
 
     async def _compile_group(self, group: list[Attempt], compiler: Compiler, slot: Turn) -> list[Instruction]:
-        """Compile a group in one request; return what becomes of the configs without an artifact.
+        """Compile a group in one request; return the instructions for the configs without an artifact.
 
         Raises:
             WorkerError, StoreError: As :meth:`compile_attempts`.
@@ -329,13 +328,13 @@ class CompileStage:
         return instructions
 
     async def _raise_job_error(self, instructions: Sequence[Instruction]) -> None:
-        """Raise the error that ends the job, if there is one, worded for its clients."""
+        """Raise the error that ends the job, if there is one, worded for the job's clients."""
         for error in [one.error for one in instructions if isinstance(one, EndJob)]:
             if isinstance(error, RequestFailed) and error.errno in DISK_ERRORS:
                 fault = OSError(error.errno, error.message)
                 raise file_fault(fault, f"{self._brief.job.kernel} cannot be compiled") from error
             if isinstance(error, RequestFailed) and error.code == "source_changed":
-                # The watcher follows only files that are known, and the job waits until it has seen this change.
+                # The watcher follows only known files, and the job waits until the watcher has seen this change.
                 await self._brief.learn_names(error.failure.observed)
                 raise error
             raise WorkerError(
@@ -351,7 +350,7 @@ class CompileStage:
         reported: dict[str, replies.CompiledUnit],
         slot: Turn,
     ) -> None:
-        """Send a group to a worker; ``reported`` receives its report on each config, also if the request then fails."""
+        """Send a group to a worker. ``reported`` receives each config's report, even if the request fails later."""
         brief, environment = self._brief, compiler.environment
         units = {attempt.unit.key: replace(attempt.unit, lowered=attempt.lowered or b"") for attempt in group}
         together = 1 if self._machine.compiles_one_by_one else len(group)
@@ -393,7 +392,7 @@ class CompileStage:
 
     @asynccontextmanager
     async def _register_request(self, group: Sequence[Attempt]) -> AsyncIterator[float]:
-        """Yield the time at which a request began; until it is over, :meth:`end_stragglers` may end it.
+        """Yield the time at which a request began; during the request, :meth:`end_stragglers` may end it.
 
         Raises:
             DeadlineExpired: The request was ended, and its worker killed.
@@ -409,7 +408,7 @@ class CompileStage:
             raise DeadlineExpired(Phase.COMPILE, monotonic() - began, Output())
 
     def _find_front_ends(self, build: Mapping[str, Any]) -> tuple[list[FrontEndKey], requests.OpenFrontEnd]:
-        """Return where a Build's function may be translated, by preference, and the request that opens such a place."""
+        """Return the front ends that can translate a Build's function, best first, and the request that opens one."""
         brief, library = self._brief, build.get(LIBRARY)
         backend, file = brief.kernel.backend, brief.kernel.file
         keys = [FrontEndKey.for_build(one.environment, backend, file, library) for one in brief.compilers]
@@ -418,10 +417,10 @@ class CompileStage:
         return keys, requests.OpenFrontEnd(backend, brief.kernel_ref)
 
     async def _lower_functions(self, attempts: Sequence[Attempt]) -> list[End]:
-        """Have functions translated, so that compiling imports nothing; return the ends of those that cannot be.
+        """Have functions translated, so that compiling imports nothing; return the ends of trials where that failed.
 
         Raises:
-            WorkerError: The file or library that has them cannot be imported, or a source changed.
+            WorkerError: The file or library that has the functions cannot be imported, or a source changed.
         """
         ends: list[End] = []
         for attempt in attempts:
@@ -456,7 +455,7 @@ class CompileStage:
         return self._machine.handle_report(ConfigCompiled(attempt, lowered.outcome, lowered.message))
 
     async def _take_in_unit(self, attempt: Attempt, unit: replies.CompiledUnit) -> list[Instruction]:
-        """Take in a compiler's report on one config; return what becomes of its trial."""
+        """Take in a compiler's report on one config; return the instructions for its trial."""
         await self._brief.learn_names(unit.observed)
         attempt.compile_s += unit.seconds
         attempt.lowered = None
@@ -470,7 +469,7 @@ class CompileStage:
 
     @contextmanager
     def _lend_directory(self) -> Iterator[Path]:
-        """Lend a staging directory to a group. Directories are used again; groups at the same time have one each."""
+        """Lend a staging directory to a group. Directories are reused, but never shared by two groups at a time."""
         if self._directories:
             directory = self._directories.pop()
         else:
@@ -484,7 +483,7 @@ class CompileStage:
     async def close(self) -> None:
         """Remove the directories and give up the front ends: the job is over."""
         self._fleet.front_ends.forget_job(self._brief.job.id)
-        # Not on the event loop: for 500 slots this took 0.8 s, and lookups waited.
+        # In a thread: for 500 slots this took 0.8 s on the event loop, during which lookups waited.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._remove_directories)
 

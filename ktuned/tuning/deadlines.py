@@ -9,7 +9,7 @@ from ktuned.model import Phase, Preset
 
 DEFAULT_DEADLINES: Mapping[str, float] = MappingProxyType(
     {
-        # An interpreter starts in 0.1 s; on a machine that swaps, or on a cold network file system, in many.
+        # An interpreter starts in 0.1 s, but may need many seconds on a swapping machine or a cold network file system.
         "spawn": 30.0,
         # A kernel file may import torch: 2 to 10 s when the disk is cold.
         "inspect": 60.0,
@@ -19,20 +19,20 @@ DEFAULT_DEADLINES: Mapping[str, float] = MappingProxyType(
         "load": 60.0,
         # The reference is an unoptimised program, run once.
         "reference": 120.0,
-        # One run of a kernel takes milliseconds; ten seconds is for the kernel that first builds tables.
+        # One run of a kernel takes milliseconds; ten seconds are for kernels that build tables first.
         "first_launch": 10.0,
         # Comparing two tensors, or the kernel file's own check.
         "check": 60.0,
-        # Many runs, capped by the preset; this is for the single run that does not come back.
+        # The preset caps the total of many runs; this deadline is for a single run that never returns.
         "timing": 30.0,
-        # No deadline is shortened to less than this: thread pools start, pages fault in, the machine is busy.
+        # The least that a deadline is shortened to: thread pools start, pages fault in, the machine may be busy.
         "floor": 2.0,
     }
 )
-"""Seconds that a phase may take before its worker is killed; ``floor`` is the least that a deadline is shortened to."""
+"""Seconds that a phase may take before its worker is killed; ``floor`` is not a phase."""
 
 HOPELESS_RATIO = 50.0
-"""A config that takes this many times the best is given up before the fixed deadline."""
+"""A config that takes this many times as long as the best is given up before the fixed deadline."""
 
 
 def merge_deadlines(*layers: Mapping[str, float]) -> dict[str, float]:
@@ -44,10 +44,10 @@ def merge_deadlines(*layers: Mapping[str, float]) -> dict[str, float]:
 
 
 def shorten_for_trial(deadlines: Mapping[str, float], preset: Preset, best_us: float | None) -> dict[str, float]:
-    """Return a trial's deadlines, in s by phase; shorter ones if the best latency so far is known.
+    """Return a trial's deadlines, in s by phase; some are shorter if the best latency so far is known.
 
-    The first launch may then take :data:`HOPELESS_RATIO` times ``best_us``, but at least the ``floor``; timing may take
-    that on top of the preset's time.
+    The first launch may then take :data:`HOPELESS_RATIO` times ``best_us``, but at least the ``floor``. Timing may take
+    this time in addition to the preset's.
     """
     result = dict(deadlines)
     # The next config of a batch is loaded while this one is timed.

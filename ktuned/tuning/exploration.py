@@ -1,7 +1,7 @@
 """The pipeline's side of a search: opens the space in a worker, asks its strategy for configs, and sums the search up.
 
-A strategy is foreign code. If it hangs or crashes, its worker goes with it, and the error here names the strategy: the
-worker's phase alone would not tell.
+A strategy is foreign code. If it hangs or crashes, so does its worker. The error raised here then names the strategy,
+which the worker's phase alone would not tell.
 """
 
 from __future__ import annotations
@@ -19,7 +19,18 @@ SHOWN_AFTER = (10, 25, 50, 100, 250, 500, 1000)
 
 
 class SearchSummary(msgspec.Struct):
-    """A job's search in one line: its strategy, its share of the space, and how the best figure improved."""
+    """A job's search in one line: its strategy, its share of the space, and how the best figure improved.
+
+    Attributes:
+        objective: The figure by which configs are judged.
+        strategy: The strategy's name; empty until the space is open.
+        notice: Why the strategy is not the plan's, or empty.
+        size: The number of configs in the space, if it is known.
+        size_is_estimate: Whether ``size`` is an estimate.
+        prior_fault: Why the kernel file's prior is ignored, or empty.
+        converged: Whether the search ended because an improvement had become unlikely.
+        best_after: Pairs of a number of trials and the best figure after them.
+    """
 
     objective: Objective = LATENCY
     strategy: str = ""
@@ -42,7 +53,7 @@ class SearchSummary(msgspec.Struct):
             self.best_after.append((done, best))
 
     def describe_search(self, tried: int, best: float | None) -> str:
-        """Return the summary in one line; empty if the whole space was simply tried."""
+        """Return the summary in one line; empty if the whole space was tried exhaustively."""
         if not self.strategy or (self.strategy == "exhaustive" and tried == self.size):
             return ""
         share = ""
@@ -65,7 +76,7 @@ async def open_space(
     """Open a job's space in a worker.
 
     Raises:
-        WorkerError: The space, the prior or the strategy is at fault; the message names the one that hung or crashed.
+        WorkerError: The space, the prior or the strategy hung or crashed; the message names which.
     """
     limits = {**deadlines, Phase.PRIOR: deadlines["inspect"], Phase.STRATEGY: deadlines["inspect"]}
     try:
@@ -95,7 +106,7 @@ class Explorer:
     async def ask_for_configs(
         self, tried: Sequence[requests.TriedConfig], count: int, *, anywhere: bool = False
     ) -> replies.Proposals:
-        """Report outcomes, and ask for up to ``count`` configs: of the strategy's choice, or from ``anywhere``.
+        """Report outcomes and ask for up to ``count`` configs: the strategy's choice, or some from ``anywhere``.
 
         Raises:
             WorkerError: The strategy broke its promises, hung or crashed; the message names it.

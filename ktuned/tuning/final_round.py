@@ -1,22 +1,23 @@
 """The final round of a job: its finalists are checked on more inputs and measured again, in turns; the best one wins.
 
-Figures of trials are not fair enough to decide: trials lie minutes apart, in which clocks change and neighbours come
-and go. So the best few compete under equal conditions. The steps, any of which may make the next ones needless:
+The figures of trials cannot decide fairly: trials are minutes apart, and meanwhile clocks change and other programs
+come and go. So the best few compete under equal conditions. The steps, each of which may make the later ones needless:
 
-1. *Bits.* Where numerics are exact, likely finalists are launched on all inputs, until it is known whose bits equal the
+1. *Bits.* Where numerics are exact, likely finalists are launched on all inputs, to find out whose bits equal the
    anchor's.
 2. *Known decision.* If the same finalists have had their rounds, or nothing was measured since the winner won, nothing
-   is measured. That is so after an undone edit: the job has begun by making the best of what it knows the winner.
-3. *Other inputs.* A config that is right only for the inputs of its trial wins nothing: each finalist is checked with
-   the :data:`SEEDS`, and the next best takes its place if it fails.
+   is measured now. One such case is an undone edit: the job began by restoring the best known trial as the winner.
+3. *Other inputs.* A config that is right only for the inputs of its trial must not win: each finalist is checked with
+   the :data:`SEEDS`, and if it fails, the next best config takes its place.
 4. *Rounds.* In a quiet window, in which no job compiles, each finalist is timed once per round, and so is the
-   reference. The order rotates, so that a drift meets all alike. Rounds go on while they contradict each other
-   (:mod:`~ktuned.tuning.finalists`), up to the preset's most, or until the job's time is up.
+   reference. The order rotates, so that a drift affects all alike. More rounds follow while they contradict each other
+   (:mod:`~ktuned.tuning.finalists`), up to the preset's limit, or until the job's time is up.
 5. *Settling.* All figures and the winner are stored in one transaction, then published.
 
-The incumbent and the default always compete: the incumbent gives way only to a config that was measured beside it, and
-the speed-up over the default should be of the same window. If the lane's device fails, the rounds start again on
-another one. If every round was disturbed, the finalists keep their first figures, and the job's message says so.
+The incumbent and the default always compete: the incumbent is replaced only by a config that was measured in the same
+window, and the speed-up is relative to the default's figure of that window. If the lane's device fails, the rounds
+start again on another device. If every round was disturbed, the finalists keep their first figures, and the job's
+message says so.
 """
 
 from __future__ import annotations
@@ -72,18 +73,21 @@ from ktuned.tuning.trial_lifecycle import Attempt
 _log = structlog.get_logger()
 
 SEEDS = (1, 2)
-"""Seeds of the inputs besides the trials' own, which is 0. Two: what one other set of numbers hides, two rarely do."""
+"""Seeds of the additional inputs; the trials' own seed is 0. A fault that one more set of numbers hides, two rarely do.
+"""
 
 
 class _Finalist(msgspec.Struct):
     """A measured trial that competes.
 
     Attributes:
-        spreads, latencies: Of each of its rounds, in µs.
-        result: What it came to before its rounds.
-        metrics: Of each of its rounds, with the round's cost.
-        compared: Launches whose outputs were compared in its rounds.
-        failed: The result that ended its part, if it failed in a round.
+        trial: The trial as it was measured before.
+        unit: The trial's Build and the key of its artifact.
+        result: The trial's result before the rounds.
+        spreads, latencies: One value for each of its rounds, in µs.
+        metrics: For each of its rounds, the round's cost and its metrics.
+        compared: Number of launches in its rounds whose outputs were compared.
+        failed: The result of the round in which it failed, if it did.
     """
 
     trial: Trial
@@ -126,7 +130,7 @@ class _Finalist(msgspec.Struct):
             result = result.add_details(reference_us=reference.latency_us, reference_spread_us=reference.spread_us)
         if figure is None:
             return result
-        # The message may tell of a lost race; the rounds have measured in full since.
+        # The message may say that the config lost a race; but the rounds have measured it in full since.
         message = "" if result.detail.beaten else result.message
         metrics = min(self.metrics, key=lambda one: abs(one[0] - figure.latency_us), default=(0.0, result.metrics))[1]
         result = replace(result, message=message, metrics=metrics).add_details(
@@ -141,7 +145,7 @@ class _Finalist(msgspec.Struct):
                 result = replace(result, latency_us=median(self.latencies), spread_us=median(self.spreads))
                 result = result.add_details(low_us=min(self.latencies), high_us=max(self.latencies))
             return result.add_details(round_costs=costs)
-        # A device drifts between rounds, and launches differ within them: the wider of the two is the doubt.
+        # A device drifts between rounds, and launches differ within a round: the wider of the two spreads counts.
         spread_us = max(figure.spread_us or 0.0, median(self.spreads))
         medians = (*costs, figure.latency_us)
         return replace(result, latency_us=figure.latency_us, spread_us=spread_us).add_details(
@@ -150,7 +154,11 @@ class _Finalist(msgspec.Struct):
 
 
 class FinalRound:
-    """Lets a job's finalists compete, and makes the best of them the winner; ``fault`` says why it could not."""
+    """Lets a job's finalists compete, and makes the best of them the winner.
+
+    Attributes:
+        fault: The reason why the rounds measured nothing, or empty.
+    """
 
     def __init__(
         self,
@@ -174,35 +182,36 @@ class FinalRound:
     async def run(self, *, is_judged: bool = True, ends_at: float = math.inf) -> None:
         """Decide who wins, unless there are no finalists or they have competed already.
 
-        Outputs on other inputs are checked only if they can be judged. After ``ends_at`` (``monotonic``) no more rounds
-        are run than a decision needs.
+        Args:
+            is_judged: Whether outputs can be judged; only then are finalists checked on other inputs.
+            ends_at: A time by ``monotonic``, after which only the fewest rounds for a decision are run.
         """
         began = monotonic()
-        # Who competes?
+        # Choose who competes.
         await self._complete_bits()
         finalists = [_Finalist.from_trial(trial) for trial in await self._choose_finalists()]
         rounds = self._brief.preset.finalist_rounds
         if not finalists:
             return
-        # Is it decided already?
+        # Stop if this is decided already.
         have_competed = all(self._count_rounds(finalist.trial) >= rounds for finalist in finalists)
         seated = self._find_seated_trial()
         if seated is not None and (have_competed or self._is_decided(seated, rounds)):
             self._progress.reference_us = seated.detail.reference_us
             self._progress.reference_spread_us = seated.detail.reference_spread_us
             return
-        # Are they right on other inputs, too?
+        # Check that they are right on other inputs, too.
         if is_judged:
             finalists = [_Finalist.from_trial(trial) for trial in await self._check_on_other_inputs()]
         if not finalists:
             return
-        # Let them compete in a quiet window, and settle what it shows.
+        # Let them compete in a quiet window, and store the result.
         checked = monotonic()
         async with self._fleet.hold_quiet(lane.device for lane in self._lanes):
             is_quiet = monotonic()
             contest = await self._hold_contest(rounds, finalists, ends_at)
         quiet_s = monotonic() - is_quiet
-        # Waiting for other jobs' compiles to end is not counted as a cost of these finalists.
+        # The wait for other jobs' compiles to end is not a cost of these finalists.
         self._progress.add_cost("finalists_s", checked - began + quiet_s)
         self._progress.add_cost("quiet_s", quiet_s)
         await self._settle_contest(contest)
@@ -210,8 +219,8 @@ class FinalRound:
     async def _complete_bits(self) -> None:
         """Launch likely finalists on all inputs, where numerics are exact.
 
-        Most trials have shown their bits on the first inputs alone. A config whose bits then differ from the anchor's
-        makes way for the next best.
+        Most trials were launched on the first inputs only. A config whose bits on the others differ from the anchor's
+        is replaced by the next best.
 
         Raises:
             RequestFailed: With code ``source_changed``.
@@ -262,10 +271,10 @@ class FinalRound:
                 )
 
     async def _check_on_other_inputs(self) -> list[Trial]:
-        """Return finalists that are right for all seeds; one that is not makes way for the next best.
+        """Return finalists that are right for all seeds; a finalist that is not is replaced by the next best.
 
-        A trial that has had rounds was checked before them. Captured inputs have no seed, and without a reference or a
-        check nothing can be found wrong.
+        A trial that has had rounds was checked before them. Nothing is checked if the inputs are captured, because such
+        inputs have no seed, or if the kernel has neither a reference nor a check.
 
         Raises:
             RequestFailed: With code ``source_changed``.
@@ -277,7 +286,7 @@ class FinalRound:
                 seed: [trial for trial in found if trial.id not in passed[seed] and not trial.detail.rounds]
                 for seed in SEEDS
             }
-            # Seed by seed: making a seed's inputs is expensive, and then serves all finalists, newly found ones too.
+            # Seed by seed: making a seed's inputs is expensive, so all finalists are checked on them at once.
             seed = next((seed for seed in SEEDS if unchecked[seed]), None)
             if seed is None or self._brief.captured or not self._brief.kernel.is_judged:
                 return found
@@ -300,7 +309,7 @@ class FinalRound:
             except LaneSick:
                 continue
             except CannotOpen as error:
-                # The reference may refuse the problem when it is made from other numbers. No config is to blame.
+                # The reference may refuse the numbers of this seed. No config is to blame for that.
                 _log.warning("seed_not_checked", kernel=self._brief.kernel.name, seed=seed, reason=error.message)
                 return None
             if result.outcome is Outcome.MEASURED:
@@ -310,7 +319,7 @@ class FinalRound:
             )
 
     async def _hold_contest(self, rounds: int, finalists: Sequence[_Finalist], ends_at: float) -> _Contest:
-        """Let the finalists compete on one device; if it fails, start again on another one."""
+        """Let the finalists compete on one device; if that device fails, start again on another."""
         while True:
             lane = self._measuring.choose_well_lane()
             contest = _Contest(
@@ -329,14 +338,14 @@ class FinalRound:
             return contest
 
     def _find_seated_trial(self) -> Trial | None:
-        """Return the trial of the present winner, if there is one of this very context."""
+        """Return the present winner's trial, if that winner is of exactly this context."""
         seated = self._find_incumbent()
         return None if seated is None else self._store.get_trial(seated.trial)
 
     def _is_decided(self, seated: Trial, rounds: int) -> bool:
-        """Return whether the winner has won its rounds, and nothing was measured since.
+        """Return whether the winner has had its rounds, and nothing was measured since.
 
-        Among many configs that are equally fast, another one's figure may be below the winner's: no reason to repeat.
+        Among many equally fast configs another may have a figure below the winner's: that is no reason to repeat them.
         """
         return not self._progress.has_measured and self._count_rounds(seated) >= rounds
 
@@ -349,7 +358,7 @@ class FinalRound:
         return math.inf if cost is None else cost
 
     def _find_incumbent(self) -> Winner | None:
-        """Return the present winner, if it is of this very context."""
+        """Return the present winner, if it is of exactly this context."""
         incumbent = self._store.get_winner(self._brief.key)
         return None if incumbent is None or incumbent.context != self._brief.context else incumbent
 
@@ -367,8 +376,8 @@ class FinalRound:
         ranges = [_estimate_range(trial, self._cost_or_infinity(trial), by_energy=brief.needs_energy) for trial in best]
         best = [best[place] for place in choose_finalists(ranges, brief.preset.finalists)]
         incumbent, default = self._find_incumbent(), brief.kernel.default
-        # The incumbent's figure may be of a slower hour, so it must be measured beside those that may replace it. The
-        # default is measured too, so that the speed-up over it is of the same quiet window.
+        # The incumbent's figure may come from a slower hour, so it is measured beside the configs that may replace it.
+        # The default is measured too, so that the speed-up over it is of the same quiet window.
         for config in (None if incumbent is None else incumbent.config, default):
             if config is None or any(trial.config == config for trial in best) or not await self._is_admitted(config):
                 continue
@@ -429,7 +438,7 @@ class _Contest:
         self._brief = brief
         self._lane = lane
         self._measuring = measuring
-        # Beside an application all are disturbed alike, and figures are compared within a round.
+        # An application disturbs all finalists alike, and figures are compared only within a round.
         self._judges_contention = brief.judge_contention and not lane.applications
         self._deadlines = shorten_for_trial(brief.deadlines, brief.preset, finalists[0].trial.latency_us)
         self.rounds: list[dict[int | None, float]] = []
@@ -441,7 +450,7 @@ class _Contest:
 
     @property
     def needs_another_round(self) -> bool:
-        """True if the rounds so far are in doubt, and the preset allows more, or the reference is to be timed again."""
+        """True if the reference must be timed again, or the result is in doubt and the preset allows more rounds."""
         if is_reference_implausible(self.rounds, self.rivals):
             return True
         is_doubtful = is_undecided(self.rounds, self.rivals) or is_unsettled(self.rounds, self.rivals)
@@ -459,7 +468,7 @@ class _Contest:
             is_unsettled(self.rounds, []) or is_reference_implausible(self.rounds, self.rivals)
         )
         if needs_metric(self._brief.objective) or is_reference_known:
-            # A reference has no figure but its latency.
+            # Skip the reference if its latency is known well enough, or if a metric decides: it only has a latency.
             return
         try:
             async with self._measuring.hold_open_lane(self._lane):
@@ -486,7 +495,7 @@ class _Contest:
 
 
 def _estimate_range(trial: Trial, cost: float, *, by_energy: bool) -> Range:
-    """Return the range in which a measured config's cost may lie, by the interval and the spread of its figure."""
+    """Return the range in which a measured config's cost may lie, from the interval and the spread of its figure."""
     low, high = trial.interval(by_energy=by_energy) or (1.0, 1.0)
     spread = 0.0 if by_energy or not trial.latency_us else (trial.spread_us or 0.0) / trial.latency_us
     return Range.from_measurement(cost, cost * spread, (cost * low, cost * high))

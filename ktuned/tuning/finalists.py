@@ -1,15 +1,15 @@
 """The choice of a job's finalists, and what their rounds say about each of them. No IO.
 
-*Drift.* A device's pace changes: its clock falls when it is warm, a neighbour comes and goes. Within a round all
-finalists meet the same pace, so they are compared within rounds: the ratio of two medians of one round is evidence, a
+*Drift.* A device's pace changes: its clock falls when it is warm, other programs come and go. Within a round the pace
+is the same for all finalists, so they are compared within rounds: the ratio of two medians of one round is evidence, a
 difference between rounds is not.
 
 *Evidence.* Nothing is known about how noise is distributed, so a sign test decides: if two configs were equally fast,
-each would be ahead in half of the rounds. A finalist leaves when it is behind too often for that to be chance
-(:data:`RARE`), or far behind in each of a few rounds. Rounds go on while one of them contradicts the decision.
+each would be ahead in half of the rounds. A finalist leaves when it is behind too often for chance (:data:`RARE`), or
+far behind in each of a few rounds. More rounds follow while one of them contradicts the decision.
 
-*Figures.* A finalist's figure is the median over its rounds, each divided by the pace of that round. The spread of the
-rounds is its doubt.
+*Figures.* A finalist's figure is the median over its rounds, each divided by the pace of that round. The spread between
+its rounds says how far the figure can be trusted.
 """
 
 from __future__ import annotations
@@ -23,27 +23,26 @@ import msgspec
 from ktuned.model import is_noisy, is_ratio_implausible, median
 
 MOST_TIMES = 3
-"""At most this many times the preset's finalists compete: each costs its rounds of a quiet window."""
+"""At most this many times the preset's number of finalists compete: the rounds of each lengthen the quiet window."""
 
 DRIFT = 0.03
-"""How much a device's pace may differ between two trials. A larger value admits more finalists, of which the slower
-ones leave after three rounds. Of 15 rounds of 114 configs on an H100, one was slower by this for the best config alone.
-"""
+"""How much a device's pace may differ between two trials. A larger value admits more finalists, whose slower ones leave
+after three rounds. Of 15 rounds with 114 configs on an H100, one was this much slower for the best config alone."""
 
 CLOSE = 0.01
 """A difference between finalists that is not worth another round."""
 
 FEWEST_ROUNDS = 3
-"""Rounds before a finalist may leave, and in which the reference is timed as well: fewer have no median."""
+"""Rounds before a finalist may leave; the reference is timed in these rounds, too. Fewer have no meaningful median."""
 
 ROBUST_ROUNDS = 2 * FEWEST_ROUNDS
-"""With at least so many rounds, the lowest and the highest do not count as noise."""
+"""With at least this many rounds, the spread leaves out the lowest and the highest."""
 
 RARE = 0.05
-"""Chance of an error in each comparison of two finalists by their rounds."""
+"""Accepted chance of an error when two finalists are compared by their rounds."""
 
 Rounds = Sequence[Mapping[int | None, float]]
-"""Of each round the medians (µs) by trial, ``None`` for the reference; a disturbed one is absent."""
+"""For each round, the median (µs) by trial, with ``None`` for the reference. Disturbed measurements are absent."""
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -54,16 +53,18 @@ class Range(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_measurement(cls, latency_us: float, spread_us: float, interval: tuple[float | None, float | None]) -> Self:
-        """Return the range of the median's interval, where that is known, and of the middle half of the samples."""
+        """Return the range that holds the median's interval, where it is known, and the middle half of the samples."""
         low_us, high_us = (latency_us if end is None else end for end in interval)
         return cls(min(low_us, latency_us - spread_us / 2), max(high_us, latency_us + spread_us / 2))
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A latency over all rounds, without the drift that its rivals shared, and the spread of the rounds' medians.
+    """A latency over all rounds, without the drift that its rivals shared.
 
-    One round has no spread. Of many rounds the lowest and the highest do not count for it: a disturbed one says nothing
-    about the rest.
+    Attributes:
+        latency_us: The median of the rounds' medians, corrected for drift.
+        spread_us: The range of the rounds' medians; ``None`` for a single round. With :data:`ROBUST_ROUNDS` or more it
+            leaves out the lowest and the highest: one disturbed round says nothing about the others.
     """
 
     latency_us: float
@@ -71,10 +72,10 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 def choose_finalists(ranges: Sequence[Range], wanted: int) -> list[int]:
-    """Return the places of the finalists among measured configs, which are sorted, the fastest first.
+    """Return the places of the finalists among measured configs, whose ``ranges`` are sorted, the fastest first.
 
-    Finalists are the ``wanted`` fastest, and every other config that may be as fast as the best, if the device was slow
-    for the one and fast for the other.
+    Finalists are the ``wanted`` fastest, and other configs that may really be as fast as the best: the device may have
+    been slow in their trial and fast in the best one's.
     """
     most = range(min(len(ranges), wanted * MOST_TIMES))
     return [place for place in most if place < wanted or ranges[place].low_us <= ranges[0].high_us * (1 + DRIFT) ** 2]
@@ -83,9 +84,9 @@ def choose_finalists(ranges: Sequence[Range], wanted: int) -> list[int]:
 def find_remaining_rivals(rounds: Rounds, rivals: Sequence[int]) -> list[int]:
     """Return the rivals that may still win.
 
-    A rival is out if it was slower than the best by more than 1 % in too many of their common rounds for chance, or by
-    more than a drift in each of at least :data:`FEWEST_ROUNDS`. Rounds are paired, and a sign test decides (Conover,
-    *Practical Nonparametric Statistics*, 3.4).
+    A rival is out if it was more than 1 % slower than the best in too many of their common rounds for chance, or more
+    than :data:`DRIFT` slower in all of at least :data:`FEWEST_ROUNDS`. Rounds are paired, and a sign test decides
+    (Conover, *Practical Nonparametric Statistics*, 3.4).
     """
     best = _find_best(rounds, rivals)
     if best is None:
@@ -102,7 +103,7 @@ def find_remaining_rivals(rounds: Rounds, rivals: Sequence[int]) -> list[int]:
 def compute_figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None, Figure]:
     """Return the figure of everything that was timed in any round.
 
-    A round's pace is the median of the rivals that were timed in most rounds; a round without them has no pace.
+    A round's pace is the median over the rivals that were timed in the most rounds; a round without them has no pace.
     """
     turns = {rival: frozenset(turn for turn, one in enumerate(rounds) if rival in one) for rival in rivals}
     most = max(turns.values(), key=len, default=frozenset())
@@ -129,10 +130,10 @@ def is_unsettled(rounds: Rounds, rivals: Collection[int]) -> bool:
 
 
 def is_reference_implausible(rounds: Rounds, rivals: Collection[int]) -> bool:
-    """Return whether the reference is to be timed again, because it takes too many times as long as the best rival.
+    """Return whether the reference must be timed again, because its ratio to the best rival is implausible.
 
-    Its rounds may agree and yet be wrong, if all of them met the same disturbance. :data:`ROBUST_ROUNDS` are enough: a
-    reference may really be that slow, and then each round is long.
+    Its rounds may agree and yet be wrong, if the same disturbance met all of them. After :data:`ROBUST_ROUNDS` the
+    figure is believed: the reference may really be that slow, and then each further round takes long.
     """
     best, found = _find_best(rounds, rivals), compute_figures(rounds, rivals)
     if best is None or None not in found or sum(None in one for one in rounds) >= ROBUST_ROUNDS:
@@ -143,10 +144,14 @@ def is_reference_implausible(rounds: Rounds, rivals: Collection[int]) -> bool:
 def elect_winner(
     latencies_us: Mapping[int, float], compared: Container[int | None], incumbent: int | None
 ) -> int | None:
-    """Return the finalist that wins: the fastest of those that were timed beside each other.
+    """Return the finalist that wins: the fastest of those that were timed in the rounds.
 
-    ``latencies_us`` are the figures of all finalists that have not failed; ``compared`` are those that were timed. An
-    incumbent whose rounds were all disturbed keeps its figure, and gives way only to a finalist that beats it.
+    An incumbent whose rounds were all disturbed keeps its earlier figure, and is replaced only by a finalist below it.
+
+    Args:
+        latencies_us: The figures of all finalists that have not failed.
+        compared: The trials that were timed in the rounds.
+        incumbent: The trial of the present winner, if there is one.
     """
     rivals = [trial for trial in latencies_us if trial in compared]
     best = min(rivals or latencies_us, key=lambda trial: (latencies_us[trial], trial != incumbent), default=None)
@@ -156,8 +161,9 @@ def elect_winner(
 
 
 def is_undecided(rounds: Rounds, rivals: Collection[int]) -> bool:
-    """Return whether rounds contradict the decision: another rival was faster than the best, by more than 1 %, in so
-    many of them that it may be as fast.
+    """Return whether rounds contradict the decision.
+
+    They do if another rival was more than 1 % faster than the best in so many of them that it may be as fast.
     """
     best = _find_best(rounds, rivals)
     if best is None:
@@ -176,10 +182,10 @@ def _find_best(rounds: Rounds, rivals: Collection[int]) -> int | None:
 
 
 def _compute_ratios(rounds: Rounds, rival: int, best: int) -> list[float]:
-    """Return a rival's medians relative to the best one's, of their common rounds."""
+    """Return the ratio of a rival's median to the best one's, for each of their common rounds."""
     return [one[rival] / one[best] for one in rounds if rival in one and best in one]
 
 
 def _is_significant(seen: int, rounds: int) -> bool:
-    """Return whether ``seen`` of ``rounds`` is too few for an event that happens in half of them, by the sign test."""
+    """Return whether ``seen`` of ``rounds`` is too few, by the sign test, for an event with a chance of one half."""
     return sum(math.comb(rounds, count) for count in range(seen + 1)) <= RARE * 2.0**rounds

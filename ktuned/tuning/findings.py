@@ -1,11 +1,12 @@
-"""What only the results of a whole job show together. No IO.
+"""Conclusions that only the results of a whole job allow. No IO.
 
 :class:`Findings` are oddities of a kernel file that its author should know about: knobs without effect, inputs that are
 overwritten, metrics that fail.
 
-:class:`Dissent` decides whose fault it is that outputs differ from the default's, where these are the only reference.
-Atomics, random numbers, and buffers whose shape depends on the config differ without a fault. So if most configs differ
-from the default, or the default from itself, its outputs prove nothing, and no config is held to be wrong.
+:class:`Dissent` is for kernels whose only reference is the default's outputs. It decides whether a config whose outputs
+differ is wrong. Atomics, random numbers, and buffers whose shape depends on the config differ without a fault. So if
+most configs differ from the default, or the default from itself, its outputs prove nothing, and no config counts as
+wrong.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from dataclasses import replace
 from ktuned.model import Config, Outcome, Scalar, Trial, TrialDetail, TrialResult, canonical
 
 COMPARED = 2_000
-"""Most configs of a job that are compared: so the comparison takes milliseconds, however long the job is."""
+"""Most configs of a job that are compared, so that the comparison takes milliseconds however long the job is."""
 
 LEAST_GROUPS = 2
-"""Groups of configs that differ in one knob alone, before the knob is said to have no effect: with one setting of the
-other knobs that may be chance. One group is enough where there cannot be more."""
+"""Groups of configs, equal but for one knob, that are needed to report that the knob has no effect: for a single
+setting of the other knobs this may be chance. One group is enough where there cannot be more."""
 
 
 class Findings:
-    """Compares a job's configs for effects that their author will not have intended."""
+    """Compares a job's configs to find effects that their author will not have intended."""
 
     def __init__(self) -> None:
         self._contents: dict[tuple[tuple[str, Scalar], ...], str] = {}
@@ -100,7 +101,7 @@ class Dissent:
         return self._default_differs or len(self._differing) > self._agreeing
 
     def find_acquitted(self) -> list[tuple[Trial, TrialResult]]:
-        """Return the trials that are no mismatches after all, each with its new result."""
+        """Return the trials that are not mismatches after all, each with its new result."""
         if not self.is_default_doubtful:
             return []
         return [

@@ -1,14 +1,14 @@
 """Hopeless jobs: nothing was measured, and everything that was tried failed for the same reason. No IO.
 
 A kernel that lacks a macro fails at the same line in each of its thousand configs, and a kernel that never ends costs a
-deadline in each. A few equal failures are enough to know this, if the failed configs have little else in common:
+deadline for each config. A few equal failures prove this, if the failed configs have little else in common:
 
-1. *Suspected*: as many configs as :data:`ENOUGH` says failed alike, and none was measured. The job then asks for a few
+1. *Suspected*: a number of configs (:data:`ENOUGH`) failed alike, and none was measured. The job then asks for a few
    configs from anywhere in the space (*probes*): neighbours in a walk may share the value that is at fault.
-2. *Hopeless*: each knob that varies among all configs proposed so far has at least two values among the failed ones. So
-   no single value is to blame.
+2. *Hopeless*: each knob that varies among all configs proposed so far has at least two values among the failed configs.
+   So no single value is to blame.
 
-A config that was measured, or given up as too slow, ends the suspicion for good.
+A config that was measured, or that was stopped as too slow, ends the suspicion for good.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROBES = 4
 """Configs from anywhere in the space that a suspected job tries: enough to show which knobs vary."""
 
 ENOUGH: Mapping[Outcome, int] = {
-    # A source that lacks a macro, or a kernel that computes something else, is wrong in each config.
+    # A source that lacks a macro, or a kernel that computes something else, fails in each config.
     Outcome.COMPILE_ERROR: 8,
     Outcome.MISMATCH: 8,
     Outcome.CRASHED: 8,
@@ -36,7 +36,7 @@ ENOUGH: Mapping[Outcome, int] = {
 """Equal failures, by their outcome, after which a job is suspected to be hopeless."""
 
 ENOUGH_ASSERTIONS = 24
-"""The same for compile errors by an assertion, which may be about the config's own numbers."""
+"""The same for failed assertions at compile time, which may depend on the config's own numbers."""
 
 _PLACE = re.compile(r"[^\s:()]+[:(]\d+")
 """``file.cu:12`` or ``file.cu(12``, which a compiler's message begins with."""
@@ -47,11 +47,16 @@ _Values = dict[str, set[Scalar]]
 
 
 class Hopelessness:
-    """Decides from the outcomes of a job's configs whether to go on; if not, it calls ``on_given_up``.
+    """Decides from the outcomes of a job's configs whether to give the job up.
 
-    ``reason`` says why not, for people; it is empty while there is hope. With ``keeps_going`` there always is.
-    ``is_proven`` says that another job on the space would end in the same way, whatever its budget and preset: probes
-    from all over it failed, or it was exhausted.
+    Args:
+        keeps_going: Never give up because of outcomes.
+        on_given_up: Called when the job is given up.
+
+    Attributes:
+        reason: Why the job was given up, as a text for its message; empty while there is hope.
+        is_proven: Another job on this space would end in the same way, whatever its budget and preset, because probes
+            from all over the space failed, or it was exhausted.
     """
 
     def __init__(self, *, keeps_going: bool = False, on_given_up: Callable[[], object] = lambda: None) -> None:
@@ -71,7 +76,7 @@ class Hopelessness:
         return self._is_open and self._suspect is not None and not self._has_probed
 
     def give_job_up(self, reason: str) -> None:
-        """Give the job up, for a reason that may be another one than its configs' outcomes."""
+        """Give the job up, for its configs' outcomes or for another reason."""
         self.reason, self._is_open = self.reason or reason, False
         self._on_given_up()
 
@@ -86,7 +91,7 @@ class Hopelessness:
         self._decide_if_hopeless()
 
     def record_last_proposed(self, *, is_exhausted: bool) -> None:
-        """Take note that no more configs, and so no probes, will be proposed; ``is_exhausted`` if there are none."""
+        """Take note that no more configs (or probes) will be proposed; ``is_exhausted`` if the space has no more."""
         self._has_probed = True
         self._covers_space |= is_exhausted
         self._decide_if_hopeless()

@@ -1,7 +1,8 @@
-"""The brief of a job: everything that it needs to know before it begins, and that all its trials share.
+"""The brief of a job: the facts that it needs before it begins, and that all its trials share.
 
-``ktuned.scheduling.preparation`` makes it when the job starts. It also has the rules that follow from these facts
-alone: what a config costs, what identifies an artifact and a measurement, which figures a known trial lacks.
+``ktuned.scheduling.preparation`` makes the brief when the job starts. The brief also has the rules that follow from
+these facts alone: the cost of a config, the identity of an artifact and of a measurement, the figures that a known
+trial lacks.
 """
 
 from __future__ import annotations
@@ -49,11 +50,18 @@ from ktuned.tuning.anchor import Anchor
 from ktuned.tuning.trial_machine import TrialMachine
 
 _COMPILED_IN = frozenset({"defines", "flags", "library", "source", "cache_key", "globals_read"})
-"""Fields of Builds that decide an artifact's bytes, but nothing about how it is called."""
+"""Fields of a Build that decide an artifact's bytes, but not how it is called."""
 
 
 class PresentKey(msgspec.Struct, frozen=True):
-    """A winner key as everything is now: the kernel, the whole problem, the context of a measurement, the objective."""
+    """A winner key in the present state of kernel and machine, with the facts behind it.
+
+    Attributes:
+        kernel: The kernel, as it was last inspected.
+        problem: The whole problem, of which the key may hold a part.
+        context: The context of a measurement now.
+        objective: The figure by which configs are judged.
+    """
 
     kernel: KernelInfo
     problem: Problem
@@ -71,7 +79,12 @@ FindShared = Callable[[PresentKey], Awaitable[Candidate | None]]
 
 
 class Compiler(msgspec.Struct, frozen=True):
-    """A machine that has the context's toolchain: its workers' environment, and its toolchain's files as seen there."""
+    """A machine that has the context's toolchain.
+
+    Attributes:
+        environment: The environment of its workers.
+        toolchain: The toolchain's files as seen on that machine.
+    """
 
     environment: Environment
     toolchain: Mapping[str, str]
@@ -84,15 +97,29 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     digest, and so of the context. The results in the store then have the new context, too.
 
     Attributes:
-        devices: Where configs are measured. Without any, configs are only compiled for ``target``, and ``absence``
-            says why nothing is measured if that was asked for.
+        job: The job.
+        kernel: Its kernel, with the names that are known by now.
+        problem: The whole problem, of which the key may hold a part.
+        devices: The devices on which configs are measured. Without any, configs are only compiled.
+        target: The target for which configs are compiled.
+        context: The context of the job's measurements.
+        environment: The environment of the workers on this machine.
+        preset: How precisely configs are measured.
+        deadlines: Seconds by phase.
+        judge_contention: Whether load by other programs makes a measurement ``contended``.
+        admission: Knows which configs the kernel's space holds.
+        traces: Learns the names that workers have read.
         served: Returns the winners with which the kernel's lookups are answered.
         portfolio: Returns the configs of the kernel's portfolio for this problem, if there is one.
+        group_size: The most configs that the backend compiles as one program.
+        lowers: Whether the backend has a front end translate functions before they are compiled.
+        absence: The reason why there are no devices, if the job was to measure.
         captured: The digest of the inputs that an application has handed over for the problem, or empty.
-        toolchain: The files by which the context's toolchain is known, as seen on this machine.
-        find_shared: Asked for what others have found, if that may be used.
+        toolchain: The files that identify the context's toolchain, as seen on this machine.
+        find_shared: Returns the best config that others have found, if those may be used.
         compilers: The machines that have the context's toolchain, this one first.
-        anchor: Where numerics are exact; it is then the kernel's default, and ``declared_default`` is the file's own.
+        anchor: The config whose bits decide, if numerics are exact. The kernel's default is then the anchor.
+        declared_default: The default that the kernel file declares, if the kernel's default is the anchor.
     """
 
     job: Job
@@ -138,16 +165,16 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         return self._named
 
     def follow(self, kernel: KernelInfo) -> None:
-        """Take in what has been learned of the kernel."""
+        """Replace the kernel by its newer state, with the names that were learned."""
         self.kernel = kernel if self.anchor is None else kernel.with_anchor(self.anchor.config, self.objective)
         self._named = None
         self.context = replace(self.context, digest=add_captured(kernel.digest, self.captured))
 
     async def learn_names(self, observed: Sequence[Observation]) -> None:
-        """Make the names that a worker has read a part of the kernel.
+        """Add the names that a worker has read to the kernel's digest.
 
         Raises:
-            SourceChanged: What the worker read is not what the kernel is known by now.
+            SourceChanged: The worker has read other contents than those in the kernel's digest.
             StoreError: The names cannot be recorded.
         """
         if observed:
@@ -165,7 +192,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def present_key(self) -> PresentKey:
-        """The key of the winner that the job looks for, with all that decides it."""
+        """The key of the winner that the job looks for, with the facts behind it."""
         return PresentKey(self.kernel, self.problem, self.context, self.objective)
 
     @property
@@ -180,7 +207,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def wanted_bits(self) -> requests.SameBits | None:
-        """What workers must find out about configs' bits; ``None`` where bits do not count."""
+        """The request to workers to find out configs' bits; ``None`` where bits do not count."""
         if self.anchor is not None:
             return self.anchor.request
         return requests.SameBits(self.preset.inputs, on_all_inputs=True) if self.kernel.batch_invariant else None
@@ -207,7 +234,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         return cost_of(objective, trial.figure(objective))
 
     def compute_round_cost(self, result: TrialResult) -> float | None:
-        """Return the cost of a finalist by one round, in which its bits are not compared again."""
+        """Return the cost of a finalist in one round; its bits are not compared again there."""
         objective = strip_numerics(self.objective)
         return cost_of(objective, result.figure(objective))
 
@@ -227,10 +254,14 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         *,
         served: Iterable[Config] = (),
     ) -> requests.Explore:
-        """Return the request that opens the space: which configs come first, and which last.
+        """Return the request that opens the space.
 
-        ``earlier`` are similar searches, the most similar first. A job for certain configs also tries those that
-        lookups are ``served``, so that these give way to nothing worse.
+        Args:
+            first: Configs to try before the strategy's own.
+            last: Configs to try only after all others.
+            earlier: Similar searches, the most similar first.
+            served: Configs that lookups are answered with. A job for certain configs tries these as well, so that
+                nothing worse replaces them.
         """
         device = self.devices[0] if self.devices else Device(DeviceName(""), DeviceModel(""), Target(self.target))
         plan = self.job.plan
@@ -242,7 +273,8 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     def make_unit(self, build: Mapping[str, Any]) -> requests.UnitRef:
         """Return a Build with its artifact's key: a digest of everything that decides the artifact's bytes.
 
-        The digest of the sources is added to the rest, so that a worker can add names that only compiling shows.
+        The digest of the sources is added separately, so that a worker can extend the key by names that it learns only
+        when it compiles.
         """
         parts = {
             "backend": self.kernel.backend,
@@ -257,7 +289,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
         """Return the identity of a measurement: SHA-256 over everything that decides its figure.
 
         ``files`` is the digest of the artifact's files, ``data`` the digest of the lane's inputs and expected outputs.
-        Sources, toolchain, macros and flags are no part of it: they matter only through those two.
+        Sources, toolchain, macros and flags are left out: they matter only through these two digests.
         """
         parts = {
             # The short name, from which inputs are drawn: they are the same in another checkout of the project.

@@ -1,17 +1,17 @@
 """The measure stage: brings each compiled config of a job to its figure, or to the outcome that says why it has none.
 
-*Turns.* A lane belongs to one holder at a time. In one *turn* (:class:`_LaneTurn`) a job holds it, opens the problem on
-it if it is not open, and measures a batch: one request after the other, with as many configs in each as the trial
-machine allows. The turn ends when nothing waits, or when a trial must be tried again after others may have had the
-lane. What then has no outcome takes another turn.
+*Turns.* A lane belongs to one holder at a time. In one *turn* (:class:`_LaneTurn`) a job holds the lane, opens the
+problem on it if necessary, and measures a batch: one request after the other, with as many configs in each as the trial
+machine allows. The turn ends when no trial waits, or when one must be tried again after others may have had the lane.
+Trials that have no outcome by then take another turn.
 
 *Before a launch* three things are checked. Artifacts that are damaged or gone are compiled again. A config takes over
-the outcome of its *twin*, if there is one: a trial of an equal artifact, called alike on equal data. If a lane's device
-is sick, another lane stands in, if there is one.
+the outcome of its *twin*, if it has one: a trial of an equal artifact, called alike on equal data. If a lane's device
+is sick, another lane of the job stands in, if there is one.
 
 *In a request* the worker measures one config after the other and reports each; a GPU's worker loads the next config
-meanwhile. Reports are taken in while it goes on. What a failure says about the configs is decided by
-:mod:`~ktuned.tuning.trial_machine`.
+meanwhile. Reports are taken in while the worker measures on. :mod:`~ktuned.tuning.trial_machine` decides what a failure
+says about the configs.
 
 *The reference* of the problem may be the output of a config. It must be compiled before a lane opens the problem, and
 never while a lane is held: compiling waits for other jobs, which may wait for the lane.
@@ -73,20 +73,27 @@ from ktuned.tuning.trial_machine import (
 )
 
 RecordEnds = Callable[[Sequence[End]], Awaitable[None]]
-"""Records the ends of trials; those that came together, in one call."""
+"""Records the ends of trials that came together."""
 
 RequestWithDeadlines = tuple[requests.Request[replies.Measurement, Any], Mapping[str, float]]
 """A request to a lane's worker, and its deadlines."""
 
 MakeRequest = Callable[[Lane, Sequence[Attempt], int | None], RequestWithDeadlines]
-"""Returns the request for trials that travel together; the number is the cores on a CPU, if it must find out these."""
+"""Returns one request for these trials. The number is the granted cores, if the launch must find out whether they are
+enough, and otherwise ``None``."""
 
 BestUs = Callable[[], float | None]
 """Returns the latency of the best config so far, in µs."""
 
 
 class _Arrived(msgspec.Struct, frozen=True):
-    """A measurement, what had been printed by then, and when it came (``monotonic``)."""
+    """A measurement as it arrived.
+
+    Attributes:
+        measured: The worker's report.
+        output: The output that the config had printed by then.
+        at: When it arrived, by ``monotonic``.
+    """
 
     measured: replies.Measurement
     output: Output
@@ -97,7 +104,7 @@ class MeasureStage:
     """Measures one job's configs, one at a time on each of its lanes; other lanes stand in for a sick one.
 
     Args:
-        prior: Where to find trials of equal artifacts, whose outcomes are taken over; ``None`` measures everything.
+        prior: Finds trials of equal artifacts, whose outcomes are taken over; with ``None`` everything is measured.
     """
 
     def __init__(
@@ -121,9 +128,9 @@ class MeasureStage:
     async def measure_batch(self, lane: Lane, batch: Sequence[Attempt], best_us: BestUs, record: RecordEnds) -> None:
         """Measure compiled trials one after the other; each end is recorded as soon as it is known.
 
-        Early stop and the deadlines follow from ``best_us``. Configs race against the fastest that *this job* has
-        measured, because the clocks may have been others at an earlier hour. The default is measured in full, however
-        slow it is: speed-ups are relative to it.
+        Early stop and the deadlines follow from ``best_us``. Configs race against the fastest config that *this job*
+        has measured, because an earlier job may have met other clocks. The default is measured in full, however slow it
+        is: speed-ups are relative to it.
 
         Raises:
             CannotOpen: The problem's data cannot be made, so nothing of this job can be measured.
@@ -135,7 +142,7 @@ class MeasureStage:
 
         waiting = list(batch)
         while waiting:
-            # A sick lane raises at once if another can stand in, and is waited for if none can.
+            # If another lane can stand in for a sick one, this raises at once; otherwise it waits until the lane works.
             with suppress(LaneSick):
                 waiting = await self._take_turn(self._choose_stand_in(lane), waiting, make_request, record)
             waiting = [attempt for attempt in waiting if attempt.outcome is None]
@@ -185,7 +192,7 @@ class MeasureStage:
         return turn.remaining
 
     async def _recompile_lost_artifacts(self, attempts: Sequence[Attempt]) -> list[End]:
-        """Compile damaged or missing artifacts again; return the ends of the trials that have none now."""
+        """Compile damaged or missing artifacts again; return the ends of the trials for which that failed."""
         for attempt in attempts:
             if attempt.is_compiled and not self._artifacts.is_sealed(attempt.unit.key):
                 self.machine.handle_report(ArtifactGone(attempt))
@@ -203,7 +210,7 @@ class MeasureStage:
         return [other for other in self._lanes if other is not lane and not other.health.is_sick]
 
     def _choose_stand_in(self, lane: Lane) -> Lane:
-        """Return the lane itself, or another one while it is sick and not due for a new try."""
+        """Return another lane that works while this one is sick and not due for a new try; otherwise this one."""
         return next(iter(self._find_other_lanes(lane)), lane) if lane.health.pause_s else lane
 
     @asynccontextmanager
@@ -223,12 +230,12 @@ class MeasureStage:
     async def open_lane(self, lane: Lane, seed: int = 0, *, is_early: bool = False) -> None:
         """Open the problem on a held lane, with the inputs of ``seed``.
 
-        While all lanes are sick this waits, unless there is nothing to measure yet (``is_early``).
+        If all lanes are sick, wait until this one works, unless there is nothing to measure yet (``is_early``).
 
         Raises:
             CannotOpen: The problem's data cannot be made.
             ReferenceUnusable: The :attr:`reference` must be replaced.
-            LaneSick: Its device does not work, but another lane's does, or it is early.
+            LaneSick: The lane's device does not work, and another lane's does or ``is_early`` is set.
         """
         has_stand_in = bool(self._find_other_lanes(lane))
         waits = not has_stand_in and not is_early
@@ -237,11 +244,11 @@ class MeasureStage:
         )
 
     def find_lane_facts(self, lane: Lane) -> LaneFacts:
-        """Return what the trial machine must know about a lane."""
+        """Return the facts about a lane that the trial machine needs."""
         return LaneFacts(lane.device.kind == "cpu", bool(self._find_other_lanes(lane)), lane.is_doubtful)
 
     async def try_device(self, lane: Lane, attempt: Attempt, seed: int) -> list[Instruction]:
-        """Open a lane again after a trial failed on it; return what becomes of the trial."""
+        """Open a lane again after a trial failed on it; return the instructions for the trial."""
         is_sick = False
         try:
             await self.open_lane(lane, seed)
@@ -262,7 +269,7 @@ class MeasureStage:
         brief, applications, wanted_bits = self.brief, lane.applications, self.brief.wanted_bits
         if self.machine.is_default(attempts[0]):
             best_us = None
-            # An anchor's bits are what all others are compared with.
+            # All other configs are compared with an anchor's bits.
             wanted_bits = None if wanted_bits is None else replace(wanted_bits, on_all_inputs=True)
         elif best_us is not None and self._incumbent is not None and not needs_metric(brief.objective):
             # The fastest config may not be the best yet: its bits are not known on all inputs.
@@ -271,7 +278,7 @@ class MeasureStage:
             tuple(attempt.unit for attempt in attempts),
             brief.preset,
             brief.judge_contention and self.machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
-            # By another objective a slow config may be a good one.
+            # By another objective than the latency a slow config may be the best.
             None if best_us is None or needs_metric(brief.objective) else best_us * brief.job.plan.early_stop,
             None if best_us is None else self._incumbent,
             cores,
@@ -293,7 +300,7 @@ class MeasureStage:
 
     def _make_bench(self, lane: Lane, seed: int) -> Bench:
         brief = self.brief
-        # All that decides a problem's data: kernels of one file may share their digest, but not their inputs.
+        # Everything that decides a problem's data. Kernels of one file may share a digest, but have different inputs.
         data = {
             "kernel": brief.job.kernel,
             "digest": brief.context.digest,
@@ -327,8 +334,9 @@ class MeasureStage:
 class _LaneTurn:
     """One hold of a lane, in which a batch is measured, request by request.
 
-    A trial is ``_waiting``, or ``_in_request`` until it is reported on, or ``_later``: it is tried again in another
-    turn, or must be compiled again first. ``_later`` ends the turn, so that others may have the lane.
+    Each trial without an end is in one of three lists: ``_waiting``; ``_in_request`` until it is reported on; or
+    ``_later`` if it needs another turn, or must be compiled again first. The turn ends as soon as ``_later`` is not
+    empty, so that others may have the lane.
     """
 
     def __init__(
@@ -365,8 +373,8 @@ class _LaneTurn:
         async with self._lane.hold(self._stage.brief.job.id):
             while self._waiting and not self._later:
                 first = self._waiting[0]
-                # A failed trial may have cost the lane its worker, so it is opened for each request. That time is
-                # recorded apart: it is not the cost of the trial that comes next.
+                # A failed trial may have cost the lane its worker, so the lane is opened for each request. That time
+                # is recorded apart: it is not a cost of the trial that comes next.
                 began = monotonic()
                 await self._stage.open_lane(self._lane, self._seed)
                 first.open_s += monotonic() - began
@@ -398,11 +406,11 @@ class _LaneTurn:
         granted = await lane.use_cores(plan.cores)
         attempts = [self._waiting.popleft() for _ in range(plan.count)]
         self._in_request.extend(attempts)
-        # With fewer cores than planned, the launch could not show whether these are enough.
+        # If fewer cores were granted than planned, the launch cannot show whether the planned ones are enough.
         request, deadlines = self._make_request(
             lane, attempts, granted if plan.finds_cores and granted >= plan.cores else None
         )
-        # The worker reports on them one by one. When it leaves, the machine decides about those without a report.
+        # The worker reports on the trials one by one. Afterwards the machine decides about those without a report.
         clock = _LaneClock(lane)
         machine.handle_report(LaneTook(attempts))
         error: Failure | None = None
@@ -442,7 +450,7 @@ class _LaneTurn:
                 await self._take_in_measurements(receive_waiting(first, receive), facts, clock)
 
         def on_item(measured: replies.Measurement) -> None:
-            # A worker that reports more than it was asked for: user code may write to pipes that it did not open.
+            # Ignore excess reports: user code in the worker may write to pipes that it did not open.
             if self._items < count - 1:
                 self._items += 1
                 send.send_nowait(_Arrived(measured, self._lane.take_output(), monotonic()))
@@ -454,13 +462,13 @@ class _LaneTurn:
                     measured, output = await self._lane.send_request(request, deadlines, on_item=on_item)
                     send.send_nowait(_Arrived(measured, output, monotonic()))
                 except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
-                    # Raised below: what has arrived must be taken in first, and the task group would wrap the error.
+                    # Raised below: reports that have arrived must be taken in first, and the task group would wrap it.
                     failures.append(raised)
         for failure in failures:
             raise failure
 
     async def _take_in_measurements(self, arrived: Sequence[_Arrived], facts: LaneFacts, clock: _LaneClock) -> None:
-        """Take in the next measurements of the request, in its order; record the ends that follow."""
+        """Take in the request's next measurements, in order; record the ends that follow from them."""
         await self._lane.pace.wait_for_step()
         ends: list[End] = []
         for one in arrived:
@@ -482,7 +490,7 @@ class _LaneTurn:
             await self._record(ends)
 
     async def _carry_out_instructions(self, instructions: Sequence[Instruction]) -> list[End]:
-        """Sort trials as the machine says; return the ends that it has decided."""
+        """Put trials into the lists as the machine says; return the ends that it has decided."""
         ends = find_ends(instructions)
         for instruction in instructions:
             match instruction:
@@ -515,5 +523,5 @@ class _LaneClock:
         self._spent_s += seconds
 
     def charge_until(self, attempt: Attempt, now: float) -> None:
-        """Charge all time up to ``now`` (``monotonic``) that is not charged yet to a trial."""
+        """Charge a trial with all time of the request up to ``now`` (``monotonic``) that is not charged yet."""
         self.charge_seconds(attempt, max(0.0, now - self._began - self._spent_s))

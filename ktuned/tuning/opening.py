@@ -1,15 +1,16 @@
 """The opening of a job: configs that lookups are answered with are tried before anything becomes the winner. No IO.
 
-A context without a winner is not without answers. Lookups get the winner of a near problem, the declared default, or
-the winner from before an edit. Any first measured config would take the place of these, although it may be much worse.
-So the configs that are *served* come first, and until the one that lookups get is known here, there is no new winner:
+Even in a context without a winner, lookups are answered: with the winner of a near problem, the declared default, or
+the winner from before an edit. Whichever config is measured first would replace that answer, although it may be much
+worse. So the *served* configs are tried first. There is no new winner before the outcome of the config that lookups get
+is known:
 
 =======================================  ==============================================================================
-its outcome here                         what follows
+its outcome                              what follows
 =======================================  ==============================================================================
-none yet, or one that says nothing       the opening goes on; ``contended``, for example, says nothing
-measured, or too slow                    the opening is over: something better may become the winner
-a failure                                lookups would go on to the next served config, so the opening waits for that
+none yet, or one that says nothing       the opening continues; ``contended``, for example, says nothing
+measured, or too slow                    the opening is over: a better config may become the winner
+a failure                                lookups would get the next served config, so the opening waits for that one
 =======================================  ==============================================================================
 """
 
@@ -36,10 +37,10 @@ def _judge_fate(outcome: Outcome | None) -> _Fate:
 
 
 class Opening:
-    """The served configs, in the order in which lookups would get them, and what is known of each here.
+    """The served configs, in the order in which lookups would get them, and whether each is known here.
 
     Args:
-        served: The configs; each is served if those before it fail.
+        served: The configs; lookups get the first that does not fail.
         outcome: Returns the known outcome of a config, or ``None``.
     """
 

@@ -1,21 +1,21 @@
 """Outcomes of a job's configs: committed, counted and published; and the winner that follows from them.
 
-*A trial's end* is committed to the store first, together with those that came at the same time. Then a winner that
-follows from it is announced. Then it is counted, which may show that the job is hopeless, kept for the strategy's next
-question, and published.
+*A trial's end* is committed to the store first, together with others that came at the same time. If it makes a new
+winner, that is announced next. Then the end is counted, which may show that the job is hopeless; it is kept for the
+strategy's next question; and it is published.
 
-*When a winner may change.* A job begins with an *opening* (:mod:`~ktuned.tuning.opening`): until the configs that
-lookups are answered with now have their outcomes, nothing becomes the winner, because it might be worse. So ends are
-committed one by one until the opening is over. From then on a config that beats the winner replaces it at once; the
-final round decides in the end.
+*When a winner may change.* A job begins with an *opening* (:mod:`~ktuned.tuning.opening`): nothing becomes the winner
+before the configs that lookups get now have their outcomes, because it might be worse than those. So ends are committed
+one by one until the opening is over. From then on a config that beats the winner replaces it at once. The final round
+has the last word.
 
 *Three judgements need the results of several configs.* Exact numerics compare bits with the anchor's
 (:mod:`~ktuned.tuning.anchor`), so a new anchor re-marks all trials so far. Where the default's own outputs prove
-nothing, mismatches are taken back (:class:`~ktuned.tuning.findings.Dissent`). And failures that are all alike give the
-job up (:mod:`~ktuned.tuning.hopeless`).
+nothing, mismatches are taken back (:class:`~ktuned.tuning.findings.Dissent`). And if all configs fail alike, the job is
+given up (:mod:`~ktuned.tuning.hopeless`).
 
-*When the job is stopped*, trials without an outcome are recorded as stopped. That is shielded and bounded: the store
-may be what failed.
+*When the job is stopped*, trials without an outcome are recorded as stopped. That is shielded from cancellation, and
+bounded in time, because a broken store may be the reason for the stop.
 """
 
 from __future__ import annotations
@@ -72,10 +72,13 @@ class Outcomes:
     """The outcomes of one job's configs so far.
 
     Attributes:
+        progress: The job's figures so far.
+        summary: The search in one line, for the job's message.
         under_way: The attempts without an outcome, by trial.
-        opening: The configs that lookups are answered with, which come first.
+        opening: The configs that lookups are answered with, which are tried first.
         lead: The config that others share, if there is one.
-        hopelessness: Whether to go on; ``given_up`` is set once it says no.
+        hopelessness: Decides whether the job is given up.
+        given_up: Set once the job is given up.
         final_fault: Why the final round decided nothing, or empty.
     """
 
@@ -152,7 +155,7 @@ class Outcomes:
         if anchor is None:
             return
         known = self._store.find_trial(self._brief.context, anchor.config)
-        # Bits on fewer inputs than are wanted will do until the anchor is launched on all.
+        # Bits on fewer inputs than this job compares are good enough until the anchor is launched on all.
         if known is not None and (known.detail.bits or self.outcome_stands(known)):
             anchor.record_trial_end(known)
         if anchor.bits or anchor.fault:
@@ -161,8 +164,8 @@ class Outcomes:
     async def _compare_with_anchor(self) -> None:
         """Mark all trials so far by whether they have the anchor's bits.
 
-        From here on the choice of the anchor holds. If the anchor cannot be one, the job is given up and everything
-        stays as it was, an earlier choice included.
+        This also stores a client's choice of the anchor. If that config cannot be the anchor, the job is given up, and
+        everything stays as it was, including an earlier choice.
         """
         anchor, chosen = self._brief.anchor, self._brief.job.plan.anchor
         assert anchor is not None
@@ -189,14 +192,14 @@ class Outcomes:
         return is_settled(known, self._brief.deadlines["compile"])
 
     def record_known_trial(self, known: Trial) -> None:
-        """Count a config whose outcome stands, and which needs neither compiler nor lane."""
+        """Count a config whose known outcome stands, so that it needs neither compiler nor lane."""
         self.progress.reused += 1
         self.progress.add_cost("reused", 1)
         self._findings.record_result(known.config, known.detail)
         self._count_outcome(known)
 
     def take_tried(self) -> list[requests.TriedConfig]:
-        """Return what was tried since the last call."""
+        """Return the configs that were tried since the last call, with their outcomes."""
         tried, self._tried = self._tried, []
         self._changed = anyio.Event()
         return tried
@@ -211,7 +214,7 @@ class Outcomes:
         await self._changed.wait()
 
     async def record_ends(self, ends: Sequence[End]) -> None:
-        """Commit outcomes together, then publish them; one by one while each may end the opening."""
+        """Commit outcomes together, then publish them; during the opening one by one, because each may end it."""
         while ends and not self.opening.is_over:
             await self._record_batch(ends[:1])
             ends = ends[1:]
@@ -219,7 +222,7 @@ class Outcomes:
             await self._record_batch(ends)
 
     async def _record_batch(self, ends: Sequence[End]) -> None:
-        # Commit, shielded: a result that a worker has reported is not lost to a cancel.
+        # Commit, shielded: cancelling must not lose a result that a worker has reported.
         is_opening = not self.opening.is_over
         kept = [
             (end.attempt, end.result if end.attempt.known is None else complete_result(end.attempt.known, end.result))
@@ -238,9 +241,9 @@ class Outcomes:
                 anchor.record_trial_end(self._make_trial(attempt, result))
             if anchor.fault or anchor.bits != self._compared_with:
                 await self._compare_with_anchor()
-        # Many tasks wait for one commit, and all of them go on at once; so lookups get their turn here.
+        # Many tasks wait for one commit, and all continue at once; give lookups a turn first.
         await self._pace.wait_for_step()
-        # Count, by what each trial has cost now: a carried-over figure was paid for by another job.
+        # Count what each trial has cost in this job; another job paid for a carried-over figure.
         is_over_now = False
         for attempt, result in [(end.attempt, end.result) for end in ends]:
             assert result.outcome is not None
@@ -253,14 +256,14 @@ class Outcomes:
             if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
                 _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
             is_over_now |= self.opening.record_outcome(attempt.config, result.outcome)
-        # Announce the winner. The store has made it if a result beats the present one. If the opening ends here, or
-        # there was no winner yet, it is the best of all known trials.
+        # Announce the winner. If a result beats the present winner, the store has made it the new one. If the opening
+        # ends here, or there was no winner yet, the best of all known trials becomes the winner.
         has_measured = any(result.outcome is Outcome.MEASURED for _, result in kept)
         if winner is not None:
             await self._announce_winner(winner)
         elif is_over_now or (not is_opening and not self._has_winner and has_measured):
             await self._elect_winner()
-        # Publish, after the winner: who hears of the trial can look the winner up.
+        # Publish after the winner, so that a client that hears of the trial can look the winner up.
         for attempt, result in kept:
             self._findings.record_result(attempt.config, result.detail)
             self._count_outcome(self._make_trial(attempt, result))
@@ -304,7 +307,7 @@ class Outcomes:
         is_default = config == self._brief.kernel.default
         self.progress.count_outcome(trial, is_default=is_default)
         self._dissent.record_trial(trial)
-        # A config that only differs from the default's outputs may be acquitted in the end: no reason to give up.
+        # A config whose only fault is to differ from the default's outputs may be acquitted: no reason to give up.
         is_disputed = trial.detail.undisputed is not None
         self.hopelessness.record_outcome(
             config, Outcome.MEASURED if is_disputed else outcome, trial.message, trial.detail.phase
@@ -317,7 +320,7 @@ class Outcomes:
         publish_trial(self._publish, self._brief, self.progress, trial)
 
     def skip_unoffered_served(self) -> None:
-        """Stop waiting for served configs that were not offered: the space has been walked, and lacks them."""
+        """Stop waiting for served configs that the strategy did not offer, because the space does not hold them."""
         while (config := self.opening.awaited_config) is not None:
             if self._store.find_trial(self._brief.context, config) is not None:
                 return
@@ -328,7 +331,7 @@ class Outcomes:
         if not self.under_way:
             return
         with anyio.CancelScope(shield=True), anyio.move_on_after(_STOP_S):
-            # If an attempt here has an outcome, it could not be recorded: the next job tries the config again.
+            # An attempt here that has an outcome could not be recorded; the next job tries its config again.
             stopped = [attempt for attempt in self.under_way.values() if attempt.outcome is None]
             self.under_way.clear()
             machine = self._brief.make_trial_machine()
@@ -343,11 +346,11 @@ class Outcomes:
         """Return the opening: the configs that lookups are answered with now; none if this context has a winner."""
         brief = self._brief
         kernel, winners = brief.kernel, brief.served()
-        # This may be the winner of another checkout: a job here must find a winner of its own that is no worse.
+        # This may be another checkout's winner; a job here must find its own winner, which must be no worse.
         incumbent = next((winner for winner in winners if winner.key == brief.key), None)
         own = self._store.get_winner(brief.key)
         if is_exact(brief.objective):
-            # Only the anchor can be right until its bits are known.
+            # Until the anchor's bits are known, no other config is known to be right.
             winners, incumbent = [], None
         # The same order as in lookups: a portfolio comes before near problems.
         leaves = () if is_exact(brief.objective) else brief.portfolio()
@@ -364,7 +367,7 @@ class Outcomes:
         return Opening(served, self._find_known_outcome)
 
     async def _find_shared_lead(self) -> SharedLead:
-        """Ask what others have found in this context, where the job may use that."""
+        """Ask what others have found in this context, if the job may use it."""
         brief, plan = self._brief, self._brief.job.plan
         if brief.find_shared is None or brief.kernel.batch_invariant or plan.no_share or plan.configs or plan.again:
             return SharedLead(objective=brief.objective)

@@ -4,7 +4,7 @@
 
     strategy ──▶ [compile channel] ──▶ compile workers ──▶ [bench channel] ──▶ lanes ──▶ outcomes ──▶ strategy
 
-*Tasks.* Everything runs side by side, so the first compiled config is measured while the others still compile:
+*Tasks.* All tasks run concurrently, so the first compiled config is measured while the others still compile:
 
 ==============================  =======================================================================================
 task                            what it does
@@ -20,15 +20,16 @@ the compile stage's, by slot    compiles configs of the first channel, and passe
 (:mod:`~ktuned.tuning.batches`). So memory does not grow with the space, and a strategy that learns proposes with fresh
 knowledge.
 
-*Lanes.* Several jobs run on one device model, and one of them has its lanes (:meth:`Pipeline.grant_lanes`). The others
-explore and compile until their bench channels are full, and then stand still.
+*Lanes.* Several jobs may run on one device model, and one of them has its lanes (:meth:`Pipeline.grant_lanes`). The
+others explore and compile until their bench channels are full, and then wait.
 
 *Results.* A result is committed before it is published, and published before the strategy learns of it.
 
 *The end.* Trials end when the space or the plan's trials are exhausted, the search has converged, or a shared config
-holds; then the finalists compete. If the time is up or the job is hopeless, queued and compiling configs are dropped,
-and trials on lanes have :data:`ENDING_S` to finish. A stopped job is cancelled at once. In both cases each trial
-without an outcome is recorded as stopped, which says nothing about its config: the next job tries it again.
+proves to be as good here; then the finalists compete. If the time is up or the job is hopeless, queued and compiling
+configs are dropped, and trials on lanes have :data:`ENDING_S` to finish. A stopped job is cancelled at once. In both
+cases each trial without an outcome is recorded as stopped, which says nothing about its config: the next job tries it
+again.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ ENDING_S = 2.0
 """Time that trials on lanes have to end once the job's own time is up."""
 
 LEAST_WAIT_S, MOST_WAIT_S = 0.05, 60.0
-"""Shortest and longest wait before a job checks its time limit: only the time in which it has the lanes counts, so no
-single wait for the whole limit would do."""
+"""Shortest and longest wait before a job checks its time limit again. Only time with the lanes counts, so it cannot
+simply wait for the whole limit."""
 
 
 class Pipeline:
@@ -87,8 +88,8 @@ class Pipeline:
 
     Args:
         on_stage: Called when the job reaches its next stage.
-        follows_same_kernel: Whether a job of the same kernel has the lanes before this one. A strategy that learns then
-            waits for that job's results and begins with them.
+        follows_same_kernel: Whether another job of the same kernel runs already. A strategy that learns then waits for
+            that job's results and begins with them.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Pipeline:
 
     @property
     def is_hopeless(self) -> bool:
-        """True if another job would find nothing either."""
+        """True if another job on this space would fail in the same way."""
         return self._outcomes.hopelessness.is_proven
 
     def grant_lanes(self) -> None:
@@ -160,7 +161,7 @@ class Pipeline:
         self._access.withdraw_lanes()
 
     def add_lanes(self, lanes: Sequence[Lane]) -> None:
-        """Measure on these new lanes, too; without effect once all configs are measured."""
+        """Measure on these new lanes, too; do nothing once all configs are measured."""
         start_lane = self._start_lane
         if start_lane is not None:
             for lane in lanes:
@@ -182,8 +183,8 @@ class Pipeline:
         )
         try:
             async with anyio.create_task_group() as openings:
-                # Workers start while the space is opened, if it is certain that they will be needed: nothing was ever
-                # measured, so there will be something to compile.
+                # If nothing was ever measured in this context, there will certainly be something to compile. So start
+                # the workers while the space is opened.
                 if not self._store.load_past_searches(self.brief.context, 1, 1):
                     self._has_fresh.set()
                     openings.start_soon(self._start_compilers)
@@ -196,12 +197,12 @@ class Pipeline:
                 await self._outcomes.acquit_mismatches()
                 if self._was_offered:
                     self._outcomes.skip_unoffered_served()
-                # Let the finalists decide. Other jobs may measure first, so that the finalists of several jobs compete
-                # in one quiet window. While a served config has no outcome, nothing may take its place.
+                # Let the finalists decide, unless a served config has no outcome: nothing may take its place then.
+                # Other jobs may measure first, so that the finalists of several jobs compete in one quiet window.
                 if self._outcomes.opening.is_over:
                     self._access.withdraw_lanes()
                     self._stages.report_stage(JobStage.MEASURED)
-                    # A hopeless job has no finalists, and its client waits for the message: no lanes needed.
+                    # A hopeless job needs no lanes: it has no finalists, and its client waits for the message.
                     if not self._outcomes.hopelessness.reason:
                         await self._await_lanes()
                     self._stages.report_stage(JobStage.DECIDING)
@@ -219,9 +220,9 @@ class Pipeline:
         """Run the tasks of the search, until each config has its outcome or the job ends early.
 
         An early end has two steps, so there are two scopes. ``producing`` holds the strategy and the compiles, and is
-        cancelled first. ``tasks`` holds the lanes, too, which have a little longer.
+        cancelled first. ``tasks`` also holds the lanes, whose trials get a little more time.
         """
-        # Room for what each lane takes next, and for a whole group, so that its worker can go on with another one.
+        # Room for the next batches of each lane, and for a whole group, so that its compiler can begin another one.
         to_bench, bench_from = anyio.create_memory_object_stream[Attempt](
             2 * len(self._lanes) * MAX_BATCH + self.brief.group_size + OPENING_AHEAD
         )
@@ -261,7 +262,7 @@ class Pipeline:
     async def _end_job_early(self, producing: anyio.CancelScope, trying: anyio.CancelScope) -> None:
         """Wait until the time is up or the job is hopeless; then end the compiles, and later the trials on lanes."""
         while self._remaining_s > 0 and not self._outcomes.given_up.is_set():
-            # The limit counts only the time with lanes, so it may be further away than it looks.
+            # Only time with the lanes counts, so the limit may not be reached after this wait.
             with anyio.move_on_after(max(LEAST_WAIT_S, min(self._remaining_s, MOST_WAIT_S))):
                 await self._outcomes.given_up.wait()
         self._is_ending = True
@@ -271,13 +272,13 @@ class Pipeline:
 
     @property
     def _remaining_s(self) -> float:
-        """The seconds that the job's time limit leaves it."""
+        """The seconds that remain until the job's time limit."""
         seconds = self.brief.job.plan.seconds
         return inf if seconds is None else seconds - self._access.held_s
 
     @property
     def _most_under_way(self) -> int:
-        """With more configs under way than this, the strategy is not asked."""
+        """The strategy is not asked while more configs than this are under way."""
         return limit_configs_under_way(
             slots=self._compiling.slots,
             group=self.brief.group_size,
@@ -288,7 +289,7 @@ class Pipeline:
 
     @property
     def _waits_for_lanes(self) -> bool:
-        """True while nothing is measured yet, and everything compiled meanwhile will be measured."""
+        """True while nothing is measured yet, if it is certain that all configs compiled meanwhile will be measured."""
         plan = self.brief.job.plan
         is_bounded = plan.until == "budget" and plan.seconds is None
         return is_bounded and not self._learns and not self.progress.has_measured
@@ -333,7 +334,7 @@ class Pipeline:
                 if plan.until == "converged" and answer.converged:
                     outcomes.summary.converged = True
                     break
-                # A strategy may wait for outcomes. One that proposes nothing while none is under way is stuck.
+                # A strategy may wait for outcomes. If it proposes nothing while no trial is under way, it is stuck.
                 if answer.proposals or outcomes.under_way:
                     fruitful_at = monotonic()
                 elif monotonic() - fruitful_at > self.brief.deadlines["inspect"]:
@@ -344,10 +345,10 @@ class Pipeline:
             outcomes.hopelessness.record_last_proposed(is_exhausted=is_exhausted)
 
     async def _open_space(self, worker: Worker) -> tuple[replies.Explored, int]:
-        """Open the job's space in a worker; return what it found, and how many configs come before the strategy's own.
+        """Open the job's space in a worker; return its reply, and the number of configs before the strategy's own.
 
-        A strategy that learns is opened again once the job has the lanes, if kin measured until then: what that has
-        found is a part of the request.
+        If another job of the kernel measures first, a strategy that learns is opened again once this job has the lanes:
+        the second request contains the other job's results.
         """
         outcomes = self._outcomes
         while True:
@@ -378,10 +379,10 @@ class Pipeline:
         )
 
     async def _end_stragglers(self) -> None:
-        """Once only compiles are left, end those that take the preset's many times as long as the others.
+        """Once only compiles are left, end those that take the preset's multiple of the longest finished compile.
 
-        One of a tuner's 85 configs compiled for 18 s, the others for 2 to 9, and somebody waits for the winner. The
-        config is not lost: a later job tries it again, and other presets wait for it.
+        An example: one of a tuner's 85 configs compiled for 18 s, the others for 2 to 9 s, while somebody waited for
+        the winner. The config is not lost: a later job tries it again, and other presets wait for it.
         """
         times = self.brief.preset.straggler_times
         if times is None:
@@ -400,7 +401,7 @@ class Pipeline:
 
     async def _request_proposals(self, explorer: Explorer, count: int, *, anywhere: bool) -> replies.Proposals:
         tried = self._outcomes.take_tried()
-        # A strategy computes, which would disturb a timing that uses every core.
+        # A strategy's computing would disturb a timing that uses every core.
         async with self._fleet.gate.hold_for_computing():
             answer = await explorer.ask_for_configs(tried, count, anywhere=anywhere)
         await self.brief.learn_names(answer.observed)
@@ -408,7 +409,7 @@ class Pipeline:
 
     async def _start_configs(self, proposals: Sequence[replies.Proposal], enqueue: Enqueue) -> None:
         """Start the new configs; those whose outcome the store knows need neither compiler nor lane."""
-        # Leave out configs with a known outcome. One that was measured but lacks a figure is launched for that alone.
+        # Leave out configs with a known outcome. A config that only lacks a figure is launched again for that figure.
         self.brief.admission.note_admitted(
             self.brief.kernel, self.brief.problem, [proposal.config for proposal in proposals]
         )
@@ -430,7 +431,7 @@ class Pipeline:
         is_first = not self._outcomes.under_way
         self.progress.add_cost("speculative", sum(proposal.build is not None for proposal in fresh[is_first:]))
         configs = [proposal.config for proposal in fresh]
-        # Enter the trials. Shielded: each row that was entered needs an attempt, which will give it its outcome.
+        # Enter the trials. Shielded, because each row that was entered needs an attempt that leads to its outcome.
         with anyio.CancelScope(shield=True):
             ids = await self._store.begin_trials(self.brief.context, self.brief.specialized, self.brief.job.id, configs)
         attempts = [
@@ -459,7 +460,7 @@ class Pipeline:
         )
 
     async def _await_lanes(self) -> None:
-        """Wait until the job may measure; the first time, look again at what is served: others may have measured."""
+        """Wait until the job may measure. The first time, refresh the opening: other jobs may have measured since."""
         await self._access.await_lanes()
         async with self._refresh_lock:
             if not self._knows_served and not self.progress.has_measured:
@@ -472,8 +473,9 @@ class Pipeline:
             await self._compiling.start_workers()
 
     async def _open_lane_early(self, lane: Lane) -> None:
-        """Open a lane, if it is free, while the first configs still compile: that takes seconds if nothing was measured
-        lately. Like a compile it keeps out of other jobs' quiet windows.
+        """Open a lane, if it is free, while the first configs still compile.
+
+        Opening takes seconds if nothing was measured lately. Like a compile, it keeps out of other jobs' quiet windows.
         """
         # Nothing is opened for a job whose configs are all known.
         await self._has_fresh.wait()
@@ -491,7 +493,7 @@ class Pipeline:
                     try:
                         await self._measuring.open_lane(lane, is_early=True)
                     except LaneSick:
-                        # It is left alone until there is something to measure.
+                        # The lane is left alone until there is something to measure.
                         pass
                     except ReferenceUnusable as error:
                         # The next candidate is prepared before there is something to measure.
@@ -499,8 +501,8 @@ class Pipeline:
                     self.progress.add_cost("open_s", monotonic() - began)
 
     async def _measure_on_lane(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> None:
-        # The daemon's own work does not disturb a GPU's timings, so a GPU's lane goes on while a result is recorded; at
-        # most one more result waits for that. It would disturb a CPU's timings: there the lane waits for the record.
+        # Recording a result does not disturb a GPU's timings, so a GPU's lane measures on meanwhile; it waits only if
+        # the results before are still being recorded. A CPU's timings would be disturbed, so its lane always waits.
         is_free = anyio.Semaphore(1)
         async with channel, anyio.create_task_group() as recording:
 
@@ -526,6 +528,6 @@ class Pipeline:
                     await self._measuring.measure_batch(lane, batch, lambda: self.progress.best_us, record_ends)
 
     def _collect_batch(self, first: Attempt, channel: MemoryObjectReceiveStream[Attempt]) -> list[Attempt]:
-        """Return ``first`` and a lane's share of the waiting configs: no more than a short batch."""
+        """Return ``first`` with a lane's share of the waiting configs, at most one batch."""
         most = limit_share(1 + channel.statistics().current_buffer_used, len(self._lanes))
         return receive_waiting(first, channel, min(self._batch_size.next_size, most))

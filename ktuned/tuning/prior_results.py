@@ -1,10 +1,10 @@
 """Earlier results that save a job work: where to begin, what to leave for last, what need not be measured again.
 
-Results of three kinds help, the nearer the more:
+Results of three kinds help, the most similar most:
 
-* of this very context: a trial with an outcome is not repeated, and the best one may become the winner at once;
+* of exactly this context: a trial with an outcome is not repeated, and the best one may become the winner at once;
 * of earlier states of the kernel: they predict which configs are fast, which fail, and how long their compiles take.
-  A trial with an equal artifact and equal data (a *twin*) even hands its outcome on;
+  The outcome of a *twin*, a trial with an equal artifact and equal data, is even taken over;
 * of other problems and devices: their best configs are tried early, and a strategy may learn from them.
 """
 
@@ -40,30 +40,31 @@ from ktuned.tuning.job_brief import JobBrief, PresentKey
 from ktuned.tuning.trial_order import TrialOrder, choose_near_configs, order_by_compile_time, order_configs
 
 RECENT_CONTEXTS = 4
-"""Earlier states of a kernel that predict its next one: after quick saves, the newest has tried only few configs."""
+"""Earlier states of a kernel whose results count. After several quick saves, the newest states have few trials."""
 
 MAX_PREDICTED = 4_000
-"""Most earlier results that are read for a job: 30 ms on the event loop, and half a megabyte sent to the worker."""
+"""Most earlier results that are read for a job: these take 30 ms on the event loop, and half a megabyte to send."""
 
 BEST_OF_NEAREST = 6
-"""The fastest configs of the nearest key that are tried early: its winner is rarely the best here, one of six often."""
+"""Number of fastest configs of the nearest key that are tried early. Its winner is rarely the best here, but one of the
+fastest six often is."""
 
 MAX_EARLIER = 4
-"""Searches of other problems and devices that a strategy may learn from; it takes the nearest with enough trials."""
+"""Searches of other problems and devices that a strategy may learn from; it uses the nearest with enough trials."""
 
 MAX_EARLIER_TRIALS = 200
-"""The fastest measurements of each search: slow configs there are slow here, and details do not matter."""
+"""Number of fastest measurements of each such search. Slow configs there are slow here; how slow does not matter."""
 
 MANY_TRIALS = 64
-"""Trials to begin with when looking for the fastest ones whose configs the present space still holds."""
+"""Trials in the first query for the fastest ones whose configs the present space still holds."""
 
 
 def find_last_winner(measured: Sequence[Trial], objective: Objective = LATENCY) -> Trial | None:
-    """Return what won last among a context's measured trials: a final round's choice, or what has beaten it since.
+    """Return the trial that won last in a context: the final round's choice, or a later trial with a lower latency.
 
-    A trial that was measured before the final round has not beaten its choice, even with a lower figure: the two were
-    not measured side by side. By another figure than the latency the best one is taken, because the rounds may have
-    been for another objective, with other finalists.
+    A trial that was measured before the final round has not beaten its choice, even with a lower figure, because the
+    two were not measured side by side. For an objective other than latency, the trial with the best figure is returned,
+    because the rounds may have been for another objective, with other finalists.
     """
     if needs_metric(objective):
         return min(measured, key=lambda trial: _cost_or_infinity(objective, trial.figure(objective)), default=None)
@@ -79,9 +80,10 @@ def _cost_or_infinity(objective: Objective, figure: float | None) -> float:
 
 
 def complete_result(known: Trial, result: TrialResult) -> TrialResult:
-    """Return the result of a measured trial that lacked a figure, with the figure added; all else stays as it was.
+    """Return the result of a measured trial that lacked a figure, with that figure added from a new ``result``.
 
-    If the config failed this time, that is its result. An outcome that says nothing about the config changes nothing.
+    If the config failed this time, the failure is its result. An outcome that says nothing about the config changes
+    nothing.
     """
     if result.outcome in RETRIED_BY_NEXT_JOB:
         return replace(known.result, outcome=Outcome.MEASURED)
@@ -109,7 +111,7 @@ async def load_admitted_trials(
     """Return the best measured trials of a key's context whose configs the kernel's present space still holds.
 
     Raises:
-        WorkerError: The space could not be asked.
+        WorkerError: The worker that has the space could not check the configs.
     """
     many = max(MANY_TRIALS, limit)
     while True:
@@ -127,15 +129,15 @@ async def restore_winner(
 ) -> Winner | None:
     """Make the best known trial of a key's context its winner, unless it has a winner that the space still holds.
 
-    That is needed after an undone edit, which brings an old context back, and after an edit of the space that removed
-    the winner's config. With ``decided_only`` the trial must have been in a final round: the first figure of a context
-    without a winner may be worse than what is served.
+    This is needed after an undone edit, which brings an old context back, and after an edit of the space that removed
+    the winner's config. With ``decided_only`` the trial must have been in a final round: in a context without a winner,
+    a trial's first figure may be worse than the config that is served.
 
     Returns:
         The new winner, or ``None`` if nothing changed.
 
     Raises:
-        WorkerError: The space could not be asked.
+        WorkerError: The worker that has the space could not check the configs.
     """
     seated = store.get_winner(key.winner_key)
     if seated is not None and seated.context == key.context:
@@ -162,7 +164,7 @@ def load_earlier_searches(store: Store, winners: Sequence[Winner], objective: Ob
 
 
 class PriorResults:
-    """What the store knows that concerns one job."""
+    """The store's results that concern one job."""
 
     def __init__(self, brief: JobBrief, store: Store) -> None:
         self._brief = brief
@@ -186,7 +188,7 @@ class PriorResults:
         past = list(newest.values())
         plan = self._brief.job.plan
         if len(past) <= plan.trials and plan.seconds is None:
-            # All will be tried, so what counts is that the last compiles end together.
+            # All of them will be tried, so order them such that the last compiles end together.
             measured = [known for known in past if known.outcome is Outcome.MEASURED]
             others = [known for known in past if known.outcome is not Outcome.MEASURED]
             past = order_by_compile_time(measured, slots, sum(known.compile_s for known in others)) + others
@@ -200,9 +202,9 @@ class PriorResults:
         return msgspec.structs.replace(found, earlier=load_earlier_searches(self._store, winners, objective))
 
     def find_twin(self, content: str) -> Trial | None:
-        """Return a trial of equal bytes, called alike, on equal data, if it has all figures that the job needs.
+        """Return a trial of equal bytes, called alike on equal data, if it has all figures that the job needs.
 
-        A job that was asked to measure ``again`` takes nothing over.
+        A job that was asked to measure ``again`` has no twins.
         """
         now = self._brief.kernel.data_read
         twins = [] if self._brief.job.plan.again else self._store.find_twins(content)
@@ -210,13 +212,13 @@ class PriorResults:
         return None if twin is not None and self._brief.lacks_figure(twin) else twin
 
     def _has_read_the_same(self, twin: Trial, now: Mapping[str, str]) -> bool:
-        """Return whether everything that a trial had read is unchanged; what was learned later did not concern it."""
+        """Return whether all files and variables that a trial had read are unchanged. Later additions do not count."""
         name = twin.detail.read
         read = self._store.load_fingerprint_versions(name) if name else {}
         return read is not None and all(now.get(place) == held for place, held in read.items())
 
     async def store_read_digest(self) -> str:
-        """Store the files and variables that the kernel's data depends on; return their digest, empty without any."""
+        """Store the files and variables that the kernel's data depends on; return their digest, or "" without any."""
         read = self._brief.kernel.data_read
         digest = sha256(canonical(read).encode()).hexdigest() if read else ""
         if digest and digest not in self._kept:

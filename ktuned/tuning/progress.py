@@ -1,6 +1,6 @@
-"""A job's figures so far, its remaining time by their pace, and the events that tell of them. No IO.
+"""A job's figures so far, the remaining time at its pace so far, and the events that report them. No IO.
 
-An event is published after its facts are committed.
+An event is published only after its facts are committed.
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ from ktuned.protocol import FIGURES, PublishEvent, TrialDone, WinnerChanged
 from ktuned.tuning.job_brief import JobBrief
 
 COMPILED: Final = "compiled"
-"""Counted among the outcomes of a job that only compiles: the config has its artifact."""
+"""Name under which a job that only compiles counts the configs that have their artifact."""
 
 
 def estimate_time_left_s(
     *, tried: int, remaining: int | None, elapsed_s: float, budget_s: float | None
 ) -> float | None:
-    """Estimate the seconds until a job's last trial, from the pace so far; ``None`` if nothing can be said.
+    """Estimate the seconds until a job's last trial, from the pace so far; ``None`` if they cannot be estimated.
 
-    ``tried`` are the configs that took time, ``remaining`` those still to come; ``budget_s`` is a cap.
+    Args:
+        tried: The number of configs that took time.
+        remaining: The number of configs still to come, if it is known.
+        elapsed_s: The time that the ``tried`` configs took.
+        budget_s: The job's time limit, if it has one.
     """
     of_budget = None if budget_s is None else max(0.0, budget_s - elapsed_s)
     if remaining is None or tried <= 0:
@@ -49,13 +53,18 @@ class Progress(msgspec.Struct):
     """A job's figures so far; :meth:`stamp_job` puts them into the job's public value.
 
     Attributes:
-        best_us: The latency of the best config by ``objective``.
-        best_figure: Its figure; ``None`` if that is the latency. Likewise for the default.
-        outcomes: Configs by outcome; :data:`COMPILED` where only compiling was asked for.
-        lost: Why a measured config was lost, the first time.
-        cost: What the job took, by name (see :meth:`add_cost`).
+        objective: The figure by which configs are judged.
+        total: The number of configs that the job will try, if it is known.
+        outcomes: Number of configs by outcome, or as :data:`COMPILED` in a job that only compiles.
+        best_us, best_spread_us: The latency of the best config by ``objective``, and its spread.
+        best_figure: The best config's figure by ``objective``; ``None`` if that is the latency.
+        default_us, default_spread_us, default_figure: The same for the declared default.
+        reference_us, reference_spread_us: The reference's latency and its spread.
+        reused: Number of configs whose outcome was known before.
+        cost: The job's costs by name (see :meth:`add_cost`).
         budget_s: The plan's time limit.
-        began: When its time began to count, by ``monotonic``.
+        lost: Why a measured config failed later; the first such reason.
+        began: When the job's time began to count, by ``monotonic``.
     """
 
     objective: Objective = LATENCY
@@ -123,7 +132,7 @@ class Progress(msgspec.Struct):
             self.set_default(trial)
 
     def set_best(self, trial: TrialResult | None) -> None:
-        """Set the best config; ``None`` if there is none any more."""
+        """Set the best config; ``None`` if no config has a figure any more."""
         self.best_us, self.best_spread_us, self.best_figure = self._pick_figures(trial)
 
     def set_default(self, default: TrialResult) -> None:
@@ -145,18 +154,20 @@ class Progress(msgspec.Struct):
         self.lost = self.lost or f"{result.outcome}: {result.message}"
 
     def count_acquittal(self, result: TrialResult) -> None:
-        """Count that a mismatch is none after all."""
+        """Count that a mismatch was taken back."""
         self.outcomes[Outcome.MISMATCH] -= 1
         self.count_outcome(result, is_default=False)
 
     def add_cost(self, name: str, amount: float) -> None:
-        """Add to a cost of the job: ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``quiet_s``, ``wall_s``, or
-        the number of configs that were ``reused`` or compiled as ``speculative``.
+        """Add to one of the job's costs.
+
+        ``name`` is ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``quiet_s`` or ``wall_s`` for seconds, and
+        ``reused`` or ``speculative`` for numbers of configs that were reused, or compiled speculatively.
         """
         self.cost[name] = self.cost.get(name, 0.0) + amount
 
     def read_figures(self) -> dict[str, Any]:
-        """Return the figures by the names that they have in a job and in its events."""
+        """Return the figures by their names in a job and in its events."""
         return {name: getattr(self, name) for name in FIGURES} | {"outcomes": dict(self.outcomes)}
 
     def stamp_job(self, job: Job, **changes: Any) -> Job:
@@ -166,7 +177,7 @@ class Progress(msgspec.Struct):
 
 
 def publish_trial(publish: PublishEvent, brief: JobBrief, progress: Progress, trial: Trial) -> None:
-    """Publish a trial's outcome, without its detail, and where its job stands."""
+    """Publish a trial's outcome without its detail, together with its job's figures."""
     kernel = brief.kernel
     ordered = replace(trial, config=kernel.order_config(trial.config), problem=kernel.order_problem(trial.problem))
     publish(

@@ -1,9 +1,9 @@
 """The reference of a kernel file that says ``reference="default"``: the config whose outputs are expected.
 
-It is compiled like every other config, before a lane opens the problem, and the lane loads its artifact. The candidates
-are the declared default, or without one the first configs of the space. The first that compiles, and that the device
-can load, is the reference. A candidate that a lane cannot load gives way to the next; a damaged artifact is compiled
-again, a few times.
+The reference is compiled like every other config, before a lane opens the problem; the lane then loads its artifact.
+The candidates are the declared default, or without a default the first configs of the space. The first candidate that
+compiles, and that the device can load, is the reference. If a lane cannot load a candidate, the next takes its place. A
+damaged artifact is compiled again, a few times.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reference:
         self._damaged = 0
         self._wanted = ""
         self.unit: requests.UnitRef | None = None
-        """The reference with which lanes open the problem; it stays until another one is prepared."""
+        """The reference with which lanes open the problem, until another one is prepared."""
 
     def set_candidates(self, candidates: Sequence[replies.Proposal]) -> None:
         """Name the configs that may be the reference; they are tried in this order."""
@@ -49,18 +49,18 @@ class Reference:
         self._are_proposed.set()
 
     async def prepare_artifact(self) -> None:
-        """Make sure that the artifact is there with which lanes open the problem, if they need one.
+        """Make sure that the reference's artifact exists, if lanes need one to open the problem.
 
         The caller must not hold a lane: compiling waits for other jobs, which may wait for the lane.
 
         Raises:
-            CannotOpen: None of the configs can be compiled, or run on the device.
-            WorkerError, StoreError: As a compile.
+            CannotOpen: No candidate can be compiled, and loaded by the device.
+            WorkerError, StoreError: As :meth:`CompileStage.compile_attempts`.
         """
         if not self._brief.kernel.expects_default_outputs:
             return
-        # Names that were learned since give the artifact another key, but do not change it. Compiling it again would
-        # wait for a slot, and a final round keeps these closed.
+        # Names that were learned since then would give the artifact another key, although it is the same. Compiling it
+        # again would wait for a slot, and a final round keeps the slots closed.
         if self._wanted and self._artifacts.is_sealed(self._wanted):
             return
         await self._are_proposed.wait()
@@ -91,9 +91,9 @@ class Reference:
         return ""
 
     def replace_unusable(self, unusable: ReferenceUnusable) -> None:
-        """Take note that a lane cannot use an artifact: it is compiled again, or the next config takes its place."""
+        """Take note that a lane cannot use an artifact: compile it again if it is damaged, else drop the candidate."""
         if unusable.key != self._wanted:
-            # Another lane has reported it already.
+            # Another lane has reported this already.
             return
         _log.info("reference_unusable", artifact=unusable.key, reason=unusable.message, damaged=unusable.is_damaged)
         if unusable.is_damaged:

@@ -1,7 +1,7 @@
-"""The lead of a job for which others share a winner. No IO.
+"""The lead of a job: a winner that others share for its context. No IO.
 
-Their config is tried first, with those that are served here. If it is as good here as it was there, the job needs no
-search, and its final round is among these few. If it is not, it was the first candidate, and the search goes on.
+The shared config is tried first, together with the configs that are served here. If it is as good here as where it was
+found, the job needs no search, and its final round is among these few configs. If not, the search continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from ktuned.sharing import Candidate, cost_holds
 class SharedLead:
     """A shared candidate and its outcome here; without a candidate there is no lead.
 
-    ``configs`` are tried first, in order. Only a lead that ``is_decisive`` may end the job.
+    Args:
+        candidate: The shared candidate, if there is one.
+        served: The configs that lookups are answered with here.
+        objective: The figure by which configs are judged.
+        is_decisive: Whether this lead may end the job.
+
+    Attributes:
+        configs: The configs to try first, in order.
     """
 
     def __init__(
@@ -57,7 +64,7 @@ class SharedLead:
         return self._is_decisive and self._candidate is not None and cost_holds(self._candidate.cost, self._cost)
 
     def describe_lead(self) -> str:
-        """Return what became of the shared config in one sentence; empty without one, or before its outcome."""
+        """Return a sentence about the shared config's outcome here; empty without a config or an outcome."""
         if self._candidate is None or self._outcome is None:
             return ""
         theirs = self._format_figure(self._candidate.cost)

@@ -1,7 +1,7 @@
-"""The stages of a running job, the channels between them, and its access to the lanes. Decides nothing.
+"""The stages of a running job, the channels between them, and the job's access to the lanes. Decides nothing.
 
 Jobs overlap so that slots and lanes always have work: while one job measures, the next ones explore and compile. The
-job machine decides which job has the lanes. A pipeline reports its stage, and waits for its access before each batch.
+job machine decides which job has the lanes. A pipeline reports its stage, and waits for access before each batch.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ class JobStage(IntEnum):
     """The stages of a running job, in their order; a job never goes back."""
 
     EXPLORING = 0
-    """Its strategy proposes configs, or some of them wait for a compile slot."""
+    """The strategy proposes configs, or some configs wait for a compile slot."""
 
     COMPILING = 1
-    """Each of its configs is compiled, or being compiled: the next job may use what its compiles leave idle."""
+    """All configs are compiled, or being compiled: the next job may use the idle compile slots."""
 
     MEASURED = 2
-    """All is measured, and its finalists wait. They wait for each other: compiles must end before any can compete."""
+    """All configs are measured, and the finalists wait for the quiet window, in which no job may compile. Several jobs
+    share one window."""
 
     DECIDING = 3
-    """Its finalists compete, and keep the lanes to themselves."""
+    """The finalists compete, and keep the lanes to themselves."""
 
 
 def describe_stream(stream: MemoryObjectSendStream[Any]) -> ChannelInfo:
@@ -43,7 +44,7 @@ def describe_stream(stream: MemoryObjectSendStream[Any]) -> ChannelInfo:
 
 
 def receive_waiting(first: T, channel: MemoryObjectReceiveStream[T], most: int | None = None) -> list[T]:
-    """Return what was received ``first`` with all that waits in its channel, or with so much that it is ``most``."""
+    """Return ``first``, which was received already, and items that wait in its channel; in total at most ``most``."""
     received = [first]
     with suppress(anyio.WouldBlock, anyio.EndOfStream):
         while most is None or len(received) < most:
@@ -66,7 +67,7 @@ class StageReport:
 
 
 class LaneAccess:
-    """One job's access to lanes that other running jobs use, too; it comes and goes."""
+    """One job's access to lanes that several running jobs share. It is granted and withdrawn."""
 
     def __init__(self) -> None:
         self._granted = anyio.Event()

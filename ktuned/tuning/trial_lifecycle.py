@@ -8,9 +8,9 @@
       └── artifact found ──────┤                                      ▲ ◀─retried─┘
                                └─ known (a twin has its outcome) ──▶ measured, slower, wrong
 
-:mod:`~ktuned.tuning.trial_machine` decides which event a report means, and is the only one to move a trial. An event
-that the table does not allow changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose message tells
-the trial's story.
+Only :mod:`~ktuned.tuning.trial_machine` moves a trial: it decides which event a report means. An event that the table
+does not allow changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose message tells the trial's
+story.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ EXCUSES: Final[Mapping[TrialEvent, int]] = {
     TrialEvent.DOUBTED: 1,
     TrialEvent.DISTURBED: CONTENDED_TRIES - 1,
 }
-"""How often in its life a trial is tried again for a reason that may lie outside its config."""
+"""How often in its life a trial is tried again, for each reason that may lie outside its config."""
 
 Place = TrialState | Outcome
 _Moves = dict[TrialEvent, Place]
@@ -149,7 +149,7 @@ MOVES: Final[dict[Place, _Moves]] = {
         **_STOPPED,
     },
     Outcome.MEASURED: {TrialEvent.CHOSEN: TrialState.FINALIST},
-    # A finalist keeps its first figure if its next measurement is only stopped or disturbed.
+    # A finalist whose next measurement is stopped or disturbed keeps its first figure.
     TrialState.FINALIST: {
         TrialEvent.LANE_TAKEN: TrialState.REFINING,
         **dict.fromkeys(_STOPPED, Outcome.MEASURED),
@@ -165,7 +165,13 @@ MOVES: Final[dict[Place, _Moves]] = {
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The event that leads to an outcome, the result as far as a worker or a twin has it, and what was printed."""
+    """A trial's end, before it is recorded.
+
+    Attributes:
+        event: The event that leads to the outcome.
+        result: The result, as far as it is known from a worker or a twin.
+        output: The output that the config printed.
+    """
 
     event: TrialEvent
     result: TrialResult = TrialResult(None)
@@ -173,24 +179,29 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Attempt(msgspec.Struct, eq=False):
-    """One trial under way: its config and Build, its state, its story, and what it has cost.
+    """One trial under way: its config and Build, its state, its story and its costs.
 
-    Only the machine moves it and sets ``cores`` and ``accused``; the stages record its costs.
+    Only the machine moves it and sets ``accused``; the stages record its costs.
 
     Attributes:
+        trial: The trial's id.
+        config: The config that it tries.
         unit: Its Build and the key of its artifact; no key if the kernel function gave no Build.
-        cores: The cores that the config uses on a CPU, once known: its kernel file ``declares_cores``, or its first
-            launch has shown it.
-        accused: The verdict that it gets unless its device turns out to be sick.
-        facts: The backend's.
+        state: Its state, or its outcome.
+        story: Its events so far.
+        cores: The number of cores that the config uses on a CPU, once it is known.
+        declares_cores: Whether the kernel file declares ``cores``. Otherwise the first launch shows them.
+        accused: The verdict that the trial gets unless its device turns out to be sick.
+        facts: The backend's facts about the artifact.
         files: The digest of its machine code.
         content: Identifies its measurement, once a lane has its data. Empty, like ``files``, if other code than the
             artifact's decides what runs.
-        read: The digest of the data that had been read by then.
-        known: The trial as it stands, if it only lacks a figure.
+        read: The digest of the files and variables that the kernel's data depended on when it was measured.
+        known: The trial as the store has it, if it was measured before and only lacks a figure.
         expected_s: The time of its compile in an earlier state of the kernel; 0 if unknown.
-        lowered: What its function was translated into, for a backend that does so apart, until it is compiled.
-        spans: Where it was last, and since when (Unix s), for ``compile`` and ``lane``.
+        lowered: The translated function, until it is compiled; only for backends that lower.
+        compile_s, lane_s, open_s: Seconds for its compile, on a lane, and for opening the lane before it.
+        spans: For ``compile`` and ``lane``, the last place where the trial was, and since when (Unix s).
     """
 
     trial: int
@@ -232,15 +243,15 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def known_us(self) -> float | None:
-        """The latency, if the config was measured already and only lacks another figure."""
+        """The latency, if the config was measured before and only lacks another figure."""
         return None if self.known is None else self.known.latency_us
 
     def record_place(self, kind: Literal["compile", "lane"], place: str, began: float) -> None:
-        """Record in which slot (``compile``) or on which ``lane`` the trial was, and since when (Unix s)."""
+        """Record the slot (``compile``) or the ``lane`` in which the trial was, and since when (Unix s)."""
         self.spans[kind] = place, round(began, 3)
 
     def has_excuse(self, event: TrialEvent) -> bool:
-        """Return whether the trial may be excused for this reason once more."""
+        """Return whether the trial may be excused once more for this reason."""
         return self.story.count(event) < EXCUSES[event]
 
     def make_move(self, event: TrialEvent) -> None:
@@ -257,7 +268,7 @@ class Attempt(msgspec.Struct, eq=False):
         self.state = moves[event]
 
     def end_trial(self, verdict: Verdict) -> TrialResult:
-        """Make the move to an outcome; return the verdict's result with that outcome, and what the attempt knows.
+        """Make the move to an outcome; return the verdict's result with this outcome and the attempt's facts and costs.
 
         Raises:
             IllegalMove: As :meth:`make_move`.

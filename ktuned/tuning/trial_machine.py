@@ -1,4 +1,4 @@
-"""The trial machine: workers' reports in, instructions out. Decides everything that becomes of a trial. No IO.
+"""The trial machine: workers' reports in, instructions out. It decides what happens to each trial. No IO.
 
 *Theory.* A trial is one config, tried once in one context. It is compiled, measured, and perhaps measured again as a
 finalist, and it ends exactly once. User code, compilers and devices fail in every way there is, and a worker that dies
@@ -10,10 +10,10 @@ this module answers the question, and nothing else in ktuned does.
 *Requests.* A trial is with a worker only as part of a request, which may hold several trials. The worker reports on one
 config after the other, and then leaves the request. The machine is told everything that happens:
 ``CompilerTook`` or ``LaneTook``, ``ConfigCompiled`` or ``ConfigMeasured`` for each config, ``CompilerLeft`` or
-``LaneLeft`` with the error, if there is one, and with the trials that nothing was reported on. When it has answered,
-each trial of the request has its end, or an instruction that says where it is tried again.
+``LaneLeft`` with the error, if there is one, and with the trials that have no report. After its answer each trial of
+the request either has its end, or is part of an instruction that says where it is tried again.
 
-*Three answers.* There is no other way to give something up:
+*Three answers.* Each failure leads to one of these, and there is no other way to give something up:
 
 =========  =========================================================  =================================================
 verb       meaning                                                    instruction
@@ -23,42 +23,43 @@ end        the trial has its outcome                                  ``End``
 stop       the failure concerns the whole job (its file, the disk)    ``EndJob``
 =========  =========================================================  =================================================
 
-*Evidence.* A config is blamed only for what it did while it alone was at work:
+*Evidence.* A config is blamed only for a failure while it alone was at work:
 
-- On a lane, and in a batch that a compiler takes one by one, that is the first config without a report. Those behind it
-  have not begun, and are spared.
-- A group that a compiler builds as one program proves nothing about its members. It is halved until the one at fault is
-  alone. So each failure makes the request smaller, or uses up an excuse, or ends a trial: nothing goes on for ever.
-- A GPU's worker loads the next config while it times one. If it dies meanwhile, it died of the one that it loaded.
+- On a lane, and in a batch that a compiler works through one by one, the first config without a report was at work. The
+  configs behind it had not begun, and are spared.
+- A group that a compiler builds as one program proves nothing about its members. It is halved until the config at fault
+  is alone. Each failure makes the request smaller, uses up an excuse, or ends a trial, so this always terminates.
+- A GPU's worker loads the next config while it times one. If it dies during that load, the loaded config is to blame.
   If it hangs, either may be at fault, because a load waits for the device: both are set apart, and run alone.
 
-*Excuses.* Even the first config without a report may be innocent. These reasons are believed as often as
-:data:`~ktuned.tuning.trial_lifecycle.EXCUSES` says, in the whole life of a trial; its story counts them.
+*Excuses.* Even the first config without a report may be innocent. Each of these reasons is accepted a limited number of
+times in a trial's life (:data:`~ktuned.tuning.trial_lifecycle.EXCUSES`); the trial's story counts them.
 
 ==========  ====  =================================================================================================
 excuse      most  the reason, and why it ends
 ==========  ====  =================================================================================================
-killed      2     someone sent SIGKILL, or the kernel did for want of memory; a config at which that happens each time
+killed      2     a user sent SIGKILL, or the kernel did because memory ran out. A config that is killed in every try
                   is the cause
 doubted     1     the config before it, in the same worker, had written outside its tensors. The second try has a new
-                  worker. A deadline is not doubted: to find out would cost another one
+                  worker. A missed deadline is never excused this way: checking it would cost a second full deadline
 given back  1     the GPU fails its canary afterwards, and another GPU can take the retry (otherwise the job would never
                   end). If a second GPU fails after it, too, the config is the cause
-disturbed   2     other programs used the device, so that the figure is not the config's. Beside an application that the
-                  tuning is for, the last try is not judged: that one may be at work for days
+disturbed   2     other programs used the device, so the figure is not the config's. If the disturbance comes from the
+                  application being tuned for, the last try is not checked for disturbance, because that application
+                  may run for days
 ==========  ====  =================================================================================================
 
-Killed comes first, then doubted, then given back: the last one costs a worker and a canary. What happens to
-infrastructure (a lost host, a damaged artifact, cores that a config was not known to need) is no excuse and not
-counted. The next try corrects it.
+They are considered in this order: killed, doubted, given back. The last costs a worker and a canary. Failures of the
+infrastructure (a lost host, a damaged artifact, cores that a config was not known to need) need no excuse and are not
+counted: the next try corrects them.
 
-*Finalists* have a figure already, which stays if a round says nothing about them: a disturbed round is lost, and not
-repeated. What does speak against them ends their trial with a new outcome, and with it their place as a winner.
+*Finalists* already have a figure. They keep it if a round says nothing about them; a disturbed round is not repeated.
+Evidence against a finalist ends its trial with a new outcome, so it can no longer be the winner.
 
-*Why it is not simpler.* To blame whatever was running when a worker died would quarantine a good config for each
-``kill -9``, each memory-hungry neighbour and each broken GPU, and nobody would notice that the winner is missing. To
-retry everything would try a hanging config for ever, at a deadline each time. To run each config in a request of its
-own would make evidence plain; it costs more than all else that the daemon does for a trial.
+*Why it is not simpler.* Blaming whatever ran when a worker died would quarantine a good config for each ``kill -9``,
+each memory-hungry neighbour and each broken GPU, and nobody would notice that the winner is missing. Retrying
+everything would try a hanging config for ever, at a deadline each time. Running each config in a request of its own
+would make the evidence plain, but costs more than everything else that the daemon does for a trial.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ from ktuned.store import DISK_ERRORS
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent, TrialState, Verdict
 
 Failure = WorkerDied | DeadlineExpired | RequestFailed
-"""How a request may fail."""
+"""The ways in which a request fails."""
 
 # Reports
 
@@ -97,7 +98,7 @@ class NotBuilt(msgspec.Struct, frozen=True):
 
 
 class ArtifactFound(msgspec.Struct, frozen=True):
-    """A trial's artifact is there already."""
+    """A trial's artifact exists already."""
 
     attempt: Attempt
 
@@ -124,7 +125,7 @@ class ConfigCompiled(msgspec.Struct, frozen=True):
 
 
 class CompilerLeft(msgspec.Struct, frozen=True):
-    """A compiler's request is over; nothing was reported on these trials."""
+    """A compiler's request is over; ``attempts`` are its trials without a report."""
 
     attempts: Sequence[Attempt]
     error: Failure | None = None
@@ -134,8 +135,9 @@ class LaneFacts(msgspec.Struct, frozen=True):
     """What the machine must know about a lane when it takes a request.
 
     Attributes:
+        is_cpu: The lane measures on a CPU.
         has_stand_in: Another lane of the job works.
-        is_doubtful: The config before may have damaged the worker.
+        is_doubtful: The previous config may have damaged the worker.
     """
 
     is_cpu: bool
@@ -159,7 +161,7 @@ class ConfigMeasured(msgspec.Struct, frozen=True):
 
 
 class LaneLeft(msgspec.Struct, frozen=True):
-    """A lane's request is over; nothing was reported on these trials."""
+    """A lane's request is over; ``attempts`` are its trials without a report."""
 
     attempts: Sequence[Attempt]
     lane: LaneFacts
@@ -167,7 +169,7 @@ class LaneLeft(msgspec.Struct, frozen=True):
 
 
 class DeviceTried(msgspec.Struct, frozen=True):
-    """The device was opened once more after a trial had failed on it."""
+    """The device was opened again after a trial had failed on it; ``is_sick`` if that did not work."""
 
     attempt: Attempt
     is_sick: bool
@@ -210,7 +212,7 @@ class Compile(msgspec.Struct, frozen=True):
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """Measure these trials on a lane: ``at_once``, ahead of all that wait for it, or behind them."""
+    """Measure these trials on a lane: with ``at_once`` ahead of all trials that wait for it, otherwise behind them."""
 
     attempts: Sequence[Attempt]
     at_once: bool
@@ -239,9 +241,12 @@ Instruction = Compile | Measure | TryDevice | End | EndJob
 
 
 class LanePlan(msgspec.Struct, frozen=True):
-    """The next request to a lane: how many of the waiting trials it takes, and on how many cores they are timed.
+    """The next request to a lane.
 
-    With ``finds_cores`` the first launch must show whether these are enough.
+    Attributes:
+        count: The number of waiting trials that it takes.
+        cores: The number of cores on which they are timed.
+        finds_cores: The first launch must show whether these cores are enough.
     """
 
     count: int
@@ -263,7 +268,7 @@ CARRIED_OVER: dict[Outcome, TrialEvent] = {
     Outcome.SLOWER: TrialEvent.KNOWN_SLOWER,
     Outcome.MISMATCH: TrialEvent.KNOWN_WRONG,
 }
-"""Outcomes that a trial takes over from its twin. Not a crash or a hang: that may have been the device's fault."""
+"""Outcomes that a trial takes over from its twin. Crashes and hangs are not: they may have been the device's fault."""
 
 _MAY_BE_DAMAGE = frozenset({TrialEvent.WRONG, TrialEvent.RAISED, TrialEvent.DIED})
 """Events that a damaged worker may have caused."""
@@ -273,10 +278,10 @@ _MAY_BE_DEVICE = frozenset({TrialEvent.RAISED, TrialEvent.DIED, TrialEvent.EXPIR
 
 
 class TrialMachine:
-    """The rules for one job's trials, whose state is in their :class:`~ktuned.tuning.trial_lifecycle.Attempt`.
+    """The rules for one job's trials. The trials' state is in their :class:`~ktuned.tuning.trial_lifecycle.Attempt`.
 
     Args:
-        default: The declared default; it travels alone, because it is measured in full.
+        default: The declared default, which has each request for itself, because it is measured in full.
         compiles_one_by_one: Whether a compiler takes the configs of a request one after the other, and not as a group.
     """
 
@@ -332,8 +337,8 @@ class TrialMachine:
     def plan_request(self, waiting: Sequence[Attempt], lane: LaneFacts) -> LanePlan:
         """Return how many of the waiting trials a lane's next request takes, in their order.
 
-        The default travels alone, and so does a trial that was set apart or disturbed. After a doubtful config there is
-        one trial in the request. On a CPU only trials travel together that need the same number of cores.
+        The default has a request for itself, and so has a trial that was set apart or disturbed. A doubtful lane gets a
+        single trial. On a CPU, trials share a request only if they need the same number of cores.
         """
         first = waiting[0]
 
@@ -349,7 +354,7 @@ class TrialMachine:
         return attempt.config == self._default
 
     def may_be_disturbed(self, attempt: Attempt, *, has_application: bool) -> bool:
-        """Return whether a disturbance counts in a trial's next try: beside an application, not in the last one."""
+        """Return whether a trial's next try is checked for disturbance; beside an application, the last try is not."""
         return not has_application or attempt.has_excuse(TrialEvent.DISTURBED)
 
     def _travels_alone(self, attempt: Attempt) -> bool:
@@ -386,7 +391,7 @@ class TrialMachine:
         at_work = attempts[:1] if self.compiles_one_by_one else attempts
         others = attempts[len(at_work) :]
         _move_all(others, TrialEvent.SPARED)
-        # Killed from outside: nobody's fault, as long as all have the excuse.
+        # Killed from outside: no config is to blame as long as each of them may use this excuse.
         if is_outside_kill(error) and all(attempt.has_excuse(TrialEvent.KILLED) for attempt in at_work):
             _move_all(at_work, TrialEvent.KILLED)
             yield Compile(attempts)
@@ -430,7 +435,7 @@ class TrialMachine:
 
     def _leave_lane(self, attempts: Sequence[Attempt], lane: LaneFacts, error: Failure | None) -> Iterator[Instruction]:
         if error is None:
-            # The worker stopped early, before these configs, because of what the last one left behind.
+            # The worker stopped before these configs, because the last one had left it in a doubtful state.
             _move_all(attempts, TrialEvent.SPARED)
             if attempts:
                 yield Measure(attempts, at_once=True)
@@ -441,7 +446,7 @@ class TrialMachine:
         # The first config without a report was at work, unless the worker was also loading the next one.
         first, others = attempts[0], attempts[1:]
         if error.phase is Phase.LOAD_NEXT and others:
-            # A hang may be either's fault: both run alone from now on. A death is the fault of the loaded one.
+            # A hang may be the fault of either: both run alone from now on. A death is the fault of the loaded config.
             if isinstance(error, DeadlineExpired):
                 _move_all(attempts[:2], TrialEvent.SET_APART)
                 _move_all(attempts[2:], TrialEvent.SPARED)
@@ -451,7 +456,7 @@ class TrialMachine:
             first.make_move(TrialEvent.SPARED)
             yield Measure([first], at_once=False)
             first, others = others[0], others[1:]
-        # The others had not begun. The first is excused or convicted.
+        # The others had not begun. The first is either excused or found guilty.
         _move_all(others, TrialEvent.SPARED)
         if others:
             yield Measure(others, at_once=True)
@@ -488,8 +493,7 @@ class TrialMachine:
 def is_settled(known: Trial, compile_deadline_s: float) -> bool:
     """Return whether a config with this outcome is not tried again in the same context.
 
-    Configs that hang or crash are quarantined in this way. A compile that timed out is tried again if it may take
-    longer now.
+    This quarantines configs that hang or crash. A compile that timed out is tried again if its deadline is longer now.
     """
     if known.outcome is Outcome.COMPILE_TIMEOUT:
         return compile_deadline_s <= (known.detail.after_s or 0.0)
@@ -506,10 +510,10 @@ def _end_trial(attempt: Attempt, verdict: Verdict) -> End:
 
 
 def _require_state(attempts: Sequence[Attempt], *states: TrialState) -> None:
-    """Refuse a report on trials that its sender cannot have.
+    """Refuse a report on trials that are not in one of ``states``, because its sender cannot have them.
 
     Raises:
-        IllegalMove: One of them is in another state.
+        IllegalMove: A trial is in another state.
     """
     for attempt in attempts:
         if attempt.state not in states:
@@ -522,7 +526,7 @@ def _move_all(attempts: Sequence[Attempt], event: TrialEvent) -> None:
 
 
 def _is_timed_as(attempt: Attempt, first: Attempt) -> bool:
-    """Return whether two trials are timed on the same number of cores, and know it in the same way."""
+    """Return whether two trials are timed on equally many cores, and both or neither of their configs declare them."""
     return (attempt.cores, attempt.declares_cores) == (first.cores, first.declares_cores)
 
 
@@ -539,7 +543,7 @@ def _is_fault_of_job(error: Failure) -> bool:
 
 
 def _convict_config(error: Failure, expired: TrialEvent, refused: TrialEvent) -> Verdict:
-    """Return what a failed request says about the config that was at work."""
+    """Return the verdict on the config that was at work when a request failed."""
     said: dict[str, Any] = {"phase": error.phase}
     event = refused
     if isinstance(error, WorkerDied):

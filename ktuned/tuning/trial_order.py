@@ -11,17 +11,21 @@ import msgspec
 from ktuned.model import Config, EarlierSearch, KnownConfig, Outcome, Winner, canonical
 
 MAX_NEAR = 8
-"""Most configs of other problems and devices that are tried first: a fraction of any budget."""
+"""Most configs of other problems and devices that are tried first: a small part of any budget."""
 
 LAST_OF_SLOT = 2
-"""How many of the last configs, for each slot, start by length, the longest first. With one each, all slots would end
-with long ones, and a single expectation is often wrong. More gain nothing, and undo the strategy's order."""
+"""How many of the last configs, for each slot, start by their expected compile time, the longest first. With only one
+for each slot, all slots would end with long compiles, and a single expectation is often wrong. More than two gain
+nothing, and undo the strategy's order."""
 
 
 class TrialOrder(msgspec.Struct, frozen=True):
-    """The order in which a job tries its configs: ``first``, then those that the strategy proposes, then ``last``.
+    """The order in which a job tries its configs.
 
-    ``earlier`` are searches of similar keys from which the strategy may learn, the most similar first.
+    Attributes:
+        first: Configs to try before those that the strategy proposes.
+        last: Configs to try after those.
+        earlier: Searches of similar keys from which the strategy may learn, the most similar first.
     """
 
     first: tuple[Config, ...]
@@ -45,12 +49,12 @@ def order_configs(
     1. the ``lead`` of shared winners;
     2. the ``seated`` winner and the configs ``served`` to lookups, so that lookups soon have a fresh answer that is no
        slower; then the ``default``, to which speed-ups are relative;
-    3. the measured configs of the ``past`` (the newest context first), each context's fastest first; if there are none,
-       the ``near`` ones: winners of near problems and of other devices;
-    4. the ``settled`` ones, whose failure in this very context is known. They cost nothing, but count towards the
-       budget. So a job that is requested again has nothing left to do, whatever its strategy would propose now.
+    3. the measured configs of the ``past`` in their order (the newest context first, each context's fastest first); if
+       there are none, the ``near`` configs: winners of near problems and of other devices;
+    4. the ``settled`` configs, which are known to fail in exactly this context. They cost nothing, but count towards
+       the budget. So a job that is requested again has nothing left to do, whatever its strategy would propose now.
 
-    Configs that were hopelessly slow come last, and those that failed come after them.
+    Last come the configs of the ``past`` that were hopelessly slow, and finally those that failed.
     """
     known: dict[str, KnownConfig] = {}
     for entry in past:
@@ -75,9 +79,13 @@ def order_by_compile_time(configs: Sequence[KnownConfig], slots: int, behind_s: 
     """Return configs in their order, except that long compiles start early enough to end with the others.
 
     Graham's rule ("Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17, 1969) starts the longest first,
-    so that all slots end at about the same time. Here most configs keep their order, which is by promise: the rule
-    holds for the last ones, and for the few whose compile takes longer than everything after it. ``behind_s`` is the
-    compile time of configs that come after all of these.
+    so that all slots end at about the same time. Here most configs keep their order, the most promising first. The rule
+    is applied only to the last configs, and to the few whose compile takes longer than all those after it.
+
+    Args:
+        configs: The configs, the most promising first.
+        slots: The number of compile slots.
+        behind_s: The total compile time of configs that come after all of these.
     """
     window_s = LAST_OF_SLOT * sum(config.compile_s for config in configs) / max(1, len(configs))
     placed: deque[KnownConfig] = deque()

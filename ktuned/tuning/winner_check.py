@@ -1,7 +1,7 @@
-"""Checks of a winner: another run with all checks, and one under a sanitizer if that is asked for.
+"""Checks of a winner: another run with all checks, and on request a run under a sanitizer.
 
-AddressSanitizer checks a CPU's kernels: they are compiled with it again. compute-sanitizer checks a GPU's: it is the
-parent of the worker, and every tensor is an allocation of its own.
+A CPU's kernel is compiled again with AddressSanitizer. A GPU's kernel runs under compute-sanitizer, which is the parent
+of the worker; there every tensor is an allocation of its own.
 """
 
 from __future__ import annotations
@@ -38,26 +38,37 @@ from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
 
 SLOWDOWN = 30.0
-"""Factor of all deadlines under a sanitizer, which slows kernels down that much."""
+"""Factor for all deadlines under a sanitizer, which slows kernels down this much."""
 
 _REPORT_CHARS = 4_000
-"""Most characters of a sanitizer's report: enough for the fault, the stack and what was allocated nearby."""
+"""Most characters of a sanitizer's report: enough for the fault, the stack and the allocations nearby."""
 
 _FROM_THE_SANITIZERS_CHILD = (
     "import os, sys; from ktuned.worker.main import run; words = sys.argv[4:]; words[3] = str(os.getppid()); run(words)"
 )
-"""Runs a worker below a sanitizer, which is then the parent that the worker must not outlive."""
+"""Runs a worker as a child of a sanitizer, which is then the parent that the worker must not outlive."""
 
 
 class Sanitizers(msgspec.Struct, frozen=True):
-    """Paths of ``libasan.so`` and of ``compute-sanitizer``, empty where they are not installed."""
+    """The installed sanitizers.
+
+    Attributes:
+        address: Path of ``libasan.so``, or empty.
+        compute: Path of ``compute-sanitizer``, or empty.
+    """
 
     address: str = ""
     compute: str = ""
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """The result of the ``checks`` of a winner: ``message`` says what is wrong, ``report`` is the sanitizer's."""
+    """The result of a winner's checks.
+
+    Attributes:
+        message: What is wrong with the winner, or empty.
+        report: The sanitizer's report, or empty.
+        checks: The checks that were made.
+    """
 
     message: str = ""
     report: str = ""
@@ -75,10 +86,10 @@ class WinnerCheck:
         self._measuring = MeasureStage(brief, [lane], self._compiling, artifacts)
 
     async def check_winner(self, build: Mapping[str, Any]) -> CheckResult:
-        """Launch the config of a Build on its inputs, before and after it is timed, and on those of other seeds.
+        """Launch the config of a Build, before and after it is timed, and on the inputs of other seeds.
 
         Raises:
-            WorkerError: It cannot be compiled, or the problem cannot be opened.
+            WorkerError: The config cannot be compiled, or the problem cannot be opened.
         """
         seeds = () if self._brief.captured or not self._brief.kernel.is_judged else SEEDS
         async with self._compile_winner(build) as unit:
@@ -104,7 +115,10 @@ class WinnerCheck:
     async def sanitize_winner(self, build: Mapping[str, Any], sanitizers: Sanitizers, scratch: Path) -> CheckResult:
         """Launch the config of a Build once under the sanitizer for its backend and device.
 
-        ``scratch`` is a directory for a script that this may need.
+        Args:
+            build: The Build of the config.
+            sanitizers: The installed sanitizers.
+            scratch: A directory for a script that this may need.
 
         Raises:
             Unsupported: There is no such sanitizer, or it is not installed.
@@ -115,7 +129,7 @@ class WinnerCheck:
         deadlines = {phase: SLOWDOWN * seconds for phase, seconds in self._brief.deadlines.items()}
         async with (
             self._compile_winner(sanitizer.change_build(build)) as unit,
-            # If the reference is a config, the lane shows first which one the device can run, without the sanitizer.
+            # If the reference is a config, first find out without the sanitizer which candidate the device can run.
             self._measuring.hold_open_lane(self._lane)
             if self._brief.kernel.expects_default_outputs
             else self._lane.hold(self._brief.job.id),
@@ -148,7 +162,7 @@ class WinnerCheck:
 
     @asynccontextmanager
     async def _compile_winner(self, build: Mapping[str, Any]) -> AsyncIterator[requests.UnitRef]:
-        """Compile a Build, and lend its unit. If the reference is a config, find its candidates first."""
+        """Compile a Build and lend its unit. If the reference is a config, find the candidates first."""
         brief, attempt = self._brief, Attempt(0, {}, self._brief.make_unit(build))
         try:
             if brief.kernel.expects_default_outputs:
@@ -188,7 +202,7 @@ class _AddressSanitizer(msgspec.Struct, frozen=True):
 
 
 class _ComputeSanitizer(msgspec.Struct, frozen=True):
-    """NVIDIA's compute-sanitizer, as the parent of the worker. The driver allocates each tensor, without a cache."""
+    """NVIDIA's compute-sanitizer, as the parent of the worker. Tensors come from the driver, not from a cache."""
 
     name: str = "compute-sanitizer"
     env: tuple[tuple[str, str], ...] = msgspec.field(default=(("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),))

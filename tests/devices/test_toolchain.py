@@ -185,7 +185,7 @@ async def test_a_daemon_older_than_its_workers_says_so_and_does_not_probe_for_ev
 async def test_a_daemon_whose_cpus_are_taken_and_given_back_disagrees_no_longer(
     compiling: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its workers keep their CPUs: it is doubted while they differ, and the probe after that makes answers fresh."""
+    """Each time it has other CPUs than its workers had it is doubted, and probed once more."""
     environments, environment = compiling.machine.environments, compiling.environment
     monkeypatch.setattr(environments, "_look_s", 0.0)
     await environments.probe_environment(environment)
@@ -197,6 +197,11 @@ async def test_a_daemon_whose_cpus_are_taken_and_given_back_disagrees_no_longer(
     assert environments.check_toolchain(environment) == f"{reason} again"
     await environments.probe_environment(environment)
     assert (environments.check_toolchain(environment), environments.notices) == ("", [])
+    for cores in ("0", "1"):
+        monkeypatch.setattr(cpu, "limits", lambda cores=cores: {"affinity": cores})
+        assert environments.check_toolchain(environment).endswith(f"affinity {cores}")
+        await environments.probe_environment(environment)
+        assert environments.check_toolchain(environment) == ""
     compiling.kill_workers()
 
 
@@ -282,7 +287,7 @@ def test_what_a_report_depends_on(tmp_path: Path) -> None:
     assert find_difference(held, {**variables, "CXX": "clang++"}, limits) == "the environment variable CXX changed"
     assert find_difference(held, {"HOME": "/"}, limits) == "the environment variable OMP_NUM_THREADS changed"
     assert find_difference(held, {**variables, "PATH": "/bin"}, limits) == "the environment variable PATH changed"
-    assert find_difference(held, variables, {}) == "the CPUs that it may use changed"
+    assert find_difference(held, variables, {}) == "the CPUs that it may use changed from quota 2 cores to all"
     absent.write_text("")
     assert find_difference(held, variables, limits) == f"{absent} changed"
     assert find_difference(None, variables, limits) == "its toolchain was never looked at"
