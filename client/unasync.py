@@ -1,4 +1,4 @@
-"""Generates the client for threads, ``client.py``, from the one for asyncio, ``aio.py``.
+"""Generates the client for threads, ``client.py``, from the client for asyncio, ``aio.py``.
 
 ``python client/unasync.py`` writes the file; with ``--check`` it exits with 1 if the file differs.
 """
@@ -28,7 +28,7 @@ NAMES = {
     "transport_aio": "transport",
     "anext": "next",
 }
-"""Names by their replacement. ``async``, ``await`` and ``Awaitable[…]`` around a type are removed."""
+"""Names and their replacements. ``async``, ``await`` and ``Awaitable[…]`` around a type are removed as well."""
 
 TEXTS = {
     '"""Client for asyncio (and anyio on it); ``client.py``, for threads, is generated from this file."""': (
@@ -54,7 +54,7 @@ def derive_client(source: str) -> str:
     )
     lines = source.splitlines(keepends=True)
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
-    # From the end, so that the columns of earlier tokens stay valid.
+    # Replace from the end, so that the columns of earlier tokens stay valid.
     for token in reversed(tokens):
         if token.type != tokenize.NAME:
             continue
@@ -64,7 +64,7 @@ def derive_client(source: str) -> str:
             lines[row - 1] = line[:start] + line[end:].removeprefix(" ")
         elif token.string in NAMES:
             lines[row - 1] = line[:start] + NAMES[token.string] + line[end:]
-    # Lines became shorter, so some statements fit on one.
+    # Lines have become shorter, so some statements now fit on one line.
     formatter = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(MADE), "-"]
     return subprocess.run(formatter, input="".join(lines), text=True, capture_output=True, check=True).stdout
 

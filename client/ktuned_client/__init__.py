@@ -37,7 +37,8 @@ __all__ = [
 ]
 
 
-# Few programs need both, asyncio takes longer to import than everything else here, and the daemon needs neither.
+# The clients are imported on first use: few programs need both, importing asyncio takes longer than all else here, and
+# the daemon, which imports this package for its codec, needs neither.
 _LATER = {
     "AsyncClient": "aio",
     "AsyncEventStream": "aio",

@@ -1,4 +1,4 @@
-"""What a client gets from a daemon: hits, errors, and the absence of a daemon."""
+"""The outcomes of a client's requests: hits, the daemon's errors, and the absence of a daemon."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from ktuned_client.paths import UntrustedSocket
 from ktuned_client.wire import MAX_ID, PROTOCOL_VERSION, Response
 
 LOOKUP_DEADLINE_S: Final = 0.005
-"""Deadline of a lookup: a hundred times its usual time, and too short to be noticed."""
+"""Deadline of a lookup: a hundred times as long as a lookup usually takes, but too short to be noticed."""
 
 PIN_DEADLINE_S: Final = 10.0
-"""Deadline of a lookup with a pin. The first one waits for the disk; a wait costs less than processes that see
-different winners."""
+"""Deadline of a lookup with a pin. It is long because the first lookup of a problem waits for the disk, and a wait is
+better than processes that see different winners."""
 
 SETTLE_SHARE: Final = 0.5
-"""Share of a lookup's deadline in which the daemon may check the nearest winner against a kernel file's constraints."""
+"""Share of a lookup's deadline that the daemon may use to check the nearest winner against the kernel's constraints."""
 
 SETTLE_DEADLINE_S: Final = 0.02
-"""Shortest deadline of a lookup that allows this check: a worker needs milliseconds for it, and some tenths of a second
-to start."""
+"""Shortest deadline of a lookup that allows this check. A running worker needs milliseconds for it; a worker that must
+be started takes some tenths of a second."""
 
 CALL_DEADLINE_S: Final = 10.0
 """Deadline of any other request."""
 
 TUNE_DEADLINE_S: Final = 120.0
-"""Deadline for accepting a tuning: the daemon first imports the kernel file, and torch with it."""
+"""Deadline for accepting a tuning; it is long because the daemon imports the kernel file first, and torch with it."""
 
 FIRST_RETRY_S: Final = 0.02
 LAST_RETRY_S: Final = 1.0
-"""How long lookups do not ask the daemon after a failure: the first interval suits a short stall, and each further one
-is twice as long, up to the last."""
+"""Shortest and longest interval in which lookups do not ask the daemon after a failure. The first interval suits a
+short stall; each further failure doubles it."""
 
 CALLERS_CODES: Final = frozenset({"usage", "ambiguous"})
-"""Codes of errors that are the question's fault."""
+"""Codes of errors that the caller's question has caused."""
 
 ENDED_STATES: Final = frozenset({"done", "cancelled", "failed"})
 """The final states of a job."""
@@ -52,7 +52,7 @@ class DaemonError(Exception):
 
     @classmethod
     def from_wire(cls, error: Mapping[str, Any]) -> DaemonError:
-        """Read the protocol's error map; a daemon of another version may leave fields out."""
+        """Read the protocol's error map; a field that a daemon of another version leaves out gets a default."""
         return cls(str(error.get("code", "error")), str(error.get("message", "")), str(error.get("hint", "")))
 
 
@@ -69,23 +69,23 @@ class DaemonUnavailable(Exception):
 
 
 class LoadError(Exception):
-    """A hit has nothing that can be loaded here; the message says why, and what to do."""
+    """A hit has no winner that can be loaded here; the message says why, and what to do."""
 
 
 class DaemonSilent(DaemonUnavailable):
-    """A daemon runs, but did not answer within the deadline, or takes no more connections now."""
+    """A daemon runs, but did not answer within the deadline, or accepts no more connections now."""
 
 
 class AnswerMap(dict[str, Any]):
-    """A read-only map of an answer; still a ``dict`` for everything that reads one (``**``, JSON, MessagePack).
+    """A read-only map of an answer. It is a ``dict`` for everything that reads one (``**``, JSON, MessagePack).
 
-    Read-only, because all who look up the same problem get the same object. ``dict(config)`` is a copy to change.
+    It is read-only because all lookups of a problem return the same object. ``dict(config)`` is a copy to change.
     """
 
     __slots__ = ()
 
     def _reject_change(self, *_: object, **__: object) -> NoReturn:
-        """Raise, because all who look up the same problem share the map."""
+        """Raise ``TypeError``, because all lookups of the same problem share the map."""
         raise TypeError("a hit's maps are read-only; dict(hit.config) is a copy that can be changed")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _reject_change
@@ -95,14 +95,15 @@ class AnswerMap(dict[str, Any]):
 
 
 def freeze_config(config: Mapping[str, Any] | None) -> AnswerMap | None:
-    """Return a config that cannot be changed; ``None`` stays."""
+    """Return a config as a read-only map; ``None`` stays ``None``."""
     return config if config is None or type(config) is AnswerMap else AnswerMap(config)
 
 
 NO_METRICS: Final[Mapping[str, float]] = AnswerMap()
 
 LEFT_OUT: Final = AnswerMap(final=False, metrics={}, measured=None, objective="latency", expected_loss=None)
-"""Usual values of fields, which an answer then leaves out: names are the most expensive part to decode."""
+"""Usual values of fields. An answer leaves out a field that has its usual value, because names are the most expensive
+part to decode."""
 
 
 class Hit(NamedTuple):
@@ -111,7 +112,7 @@ class Hit(NamedTuple):
     Attributes:
         kernel: the kernel's name.
         problem: the problem that was asked for.
-        device: the device's model, or as it was asked for.
+        device: the device's model, or the device as the caller named it if its model is not known.
         status: the daemon's ``fresh``, ``stale``, ``near``, ``default`` or ``unknown``; ``invalid`` for a question that
             no daemon could answer (a wrong key, a value of a wrong type, an ambiguous name); else ``unavailable``.
         config: the best config known now, or the caller's default if the daemon has none.
@@ -123,9 +124,9 @@ class Hit(NamedTuple):
         final: whether a final round has decided the winner; before that, a better one is likely to follow.
         metrics: the kernel file's own figures of the winner, and its energy (J) if that was measured.
         file: the kernel file.
-        measured: the problem that the winner was measured for, if it is another one.
-        objective: what the winner is best by; ``None`` if no daemon answered.
-        expected_loss: how much slower than the best config a portfolio's config is expected to be (0.01: by 1 %).
+        measured: the problem that the winner was measured for, if it is not this problem.
+        objective: the objective by which the winner is the best; ``None`` if no daemon answered.
+        expected_loss: for a portfolio's config, how much slower than the best it is expected to be (0.01: by 1 %).
     """
 
     kernel: str
@@ -151,8 +152,8 @@ class Hit(NamedTuple):
         Loading takes milliseconds, so keep the result for as long as ``artifact`` stays the same.
 
         Args:
-            device: the device that it runs on (``cuda:1``); the first one by default.
-            default: what is returned if there is no compiled winner for this problem.
+            device: the device that it runs on (``cuda:1``); by default the first one.
+            default: the callable to return if there is no compiled winner for this problem.
 
         Raises:
             LoadError: there is no compiled winner and no ``default``, or the backend's plugin is not installed here.
@@ -173,12 +174,12 @@ def make_hit(answer: Mapping[str, Any]) -> Hit:
     """Return a daemon's answer as a hit; unknown fields are ignored.
 
     Raises:
-        DaemonError: it is an error instead of an answer, as one of several may be.
+        DaemonError: it is an error map, which a ``lookup_many`` may contain in place of an answer.
         ValueError: it is not an answer.
     """
     try:
         get, config, metrics = answer.get, answer["config"], answer.get("metrics")
-        # Does what Hit(…) does, without the cost of its Python function: every lookup makes a hit.
+        # Equal to Hit(…), but without the cost of a call to its Python constructor: every lookup makes a hit.
         fields = (
             answer["kernel"],
             AnswerMap(answer["problem"]),
@@ -207,7 +208,8 @@ def make_hit(answer: Mapping[str, Any]) -> Hit:
 class Question(NamedTuple):
     """One lookup, as :meth:`ktuned_client.Client.lookup` describes it.
 
-    ``name`` is the name under which answers are kept: the kernel's alone unless a device or an objective is given.
+    ``name`` is the name under which answers are kept: the kernel's name, or (kernel, device, objective) if a device or
+    an objective is given.
     """
 
     name: Any
@@ -252,7 +254,7 @@ def read_result(response: Response) -> Any:
 
 
 def check_hello(response: Response) -> None:
-    """Check that the daemon speaks this client's protocol; a daemon that does not say so is taken to speak it.
+    """Check that the daemon speaks this client's protocol; a daemon that names no version is taken to speak it.
 
     Raises:
         DaemonUnavailable: it speaks another protocol version.
@@ -270,7 +272,7 @@ def check_hello(response: Response) -> None:
 
 
 def drop_missing(**params: Any) -> dict[str, Any]:
-    """Return the params that are not ``None``."""
+    """Return the params whose value is not ``None``."""
     return {name: value for name, value in params.items() if value is not None}
 
 
@@ -290,12 +292,12 @@ def explain_failure(error: Exception, path: str, deadline_s: float) -> DaemonUna
 
 
 def next_id(request_id: int) -> int:
-    """Return the id after this one; ids wrap at 32 bits."""
+    """Return the id that follows ``request_id``; ids wrap at 32 bits."""
     return 0 if request_id == MAX_ID else request_id + 1
 
 
 class Backoff:
-    """Pause before a silent daemon is asked again: ``first_s``, doubled by each failure up to ``last_s``."""
+    """The pause before a silent daemon is asked again: ``first_s``, doubled by each failure up to ``last_s``."""
 
     __slots__ = ("_first_s", "_interval_s", "_last_s", "_retry_at", "message")
 

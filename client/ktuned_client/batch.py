@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from ktuned_client.knowledge import Knowledge
 
 Asked = tuple[str, Mapping[str, Any]] | tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
-"""A kernel, a problem, and the caller's default if it has one."""
+"""A kernel, a problem, and the caller's default if there is one."""
 
 _ROOM: Final = MAX_REQUEST_BYTES - 64
-"""Bytes for the questions of one request; the rest is for the request's own bytes."""
+"""Bytes for the questions of one request; the remaining 64 are for its head."""
 
 
 class Batch:
-    """Lookups in order. Send each of :meth:`encode_requests`, and give its outcome to one of the ``take_`` methods."""
+    """Several lookups, in order.
+
+    Send each request of :meth:`encode_requests`, and pass its outcome to one of the ``take_`` methods.
+    """
 
     def __init__(
         self, knowledge: Knowledge, questions: Iterable[Asked], device: str | None, objective: str | None
@@ -40,18 +43,18 @@ class Batch:
             )
             for asked in questions
         ]
-        # An open question has its problem's bytes in place of a hit.
+        # A question that must be requested has its problem's bytes here in place of a hit.
         self._found: list[Hit | bytes] = [
             knowledge.find_hit(question, _pack_or_none(question.problem)) for question in self._questions
         ]
 
     @property
     def hits(self) -> list[Hit]:
-        """All hits in order, after the outcomes of all requests were taken."""
+        """All hits in the order of the questions; complete once the outcomes of all requests were taken."""
         return [found for found in self._found if type(found) is Hit]
 
     def encode_requests(self) -> Iterator[tuple[Sequence[int], bytes]]:
-        """Yield the requests, each from its method on, with the places of its questions."""
+        """Yield the places of the questions of each request, and the request's bytes from its method on."""
         places: list[int] = []
         questions: list[bytes] = []
         room = _ROOM
@@ -82,14 +85,14 @@ class Batch:
             self._found[place] = self._knowledge.learn_answer(self._questions[place], key, answer)
 
     def take_absence(self, places: Sequence[int], error: DaemonUnavailable) -> None:
-        """Take that no daemon answered a request: its questions get their last known answers."""
+        """Note that no daemon answered a request: its questions get their last known answers."""
         self._knowledge.backoff.record_failure(str(error))
         for place in places:
             key: Any = self._found[place]
             self._found[place] = self._knowledge.answer_unavailable(self._questions[place], key, str(error))
 
     def take_refusal(self, places: Sequence[int], reason: str) -> None:
-        """Take that a request was refused as a whole: its questions get the callers' defaults."""
+        """Note that a request was refused as a whole: its questions get the callers' defaults."""
         for place in places:
             self._found[place] = self._questions[place].answer_unavailable(reason)
 

@@ -32,20 +32,21 @@ from ktuned_client.wire import LOOKUP, ProtocolError
 class Client:
     """Lookups of winners, and all other requests to the daemon.
 
-    Answers are read from the daemon's table of winners, or else requested, and kept for as long as the table confirms
-    them. A pickled client is made anew where it is unpickled.
+    An answer comes from the daemon's table of winners or, if it is not there, from a request; it is kept for as long as
+    the table confirms it. Unpickling a client makes a new one with the same arguments.
 
     Threads may share a client; a forked child gets connections of its own. Lookups share one, made when it is first
     needed; every other request has its own.
 
     Args:
         socket: path of the daemon's socket (default: :func:`ktuned_client.paths.socket_path`).
-        deadline_s: deadline of a lookup. From 20 ms on, half of it may pass while a worker finds out whether the winner
-            of the nearest size is valid for a size that was never asked for.
+        deadline_s: deadline of a lookup. For a size that was never looked up before, a worker may check whether the
+            winner of the nearest size is valid; this takes up to half of the deadline, and is done only if the deadline
+            is at least 20 ms.
         pin: all clients with the same pin see the same winners for good; the first lookup of a problem decides.
-        winners: an exported file, or a directory of them, that answers without a daemon.
+        winners: an exported file, or a directory of such files, that answers lookups without a daemon.
         strict: whether a question that no daemon could answer (a misspelt key, a value of a wrong type) raises, which
-            suits tests; otherwise its hit has the status ``invalid``.
+            suits tests. Otherwise its hit has the status ``invalid``.
 
     Raises:
         WinnersError: ``winners`` cannot be read.
@@ -76,7 +77,7 @@ class Client:
         device: str | None = None,
         objective: str | None = None,
     ) -> Hit:
-        """Return the best config known now, or ``default``; without a daemon it neither raises nor waits.
+        """Return the best config known now, or ``default``. If no daemon runs, it neither raises nor waits.
 
         After the deadline or without a daemon, the answer is the last known one, or else ``default`` with the status
         ``unavailable`` and the reason as ``message``.
@@ -86,9 +87,9 @@ class Client:
             problem: the sizes and other keys of the problem.
             default: the config to use as long as the daemon has none.
             device: a name (``cuda:1``) or a model; ``None`` is the kernel's first device.
-            objective: what the config must be best by: ``latency``, ``energy``, ``edp``, ``max:METRIC`` or
-                ``min:METRIC``; with the prefix ``exact:`` it must also reproduce the anchor's bits. ``None`` is the
-                kernel's own objective.
+            objective: the objective by which the config is the best: ``latency``, ``energy``, ``edp``, ``max:METRIC``
+                or ``min:METRIC``; with the prefix ``exact:`` the config must also reproduce the anchor's bits. ``None``
+                is the kernel's own objective.
         """
         memo = self._memo
         name = kernel if device is None and objective is None else (kernel, device, objective)
@@ -101,7 +102,7 @@ class Client:
             pass
         except (TypeError, ValueError, OverflowError):
             key = None
-        # Does what Question(…) does, without the cost of its Python function.
+        # Equal to Question(…), but without the cost of a call to its Python constructor.
         question = tuple.__new__(Question, (name, kernel, problem, default, device, objective))
         return self._look_up(question, key)
 
@@ -112,7 +113,7 @@ class Client:
         device: str | None = None,
         objective: str | None = None,
     ) -> Callable[[Mapping[str, Any]], Hit]:
-        """Return :meth:`lookup` of one kernel as a function of the problem alone, for hot loops."""
+        """Return a function of the problem that does :meth:`lookup` for one kernel, for hot loops."""
         memo = self._memo
         name = kernel if device is None and objective is None else (kernel, device, objective)
 
@@ -138,7 +139,8 @@ class Client:
     ) -> list[Hit]:
         """Look up several (kernel, problem) or (kernel, problem, default) at once; return the hits in the same order.
 
-        Unknown answers are requested together, some 250 in a request; each request has its own deadline.
+        Answers that the client does not know are requested together, up to 250 in a request; each request has its own
+        deadline.
         """
         batch = Batch(self._knowledge, questions, device, objective)
         for places, request in batch.encode_requests():
@@ -153,7 +155,7 @@ class Client:
         return batch.hits
 
     def call(self, method: str, *, deadline_s: float = CALL_DEADLINE_S, **params: Any) -> Any:
-        """Send one request and return its result; a short kernel name means the kernel of the current project.
+        """Send one request and return its result. A short kernel name means the kernel of the current project.
 
         Raises:
             DaemonError: the daemon refused the request.
@@ -194,7 +196,7 @@ class Client:
         deadline_s: float = TUNE_DEADLINE_S,
         **options: Any,
     ) -> Tuning:
-        """Request a tuning, and return the iterator of its events, which ends with the last of its jobs.
+        """Request a tuning, and return an iterator of its events; the iterator ends with the last of its jobs.
 
         Give ``kernel`` or ``path`` (a kernel file or a directory). ``options``: ``problem``, ``device``, ``preset``,
         ``trials``, ``seconds``, ``strategy``, ``until``, ``seed``, ``python``, ``priority``, ``objective``,
@@ -271,7 +273,7 @@ class Client:
 
 
 class EventStream(Iterator[Event]):
-    """The events of one subscription, over its own connection; only one reader at a time.
+    """The events of one subscription, over its own connection; it supports one reader at a time.
 
     ``epoch`` and ``seq`` are the stream's position, which a later subscription may give as ``since``.
     """
@@ -306,9 +308,9 @@ class EventStream(Iterator[Event]):
 
 
 class Tuning(Iterator[Event]):
-    """The events of one tuning's jobs; ``errors`` are the kernel files that could not be read, ``notices`` warnings.
+    """The events of one tuning's jobs. ``errors`` lists the kernel files that could not be read, ``notices`` warnings.
 
-    The jobs go on if it is closed or never iterated.
+    The jobs continue even if this object is closed or never iterated.
     """
 
     def __init__(self, client: Client, accepted: Mapping[str, Any]) -> None:
@@ -321,7 +323,7 @@ class Tuning(Iterator[Event]):
 
     @property
     def jobs(self) -> list[dict[str, Any]]:
-        """The jobs' maps as last received; final when the iterator has ended."""
+        """The jobs' maps as last received; they are final when the iterator has ended."""
         return self._progress.jobs
 
     def __next__(self) -> Event:

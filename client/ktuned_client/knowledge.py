@@ -1,8 +1,8 @@
 """The state of a client without its connections; the client for threads and the one for asyncio share it.
 
-It decides for each question whether an answer is at hand, in this order: a kept answer that still holds, then exported
-winners if the client has any, or else the daemon's table. If the daemon did not answer lately, the last known answer is
-given without asking. Only then is a request sent.
+For each question it looks for an answer in this order: a kept answer that still holds; then the exported winners if the
+client has any, or else the daemon's table; then, if the daemon did not answer lately, the last known answer. If there
+is none of these, a request is sent.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ if TYPE_CHECKING:
 
 
 MAX_NAMES_BYTES: Final = 4 * 1024
-"""Limit for the names in one question, with the directory for a short name, so that 250 questions fit one request."""
+"""Limit for the names in one question (including the directory of a short name), so that 250 questions fit a request.
+"""
 
 
 class Knowledge:
     """State of one client, sync or async: the questions to send, the answers, and the back-off.
 
-    The arguments are the client's. If several projects have a kernel of the same short name, the one in whose directory
-    the process works when this is made is meant.
+    The arguments are the client's. If several projects have a kernel of the same short name, the process's working
+    directory at the time of construction decides which of them is meant.
 
     Raises:
         WinnersError: ``winners`` cannot be read.
@@ -64,10 +65,10 @@ class Knowledge:
         self._openings: dict[Any, bytes] = {}
 
     def find_hit(self, question: Question, key: bytes | None) -> Hit | bytes:
-        """Return the hit that needs no daemon, or else the problem's bytes for the request.
+        """Return the hit if no request is needed, or else the problem's bytes for the request.
 
-        ``key`` are the bytes that the problem has without a check: one that no daemon accepts is neither kept nor in
-        the table. ``None`` if it has none, because its values are of other types than MessagePack's.
+        ``key`` holds the problem's bytes, which need no check here: a problem that no daemon accepts is neither kept
+        nor in the table. It is ``None`` if the problem has values of types that MessagePack does not have.
         """
         if key is None:
             try:
@@ -83,7 +84,8 @@ class Knowledge:
         if hit is not None:
             return hit
         try:
-            # What was answered before can be sent. Checked here, so that of several questions only the faulty fails.
+            # A question that was answered before is valid. Any other is checked here, so that a faulty question does
+            # not make the other questions of its request fail.
             if not is_old:
                 pack_problem(question.problem)
                 self.encode_opening(question)
@@ -128,12 +130,15 @@ class Knowledge:
         return known
 
     def add_directory(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return a request's params, with the directory that decides which project's kernel a short name means."""
+        """Return a request's params, with the directory that decides which project's kernel a short name means.
+
+        Without a short name the params are returned unchanged.
+        """
         place = self._find_directory(params["kernel"]) if "kernel" in params else None
         return params if place is None else {"directory": place, **params}
 
     def learn_answer(self, question: Question, key: bytes, answer: Mapping[str, Any]) -> Hit:
-        """Keep the daemon's answer to a question, and return it as a hit; of a refusal the hit says so."""
+        """Keep the daemon's answer to a question, and return it as a hit; for a refusal the hit has the reason."""
         self.backoff.record_success()
         try:
             hit = make_hit(answer)

@@ -1,8 +1,8 @@
-"""Answers that need no round trip: those that were kept, and those of the daemon's table.
+"""Answers that need no round trip: kept answers, and answers from the daemon's table.
 
-A kept answer holds while its kernel's generation in the table is the one that it had, and no longer than its time. So a
-change in the daemon ends it without a message. Without a daemon the last known answer is given, as ``unavailable``
-unless the table still confirms it.
+A kept answer holds until its kernel's generation in the table changes, or until its time ends. So the daemon can end it
+without a message. While no daemon answers, the last known answer is given; its status is ``unavailable`` unless the
+table still confirms it.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from ktuned_client.table import WATCHED_WORD, slot_of
 from ktuned_client.table_answers import HOLDS_S, LAST_WORD_S, NO_WORDS, UNWATCHED, Entry, TableAnswers, pack
 
 MAX_ANSWERS: Final = 10_000
-"""Most kept answers; beyond it all are forgotten and requested again."""
+"""Most kept answers. When there are more, all of them are forgotten and requested again."""
 
 MAX_PROBLEM_BYTES: Final = 64 * 1024
-"""The longest problem. A daemon closes the connection of a client that sends more than 1 MiB, as if it had gone."""
+"""The longest problem. A daemon closes the connection if a client sends more than 1 MiB, and the client would then
+report that it has lost the daemon."""
 
 
 NEVER: Final = -1
-"""The generation of an entry without a config: no word equals it, so that hot loops pass it over."""
+"""The generation of an entry without a config. No word of the table equals it, so that hot loops skip the entry."""
 
 
 class Memo:
     """Answers by the name of a question (:attr:`Question.name`) and by the problem's bytes.
 
     A hot loop reads ``answers`` and ``words`` directly: an entry holds while its slot's word equals its generation and
-    its time has not passed. An answer without a config never holds there, because each caller completes it with its own
-    default. ``directory`` has the daemon's files; with ``None`` they are not used, and no answer of a daemon is kept.
-    ``place`` and ``pin`` are those of :class:`TableAnswers`.
+    its time has not passed. An answer without a config never holds there, because each caller must complete it with its
+    own default. ``directory`` has the daemon's files; with ``None`` they are not used, and no answer of a daemon is
+    kept. ``place`` and ``pin`` have the same meaning as for :class:`TableAnswers`.
     """
 
     __slots__ = ("_clock", "_count", "answers", "max_answers", "table", "words")
@@ -56,7 +57,7 @@ class Memo:
         self._clock = clock
 
     def find_hit(self, question: Question, key: bytes, *, reads_table: bool = True) -> tuple[Hit | None, bool]:
-        """Return the answer that holds now, kept or from the daemon's table, and whether any answer was kept.
+        """Return the answer that holds now, from the kept ones or from the daemon's table.
 
         Args:
             question: the question.
@@ -64,7 +65,7 @@ class Memo:
             reads_table: whether to look into the daemon's table.
 
         Returns:
-            the hit, ``None`` if the daemon must be asked.
+            the hit, or ``None`` if the daemon must be asked; and whether an answer to the question was known before.
         """
         entry = self._find_entry(question, key)
         if entry is not None:
@@ -83,7 +84,7 @@ class Memo:
         return found[3], True
 
     def remember(self, question: Question, key: bytes, hit: Hit) -> None:
-        """Keep an answer of the daemon whose table is mapped."""
+        """Keep an answer of the daemon, unless it has no generation or no table is mapped (nothing could end it)."""
         generation = hit.generation
         table = self.table.find_table()
         self.words = self.table.words
@@ -95,10 +96,10 @@ class Memo:
         self._keep_entry(question, key, (0, 0, float("inf"), hit))
 
     def find_last_answer(self, question: Question, key: bytes, reason: str) -> Hit | None:
-        """Return the last known answer while no daemon answers: one that was kept, or else the table's.
+        """Return the last known answer while no daemon answers: a kept answer, or else the table's.
 
-        What the table does not confirm any more is ``unavailable``, and a fresh answer becomes stale when no daemon
-        watches its files.
+        A kept answer that the table no longer confirms gets the status ``unavailable``. A fresh answer becomes stale
+        once no daemon watches its files.
         """
         entry = self._find_entry(question, key)
         kept = None if entry is None else self._confirm_entry(question, key, entry, reason)
@@ -159,7 +160,7 @@ _COMPOUND: Final = (list, tuple, dict, bytes, bytearray, type(None))
 
 _PLAIN: Final = frozenset((int, str, float, bool))
 _TEXTS: Final = frozenset((str,))
-"""Types of values and names that need no closer check: each microsecond here is part of every lookup."""
+"""Types of values and of names that are accepted without a closer check, because each lookup pays for this check."""
 
 _NO_ANSWERS: Final[dict[bytes, Entry]] = {}
 
@@ -178,11 +179,12 @@ def _unwrap_scalar(value: Any) -> Any:
 
 
 def pack_problem(problem: Mapping[str, Any]) -> bytes:
-    """Return a problem's bytes; also for other mappings than dicts, and for subclasses of numbers and strings.
+    """Return a problem's bytes; the problem may be any mapping, with subclasses of numbers and strings.
 
     Raises:
-        TypeError: it is not a mapping, or has a value that MessagePack cannot carry, or a key that is not a string.
-        ValueError: it has a number beyond 64 bits, or is too long.
+        TypeError: the problem is not a mapping, or has a value that MessagePack cannot carry or a key that is not a
+            string.
+        ValueError: the problem has a number beyond 64 bits, or is too long.
     """
     is_plain = (
         type(problem) is dict
@@ -207,7 +209,7 @@ def _check_problem(problem: Mapping[str, Any]) -> None:
     if not isinstance(problem, Mapping):
         raise TypeError(f"a problem is a mapping, not {problem!r}, a {type(problem).__name__}")
     for name, value in problem.items():
-        # The daemon would take the client for a broken peer and close the connection.
+        # Checked here, because the daemon would treat such a message as a broken peer's and close the connection.
         if not isinstance(name, str):
             raise TypeError(f"a problem's keys are strings, not {name!r}, a {type(name).__name__}")
         if isinstance(value, _COMPOUND):

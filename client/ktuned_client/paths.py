@@ -1,4 +1,4 @@
-"""The path of the daemon's socket, and the checks of trust that both sides make.
+"""The path of the daemon's socket, and the checks with which each side decides whether to trust it.
 
 A socket is trusted if its directory is a real directory of this user with mode 0700, the socket belongs to this user,
 and so does the process at the other end (``SO_PEERCRED``).
@@ -19,7 +19,7 @@ MAX_PATH_BYTES: Final = 107
 DIRECTORY_MODE: Final = 0o700
 SOCKET_MODE: Final = 0o600
 LOCK_NAME: Final = "ktuned.lock"
-"""File beside the socket that a daemon holds locked, with its pid; it stays when the daemon ends."""
+"""File beside the socket with the daemon's pid, which the daemon keeps locked; the file stays when the daemon ends."""
 
 _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
@@ -36,7 +36,8 @@ class UntrustedSocket(OSError):
 def socket_path(environ: Mapping[str, str] | None = None) -> str:
     """Return the path of the daemon's socket.
 
-    ``$KTUNED_SOCKET``; else ``$XDG_RUNTIME_DIR/ktuned/ktuned.sock``; else ``/tmp/ktuned-UID/ktuned.sock``.
+    It is ``$KTUNED_SOCKET`` if that is set; else ``$XDG_RUNTIME_DIR/ktuned/ktuned.sock`` if that variable is set; else
+    ``/tmp/ktuned-UID/ktuned.sock``.
     """
     environ = os.environ if environ is None else environ
     if chosen := environ.get("KTUNED_SOCKET"):
@@ -81,8 +82,8 @@ def check_directory(directory: str) -> None:
     """Check that a path is a real directory, belongs to this user, and is closed to others.
 
     Raises:
-        UntrustedSocket: it does not.
-        FileNotFoundError: it does not exist.
+        UntrustedSocket: one of these is not so.
+        FileNotFoundError: the path does not exist.
     """
     status = os.lstat(directory)
     if not stat.S_ISDIR(status.st_mode):
@@ -103,8 +104,8 @@ def check_socket(path: str) -> None:
     """Check that a path is a socket of this user, in a private directory.
 
     Raises:
-        UntrustedSocket: it is not.
-        FileNotFoundError: it does not exist.
+        UntrustedSocket: one of these is not so.
+        FileNotFoundError: the path does not exist.
     """
     check_length(path)
     check_directory(os.path.dirname(path))

@@ -11,9 +11,9 @@ Event = dict[str, Any]
 
 
 class Progress:
-    """The jobs of one ``tune``, followed to their ends.
+    """The jobs of one ``tune`` request, followed until each has ended.
 
-    Every job gets exactly one ``job_done`` event. It is made here if the daemon's was missed or came before the
+    Every job gets exactly one ``job_done`` event. It is made here if the daemon's event was missed or came before the
     subscription.
     """
 

@@ -1,6 +1,7 @@
 """Table of winners: a file that the daemon alone writes and clients map, to answer lookups without a system call.
 
-It lies beside the socket, in memory (``docs/winner-table.md`` has the format for readers in other languages)::
+It lies beside the socket, in a file system in memory (``docs/winner-table.md`` has the format for readers in other
+languages)::
 
     bytes 0 … 63         header: magic, size, epoch, end of the watch, number of entries, whether the file is replaced
     bytes 64 … 32767     one generation for each slot; a kernel's slot is 8 + CRC-32 of its full name, modulo the slots
@@ -8,20 +9,22 @@ It lies beside the socket, in memory (``docs/winner-table.md`` has the format fo
 
 Everything rests on three rules.
 
-**Whole or absent.** An entry's first word is its sequence: odd while it is written, and another number afterwards. A
-reader copies the entry, and takes the copy only if the sequence was even, is unchanged, and the copy's checksum is
-right. The checksum also covers machines that reorder loads. A daemon that is killed while it writes leaves an odd
-sequence, and thus no entry.
+**Whole or absent.** An entry's first word is its sequence: odd during a write, and a new even number after it. A reader
+copies the entry, and takes the copy only if the sequence was even and is unchanged, and the copy's checksum is right.
+The checksum also protects on machines that reorder loads. A daemon that is killed during a write leaves an odd
+sequence, so the entry counts as absent.
 
-**Current or absent.** An entry holds while its kernel's generation is the one in the entry. The daemon adds one to a
-generation after each commit that may change the kernel's answers, and to all of them when it starts; the same rule
-ends the answers that a client keeps decoded. Kernels that share a slot cause each other unnecessary requests.
+**Current or absent.** An entry holds while its generation equals the one in its kernel's slot. The daemon adds one to a
+kernel's generation after each commit that may change the kernel's answers, and to all generations when it starts. The
+same rule ends the decoded answers that a client keeps. Kernels that share a slot only cause each other unnecessary
+requests.
 
 **Fresh only while watched.** The header says until when (``CLOCK_MONOTONIC``) a daemon watches the files behind fresh
-answers. A running daemon moves that time ahead every few seconds; after it, what was fresh is stale.
+answers. A running daemon moves that time ahead every few seconds; once it has passed, fresh answers count as stale.
 
-A file never grows. The daemon writes a larger one beside it, renames that to the table's name, and then marks the old
-one as replaced and ends all its generations, so that every reader looks for the new one.
+A file never grows. To get a larger table, the daemon writes a new file beside the old one, renames it to the table's
+name, and then marks the old file as replaced and changes all its generations, so that every reader looks for the new
+file.
 """
 
 from __future__ import annotations
@@ -37,11 +40,12 @@ from zlib import crc32
 from ktuned_client import paths
 
 MAGIC: Final = b"ktunedW\x01"
-"""The first bytes of the file; other versions are not read."""
+"""The first bytes of the file; a file of another version is not read."""
 
 TABLE_NAME: Final = "ktuned.winners"
 USES_NAME: Final = "ktuned.uses"
-"""Files beside the socket, in its private directory. They stay when the daemon ends: clients have mapped them."""
+"""Files beside the socket, in its private directory. They stay when the daemon ends, because clients have mapped them.
+"""
 
 WORDS: Final = 4096
 """Words before the entries: eight pages, in which a few hundred kernels rarely share a slot."""
@@ -54,23 +58,24 @@ REPLACED_WORD: Final = 5
 FIRST_SLOT: Final = 8
 
 ENTRY_WORDS: Final = 128
-"""1 KiB: a key, a config and two paths take some 600 bytes. What is longer is asked of the daemon."""
+"""1 KiB: a key, a config and two paths take some 600 bytes. An answer that does not fit must be requested."""
 
 HEAD_WORDS: Final = 4
 """Words at the start of an entry: sequence; tag and checksum; slot and lengths; generation."""
 
 MAX_CONTENT_BYTES: Final = 8 * (ENTRY_WORDS - HEAD_WORDS)
-"""Limit of a key and a payload together."""
+"""Limit for a key and its payload together."""
 
 PROBES: Final = 16
-"""Neighbouring entries that may have a key; if all are taken, the daemon makes a larger file."""
+"""Number of neighbouring entries that are searched for a key. If all are taken by other keys, the daemon makes a larger
+file."""
 
 MAX_ENTRIES: Final = 16_384
-"""16 MiB of memory; beyond that, entries give way to others."""
+"""Most entries (16 MiB of memory); beyond that, new entries replace others."""
 
 MAX_NAME_CHARACTERS: Final = 256
 MAX_NAMES: Final = 1024
-"""Most cached slots; computing a slot takes longer than any other step of a lookup."""
+"""Most cached slots. They are cached because computing a slot takes longer than any other step of a lookup."""
 
 
 _HEAD: Final = struct.Struct("=3Q")
@@ -81,8 +86,8 @@ _SLOT: Final = struct.Struct("=2Q")
 
 
 def slot_of(kernel: str) -> int:
-    """Return the index of the word with the generation of a kernel, given its full name."""
-    # Long names are not cached: a peer may send invented names of any size.
+    """Return a kernel's slot (the index of the word with its generation), from its full name."""
+    # Long names are not cached, because a peer may send invented names of any length.
     return _find_cached_slot(kernel) if len(kernel) <= MAX_NAME_CHARACTERS else _compute_slot(kernel)
 
 
@@ -94,7 +99,7 @@ _find_cached_slot = lru_cache(MAX_NAMES)(_compute_slot)
 
 
 def kernel_key(name: str, directory: str | None) -> bytes:
-    """Return the key of a kernel's entry, for its full name, or for a short name in a directory."""
+    """Return the key of a kernel's entry, from its full name, or from a short name and the directory it is used in."""
     return b"K" + (name if directory is None or ":" in name else f"{name}\0{directory}").encode()
 
 
@@ -104,12 +109,12 @@ def winner_prefix(kernel: str, model: str, objective: str) -> bytes:
 
 
 def pinned_prefix(pin: str, kernel: str, model: str, objective: str) -> bytes:
-    """Return the key of the entry of a pinned winner up to the problem, which is the whole problem."""
+    """Return the key of a pinned winner's entry up to the problem, which is the whole one and not the key problem."""
     return b"P" + f"{pin}\0{kernel}\0{model}\0{objective}\0".encode()
 
 
 class Table:
-    """A daemon's table, mapped for reading, until :meth:`close`; ``words`` are its words.
+    """A daemon's table, mapped for reading until :meth:`close`; ``words`` are its 64-bit words.
 
     Raises:
         OSError: it cannot be opened, or its directory belongs to another user.
@@ -143,7 +148,7 @@ class Table:
         return self.words[REPLACED_WORD] != 0
 
     def find(self, key: bytes) -> tuple[int, int, bytes] | None:
-        """Return the slot, generation and payload of the entry with this key; ``None`` if there is none that holds."""
+        """Return the slot, generation and payload of the entry with this key, or ``None`` if no such entry holds."""
         if self._last < 0:
             return None
         words, mapped, last, tag = self.words, self._map, self._last, crc32(key)
@@ -156,7 +161,7 @@ class Table:
             if tag_and_checksum >> 32 != tag:
                 continue
             key_end = 16 + (lengths >> 16 & 0xFFFF)
-            # Lengths of a half-written entry may be wrong, but are below 64 KiB, and a slice ends with the file.
+            # The lengths in a half-written entry may be wrong, but are below 64 KiB; slicing stops at the file's end.
             copy = mapped[start + 16 : start + 16 + key_end + (lengths & 0xFFFF)]
             if sequence & 1 or words[at] != sequence or crc32(copy) != tag_and_checksum & 0xFFFFFFFF:
                 continue

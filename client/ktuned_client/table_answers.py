@@ -1,8 +1,8 @@
 """Answers lookups from the daemon's table of winners, without a system call.
 
 A lookup needs two entries. The kernel's entry says how its problems become keys (its *rules*, which are kept decoded),
-and the winner's entry has the answer. What is fresh, by the header's time, holds as long as the daemon watches. Any
-other answer holds for a few seconds only, because the daemon counts who waits for a tuning.
+and the winner's entry has the answer. A fresh answer holds as long as the daemon watches, which the header's time says.
+Any other answer holds for a few seconds only, because the daemon counts the lookups that wait for a tuning.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ NO_WORDS: Final = memoryview(bytes(8 * WORDS)).cast("Q")
 """The words of a table that never changes: without a table, and for answers that hold for good."""
 
 pack = msgpack.Packer(strict_types=True).pack
-"""Makes a problem's key: its bytes on the wire, so that ``1``, ``1.0`` and ``True`` are distinct. All threads share it,
-because with exact types it runs no Python code and thus holds the GIL throughout."""
+"""Makes a problem's key: its bytes on the wire, in which ``1``, ``1.0`` and ``True`` differ. All threads may share it,
+because with ``strict_types`` it runs no Python code and thus holds the GIL throughout."""
 
 
 unpack = msgpack.unpackb
 
 
 class _Rules(NamedTuple):
-    """A kernel's decoded entry, for questions with one device and objective; it holds while its generation does."""
+    """A kernel's decoded entry, for questions with one device and objective; valid until the generation changes."""
 
     slot: int
     generation: int
@@ -71,10 +71,10 @@ class _Rules(NamedTuple):
 
 
 class TableAnswers:
-    """Answers from the table of the daemon whose files are in ``directory``; without a directory, none.
+    """Answers from the table of the daemon whose files are in ``directory``; without a directory there are none.
 
-    ``place`` is the directory that decides which project a short name means. With a ``pin`` the answers are those that
-    the pin holds. ``words`` are those of the mapped table, or zeros.
+    ``place`` is the directory that decides which project a short name means. With a ``pin``, the pin's own winners are
+    the answers. ``words`` are the words of the mapped table, or zeros if there is none.
     """
 
     __slots__ = ("_clock", "_pin", "_place", "_rules", "_table", "_uses", "directory", "words")
@@ -102,13 +102,13 @@ class TableAnswers:
         Args:
             question: the question.
             key: the problem's bytes.
-            is_old: whether the question was answered before. Then only a fresh answer counts, because the daemon counts
-                who waits for the others.
-            unwatched: why no daemon answers, if none does; an answer that was fresh may then be stale.
+            is_old: whether the question was answered before. Then only a fresh answer is taken from the table; for any
+                other the daemon is asked, because it counts the lookups that wait for a tuning.
+            unwatched: why no daemon answers, if none does; a fresh answer may then become stale.
         """
         try:
             table, words, now = self._table, self.words, self._clock()
-            # Without a table the words are zeros, so that this looks for one.
+            # Without a table the words are zeros, so the watch counts as ended and a table is looked for.
             watched_until = words[WATCHED_WORD] * 1e-9
             if now >= watched_until or words[REPLACED_WORD]:
                 table, words = self.find_table(), self.words
@@ -122,7 +122,8 @@ class TableAnswers:
             asked = AnswerMap(question.problem)
             winner_key: bytes | None
             if self._pin is not None or (specialize is None and not bucket):
-                # Entries are of problems that the kernel takes; a pin's are of whole problems.
+                # The key is the whole problem. It needs no check, because the table has only problems that the kernel
+                # takes.
                 winner_key = key if len(asked) < 2 else _sort_problem(asked, key)
             else:
                 winner_key = _make_winner_key(keys, specialize, bucket, asked)
@@ -143,7 +144,7 @@ class TableAnswers:
                 return None
             if measured is not None and pack(dict(sorted(measured.items()))) == pack(dict(sorted(asked.items()))):
                 measured = None
-            # Does what Hit(…) does, without the cost of its Python function: this is part of every first lookup.
+            # Equal to Hit(…), but without the cost of a call to its Python constructor: every first lookup comes here.
             fields = (
                 name,
                 asked,
@@ -165,7 +166,7 @@ class TableAnswers:
             if self._uses is not None:
                 self._uses[slot] = words[WATCHED_WORD]
             return slot, generation, until, tuple.__new__(Hit, fields)
-        # Another thread has unmapped the table, or a daemon of another version wrote it.
+        # Another thread has unmapped the table, or a daemon of another version has written it.
         except (ValueError, TypeError, KeyError, AttributeError, msgpack.exceptions.UnpackException):
             return None
 
@@ -198,7 +199,7 @@ class TableAnswers:
         return rules
 
     def find_table(self) -> Table | None:
-        """Return the daemon's table; if no daemon watches now and there is no new table, the one mapped last."""
+        """Return the daemon's current table, or the one mapped last if there is no new one; ``None`` if none exists."""
         table = self._table
         if table is not None and not table.is_replaced and self._clock() < table.words[WATCHED_WORD] / 1e9:
             return table
@@ -221,11 +222,11 @@ class TableAnswers:
 
     def _use_table(self, table: Table | None) -> None:
         before, self._table = self._table, table
-        # The next daemon takes over no generation of the last one's, so answers of the old table do not hold by this.
+        # A new daemon never reuses a generation of the old one, so answers of the old table do not hold in this table.
         self.words = NO_WORDS if table is None else table.words
         self._uses = None if table is None or self.directory is None else _map_uses(self.directory)
         if before is not None:
-            # Another thread may be reading it: then the last reader unmaps it.
+            # If another thread is still reading the old table, its last reader unmaps it.
             with suppress(BufferError):
                 before.close()
 
@@ -236,7 +237,7 @@ def _make_winner_key(
     bucket: Mapping[str, Any],
     asked: Mapping[str, Any],
 ) -> bytes | None:
-    """Return the key problem's bytes by a kernel's rules; ``None`` for a problem that the daemon may refuse."""
+    """Return the bytes of the key problem that a kernel's rules give; ``None`` if the daemon may refuse the problem."""
     names = _sort_names(tuple(asked))
     if keys is not None and names not in keys:
         return None
@@ -260,7 +261,7 @@ def _sort_names(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def bucketed(rule: Any, value: Any) -> Any:
-    """Return the value that stands for a value's bucket; the same rule as ``ktuned.model.bucketed``."""
+    """Return the value that represents the bucket of ``value``; the same rule as ``ktuned.model.bucketed``."""
     if type(value) is not int:
         return value
     if rule == "pow2":

@@ -63,7 +63,7 @@ def write_tensors(tensors: Mapping[str, Any], directory: str, max_bytes: int) ->
         max_bytes: limit for all tensors together.
 
     Raises:
-        TypeError: a value is none of these.
+        TypeError: a value is neither a tensor nor a number.
         ValueError: the tensors exceed ``max_bytes``, or there are none.
         OSError: the file cannot be written.
     """
@@ -139,6 +139,6 @@ def _view_torch_tensor(name: str, tensor: Any) -> _Tensor:
     on_cpu = tensor.detach().cpu().contiguous()
     shape = tuple(on_cpu.shape)
     size = math.prod(shape) * on_cpu.element_size()
-    # Not with `numpy()`, which lacks bfloat16 and may not be installed.
+    # `numpy()` is not used, because it lacks bfloat16 and may not be installed.
     data = memoryview((ctypes.c_char * size).from_address(on_cpu.data_ptr())).cast("B") if size else memoryview(b"")
     return _Tensor(dtype, shape, data, on_cpu)

@@ -1,8 +1,8 @@
-"""Connections of the client for threads: one that all lookups share, and one for each other request.
+"""Connections of the client for threads: all lookups share one, and each other request has its own.
 
-The shared connection has one request at a time, under a lock with a deadline. It may turn out to be dead (the daemon
-was restarted), so a lookup is sent once more over a new one. A forked child must not use its parent's connection: it
-closes its copy of the descriptor and opens another when it needs one.
+The shared connection carries one request at a time, under a lock with a deadline. If it turns out to be dead (the
+daemon was restarted), the lookup is sent once more over a new connection. A forked child must not use its parent's
+connection: it closes its copy of the descriptor, and opens a connection of its own when it needs one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Transport:
         _transports.add(self)
 
     def look_up(self, question: bytes, deadline_s: float) -> Any:
-        """Send a request, from its method on, over the shared connection; once more if that turns out to be dead.
+        """Send a request over the shared connection, and again over a new one if the connection turns out to be dead.
+
+        ``question`` holds the request's bytes from its method on.
 
         Raises:
             DaemonError: the daemon refused the request.
@@ -57,7 +59,7 @@ class Transport:
             self._drop_shared()
             raise explain_failure(error, self.path, deadline_s) from error
         except BaseException:
-            # Interrupted between question and answer: an answer may still come, so the connection is useless.
+            # Interrupted while waiting: the answer may still come later, so the connection cannot be used again.
             self._drop_shared()
             raise
         finally:
@@ -104,7 +106,7 @@ class Transport:
             raise explain_failure(error, self.path, deadline_s) from error
 
     def _forget_parents_connection(self) -> None:
-        # A thread of the parent may have held the lock, and does not exist here.
+        # A thread of the parent may have held the lock; it does not exist here and would never release it.
         self._lock = threading.Lock()
         self._drop_shared()
 
@@ -138,7 +140,7 @@ class _Connection:
         if timeout_s <= 0:
             raise TimeoutError
         self._socket = paths.connect(path, timeout_s)
-        # Only `poll` waits: a socket with a timeout would also poll before it sends.
+        # Only our `poll` waits. A socket with a timeout would also poll before each send.
         self._socket.setblocking(False)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
@@ -152,7 +154,7 @@ class _Connection:
 
     def exchange(self, question: bytes, deadline: float) -> wire.Response:
         """Send a request, from its method on, and return the response."""
-        # Only one request is pending, so ids may repeat soon and fit into a byte.
+        # Only one request is pending at a time, so ids may repeat soon and fit into one byte.
         request_id = self._id = (self._id + 1) % 0x80
         self._send(wire.request_head(request_id) + question, deadline)
         while True:
@@ -163,7 +165,7 @@ class _Connection:
             answer = wire.decode_result(data, request_id) if self._decoder.is_between_messages else None
             if answer is not None:
                 return answer
-            # Do not stop at the answer: events may follow it in the same bytes.
+            # Read on after the answer, because events may follow it in the same bytes.
             for message in self._decoder.feed(data):
                 if type(message) is wire.Response and message.id == request_id:
                     answer = message

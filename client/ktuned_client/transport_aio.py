@@ -1,8 +1,9 @@
-"""Connections of the client for asyncio: one that all requests of a loop share, and one for each subscription.
+"""Connections of the client for asyncio: all requests of a loop share one, and each subscription has its own.
 
 Responses are matched to requests by id, so a cancelled request does not affect the others; its response is dropped. A
 connection belongs to its loop. If the loop is closed, or the process is a forked child, the connection cannot be closed
-in the usual way: only this process's descriptor is closed then (*detached*), without touching what a parent shares.
+in the usual way. It is *detached* then: only this process's descriptor is closed, and nothing shared with a parent is
+touched.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ktuned_client.answers import check_hello, explain_failure, next_id, read_re
 from ktuned_client.progress import Event
 
 MAX_UNREAD_EVENTS: Final = 1000
-"""Most unread events; beyond it the connection is not read until the caller has taken them."""
+"""Most unread events. When there are so many, the connection is not read until the caller has taken them."""
 
 _READ_BYTES: Final = 64 * 1024
 
@@ -38,7 +39,9 @@ class AsyncTransport:
         _transports.add(self)
 
     async def look_up(self, question: bytes, deadline_s: float) -> Any:
-        """Send a request, from its method on, and return its result; once more if the connection turns out to be dead.
+        """Send a request and return its result; send it again if the connection turns out to be dead.
+
+        ``question`` holds the request's bytes from its method on.
 
         Raises:
             DaemonError: the daemon refused the request.
@@ -84,7 +87,7 @@ class AsyncTransport:
             raise
 
     async def close(self) -> None:
-        """Close every loop's connection; pending requests fail, and the next one opens another."""
+        """Close every loop's connection; pending requests fail, and the next request opens a new connection."""
         here = asyncio.get_running_loop()
         while self._shared:
             loop, shared = self._shared.popitem()
@@ -95,12 +98,12 @@ class AsyncTransport:
             elif loop.is_closed():
                 shared.connection.detach()
             else:
-                # A transport must be closed in its loop's thread. If that loop closes meanwhile, nothing is lost.
+                # A transport must be closed in its loop's thread. If the loop was closed meanwhile, this does nothing.
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(shared.connection.close)
 
     def _find_shared(self) -> _SharedConnection:
-        """Return the running loop's connection; those of closed loops are detached."""
+        """Return the running loop's connection, and detach the connections of closed loops."""
         loop = asyncio.get_running_loop()
         shared = self._shared.get(loop)
         if shared is None:
@@ -127,7 +130,7 @@ class AsyncTransport:
             return shared.connection
 
     def _forget_parents_connections(self) -> None:
-        # Not closed by their transports: that would remove them from the epoll instance that the parent shares.
+        # Closing them through their transports would remove them from the epoll instance that the parent shares.
         for shared in self._shared.values():
             if shared.connection is not None:
                 shared.connection.detach()
@@ -168,7 +171,7 @@ class _AioConnection(asyncio.BufferedProtocol):
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._decoder = wire.Decoder()
-        # A buffer of our own: a plain protocol allocates 256 KiB for each read, which costs more than the read.
+        # We provide the buffer: a plain protocol allocates 256 KiB for each read, which costs more than the read.
         self._read_buffer = memoryview(bytearray(_READ_BYTES))
         self._id = 0
         self._waiting: dict[int, asyncio.Future[wire.Response]] = {}
@@ -215,13 +218,13 @@ class _AioConnection(asyncio.BufferedProtocol):
         self._fail_requests(ConnectionResetError("the connection was closed"))
 
     def detach(self) -> None:
-        """Close this process's descriptor alone, and nothing that a parent shares."""
+        """Close only this process's descriptor, so that nothing shared with a parent is touched."""
         descriptor = self._socket.detach()
         if descriptor >= 0:
             os.close(descriptor)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transport is not a subclass.
+        # A cast instead of a check, because uvloop's transport is not a subclass of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -237,7 +240,7 @@ class _AioConnection(asyncio.BufferedProtocol):
             return
         for message in messages:
             if type(message) is wire.Response:
-                # A response that nobody waits for belongs to a cancelled request.
+                # If no request waits for this response, it was cancelled.
                 answer = self._waiting.pop(message.id, None)
                 if answer is not None and not answer.done():
                     answer.set_result(message)

@@ -1,4 +1,4 @@
-"""Loads compiled winners: finds ktuned's loader by its entry point, and that calls the backend's plugin.
+"""Loads compiled winners: finds ktuned's loader by its entry point; the loader then calls the backend's plugin.
 
 This package knows no backend, and imports only the standard library until a winner is loaded.
 """
@@ -25,7 +25,7 @@ def load_winner(hit: Hit, device: str | None, default: Callable[..., Any] | None
     """Return a hit's winner as a callable, or ``default`` if there is none; see :meth:`Hit.load`.
 
     Raises:
-        LoadError: there is neither, or ktuned is not installed here.
+        LoadError: there is no compiled winner and no ``default``, or ktuned is not installed here.
     """
     reason = _explain_missing(hit)
     if reason:
@@ -41,12 +41,12 @@ def load_winner(hit: Hit, device: str | None, default: Callable[..., Any] | None
 
 
 def _explain_missing(hit: Hit) -> str:
-    """Return why nothing can be loaded; empty if something can."""
+    """Return why a hit has no winner to load; empty if it has one."""
     if hit.artifact is None:
         reason = f" ({hit.message})" if hit.message else ""
         return f"the answer is {hit.status!r}{reason}"
     if hit.measured is not None:
-        # Its launch sizes and scalars are the other problem's.
+        # The artifact's launch sizes and scalars are those of the other problem.
         return (
             f"the winner was compiled and measured for {_describe_problem(hit.measured)}; "
             "launch it from hit.artifact with your own sizes, or tune this very problem"

@@ -3,8 +3,8 @@
 A file has the winners of one kernel on one device model (docs/sharing.md describes every field). Without a daemon
 
 - sources, toolchain and driver cannot be checked, so a winner is ``stale``, never ``fresh``;
-- a config cannot be checked against another problem, so there is no answer from a neighbouring size. Only if there is
-  no winner by the wanted objective, the problem's fastest config is served as ``near``;
+- a config cannot be checked against another problem, so a neighbouring size's winner is never given. The only ``near``
+  answer is the problem's fastest config, if there is no winner by the wanted objective;
 - with exact numerics there is no ``near`` answer at all.
 """
 
@@ -27,7 +27,7 @@ MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 """Limit for the size of a file: some 100,000 winners."""
 
 MAX_NAMES: Final = 4_000
-"""Most learned names of a kernel, as in the daemon."""
+"""Most learned names of a kernel; the daemon has the same limit."""
 
 _LATENCY: Final = "latency"
 _EXACT: Final = "exact:"
@@ -50,10 +50,10 @@ class WinnersError(Exception):
 
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return one file's document, checked.
+    """Read a file, check its document and return it.
 
     Raises:
-        WinnersError: it cannot be read, is invalid, or has a newer format.
+        WinnersError: the file cannot be read, is invalid, or has a newer format.
     """
     try:
         with open(path, "rb") as stream:
@@ -113,7 +113,7 @@ def check_document(document: Any) -> None:
 
 
 def render_document(document: Mapping[str, Any]) -> str:
-    """Return a file's text: sorted, with a line for each field and winner; equal content gives equal text."""
+    """Return a file's text: sorted, with one line for each field and winner, so that equal content gives equal text."""
     head = {name: value for name, value in document.items() if name not in ("winners", "objectives")}
     lines = [
         f" {json.dumps(name)}: {_to_canonical_json(value)}"
@@ -164,7 +164,7 @@ class Winners:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Winners:
-        """Read a file, or a directory of them; raises as :func:`read_file`."""
+        """Read a file, or all files of a directory; raises as :func:`read_file`."""
         winners = cls()
         for file in list_files(path):
             winners._add_file(file, read_file(file))
@@ -200,7 +200,7 @@ class Winners:
 
 
 class _Winner(NamedTuple):
-    """A winner of a file; ``artifact`` is the name of its directory among the file's artifacts."""
+    """A winner of a file; ``artifact`` is the name of its directory within the file's artifacts directory."""
 
     config: Mapping[str, Any]
     latency_us: float
@@ -252,7 +252,7 @@ class _WinnersFile:
         wanted, key = objective or self._objective, _to_canonical_json(dict(kept))
         winner = self._winners.get(wanted, {}).get(key)
         status, message = "stale", f"from {self.path}: not checked against this machine's sources, toolchain and driver"
-        # With exact numerics no other winner will do.
+        # With exact numerics, the fastest config is no substitute: it may have other bits.
         if winner is None and not wanted.startswith(_EXACT):
             winner = self._winners[_LATENCY].get(key)
             status, message = "near", f"the fastest config: {self.path} has no winner by {wanted}"

@@ -1,4 +1,4 @@
-"""MessagePack-RPC without IO: the codec of both sides of the socket.
+"""MessagePack-RPC without IO: the codec that both sides of the socket use.
 
 ::
 
@@ -6,10 +6,10 @@
     [1, id, error, result]       its response: error is nil, or a map {code, message, hint}
     [2, method, [params]]        a notification, which is not answered
 
-Source of the format: the MessagePack-RPC specification. Messages follow each other with nothing in between.
+The format is that of the MessagePack-RPC specification. Messages follow each other with nothing in between.
 
-Nothing that a peer sends may cost much: a decoder limits the size of a message, the length of its arrays and maps, and
-their nesting, and gives the parser small pieces only. A message that breaks a limit ends the connection.
+No message may cost the receiver much. A decoder therefore limits the size of a message and the length and nesting of
+its arrays and maps, and gives the parser only small pieces. A message that exceeds a limit ends the connection.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 PROTOCOL_VERSION: Final = 1
-"""Increased when a field or a method changes its meaning or is removed, but not for additions."""
+"""Version of the protocol; increased when a field or a method changes its meaning or is removed, not for additions."""
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
-"""The largest message: some 30,000 trials in one answer; request more in parts."""
+"""The largest message: an answer with some 30,000 trials. Request more trials in parts."""
 
 MAX_REQUEST_BYTES: Final = 1024 * 1024
-"""The largest message a daemon reads: requests are small, and every connection may hold one half-read."""
+"""The largest message that a daemon reads. Requests are small, and each connection may keep a half-read message in
+memory."""
 
 MAX_ITEMS: Final = 128 * 1024
-"""The longest array or map: the parser allocates its memory when it reads the header, before any item has arrived."""
+"""The longest array or map. It is limited because the parser allocates its memory as soon as it reads the header,
+before any item has arrived."""
 
 MAX_REQUEST_ITEMS: Final = 4096
-"""The longest array or map a daemon reads: with the parser's 1024 levels, at most 32 MiB are allocated."""
+"""The longest array or map that a daemon reads; with the parser's 1024 levels, at most 32 MiB are allocated."""
 
 MAX_NESTING: Final = 32
 """The deepest nesting of maps and arrays; a job's plan needs 5 levels, and recursion over it stays cheap."""
@@ -41,13 +43,13 @@ MAX_ID: Final = 2**32 - 1
 """Request ids are 32 bits wide, as the specification says."""
 
 MAX_LOOKUPS: Final = 250
-"""Lookups that a client sends in one request: some ms of the daemon's time in the worst case."""
+"""Most lookups that a client sends in one request; they take the daemon some ms in the worst case."""
 
 _PIECE_BYTES: Final = 256 * 1024
-"""Most bytes that the parser gets at once; asyncio reads as many in one go."""
+"""Most bytes that the parser gets at once; asyncio reads the same number at a time."""
 
 _NOT_OPENING: Final = bytes(byte for byte in range(256) if not (0x80 <= byte <= 0x9F or 0xDC <= byte <= 0xDF))
-"""The bytes that, at the start of a value, open neither a map nor an array."""
+"""The bytes that cannot open a map or an array when a value starts with them."""
 
 _REQUEST: Final = 0
 RESPONSE: Final = 1
@@ -67,7 +69,7 @@ class Request(NamedTuple):
 
 
 class Response(NamedTuple):
-    """The answer to the request of the same id; ``error`` is ``None`` on success."""
+    """The answer to the request with the same id; ``error`` is ``None`` on success."""
 
     id: int
     error: dict[str, Any] | None
@@ -89,7 +91,7 @@ def encode_request(request_id: int, method: str, params: Mapping[str, Any]) -> b
 
     Raises:
         TypeError: ``params`` holds a value that MessagePack cannot carry.
-        ValueError: ``params`` nests deeper than the packer goes, or holds a number beyond 64 bits.
+        ValueError: ``params`` is nested deeper than the packer allows, or holds a number beyond 64 bits.
     """
     return _pack_message([_REQUEST, request_id, method, [params]])
 
@@ -138,7 +140,7 @@ def encode_lookup(
 
 
 def encode_lookups(lookups: Sequence[bytes]) -> bytes:
-    """Return a ``lookup_many`` of lookups' params, from its method on; at most 65,535 of them."""
+    """Return a ``lookup_many`` request's bytes from its method on, for the encoded params of up to 65,535 lookups."""
     head = b"\xablookup_many\x91\x81\xa7lookups\xdc" + len(lookups).to_bytes(2, "big")
     return head + b"".join(lookups)
 
@@ -158,7 +160,7 @@ _unpack: Final = msgpack.unpackb
 
 
 def decode_result(data: bytes, request_id: int) -> Response | None:
-    """Return the response in ``data`` if it is complete, alone and no error: a shortcut for the usual case.
+    """Return the response in ``data`` if ``data`` is exactly one complete response without an error (the usual case).
 
     ``request_id`` must be below 128. If this returns ``None``, give ``data`` to a :class:`Decoder`.
     """
@@ -175,7 +177,8 @@ class NumberTooLarge(ValueError):
 
 
 def _pack_message(message: Any) -> bytes:
-    # Packers are reused, because making one costs more than using it, but threads must not share one.
+    # Packers are reused, because making one costs more than using it. Each is taken out of the list while in use,
+    # because threads must not share one.
     try:
         packer = _idle_packers.pop()
     except IndexError:
@@ -193,7 +196,7 @@ _idle_packers: list[msgpack.Packer] = []
 
 
 class Decoder:
-    """Decodes bytes, in pieces of any size, into messages; one decoder per connection and direction.
+    """Decodes pieces of bytes of any size into messages; each connection and direction has its own decoder.
 
     ``max_bytes`` limits one message, ``max_items`` one array or map.
     """
@@ -213,7 +216,7 @@ class Decoder:
 
     @property
     def is_between_messages(self) -> bool:
-        """True if the bytes so far end at the end of a message."""
+        """True if the bytes fed so far end exactly with a message."""
         return self._received == self._end
 
     def feed(self, data: bytes) -> list[Message]:
@@ -232,7 +235,7 @@ class Decoder:
     def _feed_piece(self, data: bytes) -> list[Message]:
         unpacker = self._unpacker
         messages: list[Message] = []
-        # A message cannot nest deeper than it has bytes that may open a map or an array: with few, skip the check.
+        # Each level of nesting needs a byte that may open a map or an array: with few such bytes, skip the check.
         is_flat = self._received == self._end and len(data.translate(None, _NOT_OPENING)) <= MAX_NESTING
         self._received += len(data)
         try:
@@ -245,7 +248,7 @@ class Decoder:
                 self._end = end
         except ProtocolError:
             raise
-        # Which of these the parser raises depends on the byte; its pure-Python twin recurses.
+        # The parser's error depends on the faulty byte; its pure-Python version recurses and raises RecursionError.
         except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
             raise ProtocolError(f"not MessagePack within the limits: {str(error) or type(error).__name__}") from error
         if self._received - self._end > self._max_bytes:
@@ -284,7 +287,7 @@ def _is_request_id(value: Any) -> bool:
 
 
 def _parse_params(params: list[Any]) -> dict[str, Any] | None:
-    """Return the one map of a message; no params and an empty array (Lua's empty table) count as an empty map."""
+    """Return the one map of a message's params. No params, or an empty array (Lua's empty table), is an empty map."""
     if len(params) == 1 and type(params[0]) is dict:
         return params[0]
     return {} if params in ([], [[]]) else None

@@ -1,4 +1,4 @@
-"""The command line, ``ktuned COMMAND``, and its parts that tuning from Python shares with it."""
+"""The command line, ``ktuned COMMAND``, and the parts of it that ``ktuned.tune`` in Python uses, too."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 _INTERRUPTED = 130
-"""The exit status, where Ctrl-C came before anything of the program was imported."""
+"""The exit status if Ctrl-C comes before the program is imported."""
 
 _SHARED = {
     "choose_presenter": "present",
@@ -28,11 +28,11 @@ _SHARED = {
     "load_all_trials": "trials",
     "print_message": "output",
 }
-"""The module of each part."""
+"""The module of each part that Python programs use."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of ``ktuned``: imports the program and has it run one command; returns the exit status."""
+    """Entry point of ``ktuned``: import the program, run one command, and return its exit status."""
     try:
         from ktuned.cli.program import run_command
     except KeyboardInterrupt:
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def __getattr__(name: str) -> Any:
-    # Commands that need none of these, such as --help, start sooner.
+    # Imported on first use, so that commands without these parts, such as --help, start sooner.
     if name in _SHARED:
         from importlib import import_module
 

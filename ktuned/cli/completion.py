@@ -1,6 +1,6 @@
-"""Completion of kernels' names in shells, asked of the daemon; docs/cli.md says how a shell is set up.
+"""Completion of kernels' names in shells, with names from the daemon; docs/cli.md says how a shell is set up.
 
-Short names come first: a shell such as bash ends a word at the colon of a full one.
+Short names are preferred, because a shell such as bash ends a word at the colon of a full name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 DEADLINE_S = 0.5
-"""Longest wait for a daemon: a key press must not hang."""
+"""Longest wait for the daemon, so that a key press does not hang."""
 
 MAX_NAMES = 200
 
@@ -23,15 +23,15 @@ def complete_kernel(context: click.Context, parameter: click.Parameter, incomple
 
 
 def complete_target(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the names of kernels that begin with a word, or else have the shell complete a path."""
+    """Return the names of kernels that begin with a word; if there are none, let the shell complete a path."""
     found = [] if "/" in incomplete else complete_kernel(context, parameter, incomplete)
     return found or [CompletionItem(incomplete, type="file")]
 
 
 def complete_kernel_names(known: Iterable[str], incomplete: str) -> list[str]:
-    """Return what may stand for the kernels of these full names: the short name where only one has it. No IO.
+    """Return the completions for kernels with these full names: the short name if only one kernel has it. No IO.
 
-    A short name that several have is completed to their full ones.
+    A short name that several kernels have is completed to their full names.
     """
     full = sorted(known)
     if ":" in incomplete:
@@ -44,7 +44,7 @@ def complete_kernel_names(known: Iterable[str], incomplete: str) -> list[str]:
 
 
 def _known_kernels() -> list[str]:
-    # Not at the top: `--help` needs no daemon.
+    # Imported here, because `--help` needs no daemon.
     from ktuned.protocol import KERNELS, call_method
     from ktuned_client import Client, DaemonError, DaemonUnavailable
 

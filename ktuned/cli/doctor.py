@@ -1,6 +1,6 @@
-"""Checks of an installation; each returns findings with the command that mends the fault.
+"""Checks of an installation; each returns findings, with the command that repairs the fault.
 
-A check takes its subject as arguments and never raises, because it exists for broken installations. None needs a
+A check takes its subject as arguments and never raises, because it exists for broken installations. No check needs a
 daemon; facts that only a daemon has come from its ``status``.
 """
 
@@ -27,11 +27,12 @@ SUPPORTED_PYTHON = ((3, 11), (3, 13))
 
 DISK_FAIL_BYTES = 64 * 1024**2
 DISK_WARN_BYTES = 2 * 1024**3
-"""Below the first the store soon fails; below the second artifacts soon fill the disk."""
+"""Below the first limit the store will soon fail; below the second, artifacts will soon fill the disk."""
 
 INOTIFY_WATCHES = 8192
 INOTIFY_INSTANCES = 128
-"""One watch per directory below a root and one instance per daemon, beside those of editors: modest defaults."""
+"""Lowest limits without a warning. A daemon needs one watch for each directory below a root and one instance; editors
+need some, too."""
 
 
 class Level(StrEnum):
@@ -44,7 +45,7 @@ class Level(StrEnum):
 
 @record
 class Finding(Record):
-    """One line of the doctor: the subject, its state, and the command that mends it."""
+    """One line of the doctor: the subject, its state, and the command that repairs it."""
 
     level: Level
     what: str
@@ -53,7 +54,7 @@ class Finding(Record):
 
 
 def check_observer(environment: Mapping[str, str] = os.environ) -> Finding:
-    """Check that workers can be observed: without that no answer is ``fresh``."""
+    """Check that workers can be observed; otherwise no answer is ``fresh``."""
     if environment.get(observer.OFF_VARIABLE):
         message = f"switched off by {observer.OFF_VARIABLE}: no kernel is fully observed"
         return Finding(Level.WARN, "observer", message, f"unset {observer.OFF_VARIABLE}")
@@ -158,7 +159,7 @@ def check_inotify(directory: Path = Path("/proc/sys/fs/inotify")) -> Finding:
 
 
 def check_plugins(points: list[EntryPoint]) -> Finding:
-    """List the installed backends by their metadata; none is imported."""
+    """List the installed backends from their metadata, without importing them."""
     if not points:
         return Finding(Level.FAIL, "plugins", "no backend is installed", "pip install 'ktuned[tvm-ffi]'")
     named = sorted(f"{point.name} {point.dist.version}" if point.dist else point.name for point in points)
@@ -170,7 +171,7 @@ def check_daemon(
 ) -> Finding:
     """Check that a daemon of this version answers; ``absence`` is the reason if none does, ``mend`` the remedy.
 
-    Where nothing was ever tuned (``is_new``) none has been needed yet.
+    With ``is_new`` nothing was ever tuned here, so no daemon has been needed yet.
     """
     if status is None:
         if is_new:
@@ -197,7 +198,7 @@ def check_notices(status: StatusAnswer) -> list[Finding]:
 
 
 def check_hosts(status: StatusAnswer, version: str) -> Iterator[Finding]:
-    """Check the other hosts in a daemon's status, where it has some; ``version`` is ktuned's here."""
+    """Check the other hosts in a daemon's status; ``version`` is ktuned's version on this machine."""
     for name, executor in status.executors.items():
         if not executor.version:
             said = f"{executor.name} is not joined; the notices say why"
@@ -228,7 +229,7 @@ def _check_host(host: HostInfo, environments: Iterable[EnvironmentInfo], version
 
 
 def _find_missing_backends(host: HostInfo, environments: Iterable[EnvironmentInfo]) -> set[str]:
-    """Return the usable backends of this machine that a host lacks; none while the host was not probed."""
+    """Return the usable backends of this machine that a host lacks; none if the host was not probed yet."""
     usable: dict[str, set[str]] = {}
     for report in environments:
         names = {name for name, backend in report.backends.items() if backend.error is None}

@@ -24,7 +24,7 @@ from ktuned.protocol import EnvironmentInfo, RootInfo
 
 COMPILERS = ("c++", "g++", "clang++")
 PROBE_HERE_S = 60.0
-"""Deadline of an interpreter's backends: torch's import alone takes ten seconds from a cold disk."""
+"""Deadline for probing an interpreter's backends; importing torch from a cold disk alone takes ten seconds."""
 
 _VERSION_S = 5.0
 _RELEASE = re.compile(r"release (\d+\.\d+)|(\d+\.\d+(?:\.\d+)?)\s*$", re.MULTILINE)
@@ -42,7 +42,7 @@ json.dump(to_plain(probe_interpreter(Registry(), Probe())), sys.__stdout__)
 
 
 def check_compilers(environ: Mapping[str, str] = os.environ, system: Path = Path("/usr/local/cuda")) -> list[Finding]:
-    """Look for a C++ compiler, and for nvcc, which only CUDA C++ through nvcc needs."""
+    """Look for a C++ compiler, and for nvcc, which only kernels in CUDA C++ compiled by nvcc need."""
     search_path = environ.get("PATH")
     found = [place for name in COMPILERS if (place := shutil.which(name, path=search_path))]
     cxx = (
@@ -102,7 +102,7 @@ def check_gpu(
 
 
 def probe_here(python: str = sys.executable, *, deadline_s: float = PROBE_HERE_S) -> EnvironmentInfo:
-    """Probe an interpreter's backends in a process of their own, as a daemon does."""
+    """Probe an interpreter's backends in a separate process, as a daemon does."""
     hint = f"{python} -m pip install ktuned"
     try:
         ran = subprocess.run(
@@ -155,12 +155,12 @@ def check_backends(environments: Iterable[EnvironmentInfo], roots: Iterable[Root
 
 
 def _describe_absence(absence: Absence, backends: Mapping[str, BackendReport]) -> Finding:
-    """Return one finding for all backends that lack the same thing, as without a GPU."""
+    """Return one finding for all backends that lack the same thing, such as a GPU."""
     targets = sorted({backend.target for backend in backends.values() if backend.target})
     still = f"; kernels still compile for {', '.join(targets)}" if targets and absence.reason != "no_compiler" else ""
     what = f"backend{'s' * (len(backends) > 1)} {', '.join(backends)}"
     if absence.reason == "no_hardware":
-        # No fault: the machine is one without such a device.
+        # Not a fault: the machine simply has no such device.
         return Finding(Level.OK, what, f"{absence.message}{still}", absence.hint)
     return Finding(Level.WARN, what, f"{absence.reason}: {absence.message}{still}", absence.hint)
 

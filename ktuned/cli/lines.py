@@ -19,10 +19,10 @@ from ktuned.model import (
 from ktuned.protocol import FileError, KernelsReloaded, KernelStale, LaneChanged, WinnerChanged
 
 MAX_STANDING = 4
-"""Jobs whose standing is printed at once."""
+"""Most jobs whose standing is printed at a time."""
 
 WIDE = 1.25
-"""Ratio of a figure's largest and smallest likely value from which on a warning is due."""
+"""A figure gets a warning if its largest likely value is at least this many times its smallest."""
 
 
 def job_title(job: Job) -> str:
@@ -36,7 +36,7 @@ def _compose_title(kernel: str, problem: Problem, device: str, objective: Object
 
 
 def describe_doubts(job: Job) -> list[str]:
-    """Return lines that warn where the figures of a tuned job are hardly known, or hardly believable."""
+    """Return warnings about a tuned job's figures that are imprecise or hardly believable."""
     if not job.has_winner:
         return []
     found = []
@@ -64,7 +64,7 @@ def _bound_spread(latency_us: float | None, spread_us: float | None) -> tuple[fl
     """Return the ends of a latency's spread around it, or ``None`` if either is unknown."""
     if not latency_us or spread_us is None:
         return None
-    # A spread of twice the latency or more would begin at nothing.
+    # With a spread of twice the latency or more, the lower end would be zero or negative.
     half_us = min(spread_us / 2, 0.9 * latency_us)
     return latency_us - half_us, latency_us + half_us
 
@@ -75,9 +75,9 @@ def format_progress(job: Job) -> str:
 
 
 def describe_open_jobs(view: View, now: float | None = None) -> list[str]:
-    """Return a line for each open job, running ones first; at most :data:`MAX_STANDING`, and the number of others.
+    """Return a line for each open job, running jobs first; after :data:`MAX_STANDING` lines, the number of the others.
 
-    With ``now``, in Unix s, they say for how long jobs have run.
+    With ``now`` (Unix s), the lines say how long jobs have been running.
     """
     views = sorted(view.active, key=lambda one: one.job.state is not JobState.RUNNING)
     found = [f"{job_title(one.job)}: {_describe_open_job(one, now)}" for one in views[:MAX_STANDING]]
@@ -101,7 +101,7 @@ def _describe_open_job(view: JobView, now: float | None) -> str:
 
 
 def describe_news(news: News) -> list[str]:
-    """Return the lines for one piece of news; none for what other lines say already."""
+    """Return the lines for one piece of news; none if other lines say it already."""
     match news:
         case JobBegan(job):
             of = f" of {job.total} configs" if job.total is not None else ""
@@ -122,7 +122,7 @@ def describe_news(news: News) -> list[str]:
         case KernelStale():
             return [f"{news.kernel}: saved, its winners are stale"]
         case WinnerChanged() if news.job is None:
-            # A job's winner is shown by its trials.
+            # The winner of a job needs no line, because the job's trials have shown it.
             named = _compose_title(news.kernel, news.problem, news.device, news.objective)
             reached = text.by_objective(news.objective, news.figure)
             return [f"{named}: known already, {reached}  {text.format_values(news.config)}"]
@@ -140,7 +140,7 @@ def _describe_ended_job(view: JobView) -> str:
     if job.state is not JobState.DONE:
         why = text.first_line(job.message, limit=300)
         counts = f" ({text.format_outcomes(job.outcomes)})" if job.outcomes else ""
-        # "cancelled: cancelled" says nothing more.
+        # The reason is left out if it equals the state ("cancelled: cancelled").
         return f"{job_title(job)}: job {job.id} {job.state}{f': {why}' if why not in ('', job.state) else ''}{counts}"
     if job.best is None:
         return f"{job_title(job)}: job {job.id} found no valid config ({text.format_outcomes(job.outcomes)})"
@@ -154,7 +154,7 @@ def _describe_ended_job(view: JobView) -> str:
     if reused := int(job.cost.get("reused", 0)):
         facts.append(f"{reused} of {job.done} configs known")
     if job.total is not None and job.done < job.total:
-        # Its time limit ended it, or it converged.
+        # The job reached its time limit, or it converged.
         facts.append(f"{job.done} of {job.total} configs tried")
     change = compute_gain(job.objective, view.before, job.best)
     if change:
@@ -179,12 +179,12 @@ def _describe_reload(news: KernelsReloaded) -> list[str]:
 
 
 def format_excerpt(error: FileError) -> list[str]:
-    """Return the line of source of a kernel file's error and the caret below it, indented; nothing without them."""
+    """Return the source line of a kernel file's error and the caret below it, indented; empty if there is none."""
     return [f"    {line}" for line in text.clean_message(error.excerpt).splitlines()]
 
 
 def format_file_error(error: FileError) -> str:
-    """Return a kernel file's error, with its place unless the message starts with it."""
+    """Return a kernel file's error, preceded by file and line unless the message starts with them."""
     where = f"{error.path}:{error.line}" if error.line else error.path
     words = text.first_line(error.message, limit=500)
     return words if not where or words.startswith(where) else f"{where}: {words}"

@@ -22,9 +22,9 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 @record
 class Family(Record):
-    """One metric: its samples share its name and type, and differ in their labels.
+    """One metric; its samples have the same name and type, and differ in their labels.
 
-    ``unit`` is the name's last word, for a counter before ``_total``, or nothing.
+    ``unit`` is the last word of the name (for a counter, the word before ``_total``), or empty.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Family(Record):
 
 
 def render_metrics(status: StatusAnswer) -> str:
-    """Return the exposition of a daemon's status; fields that another version lacks have no samples."""
+    """Return a daemon's status in OpenMetrics format; a field that the daemon's version lacks has no samples."""
     lines = (line for family in _list_families(status) if family.samples for line in family.render_lines())
     return "\n".join([*lines, "# EOF", ""])
 

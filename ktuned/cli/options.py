@@ -14,37 +14,37 @@ from ktuned.model import MAX_PRIORITY, NUMERICS, Priority, Scalar
 _INTEGER = re.compile(r"[+-]?\d+")
 _FLOAT = re.compile(r"[+-]?(\d+\.\d*|\.?\d+)([eE][+-]?\d+)?")
 _NEXT_PAIR = re.compile(r",(?=[A-Za-z_]\w*=)")
-"""The comma between two pairs; one within a value, as in ``-p layout=a,b``, belongs to it."""
+"""The comma between two pairs; a comma within a value, as in ``-p layout=a,b``, does not match."""
 _INT64 = range(-(2**63), 2**63)
 
 _LEVELS = ", ".join(level.name.lower().replace("_", "-") for level in Priority)
 
 
 class WholeNumber(click.IntRange):
-    """A whole number of a range, by that name in messages and ``N`` in help."""
+    """A whole number in a range; messages call it "whole number", and help shows ``N``."""
 
     name = "whole number"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
-        """Return what stands for a value in help."""
+        """Return the placeholder for a value in help."""
         return "N"
 
 
 class Number(click.FloatRange):
-    """A number of a range, by that name in messages."""
+    """A number in a range; messages call it "number"."""
 
     name = "number"
 
 
 class AdvancedOption(click.Option):
-    """An option that stands in a section of its own in help: most users never need it."""
+    """An option that has a separate section in help, because most users never need it."""
 
 
 class SectionedCommand(click.Command):
-    """A command whose help has its advanced options apart."""
+    """A command whose help lists advanced options in a separate section."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, and then the advanced ones."""
+        """Write the ordinary options, and then the advanced options."""
         for title, is_advanced in (("Options", False), ("Advanced options", True)):
             rows = [
                 row
@@ -83,9 +83,9 @@ def is_path(target: str) -> bool:
 
 
 def as_path(target: str, otherwise: str = "a kernel's name has no slash and no .py") -> str:
-    """Return a path of the command line as an absolute one, because the daemon has another working directory.
+    """Return the absolute form of a path on the command line, because the daemon has another working directory.
 
-    ``otherwise`` is for those who meant a kernel.
+    ``otherwise`` is the part of the error message for users who meant a kernel.
 
     Raises:
         click.UsageError: it does not exist.
@@ -96,10 +96,10 @@ def as_path(target: str, otherwise: str = "a kernel's name has no slash and no .
 
 
 def read_share(context: click.Context, parameter: click.Parameter, word: str | None) -> float | None:
-    """Return a share as a number: ``3%`` and ``0.03`` are the same.
+    """Return a share as a number; ``3%`` and ``0.03`` mean the same.
 
     Raises:
-        click.BadParameter: it is none.
+        click.BadParameter: the word is not a share.
     """
     if word is None:
         return None

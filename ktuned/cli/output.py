@@ -1,4 +1,4 @@
-"""What a command gives back: data and tables on stdout, messages on stderr, its exit status."""
+"""The output of commands: data and tables on stdout, messages on stderr, and the exit status."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMPLAINT: Final = "ktuned: "
 """The beginning of each error's line."""
 
 MAX_SILENCE_S = 10.0
-"""Longest time without a line while a command waits: a log of CI that stands still for longer looks dead."""
+"""Longest time without a line while a command waits; a CI log without new lines for longer looks dead."""
 
 
 USAGE_CODES = frozenset({"usage", "ambiguous", "settings"})
@@ -35,7 +35,7 @@ USAGE_CODES = frozenset({"usage", "ambiguous", "settings"})
 
 
 class Exit(IntEnum):
-    """Exit status of a command; 130 is Ctrl-C, 141 a closed stdout. docs/cli.md lists them."""
+    """Exit status of a command: 130 after Ctrl-C, 141 after stdout was closed. docs/cli.md lists all."""
 
     DONE = 0
     NOT_REACHED = 1
@@ -50,7 +50,7 @@ class ReaderGone(Exception):
 
 
 def emit_line(line: str = "", *, is_heading: bool = False) -> None:
-    """Print one line on stdout and flush it, so that a pipe's reader sees it at once. Controls in it are escapes.
+    """Print one line on stdout, with control characters as escapes; flush, so that a pipe's reader sees it at once.
 
     Raises:
         ReaderGone: the reader closed stdout.
@@ -64,12 +64,12 @@ def emit_line(line: str = "", *, is_heading: bool = False) -> None:
 
 
 def emit_json(value: object) -> None:
-    """Print a value as one line of JSON on stdout and flush it; answers, and values within them, as their maps."""
+    """Print a value as one line of JSON on stdout and flush it; answers and the values in them become maps."""
     emit_line(show_controls_in_json(json.dumps(value, ensure_ascii=False, default=_make_plain)))
 
 
 def emit_answer(answer: object, as_json: bool, *words: str) -> None:
-    """Print an answer as JSON, or else in words, a line each."""
+    """Print an answer as JSON, or else the given lines of words."""
     if as_json:
         emit_json(answer)
     else:
@@ -78,14 +78,14 @@ def emit_answer(answer: object, as_json: bool, *words: str) -> None:
 
 
 def _make_plain(value: object) -> object:
-    # Not at the top: `--help` and errors print without it.
+    # Imported here, because `--help` and errors are printed without it.
     import msgspec
 
     return msgspec.to_builtins(value)
 
 
 def print_message(line: str) -> None:
-    """Print a message as one line on stderr, with controls in it as escapes."""
+    """Print a message as one line on stderr, with control characters as escapes."""
     sys.stderr.write(show_controls(line) + "\n")
     sys.stderr.flush()
 
@@ -99,7 +99,7 @@ def print_error(message: str, hint: str = "") -> None:
 
 def print_file_errors(errors: Iterable[FileError]) -> None:
     """Print a line for each error in a kernel file, and its line of source."""
-    # Not at the top: a daemon that starts prints its errors by this module, and needs no client.
+    # Imported here: a starting daemon prints its errors with this module, and needs no client.
     from ktuned.cli import lines
 
     for error in errors:
@@ -109,10 +109,10 @@ def print_file_errors(errors: Iterable[FileError]) -> None:
 
 
 def write_atomically(path: Path, content: str) -> bool:
-    """Write a file in one step, so that nobody reads a part of it; return whether it changed.
+    """Write a file in one step, so that nobody reads half of it; return whether its content changed.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     if path.is_file() and path.read_bytes() == content.encode():
         return False
@@ -128,7 +128,7 @@ def write_atomically(path: Path, content: str) -> bool:
 
 @contextmanager
 def report_waiting(task: str, every_s: float = MAX_SILENCE_S) -> Iterator[None]:
-    """Print now and then on stderr how long the block, which is one long request, has taken."""
+    """While the block (one long request) runs, print on stderr every ``every_s`` how long it has taken."""
     over = threading.Event()
     began = time.monotonic()
 
@@ -150,7 +150,7 @@ Row = Sequence[str | int | None]
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Row], *, right: Iterable[str] = ()) -> None:
-    """Print rows below a heading, so that they fit the terminal; a pipe gets a line for each row.
+    """Print rows below a heading, fitted to the terminal; a pipe gets one line for each row.
 
     ``right`` names the columns of figures.
     """

@@ -1,7 +1,7 @@
-"""A tuning from its request to its end, and what shows it: JSON, lines, bars on a terminal, a notebook's cell.
+"""Follows a tuning from its request to its end, and shows it as JSON, lines, bars on a terminal or a notebook's cell.
 
-Every presenter shows the one view that events are folded into (:mod:`~ktuned.cli.progress`): for commands, and for
-``ktuned.tune`` in programs and notebooks. :func:`follow_tuning` is the loop that they share.
+Every presenter shows the view that events are folded into (:mod:`~ktuned.cli.progress`). Commands and ``ktuned.tune``
+in programs and notebooks share the loop, :func:`follow_tuning`.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ P = TypeVar("P", bound=JobParams)
 
 REFRESHES_PER_SECOND = 8
 MAX_BARS = 12
-"""Jobs shown at once: more would scroll a small terminal and become unreadable."""
+"""Most jobs shown at once; more would scroll on a small terminal and become unreadable."""
 
 MAX_WAITING = 4
 
 REDRAW_S = 0.25
-"""Interval of a notebook's redraws: each one is a message to a browser."""
+"""Interval of a notebook's redraws; each of them is a message to a browser."""
 
 BAR_COLUMNS = 24
 
 
 class Presenter:
-    """Shows a tuning: this one nothing, its subclasses something. A context, so that a terminal is restored."""
+    """Base of presenters; shows nothing itself. It is a context manager, so that a terminal is restored."""
 
     def __enter__(self) -> Self:
         return self
@@ -64,7 +64,7 @@ class Presenter:
         return
 
     def show(self, received: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
-        """Show one event's map (``None`` after a catch-up), the view after it, and its news."""
+        """Show one event: its map (``None`` after a catch-up), the view after it, and the news in it."""
 
 
 class JsonPresenter(Presenter):
@@ -77,7 +77,7 @@ class JsonPresenter(Presenter):
 
 
 class LinePresenter(Presenter):
-    """Prints one line for each piece of news, and how open jobs stand after ``silence_s`` without any."""
+    """Prints one line for each piece of news, and the standing of open jobs after ``silence_s`` without news."""
 
     def __init__(self, silence_s: float = output.MAX_SILENCE_S) -> None:
         self._silence_s = silence_s
@@ -117,7 +117,7 @@ class LinePresenter(Presenter):
                 try:
                     self._print_lines(lines.describe_open_jobs(self._view, time()))
                 except output.ReaderGone:
-                    # The next news finds that out, in the thread that can end the command.
+                    # Printing the next news raises it again, in the thread that can end the command.
                     return
 
 
@@ -129,7 +129,7 @@ class LivePresenter(Presenter):
         from rich.live import Live
 
         self._view = View()
-        # Values are shown verbatim: no markup in a kernel's name, no guessed colours.
+        # Values are shown verbatim: a kernel's name is not parsed as markup, and no colours are guessed.
         self._console = Console(markup=False, highlight=False, emoji=False)
         self._live = Live(
             get_renderable=self._render_board,
@@ -158,7 +158,7 @@ class LivePresenter(Presenter):
 
 
 def draw_board(view: View) -> Table:
-    """Return the picture of the open jobs: bars for running ones, names of waiting ones."""
+    """Return a table of the open jobs: bars for running jobs, names for waiting jobs."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -186,7 +186,7 @@ def draw_board(view: View) -> Table:
 
 
 class NotebookPresenter(Presenter):
-    """One output of a cell, redrawn in place while jobs are open, and cleared at the end: the result follows it."""
+    """One output of a cell, redrawn in place while jobs are open, and cleared at the end, before the result."""
 
     def __init__(self, redraw_s: float = REDRAW_S) -> None:
         self._redraw_s = redraw_s
@@ -198,7 +198,7 @@ class NotebookPresenter(Presenter):
             self._handle.update(_CellOutput(()))
 
     def show(self, received: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
-        """Redraw, if the last time was long enough ago."""
+        """Redraw the output, if the last redraw was long enough ago."""
         if self._handle is not None and monotonic() - self._drawn_at < self._redraw_s:
             return
         self._drawn_at = monotonic()
@@ -232,7 +232,10 @@ class _CellOutput:
 
 
 def choose_presenter(*, as_json: bool = False, in_notebook: bool = False, wanted: bool | None = True) -> Presenter:
-    """Return a suitable presenter for stdout; ``wanted`` is whether to show anything, ``None`` where people look."""
+    """Return a suitable presenter for stdout.
+
+    With ``wanted=False`` it shows nothing; with ``None`` it shows something only on terminals and in notebooks.
+    """
     if as_json:
         return JsonPresenter()
     if wanted is False:
@@ -245,7 +248,7 @@ def choose_presenter(*, as_json: bool = False, in_notebook: bool = False, wanted
 
 
 def request_tuning(client: Client, method: Method[P, TuneAnswer], wanted: P) -> TuneAnswer:
-    """Request jobs; print the errors of kernel files and the notices. What kernel files import may take long."""
+    """Request jobs; print the errors of kernel files and the notices. Importing the kernel files may take long."""
     try:
         with output.report_waiting(f"inspecting {wanted.path or wanted.kernel}"):
             accepted = call_method(client, method, wanted, deadline_s=TUNE_DEADLINE_S)
@@ -261,7 +264,7 @@ def request_tuning(client: Client, method: Method[P, TuneAnswer], wanted: P) -> 
 
 
 class TuningInterrupted(KeyboardInterrupt):
-    """Ctrl-C, while a tuning was followed whose ``open_jobs`` continue."""
+    """Ctrl-C while a tuning was followed; its ``open_jobs`` continue."""
 
     def __init__(self, open_jobs: list[int]) -> None:
         super().__init__()
@@ -283,7 +286,7 @@ def follow_tuning(client: Client, accepted: TuneAnswer | SharePullAnswer, presen
                 presenter.show(received, view, news)
     except KeyboardInterrupt:
         raise TuningInterrupted([known.job.id for known in view.active]) from None
-    # A job's final state includes events from before the subscription.
+    # A job's final state includes what events before the subscription reported.
     view, _ = resync_view(view, read_jobs(tuning.jobs))
     return view
 

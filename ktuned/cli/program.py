@@ -1,6 +1,6 @@
 """The program ``ktuned``: finds and runs a command, and turns errors into one line and an exit status.
 
-Each command's module is imported when it is named.
+A command's module is imported only when the command is named.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
         "prune": Entry("upkeep", "Remove compiled kernels to free disk space."),
     },
 }
-"""Every command by its group, in the order of ``--help``, which imports none of them."""
+"""Every command by its group, in the order of ``--help``, which imports none of the modules."""
 
 COMMANDS: Mapping[str, Entry] = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 
 class _Commands(click.Group):
-    """A group whose commands live in modules that are imported one at a time."""
+    """A group that imports a command's module only when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -97,7 +97,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        # While a shell completes, an unfinished word is no error.
+        # During a shell's completion, an unfinished word is not an error.
         if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in COMMANDS:
             import difflib
 
@@ -108,7 +108,7 @@ class _Commands(click.Group):
 
 
 def _prepare_callback(name: str, callback: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a command check the daemon's protocol first, and its usage errors name its help."""
+    """Make a command check the daemon's protocol first, and make its usage errors mention its help."""
 
     @functools.wraps(callback)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -172,7 +172,7 @@ def _carry_out(arguments: Sequence[str] | None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
     except UnicodeEncodeError as error:
-        # A path that a relative one stands for: the protocol has UTF-8 alone.
+        # The absolute path of a relative one may not be UTF-8, but the protocol carries only UTF-8.
         return _not_utf8(error.object)
     except NumberTooLarge as error:
         output.print_error(str(error), "give a smaller one")
@@ -195,7 +195,7 @@ def _not_utf8(word: str) -> Exit:
 
 
 def _how_to_end_it() -> str:
-    """Return the command that ends a daemon that does not answer; committed results survive it."""
+    """Return the command that kills a daemon that does not answer; committed results survive."""
     from ktuned_client.paths import LOCK_NAME, socket_path
 
     try:
@@ -206,7 +206,7 @@ def _how_to_end_it() -> str:
 
 
 def _abandon_stdout() -> None:
-    """Redirect stdout to /dev/null, so that the interpreter's last flush meets no broken pipe."""
+    """Redirect stdout to /dev/null, so that the interpreter's last flush does not fail with a broken pipe."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
     os.close(nothing)

@@ -1,9 +1,9 @@
-"""The event stream, folded into one value that lines, bars, notebooks and the live screen show. No IO.
+"""Folds the event stream into one value that lines, bars, notebooks and the live screen show. No IO.
 
-:func:`fold_event` takes a :class:`View` and an event, and returns the next view and the news in it. Nothing else folds
-the events of jobs: lines are made of the news (:mod:`~ktuned.cli.lines`), the rows of the live screen follow a view's
-jobs (:mod:`~ktuned.cli.watch.board`). An event that says all by itself is its own news, and one that changes no view
-leaves it as it was.
+:func:`fold_event` takes a :class:`View` and an event, and returns the next view and the news in it. It is the only
+place that folds events of jobs: lines are made of the news (:mod:`~ktuned.cli.lines`), and the rows of the live screen
+follow a view's jobs (:mod:`~ktuned.cli.watch.board`). An event that needs nothing else to be understood is its own
+news. An event that concerns no view leaves the view unchanged.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ FAILURES = (
     Outcome.HUNG,
     Outcome.CONTENDED,
 )
-"""Outcomes that left a config without a figure for a reason worth showing, in the order of a trial's stages."""
+"""Outcomes without a figure whose reason is worth showing, in the order of a trial's stages."""
 
 MAX_STEPS = 256
-"""Steps of a job's best so far: wider than any sparkline. Of more, every other one is kept."""
+"""Most steps of a job's best so far; no sparkline is wider. When there are more, every other step is kept."""
 
 Case = tuple[str, str, str, str]
 """A winner's key: a kernel, a problem's canonical text, a device model, an objective."""
@@ -71,16 +71,18 @@ def make_case(kernel: str, problem: Problem, device: str, objective: Objective) 
 
 @record
 class JobView(Record):
-    """One job, and what only its events tell.
+    """One job, and the facts that only its events report.
 
     Attributes:
+        job: the job.
         best_config: the config that has the best figure.
-        announced: what the best figure that was news costs: a ``winner`` comes before the trial that made it.
+        announced: cost of the best figure that was news already, because a ``winner`` event comes before the event of
+            its trial.
         before: figure of the winner when the job began, in the objective's unit.
         share: the winner's share of the device's limit, in words.
         failures: the first trial of each failing outcome.
-        round: number of the final round that is measured, and of all rounds.
-        best_so_far: costs of the best config after each trial; some, if there are very many.
+        round: number of the final round that is being measured, and number of all rounds.
+        best_so_far: costs of the best config after each trial; only some of them if there are very many.
     """
 
     job: JobInfo
@@ -99,9 +101,9 @@ Limits = Mapping[str, Peaks]
 
 @record
 class View(Record):
-    """All jobs seen so far, in the order they appeared, and the figure of the last winner of each case.
+    """All jobs seen so far, in the order of their appearance, and the figure of the last winner of each case.
 
-    ``limits`` are the measured limits of devices, by their models.
+    ``limits`` has the measured limits of devices by model.
     """
 
     jobs: Mapping[int, JobView] = field(default_factory=dict)
@@ -115,11 +117,11 @@ class View(Record):
 
     @property
     def active(self) -> list[JobView]:
-        """The jobs that are queued or running."""
+        """The jobs that have not ended."""
         return [view for view in self.jobs.values() if not view.job.is_ended]
 
     def without_ended(self) -> View:
-        """Return the view without the jobs that ended, so that an endless watch stays bounded."""
+        """Return the view without the jobs that ended, so that the memory of an endless watch stays bounded."""
         return replace(self, jobs={key: view for key, view in self.jobs.items() if not view.job.is_ended})
 
 
@@ -132,7 +134,7 @@ class JobBegan(Record):
 
 @record
 class NewBest(Record):
-    """A trial is better than every one before it in its job, by its objective's ``figure``."""
+    """A trial is better than every earlier trial of its job; ``figure`` is its figure by the job's objective."""
 
     job: JobInfo
     config: Config
@@ -176,14 +178,14 @@ def begin_view(jobs: Iterable[JobInfo], limits: Limits | None = None) -> View:
 
 
 def add_earlier_winners(view: View, finished: Iterable[JobInfo]) -> View:
-    """Return the view with the winners of jobs that ended earlier, in any order, to compare later ones with."""
+    """Return the view with the winners of jobs that ended earlier (in any order), to compare later winners with."""
     by_age = sorted(finished, key=lambda job: job.finished or 0.0)
     found = {_make_job_case(job): job.best for job in by_age if job.best}
     return replace(view, winners={**found, **view.winners})
 
 
 def resync_view(view: View, jobs: Iterable[JobInfo]) -> tuple[View, tuple[News, ...]]:
-    """Catch up with jobs after events were lost; those that ended or began meanwhile are news."""
+    """Catch up with jobs after events were lost; jobs that began or ended meanwhile are news."""
     news: list[News] = []
     for job in jobs:
         view, more = _take_job(view, job)
@@ -192,7 +194,7 @@ def resync_view(view: View, jobs: Iterable[JobInfo]) -> tuple[View, tuple[News, 
 
 
 def add_estimates(view: View, jobs: Iterable[JobInfo]) -> View:
-    """Return the view with how long its open jobs take and what they wait for."""
+    """Return the view with the remaining time of its open jobs and what they wait for."""
     for job in jobs:
         known = view.jobs.get(job.id)
         if known is not None and not known.job.is_ended:
@@ -289,7 +291,7 @@ def _take_winner(view: View, event: WinnerChanged) -> View:
 
 
 def describe_share(metrics: Mapping[str, float], known: Limits, device: str | None) -> str:
-    """Return the share of the limit that is nearest, or an empty text where none is known."""
+    """Return the share of the nearest limit in words; empty if no limit is known."""
     peaks = known.get(device or "")
     found = [] if peaks is None else compute_shares(metrics, peaks)
     return str(found[0]) if found else ""

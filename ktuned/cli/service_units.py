@@ -1,4 +1,4 @@
-"""systemd user units of the daemon: their text and directory. ``systemd/`` holds copies for reading.
+"""systemd user units of the daemon: their texts and their directory. ``systemd/`` contains copies for readers.
 
 Sources: systemd.service(5), systemd.socket(5), systemd.exec(5), systemd.resource-control(5), systemd.syntax(7).
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 MARK: Final = "# Written by `ktuned service install`"
-"""Start of the first line of a unit that this program wrote, and thus may replace and remove."""
+"""Start of the first line of a unit that this program wrote; only such a unit may be replaced and removed."""
 
 _FIRST_LINE: Final = f"{MARK}, which may overwrite it."
 
@@ -19,13 +19,15 @@ SERVICE: Final = "ktuned.service"
 SOCKET: Final = "ktuned.socket"
 
 DEFAULT_COMMAND: Final = ("%h/.local/bin/ktuned", "start", "--foreground")
-"""The directory of pipx and ``pip install --user``; systemd does not use the user's PATH."""
+"""The command where pipx and ``pip install --user`` put it; a full path, because systemd does not use the user's PATH.
+"""
 
 DEFAULT_LISTEN: Final = "%t/ktuned/ktuned.sock"
 """``$XDG_RUNTIME_DIR/ktuned/ktuned.sock``, as in :func:`ktuned_client.paths.socket_path`."""
 
 KEPT_VARIABLES: Final = ("PATH", "CUDA_HOME", "CUDA_PATH", "KTUNED_HOME")
-"""Variables that an installed unit keeps from its installer: the search path of compilers, and the state directory."""
+"""Environment variables that an installed unit keeps from the installing shell: where compilers are, and the state
+directory."""
 
 _SERVICE_TEXT: Final = """\
 [Unit]
@@ -100,7 +102,7 @@ def units_directory(environ: Mapping[str, str]) -> Path:
 
 
 def unit_texts(command: Sequence[str], *, listen: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return each unit's text by its file's name; ``command`` and ``listen`` may hold systemd's ``%`` specifiers."""
+    """Return each unit's text by file name; ``command`` and ``listen`` may contain systemd's ``%`` specifiers."""
     lines = "".join(f'Environment="{name}={quote_value(value)}"\n' for name, value in environment.items())
     return {
         SERVICE: _SERVICE_TEXT.format(socket=SOCKET, command=_command_line(command), environment=lines),
@@ -134,7 +136,7 @@ def _escape_specifiers(value: str) -> str:
 def _command_line(words: Sequence[str]) -> str:
     """Return words as a command line (systemd.service(5), "Command lines")."""
     program, *arguments = words
-    # A dollar starts a variable in every word except the program, quoted or not.
+    # In every word except the program, quoted or not, a dollar starts a variable.
     return " ".join([_quote_word(program), *(_quote_word(word.replace("$", "$$")) for word in arguments)])
 
 

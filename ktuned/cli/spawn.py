@@ -1,4 +1,4 @@
-"""Start of a daemon that outlives the command, if none runs."""
+"""Starts a daemon that outlives the command, if none runs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from ktuned_client import Client
 
 START_DEADLINE_S = 15.0
-"""Deadline of a daemon's first answer: half a second is usual, a cold disk takes longer."""
+"""Deadline of a new daemon's first answer; usually it takes half a second, but longer from a cold disk."""
 
 PROBE_INTERVAL_S = 0.02
 LOG_NAME = "serve.log"
 LOG_TAIL_BYTES = 8192
 
 MAX_WORDS = 500
-"""Characters of a daemon's last words: its remedy stands at their end."""
+"""Most characters of a daemon's last message; many, because the remedy is at its end."""
 
 
 class DaemonNotStarted(KtunedError):
@@ -36,7 +36,7 @@ class DaemonNotStarted(KtunedError):
 
 
 def state_directory() -> Path:
-    """Return the daemon's state directory: ``$KTUNED_HOME``, else the XDG one."""
+    """Return the daemon's state directory: ``$KTUNED_HOME``, else ``ktuned`` in the XDG state directory."""
     chosen = os.environ.get("KTUNED_HOME")
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -56,12 +56,12 @@ def ensure_daemon() -> int | None:
 
 
 def open_client(*, no_spawn: bool = False) -> Client:
-    """Return a client of the daemon, which is started, and announced, if none runs; unless ``no_spawn``.
+    """Return a client of the daemon. If none runs, start one and say so, unless ``no_spawn`` is set.
 
     Raises:
         DaemonNotStarted: it could not be started.
     """
-    # Not at the top: a daemon that starts needs no client.
+    # Imported here, because a starting daemon needs no client.
     from ktuned_client import Client
 
     if not no_spawn:
@@ -90,13 +90,13 @@ def start_daemon(
     deadline_s: float = START_DEADLINE_S,
     arguments: Sequence[str] = ("--auto-started",),
 ) -> int:
-    """Start a daemon in a session of its own, wait until it answers, and return its pid.
+    """Start a daemon in a new session, wait until it answers, and return its pid.
 
     Its output goes to ``serve.log`` in the state directory. Two commands that start one at the same time
     share it: the daemon's lock decides, and the other command finds its socket. Then the pid is 0.
 
     Raises:
-        DaemonNotStarted: it ended or did not answer before the deadline.
+        DaemonNotStarted: the daemon ended, or did not answer before the deadline.
     """
     log_path = state_directory / LOG_NAME
     try:
@@ -136,7 +136,7 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _daemon_environment(socket_path: str) -> dict[str, str]:
-    """Return our environment with absolute paths, for another working directory."""
+    """Return our environment with absolute paths, because the daemon has another working directory."""
     environment = {**os.environ, "KTUNED_SOCKET": socket_path}
     if environment.get("KTUNED_HOME"):
         environment["KTUNED_HOME"] = str(state_directory())
@@ -144,7 +144,7 @@ def _daemon_environment(socket_path: str) -> dict[str, str]:
 
 
 def _wait_for_daemon(process: subprocess.Popen[bytes], socket_path: str, deadline: float) -> bool:
-    """Wait until the daemon answers, ends or is late; return whether it ended."""
+    """Wait until the daemon answers or ends, or the deadline passes; return whether it ended."""
     while time.monotonic() < deadline:
         try:
             process.wait(PROBE_INTERVAL_S)
@@ -157,9 +157,9 @@ def _wait_for_daemon(process: subprocess.Popen[bytes], socket_path: str, deadlin
 
 
 def _last_words(log_path: Path, offset: int) -> str:
-    """Return the last complaint that was logged from ``offset`` on, or the last line with text if there is none.
+    """Return the last error that was logged from ``offset`` on, or the last line with text if there is no error.
 
-    Another daemon of this home, at another socket, may log there, too.
+    Another daemon with the same home, but another socket, may write to the same log.
     """
     with log_path.open("rb") as log:
         end = log.seek(0, os.SEEK_END)

@@ -1,6 +1,6 @@
-"""Tables that fit a terminal: cells wrap between words, and rows of too many columns become records. No IO.
+"""Tables that fit a terminal: cells wrap between words, and rows with too many columns become records. No IO.
 
-Nothing is cut, and no word is broken: a path or a message has to be copied as it is.
+Nothing is cut and no word is broken, so that paths and messages can be copied.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ GAP = 2
 
 
 def table_lines(rows: Sequence[Sequence[str]], is_figure: Sequence[bool], width: int | None = None) -> list[str]:
-    """Return the lines of a table whose first row is its heading; ``width`` is the terminal's, if there is one."""
+    """Return the lines of a table whose first row is its heading; ``width`` is the terminal's width, if any."""
     natural = [max(map(len, column)) for column in zip(*rows, strict=True)]
     over = sum(natural) + GAP * (len(natural) - 1) - (width or 0)
     if width is None or over <= 0:
@@ -43,7 +43,7 @@ def _format_line(cells: Sequence[str], widths: Sequence[int], is_figure: Sequenc
 
 
 def _format_records(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return each row as lines of a column's name and its value; empty values are left out."""
+    """Return each row as lines of a column's name and the value; empty values are left out."""
     heading, *rest = rows
     margin = max(map(len, heading)) + GAP
     lines: list[str] = []

@@ -1,4 +1,4 @@
-"""Text of values for one line: durations, sizes, flat maps, messages of other programs. No IO."""
+"""Formats values for one line of text: durations, sizes, flat maps, other programs' messages. No IO."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def format_duration(value_s: float | None) -> str:
 
 
 def format_time_left(seconds: float | None) -> str:
-    """Return how long something will still take; nothing where that is unknown, or next to nothing."""
+    """Return how long something will still take; empty if that is unknown or almost zero."""
     return "" if seconds is None or seconds < 0.1 else f"{format_duration(seconds)} left"
 
 
@@ -118,8 +118,8 @@ def format_factor(value: float | None) -> str:
 def format_values(values: Mapping[str, Any] | None) -> str:
     """Return a problem or a config in the form of the command line.
 
-    Of an application's call, the types stand alone behind the key's own fields: ``M=4096 f16,f16,i64``; which call it
-    was is a detail.
+    For an application's call, only the types follow the key's own fields: ``M=4096 f16,f16,i64``. The digest that names
+    the call is left out.
     """
     if not values:
         return ABSENT
@@ -129,8 +129,9 @@ def format_values(values: Mapping[str, Any] | None) -> str:
 
 
 def clean_message(message: str) -> str:
-    """Return another program's message without the colours and links of compilers, and with all else that steers a
-    terminal as escapes; line ends stay.
+    """Return another program's message without compilers' colours and links; line ends stay.
+
+    Other characters that control a terminal become escapes.
     """
     plain = _COLOURS_AND_LINKS.sub("", message).replace("\r\n", "\n").replace("\t", "    ")
     return "".join(" " if letter != "\n" and letter.isspace() else letter for letter in show_controls(plain))

@@ -1,4 +1,4 @@
-"""Trials as commands, the live screen and Python read them: all of a kernel's, and everything about one in words."""
+"""Reads all trials of a kernel, and describes a single trial in words, for commands, the live screen and Python."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ktuned.protocol import RESULTS, ResultsParams, call_method
 from ktuned_client import Client
 
 PAGE = 2_000
-"""Trials in one request: the daemon's limit, which is lower where details are asked for."""
+"""Most trials in one request: the daemon's limit, which is lower if details are requested."""
 
 _DEADLINE_S = 60.0
 
 _SHOWN_APART = ("stdout", "stderr", "samples", "story", "spans")
-"""Details with a form of their own, and those that only a report draws."""
+"""Details that are shown in their own form, or only in a report."""
 
 _LABELS = {
     "count": "samples",
@@ -29,7 +29,7 @@ _LABELS = {
 
 
 def load_all_trials(client: Client, wanted: ResultsParams) -> list[ListedTrial]:
-    """Return all trials that ``results`` chooses, in the order of its table, from as many requests as they take."""
+    """Return all trials that match, in the order of ``ktuned results``; sends as many requests as needed."""
     found: dict[int, ListedTrial] = {}
     page = msgspec.structs.replace(wanted, limit=PAGE, order="newest")
     while True:
@@ -42,13 +42,13 @@ def load_all_trials(client: Client, wanted: ResultsParams) -> list[ListedTrial]:
 
 
 def _table_key(trial: ListedTrial) -> tuple[bool, str, str, float, int]:
-    """Return the place of a trial in a table: the fastest of each problem and device first, then those without."""
+    """Return the sort key of a trial in a table: by problem and device, fastest first; trials without latency last."""
     latency = trial.latency_us
     return latency is None, canonical(trial.problem), trial.device, latency or 0.0, trial.id
 
 
 def describe_facts(trial: Trial) -> dict[str, str]:
-    """Return a trial's facts in the order in which people read them, by their names."""
+    """Return a trial's facts by name, in the order in which people read them."""
     known = {**vars(trial.detail), **({"metrics": trial.metrics} if trial.metrics else {})}
     facts = {
         "trial": f"{trial.id} of job {trial.job}",
@@ -73,7 +73,7 @@ def describe_facts(trial: Trial) -> dict[str, str]:
 
 
 def list_messages(trial: Trial) -> dict[str, str]:
-    """Return the texts of several lines that belong to a trial: its message, the commands, the process's output."""
+    """Return a trial's texts of several lines, by name: its message, the commands, the process's output."""
     detail = trial.detail
     texts = {
         "message": trial.message,
@@ -93,7 +93,7 @@ def _format_fact(name: str, value: object) -> str:
     """Return a detail's value for people, in the unit that its name ends in."""
     match value:
         case Mapping():
-            # Commands of compilers have their own lines.
+            # Compilers' commands are shown in lines of their own.
             pairs = {
                 key: _format_fact(name if name.endswith("_s") else key, item)
                 for key, item in value.items()

@@ -9,7 +9,7 @@ from ktuned_client.answers import DaemonSilent
 from ktuned_client.wire import PROTOCOL_VERSION
 
 ACROSS_VERSIONS: Final = frozenset({"start", "status", "stop", "doctor", "service", "config", "logs"})
-"""Commands that work with a daemon of any protocol: they start, show and end one, as an upgrade requires."""
+"""Commands that work with a daemon of any protocol, because an upgrade needs them to start, show and stop daemons."""
 
 
 def own_version() -> str:
@@ -23,7 +23,7 @@ def check_protocol() -> None:
     """Check the daemon's protocol, if a daemon runs.
 
     Raises:
-        DaemonUnavailable: it differs from ours; the message names both versions.
+        DaemonUnavailable: the protocol differs from ours; the message names both versions.
         DaemonSilent: the daemon does not answer; the next request would wait in vain as well.
     """
     from ktuned.protocol import HELLO, call_method

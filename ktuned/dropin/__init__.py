@@ -1,8 +1,8 @@
-"""The application's side of drop-ins for other autotuners, for the plugins that put them there.
+"""The application's side of the drop-ins for other autotuners; plugins build their drop-ins from it.
 
 A drop-in decides what each call launches (:mod:`~ktuned.dropin.launch_machine`), leaves calls in the spool, and asks
-the daemon for winners (:mod:`~ktuned.dropin.keyed_call`). ``ktuned run`` puts it into a program that does not import it
-(:mod:`~ktuned.dropin.takeover`). A worker reads what it left (:mod:`~ktuned.dropin.adopted_files`).
+the daemon for winners (:mod:`~ktuned.dropin.keyed_call`). ``ktuned run`` installs it in a program that does not import
+it (:mod:`~ktuned.dropin.takeover`). A worker reads the calls that were left (:mod:`~ktuned.dropin.adopted_files`).
 """
 
 from ktuned.dropin.account import RECORDED, TUNED, Account, account

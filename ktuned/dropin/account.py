@@ -1,4 +1,4 @@
-"""The account of a process's autotuned functions: adopted, or left alone and why, and the state of each tuning key.
+"""The account of a process: which autotuned functions are adopted or left alone and why, and each tuning key's state.
 
 Under ``ktuned run`` each change is appended to a file at once, because a process may be killed, or may end without its
 exit handlers, as forked children do.
@@ -20,15 +20,15 @@ RECORDED: Final = "recorded"
 
 @dataclass
 class Account:
-    """Functions by their names, and tuning keys with their state: tuned, recorded, or the reason why they are not.
+    """The functions of a process, and its tuning keys with their state: tuned, recorded, or why neither.
 
     Attributes:
-        drop_ins: the plugins whose drop-in stands in an interpreter of the program.
+        drop_ins: the plugins whose drop-in is installed in an interpreter of the program.
         adopted: functions whose configs come from the daemon.
         left_alone: functions and keys that ktuned does not tune, with the reason.
         keys: the state of each key.
-        notes: what is done differently from what the program says, each once.
-        directory: where this process writes its file; without one it writes none.
+        notes: what ktuned does differently from what the program says, each once.
+        directory: where this process writes its file; with ``None`` it writes no file.
     """
 
     drop_ins: set[str] = field(default_factory=set)
@@ -39,7 +39,7 @@ class Account:
     directory: Path | None = None
 
     def record_drop_in(self, plugin: str) -> None:
-        """Record that a plugin's drop-in stands in this interpreter."""
+        """Record that a plugin's drop-in is installed in this interpreter."""
         self.drop_ins.add(plugin)
         self._append_entry("drop_in", plugin)
 
@@ -87,7 +87,7 @@ class Account:
                 found.record_left_alone(name, *text)
             elif kind == "note":
                 found.record_note(name)
-            # A key that one process saw tuned is tuned, whatever another saw.
+            # A key counts as tuned if any process saw it tuned.
             elif found.keys.get(name) != TUNED:
                 found.record_key(name, *text)
         return found

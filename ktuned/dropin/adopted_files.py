@@ -1,7 +1,8 @@
 """An adopted function's files, as a worker reads them.
 
 The daemon writes them from the spool's records: a kernel file of a few lines, which names its declaration, and a
-directory ``calls/`` with declarations, calls, tensors and programs. Those are named by their content and never change.
+directory ``calls/`` with declarations, calls, tensors and programs. Files in ``calls/`` are named by a digest of their
+content and never change.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Call = TypeVar("Call", bound=RecordedCall)
 
 
 class AdoptedFiles(Generic[Call]):
-    """The files of the functions of one library; ``kind`` is the plugin's class of calls."""
+    """The files that lie beside one kernel file; ``kind`` is the plugin's class of calls."""
 
     def __init__(self, kernel_file: str, kind: type[Call]) -> None:
         self._directory = Path(kernel_file).parent / CALLS
@@ -36,10 +37,10 @@ class AdoptedFiles(Generic[Call]):
         return declared
 
     def find_call(self, problem: Problem) -> Call:
-        """Return the call that a problem names; each is read once.
+        """Return the call that a problem names; each call is read once.
 
         Raises:
-            ValueError: The problem names none.
+            ValueError: the problem names no call.
         """
         if CALL_KEY not in problem:
             raise ValueError("an application's call is needed: run the application, which records it")
@@ -51,7 +52,7 @@ class AdoptedFiles(Generic[Call]):
     def declare_tensor(
         self, call: Call, shape: int | tuple[int, ...], dtype: str, fill: str, *, output: bool, **limits: Any
     ) -> TensorSpec:
-        """Declare a tensor of a call; the content of a captured one lies in the call's file."""
+        """Declare a tensor of a call; if it was captured, its content is in the call's file."""
         from ktuned.spec import tensor
 
         if fill != CAPTURED:
@@ -59,7 +60,7 @@ class AdoptedFiles(Generic[Call]):
         return replace(tensor(shape, dtype, "zeros", output=output), file=str(self._directory / call.content))
 
     def _read_file(self, kind: Any, name: str) -> Any:
-        # Imported here, because applications import this module, and read nothing.
+        # Imported here, because applications import this module but never read files with it.
         from ktuned.ipc import from_plain
 
         return from_plain(kind, json.loads((self._directory / name).read_text()))

@@ -1,4 +1,4 @@
-"""What an application reports of itself: where its modules lie, how its functions are called, which GPU it uses."""
+"""An application's report about itself: where its modules lie, how its functions are named, and which GPU it uses."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ _NOT_IN_RELEASES = re.compile(r"[^A-Za-z0-9_.+!-]+")
 _NOT_IN_FUNCTIONS = re.compile(r"[^A-Za-z0-9_.]+")
 
 _MAX_NAME = 160
-"""Most characters of a function's name, of which the end says most: it becomes a part of a file's name."""
+"""Most characters of a function's name, which becomes part of a file's name. A longer one loses its beginning, because
+its end says more."""
 
 _SHORT: Final = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c", "bool": "b1"}
 
 
 class FunctionName(NamedTuple):
-    """How people call a function: its library (``fla``), the library's version, and the function's name in it."""
+    """A function's name for people: its library (``fla``), the library's version, and the function's name in it."""
 
     package: str
     release: str
@@ -27,17 +28,17 @@ class FunctionName(NamedTuple):
 
 
 def own_paths() -> tuple[str, ...]:
-    """Return the application's own entries of ``sys.path``: those that do not come with the interpreter."""
+    """Return the application's own entries of ``sys.path``: all that do not come with the interpreter."""
     brought = tuple(f"{os.path.abspath(prefix)}{os.sep}" for prefix in {sys.prefix, sys.base_prefix})
     paths = dict.fromkeys(os.path.abspath(path) for path in sys.path)
     return tuple(path for path in paths if not f"{path}{os.sep}".startswith(brought))
 
 
 def name_function(module: str, qualname: str) -> FunctionName:
-    """Return the name of a function by its module and its name there, as a record holds it.
+    """Return the name under which a function is recorded, from its module and its qualified name there.
 
-    A script is a library by its file's name. A nested function is named without ``<locals>``. Characters that a file's
-    name should not have are left out.
+    A script counts as a library named after its file. A nested function is named without ``<locals>``. Characters that
+    do not belong in a file's name are replaced or left out.
     """
     package, _, rest = module.partition(".")
     release = ""
@@ -67,7 +68,7 @@ def _find_release(package: str) -> str:
 
 
 def short_dtype(dtype: Any) -> str:
-    """Return a dtype in short: ``torch.float16`` is ``f16``, ``torch.float8_e4m3fn`` is ``f8_e4m3fn``."""
+    """Return a dtype's short name: ``f16`` for ``torch.float16``, ``f8_e4m3fn`` for ``torch.float8_e4m3fn``."""
     name = str(dtype).removeprefix("torch.")
     for long, short in _SHORT.items():
         if name.startswith(long):
@@ -76,6 +77,6 @@ def short_dtype(dtype: Any) -> str:
 
 
 def device_model(index: int | None = None) -> str | None:
-    """Return the model of a GPU of this process, by default torch's current one; ``None`` without one."""
+    """Return the model of a GPU of this process, by default of torch's current GPU; ``None`` if there is no GPU."""
     torch = sys.modules.get("torch")
     return str(torch.cuda.get_device_name(index)) if torch is not None and torch.cuda.is_available() else None

@@ -1,4 +1,6 @@
-"""An application's use of CUDA: a drop-in decides nothing while a graph is captured, and loads on the caller's GPU."""
+"""An application's use of CUDA. A drop-in decides nothing while a graph is captured, and loads configs on the GPU of
+the key's calls.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def is_capturing() -> bool:
 
 
 def allow_captures() -> None:
-    """Let this thread load kernels while another one captures a CUDA graph, which loading would end otherwise."""
+    """Let this thread load kernels while another thread captures a CUDA graph; otherwise loading ends the capture."""
     # Without the driver's library nothing can be captured or loaded.
     with contextlib.suppress(OSError, AttributeError):
         driver = ctypes.CDLL("libcuda.so.1")
@@ -26,7 +28,7 @@ def allow_captures() -> None:
 
 
 def use_device(index: int | None) -> contextlib.AbstractContextManager[Any]:
-    """Make a GPU torch's current device; a new thread begins with GPU 0, whatever the application's thread uses."""
+    """Make a GPU torch's current device; needed because a new thread begins with GPU 0."""
     torch: Any = sys.modules.get("torch")
     if index is None or torch is None or not torch.cuda.is_available():
         return contextlib.nullcontext()

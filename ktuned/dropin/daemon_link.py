@@ -1,7 +1,7 @@
-"""A process's link to the daemon: what the daemon knows about a key, and winners as they come.
+"""A process's link to the daemon: it asks what the daemon knows about a key, and reports winners found later.
 
-Tunings are not requested here: a call that needs one is left in the spool, which works without a daemon. Answers need
-a daemon. A thread that lives while keys are followed asks for later ones, with one message for all keys.
+Tunings are not requested here: a call that needs one is left in the spool, which works without a daemon. Only answers
+need a daemon. While keys are followed, a thread asks for later answers, with one message for all keys.
 """
 
 from __future__ import annotations
@@ -22,35 +22,38 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.answers import DaemonSilent
 
 FIRST_LOOK_DEADLINE_S: Final = 0.1
-"""Limit of the question in a key's first call, which takes long anyway: it compiles a config."""
+"""Deadline of the question in a key's first call. That call compiles a config anyway, so 0.1 s is not noticed."""
 
 LOOK_DEADLINE_S: Final = 10.0
-"""Limit of a question for which nothing waits: in a program with a tight loop, other threads rarely run."""
+"""Deadline of a question that no call waits for. It is long because a program's tight loop lets other threads rarely
+run."""
 
 POLL_S: Final = 0.1
 SLOW_POLL_S: Final = 1.0
-"""Intervals of questions about followed keys, in the first minute and later."""
+"""Intervals of the questions about followed keys: in the first minute, and later."""
 
 SLOW_AFTER_S: Final = 60.0
 
 WAIT_POLL_S: Final = 0.02
-"""The interval while a call waits for its key's tuning; the daemon answers from memory."""
+"""Interval of the questions while a call waits for its key's tuning; it is short, because the daemon answers from
+memory."""
 
 TAKEN_IN_S: Final = 30.0
-"""How long a waiting call allows the daemon to take in its record: the interpreter's devices may be unknown yet."""
+"""How long a waiting call gives the daemon to accept its record. The daemon may have to find out first which devices
+the call's interpreter can use."""
 
 MAX_FOLLOWED: Final = 1000
-"""Most keys that are followed; further ones keep their config."""
+"""Most keys that a process follows; all others keep the config of their first call."""
 
 _log = logging.getLogger("ktuned.dropin")
 
 
 OnAnswer = Callable[[Answer], bool]
-"""Receives a later answer; returns whether more are wanted."""
+"""Receives a later answer; returns whether it wants further ones."""
 
 
 class DaemonLink:
-    """A process's link to the daemon, under one pin or none."""
+    """A process's link to the daemon for the functions with one pin, or for those without."""
 
     def __init__(self, client: Client, pin: str | None = None) -> None:
         self._client = client
@@ -60,7 +63,9 @@ class DaemonLink:
         self._thread: threading.Thread | None = None
 
     def restart_after_fork(self) -> None:
-        """Follow the parent's keys in a forked child, too, which lacks the parent's threads: one may hold the lock."""
+        """Follow the parent's keys in a forked child, too. The parent's threads, one of which may hold the lock, do not
+        exist in the child, so lock and thread are made anew.
+        """
         self._lock = threading.Lock()
         self._thread = None
         if self._followed:
@@ -69,8 +74,8 @@ class DaemonLink:
     def ask_about(self, key: CallKey, deadline_s: float = FIRST_LOOK_DEADLINE_S) -> Answer | None:
         """Return what the daemon knows about a key; ``None`` if none runs.
 
-        A daemon that is late, because it takes in hundreds of keys at once, is not gone: the key is recorded, and its
-        answer comes later.
+        A daemon that does not answer in time counts as running, because it may be accepting hundreds of keys at once:
+        the answer is then empty, the key is recorded, and a later answer follows.
         """
         try:
             (answer,) = self._request_answers([key], deadline_s)
@@ -83,7 +88,7 @@ class DaemonLink:
     def await_tuning(self, key: CallKey) -> Answer | None:
         """Wait for the end of a key's tuning, and return what the daemon knows then; ``None`` if it is gone.
 
-        The key's call must be in the spool. The wait needs no deadline of its own: the tuning's phases have theirs.
+        The key's call must be in the spool. The wait has no deadline, because each phase of a tuning has one.
         """
         until = monotonic() + TAKEN_IN_S
         pause = threading.Event()
@@ -97,7 +102,7 @@ class DaemonLink:
             pause.wait(WAIT_POLL_S)
 
     def follow_key(self, key: CallKey, on_answer: OnAnswer) -> None:
-        """Call ``on_answer`` with later answers to a key, from another thread, until it wants no more."""
+        """Call ``on_answer`` with each later answer to a key, from another thread, until it returns ``False``."""
         with self._lock:
             if len(self._followed) >= MAX_FOLLOWED:
                 return
@@ -158,9 +163,9 @@ class DaemonLink:
                     self._followed.pop(text, None)
 
     def _hand_over_answer(self, key: CallKey, on_answer: OnAnswer, answer: Answer) -> bool:
-        """Hand an answer over; return whether the key need not be followed any more."""
+        """Hand an answer over; return whether following the key ends with it."""
         if not answer.is_final and not answer.message:
-            # The daemon has not taken the record in yet.
+            # The daemon has not accepted the record yet.
             return False
         try:
             return not on_answer(answer)

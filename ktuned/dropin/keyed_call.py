@@ -1,15 +1,15 @@
-"""One tuning key of an application's function, for all drop-ins: carries out what its launch machine decides.
+"""One tuning key of an application's function, for all drop-ins. It carries out what its launch machine decides.
 
-The machine decides (:mod:`~ktuned.dropin.launch_machine`), the link asks the daemon, the spool takes the record. What
-differs between frameworks is a subclass's: how a call becomes data, how a config is loaded, and how calls are made to
-launch it.
+The machine decides (:mod:`~ktuned.dropin.launch_machine`), the link asks the daemon, and the record goes to the spool.
+A subclass adds what differs between frameworks: how a call becomes data, how a config is loaded, and how calls are made
+to launch it.
 
-A call is decided in the application's thread, and what the machine orders is done before the call goes on. A later
-answer comes in the link's thread while the application runs: a config is then loaded on the GPU of the key's calls, and
-must not end another thread's capture.
+A call is decided in the application's thread, and the machine's instructions are carried out before the call continues.
+A later answer arrives in the link's thread while the application runs. Its config must be loaded on the GPU of the
+key's calls, and loading must not end another thread's graph capture.
 
-No error of ours may reach the application. What no other process could tune is left to the framework, with the reason
-in its log (``ktuned.triton``) and in the account that ``ktuned run`` prints.
+No error of ours may reach the application. A call that no other process could tune is left to the framework; the reason
+is in the drop-in's log (``ktuned.triton``) and in the account that ``ktuned run`` prints.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class KeyedCall(ABC):
     """One tuning key: the :class:`~ktuned.dropin.Host` of its machine.
 
     Attributes:
-        framework: the framework's name as its users write it: ``TileLang``.
+        framework: the framework's name as its users spell it, such as ``TileLang``.
         machine: decides what the key's calls launch.
-        counter: counts its launches.
+        counter: counts the key's launches.
         device: the number of the GPU that the key's calls use; ``None`` if they use none.
     """
 
@@ -62,10 +62,10 @@ class KeyedCall(ABC):
         Args:
             function: the function's module and name.
             problem: the tuning key's values.
-            model: the model of the GPU that the calls use; ``None`` leaves it to the daemon.
-            declaration: the function's declaration for such keys.
-            configs: texts of the configs that pruning has left.
-            policy: the author's choices.
+            model: the model of the GPU that the calls use; ``None`` lets the daemon choose.
+            declaration: the function's declaration for keys of this shape.
+            configs: texts of the configs that are left after pruning.
+            policy: the choices of the function's author.
         """
         self.machine = LaunchMachine(policy, configs)
         self.device: int | None = None
@@ -79,10 +79,10 @@ class KeyedCall(ABC):
 
     @abstractmethod
     def pack_call(self) -> tuple[RecordedCall, Mapping[str, bytes]]:
-        """Return the present call as data, and the files that it or its declaration names.
+        """Return the current call as data, and the files that it or its declaration names.
 
         Raises:
-            NotTunable: no other process can make it.
+            NotTunable: no other process can repeat the call.
         """
 
     @abstractmethod
@@ -91,10 +91,10 @@ class KeyedCall(ABC):
 
     @abstractmethod
     def launch_config(self, config: str, *, once: bool) -> None:
-        """Make calls launch a config; with ``once`` only this one."""
+        """Make calls launch a config; with ``once`` only the current call."""
 
     def decide_launch(self) -> bool:
-        """Decide what the present call launches; return whether that is decided, so that the framework need not tune.
+        """Decide what the current call launches; return ``False`` if the framework's own tuner has to.
 
         Raises:
             Exception: what the subclass's methods raise.
@@ -107,7 +107,7 @@ class KeyedCall(ABC):
             leave_launch_counts(at_most_every_s=COUNTS_EVERY_S)
         return True
 
-    # What the machine orders (ktuned.dropin.Host)
+    # The machine's instructions (ktuned.dropin.Host)
 
     def ask_daemon(self) -> Answer | None:
         """Return what the daemon knows about the key."""
@@ -117,7 +117,7 @@ class KeyedCall(ABC):
         return answer
 
     def record_call(self) -> str:
-        """Write the call to the spool; return why that is impossible, else an empty string."""
+        """Write the call to the spool; return why that failed, or an empty string."""
         try:
             call, files = self.pack_call()
             leave_record(spool_directory(home_directory()), self._make_record(call, files))
@@ -134,7 +134,7 @@ class KeyedCall(ABC):
         return answer
 
     def follow_key(self) -> None:
-        """Have the daemon report later answers."""
+        """Take later answers from the daemon, too."""
         self._link.follow_key(self._key, self._take_in_answer)
 
     def let_framework_tune(self, reason: str) -> None:
@@ -149,7 +149,7 @@ class KeyedCall(ABC):
         return self.machine.is_followed
 
     def _record_ending(self, answer: Answer) -> None:
-        """Record how a tuning has ended: with a winner, or why without one."""
+        """Record in the account how a tuning ended: with a winner, or the reason why there is none."""
         if answer.is_final:
             account.record_key(self._name, TUNED)
             return

@@ -1,6 +1,6 @@
-"""Counts of a process's launches by key: plain integers, left in the spool now and then and at the process's end.
+"""Counts of a process's launches by key: plain integers, written to the spool at intervals and at the process's end.
 
-The daemon uses them to tune first what costs most: launches times the latency known so far.
+From them the daemon sees which keys cost most (launches times the latency known so far), and tunes these first.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ktuned.model import CallKey
 from ktuned.spool import KeyLaunches, LaunchCounts, home_directory, leave_counts, spool_directory
 
 MAX_COUNTED: Final = 1000
-"""Most keys of a process that are counted."""
+"""Most keys that a process counts."""
 
 _ROWS_OF_A_FILE: Final = 200
 
 
 class LaunchCounter:
-    """The launches of one key; the drop-in adds 1 to ``launches`` for each."""
+    """The launches of one key; the drop-in adds 1 to ``launches`` for each launch."""
 
     __slots__ = ("_left", "key", "launches")
 
@@ -44,7 +44,7 @@ _last = monotonic()
 
 
 def count_launches(key: CallKey) -> LaunchCounter:
-    """Return a new counter for a key, whose counts are left in the spool from now on."""
+    """Return a new counter for a key; from now on its counts are written to the spool."""
     counter = LaunchCounter(key)
     with _lock:
         if len(_counters) < MAX_COUNTED:
@@ -53,7 +53,7 @@ def count_launches(key: CallKey) -> LaunchCounter:
 
 
 def leave_launch_counts(at_most_every_s: float = 0.0) -> None:
-    """Leave the counts since the last time in the spool; what cannot be written is lost."""
+    """Write the counts since the last time to the spool; counts that cannot be written are lost."""
     global _last
     with _lock:
         if monotonic() - _last < at_most_every_s:
@@ -67,7 +67,7 @@ def leave_launch_counts(at_most_every_s: float = 0.0) -> None:
 
 
 def _forget_parents_launches() -> None:
-    """In a forked child, forget what the parent has launched: the parent leaves its own counts."""
+    """In a forked child, forget the parent's launches, because the parent writes its own counts."""
     global _lock
     _lock = threading.Lock()
     for counter in _counters:

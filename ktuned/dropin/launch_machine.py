@@ -1,6 +1,6 @@
 """The launch machine: decides what the calls of one tuning key launch. Events in, instructions out; no IO.
 
-A key's story, as an application's calls see it:
+The states of a key, as an application's calls see it:
 
 ```
                           capture: the first config, this once
@@ -17,19 +17,22 @@ A key's story, as an application's calls see it:
 ```
 
 - **NEW**: no call has been answered yet. The machine asks what the daemon knows.
-- **FIRST**: nothing usable is known, so calls launch the first config that pruning has left and the device can launch.
-- **KNOWN**: calls launch a config that the daemon knows. It may be of an older state, of a near problem, or of a tuning
-  that still runs. A key that only borrows from its neighbours stays here for good, once these are tuned.
-- **WINNER**: calls launch the winner of a tuning that has ended. That is final, unless the policy upgrades always.
+- **FIRST**: the daemon knows nothing usable, so calls launch the first config in the pruned list that the device can
+  launch.
+- **KNOWN**: calls launch a config that the daemon knows. It may come from an older state, from a near problem, or from
+  a tuning that is still running. A key that only borrows winners of near keys stays here for good, once these are
+  tuned.
+- **WINNER**: calls launch the winner of a tuning that has ended. This is final, unless the policy's ``upgrade`` is
+  ``always``.
 - **FRAMEWORK**: the framework's own tuner decides, as if ktuned were not there.
 
-Three rules hold in every state. A call never waits, except in the mode ``wait``, and then once. A config that pruning
-has removed is never launched, whatever a daemon says. While a graph is captured, nothing is asked, recorded, loaded or
-decided: the next call outside of a capture begins anew.
+Three rules hold in every state. A call never waits, except once in the mode ``wait``. A config that pruning has removed
+is never launched, whatever the daemon says. While a graph is captured, nothing is asked, recorded, loaded or decided:
+the next call outside of a capture begins anew.
 
-Why instructions and not calls: the frameworks load, launch and replace kernels in different ways, and in one of them
-the decision is taken in the middle of the framework's own method. :func:`carry_out` runs the instructions against a
-:class:`Host`; tests run every sequence of events without one.
+The machine returns instructions instead of calling the framework, because frameworks load, launch and replace kernels
+in different ways, and with one of them the decision is made in the middle of the framework's own method.
+:func:`carry_out` runs the instructions on a :class:`Host`; tests run every sequence of events without a host.
 """
 
 from __future__ import annotations
@@ -53,8 +56,8 @@ class Policy:
         mode: ``background``, or ``wait``: the first call of a key waits for its tuning.
         upgrade: how often a key's config may change in a process: ``once``, ``always``, or ``never``.
         takes_over: whether the first config is launched if no daemon runs; otherwise the framework tunes.
-        numerics: ``tolerance``, or ``exact``: everything that is launched has the output bits of a key's first config.
-            The framework's own tuner might choose another, so without a daemon the first config is launched.
+        numerics: ``tolerance``, or ``exact``: only configs with the output bits of a key's first config are launched.
+            The framework's own tuner might choose a config with other bits, so ``exact`` sets ``takes_over``.
         pin: processes with the same pin see the same winners for good.
     """
 
@@ -78,7 +81,7 @@ class Policy:
         """Return the policy for a decorator's arguments; ``without_daemon`` is the framework's name, or ``first``.
 
         Raises:
-            ValueError: an argument has no such value.
+            ValueError: an argument has a value that it cannot take.
         """
         if without_daemon not in (framework, "first"):
             raise ValueError(f"without_daemon={without_daemon!r}: give one of {framework!r}, 'first'")
@@ -86,7 +89,7 @@ class Policy:
 
     @property
     def is_exact(self) -> bool:
-        """Whether a winner must leave the first config's bits."""
+        """Whether a winner must produce the same output bits as the first config."""
         return self.numerics == EXACT
 
 
@@ -96,11 +99,11 @@ class Answer:
 
     Attributes:
         config: the best config's text; ``None`` if none is known.
-        is_final: whether it is the winner of an ended tuning, for the present state of everything.
+        is_final: whether the config is the winner of a tuning that has ended and whose context is still current.
         is_open: whether a tuning of the key waits or runs.
         artifact: directory of the config's machine code.
-        latency_us: its latency, where it was measured for this very problem.
-        message: why there is no winner, where a tuning has ended without one.
+        latency_us: the config's latency, if it was measured for exactly this problem.
+        message: why there is no winner, if a tuning has ended without one.
     """
 
     config: str | None = None
@@ -112,7 +115,7 @@ class Answer:
 
 
 class Standing(Enum):
-    """Where a key stands; see the module's page."""
+    """The state of a key; the module's docstring explains each."""
 
     NEW = auto()
     FIRST = auto()
@@ -126,7 +129,7 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A call found no decision; ``is_capturing`` while a graph is captured."""
+    """A call needs a decision; ``is_capturing`` says whether a graph is being captured."""
 
     is_capturing: bool = False
 
@@ -140,14 +143,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """The call is in the spool; with a ``fault`` it is not, because another process could not tune it."""
+    """The call is in the spool; or it is not, and ``fault`` says why another process could not tune it."""
 
     fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A later answer to a key that is followed."""
+    """A later answer about a key that is followed."""
 
     answer: Answer
 
@@ -174,17 +177,17 @@ Event = Called | Answered | Recorded | Followed | Loaded | Unfit
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the daemon what it knows; answer with :class:`Answered`."""
+    """Ask the daemon what it knows; reply with :class:`Answered`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Write the call into the spool; answer with :class:`Recorded`."""
+    """Write the call to the spool; reply with :class:`Recorded`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until the key's tuning has ended; answer with :class:`Answered`."""
+    """Wait until the key's tuning has ended; reply with :class:`Answered`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +197,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load a config, which the daemon named in ``answer``, if it did; answer with :class:`Loaded` or :class:`Unfit`."""
+    """Load a config; reply with :class:`Loaded` or :class:`Unfit`. If the daemon named it, ``answer`` is its answer."""
 
     config: str
     answer: Answer | None = None
@@ -202,7 +205,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Launch a config from now on; with ``once`` only in this call, so that the next one decides anew."""
+    """Launch a config from now on; with ``once`` only in this call, so that the next call is decided anew."""
 
     config: str
     once: bool = False
@@ -223,11 +226,11 @@ class LaunchMachine:
     """One key's decisions.
 
     Attributes:
-        policy: the author's choices.
-        configs: texts of the configs that the pruning left, in their order.
-        standing: where the key stands.
+        policy: the choices of the function's author.
+        configs: texts of the configs that are left after pruning, in their order.
+        standing: the key's state.
         config: the config that calls launch now; empty before the first decision.
-        is_followed: whether later answers are wanted.
+        is_followed: whether the machine takes later answers.
     """
 
     policy: Policy
@@ -243,7 +246,7 @@ class LaunchMachine:
     _first_answer: Answer | None = None
 
     def handle_event(self, event: Event) -> list[Instruction]:
-        """Take in an event; return what must be done, in order."""
+        """Take in an event; return the instructions to carry out, in order."""
         match event:
             case Called():
                 return self._decide_call(event)
@@ -260,7 +263,7 @@ class LaunchMachine:
 
     @property
     def is_settled(self) -> bool:
-        """True if calls will launch the same config as now for as long as the process lives."""
+        """Whether the decision is final: the config never changes again in this process, or the framework decides."""
         return self.standing is Standing.FRAMEWORK or (self.standing is not Standing.NEW and not self.is_followed)
 
     def _decide_call(self, call: Called) -> list[Instruction]:
@@ -276,7 +279,7 @@ class LaunchMachine:
             self.is_followed = self.policy.upgrade == "always"
             return [*self._try_configs(answer, Standing.WINNER), *([Follow()] if self.is_followed else [])]
         if self._has_waited:
-            # The one wait is over, without a winner, or because the daemon has gone.
+            # The one wait is over: it brought no winner, or the daemon is gone (no answer).
             return self._go_without_daemon() if answer is None else self._try_configs(answer, Standing.KNOWN)
         if not self._is_recorded:
             self._first_answer = answer
@@ -299,13 +302,13 @@ class LaunchMachine:
         return [*self._try_configs(answer, Standing.KNOWN), *([Follow()] if self.is_followed else [])]
 
     def _go_without_daemon(self) -> list[Instruction]:
-        # The record waits for a daemon that starts later; this process has none to follow.
+        # The record stays in the spool for a daemon that starts later. This process has no daemon to follow.
         if self.policy.takes_over:
             return self._try_configs(None, Standing.FIRST)
         return self._leave_to_framework("no daemon runs")
 
     def _try_configs(self, answer: Answer | None, target: Standing) -> list[Instruction]:
-        """Load the answer's config, and if that is unfit the others in their order."""
+        """Load the answer's config; if it is unfit, try the other configs in their order."""
         self._candidates = deque(self.configs)
         self._target, self._known = Standing.FIRST, None
         if answer is not None and answer.config in self.configs:
@@ -315,7 +318,7 @@ class LaunchMachine:
 
     def _load_next(self) -> list[Instruction]:
         if not self._candidates:
-            # The framework's own tuner will raise what is wrong, in its own words.
+            # The framework's own tuner will raise its own error for this.
             return self._leave_to_framework("no config can be launched here")
         return [Load(self._candidates[0], self._known)]
 
@@ -328,7 +331,7 @@ class LaunchMachine:
             self.standing, self.config = self._target, config
             return [Launch(config)]
         if self.is_followed and config in self.configs:
-            # A later answer, which was loaded while the application went on.
+            # The config of a later answer, loaded while the application ran.
             self.standing, self.config = self._target, config
             self.is_followed = self.policy.upgrade == "always"
             return [Launch(config)]
@@ -340,7 +343,7 @@ class LaunchMachine:
             self._target, self._known = Standing.FIRST, None
             return self._load_next()
         if self.is_followed and self.standing in (Standing.FIRST, Standing.KNOWN):
-            # The later answer cannot be loaded here: calls keep their config.
+            # The later answer's config is unfit for this device: calls keep the current one.
             self.is_followed = self.policy.upgrade == "always"
         return []
 
@@ -351,7 +354,8 @@ class LaunchMachine:
             # The tuning ended without a config that may be launched.
             self.is_followed = self.policy.upgrade == "always"
             return []
-        # Without a winner of its own, a key gets what a first call would get now, such as a near key's winner.
+        # If the tuning found no winner, the key gets the config that a first call would get now, such as a near key's
+        # winner.
         self._target = Standing.WINNER if answer.is_final else Standing.KNOWN
         if answer.config == self.config:
             self.standing = self._target
@@ -365,13 +369,13 @@ class LaunchMachine:
 
 
 class Host(Protocol):
-    """A framework's side of one key: carries instructions out."""
+    """A framework's side of one key: carries out the machine's instructions."""
 
     def ask_daemon(self) -> Answer | None:
         """Return what the daemon knows; ``None`` if none runs."""
 
     def record_call(self) -> str:
-        """Leave the call in the spool; return why another process cannot tune it, or nothing."""
+        """Write the call to the spool; return why another process cannot tune it, or an empty string."""
 
     def await_tuning(self) -> Answer | None:
         """Return what the daemon knows when the key's tuning has ended."""
@@ -383,14 +387,14 @@ class Host(Protocol):
         """Load a config, from its answer's artifact if it has one; return whether this device can launch it."""
 
     def launch_config(self, config: str, *, once: bool) -> None:
-        """Make calls launch a config; with ``once`` only this one."""
+        """Make calls launch a config; with ``once`` only the current call."""
 
     def let_framework_tune(self, reason: str) -> None:
         """Leave the key to the framework's own tuner."""
 
 
 def carry_out(machine: LaunchMachine, event: Event, host: Host) -> None:
-    """Give a machine an event, and let a host do what follows, until nothing is left to do."""
+    """Give a machine an event, and have a host carry out its instructions until none is left."""
     events: deque[Event] = deque([event])
     while events:
         for instruction in machine.handle_event(events.popleft()):

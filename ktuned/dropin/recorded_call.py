@@ -1,12 +1,12 @@
-"""What a drop-in leaves in the spool, and a worker reads: a function's declaration, and one call of it, as plain data.
+"""A function's declaration and one call of it, as plain data that a drop-in leaves in the spool and a worker reads.
 
-A plugin extends both classes with fields of its own. All fields are plain values, so they need no methods to be written
-and read; fields that this version does not know are ignored.
+A plugin extends both classes with fields of its own. All fields are plain values, so no methods are needed to write and
+read them; fields that this version does not know are ignored.
 
 Content of tensors
     Floating-point tensors travel as dtype and shape, and the worker draws their content at random. Tensors of other
-    dtypes may hold indices, for which random content is not safe: they are *captured*, which means that their content
-    travels with the call, as a file that the call names.
+    dtypes may hold indices, for which random content is not safe. Such tensors are *captured*: their content travels
+    with the call, in a file that the call names.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CAPTURED: Final = "captured"
 """Fill of a tensor whose content travels with the call."""
 
 MAX_CAPTURED_BYTES: Final = 64 << 20
-"""Limit for the captured tensors of a call (indices, masks, lengths). Copying them from the device takes at most 10 ms,
-once for a key, in a call that compiles for longer."""
+"""Limit for the captured tensors of a call (indices, masks, lengths). Copying so much from the device takes 10 ms, once
+for each key, in a call that spends longer on compiling."""
 
 
 class NotTunable(Exception):
@@ -39,7 +39,7 @@ class Declaration:
     """Everything besides the call that decides a measurement of a function.
 
     Attributes:
-        specialize: the problem's keys, which are its tuning key.
+        specialize: names of the problem's values that make up its tuning key.
         variables: the application's environment variables that change what is compiled.
         numerics: ``exact`` if a winner must reproduce the bits of a key's first config, else ``tolerance``.
     """
@@ -50,12 +50,12 @@ class Declaration:
 
     @property
     def name(self) -> FunctionName:
-        """How people call the function."""
+        """The function's name for people."""
         raise NotImplementedError
 
     @property
     def library_module(self) -> str:
-        """The module that a front end imports for the function; empty where none is needed."""
+        """The module that a front end imports for the function; empty if it needs none."""
         return ""
 
     @property
@@ -79,7 +79,10 @@ class RecordedCall:
         return json.dumps(asdict(self))
 
     def pack_captured(self, tensors: Mapping[str, Any]) -> tuple[Self, dict[str, bytes]]:
-        """Return the call with captured tensors, which lie on the CPU, and the file that holds them."""
+        """Return the call with the name of the file of its captured tensors, and that file's content by its name.
+
+        The tensors must be on the CPU.
+        """
         if not tensors:
             return self, {}
         from safetensors.torch import save
@@ -90,7 +93,7 @@ class RecordedCall:
 
 
 def check_captured_size(sizes: Mapping[str, int]) -> None:
-    """Check that captured tensors are not too large; ``sizes`` are their bytes by name.
+    """Check that captured tensors are not too large; ``sizes`` holds the bytes of each by name.
 
     Raises:
         NotTunable: together they exceed :data:`MAX_CAPTURED_BYTES`.

@@ -1,7 +1,7 @@
 """``ktuned run`` in a program's interpreter: a plugin changes a framework's classes when the program imports them.
 
-The interpreter loads the plugin's ``takeover`` module before the program starts. That must import next to nothing: the
-framework is imported when the program does so, and with it the drop-in itself.
+The interpreter loads the plugin's ``takeover`` module before the program starts, so that module must import next to
+nothing. The drop-in itself is imported when the program imports the framework.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Change = Callable[[Any], None]
 
 
 def take_over(framework: str, module: str, adopt: Change) -> None:
-    """Have a plugin adopt a framework's tuners, now or when the program imports their module.
+    """Let a plugin adopt a framework's tuners, now or when the program imports their module.
 
     A framework that the plugin does not know is left alone: the program runs as it would without ktuned.
     """
@@ -57,7 +57,7 @@ def adopt_subclasses(base: type[Any], adopt: Callable[[type[Any]], None]) -> Non
 
 
 def explain_bypass(cls: type[Any], framework: str, method: str, calls: Collection[str]) -> str:
-    """Return why a subclass's own method keeps its calls from a drop-in: it calls none of ``calls``; else empty."""
+    """Return why calls never reach a drop-in: a subclass's own ``method`` calls none of ``calls``; else empty."""
     for base in cls.__mro__:
         if base.__module__.startswith(f"{framework.lower()}."):
             break
@@ -77,7 +77,7 @@ def when_imported(module: str, change: Change) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module as the interpreter would, with a loader that changes it."""
+    """Finds one module as the interpreter would, but with a loader that changes it."""
 
     def __init__(self, module: str, change: Change) -> None:
         self._module = module

@@ -1,8 +1,8 @@
-"""The protocol's methods and events, with the types of what is sent: one family for daemon, commands and Python.
+"""The protocol's methods and events, and the types of their messages, shared by daemon, commands and Python programs.
 
-One module tells one story: jobs, trials, winners, kernels, events, applications' calls, the daemon itself. Each has
-the params and the answers of its methods, and then the methods as constants, with which a caller asks
-(:func:`call_method`) and the daemon answers. docs/protocol.md says what they mean to clients of any language.
+There is one module for each subject: jobs, trials, winners, kernels, events, applications' calls, the daemon itself.
+It has the params and answers of its methods, and at its end the methods as constants; a caller passes one of these to
+:func:`call_method`, and the daemon answers by it. docs/protocol.md explains the protocol for clients in any language.
 """
 
 from ktuned.protocol.application_calls import CALLS, PREPARE_LIBRARY, CallsAnswer, CallsParams, KeyAnswer, LibraryParams

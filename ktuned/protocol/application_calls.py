@@ -1,4 +1,4 @@
-"""Calls of applications' own functions, whose records lie in the spool: what to launch for each key."""
+"""Which configs applications launch for the keys of their own functions; the calls' records are in the spool."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ktuned.protocol.method import EmptyAnswer, Method
 
 
 class CallsParams(msgspec.Struct, frozen=True):
-    """``calls``: keys of functions. With ``waits`` their tunings go first while the connection lasts; ``beside`` is the
-    process that asks, which uses the device.
+    """``calls``: keys of functions. With ``waits``, their tunings have priority while the connection lasts. ``beside``
+    is the pid of the application, which uses the device during the tuning.
     """
 
     keys: list[CallKey]
@@ -26,12 +26,12 @@ class KeyAnswer(msgspec.Struct, frozen=True):
     """What the daemon knows about one key of an application's function.
 
     Attributes:
-        status: a lookup's.
-        config: the best config known; None without one.
+        status: the status that a lookup would have.
+        config: the best config known; None if none is known.
         is_open: whether a tuning of the key waits or runs.
         artifact: the directory of the config's machine code.
-        latency_us: its latency, where it was measured for this very key.
-        message: why a tuning has ended without a winner; empty before.
+        latency_us: the config's latency, if it was measured for exactly this key.
+        message: why a tuning ended without a winner; else empty.
     """
 
     status: Status
@@ -49,7 +49,9 @@ class CallsAnswer(msgspec.Struct, frozen=True):
 
 
 class LibraryParams(msgspec.Struct, frozen=True):
-    """``prepare_library``: what a plugin's front end imports, for an interpreter with such variables."""
+    """``prepare_library``: the library for a plugin's front end to import, in an interpreter with these environment
+    variables.
+    """
 
     tool: str
     python: str

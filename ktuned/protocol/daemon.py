@@ -1,8 +1,8 @@
-"""The daemon itself: who serves here, how every part does, settings, artifacts, devices' limits.
+"""The daemon itself: its version, the state of its parts, settings, artifacts, and the devices' limits.
 
 ``hello``, ``status`` and ``shutdown`` work with a daemon of any version, because an upgrade needs them. So every field
-of the answers to the first two has a default, and of a daemon that speaks another protocol only
-:data:`LASTING_FIELDS` are read: no other field is certain to mean the same.
+of the answers to ``hello`` and ``status`` has a default. If the daemon speaks another protocol, only
+:data:`LASTING_FIELDS` are read, because any other field may have another meaning there.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ P = TypeVar("P", bound=msgspec.Struct)
 A = TypeVar("A")
 
 LASTING_FIELDS: Final = frozenset({"protocol", "build", "version", "pid"})
-"""Fields of ``hello`` and ``status`` that mean the same in every version."""
+"""Fields of ``hello`` and ``status`` that have the same meaning in every version."""
 
 
 class LastingMethod(Method[P, A], frozen=True):
     """A method whose answer can be read from a daemon of any version."""
 
     def read_answer(self, answer: Any) -> A:
-        """Return the answer; of a daemon that speaks another protocol, only its lasting fields."""
+        """Return the answer; from a daemon that speaks another protocol, only the lasting fields are taken."""
         if isinstance(answer, dict) and answer.get("protocol", PROTOCOL_VERSION) != PROTOCOL_VERSION:
             answer = {name: answer[name] for name in LASTING_FIELDS & answer.keys()}
         return super().read_answer(answer)
 
 
 class HelloAnswer(msgspec.Struct, frozen=True):
-    """The daemon that serves here.
+    """Identity and features of the daemon.
 
     Attributes:
-        build: its version.
-        capabilities: features that a client may rely on besides the protocol's version.
-        epoch: of its events.
+        protocol: the version of the protocol.
+        build: the version of ktuned.
+        capabilities: features that a client may rely on in addition to those of the protocol's version.
+        epoch: the epoch of its events.
         table: the path of the table of winners, if there is one.
+        pid: the daemon's process id.
     """
 
     protocol: int = PROTOCOL_VERSION
@@ -53,14 +55,16 @@ class HelloAnswer(msgspec.Struct, frozen=True):
 
 
 class IdleInfo(msgspec.Struct, frozen=True):
-    """The idle time after which the daemon ends, 0 for never, and what keeps it: ``clients``, ``jobs``, ``watches``."""
+    """The idle time in s after which the daemon ends (0: never), and why it is not idle now: ``clients``, ``jobs``,
+    ``watches``.
+    """
 
     exit_s: float
     busy: tuple[str, ...]
 
 
 class WorkFigures(msgspec.Struct, frozen=True):
-    """Answered requests of any method, answered lookups, and ended trials: since the start, or per second."""
+    """Answered requests of any method, answered lookups, and ended trials: numbers since the start, or per second."""
 
     requests: int | float = 0
     lookups: int | float = 0
@@ -68,7 +72,7 @@ class WorkFigures(msgspec.Struct, frozen=True):
 
 
 class LaneInfo(msgspec.Struct, frozen=True):
-    """A device's lane: the job that has it, the worker on it, the seconds that it has measured, why it is sick."""
+    """A device's lane: its job, its worker, the seconds that it has measured, and the reason if it is sick."""
 
     device: DeviceName
     model: DeviceModel
@@ -85,7 +89,7 @@ class LaneInfo(msgspec.Struct, frozen=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True):
-    """A worker process; ``host`` is empty on this machine, ``requests`` is how many it has answered."""
+    """A worker process; ``host`` is empty for this machine, ``requests`` is the number of requests that it answered."""
 
     pid: int
     role: str
@@ -97,7 +101,7 @@ class WorkerInfo(msgspec.Struct, frozen=True):
 
 
 class ChannelInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A queue: its entries and its capacity; of the store's writer, its writes and the commits that they shared."""
+    """A queue: its entries and its capacity; for the store's writer, its writes and the commits that they shared."""
 
     used: int
     size: int | None = None
@@ -115,7 +119,7 @@ class CacheSizes(msgspec.Struct, frozen=True):
 
 
 class TrafficInfo(msgspec.Struct, frozen=True):
-    """Open connections and waiting requests, and what was answered and refused since the start."""
+    """Open connections and pending requests, and the requests that were answered and refused since the start."""
 
     connections: int
     pending: int
@@ -124,7 +128,9 @@ class TrafficInfo(msgspec.Struct, frozen=True):
 
 
 class EventsInfo(msgspec.Struct, frozen=True):
-    """The ring of events: the newest one's number, how many it holds, and who subscribes or lags behind."""
+    """The ring of events: the newest event's number, the ring's events and bytes, and the numbers of subscribers and of
+    those that lag behind.
+    """
 
     seq: int
     events: int
@@ -134,7 +140,7 @@ class EventsInfo(msgspec.Struct, frozen=True):
 
 
 class JobCounts(msgspec.Struct, frozen=True):
-    """Open jobs by state, and by the reason why they wait although their device may be free."""
+    """Numbers of open jobs by state; ``waits`` counts those that wait although their device may be free, by reason."""
 
     queued: int = 0
     running: int = 0
@@ -143,7 +149,7 @@ class JobCounts(msgspec.Struct, frozen=True):
 
 
 class StoreInfo(msgspec.Struct, frozen=True):
-    """The store's rows and its size on the disk; ``notice`` says what was found wrong when it was opened."""
+    """The store's rows and its size on the disk; ``notice`` says what was wrong with it when it was opened."""
 
     trials: int
     winners: int
@@ -153,7 +159,7 @@ class StoreInfo(msgspec.Struct, frozen=True):
 
 
 class ArtifactsInfo(msgspec.Struct, frozen=True):
-    """The size of compiled kernels, its limit, and where they are."""
+    """The size of all artifacts (compiled kernels), its limit, and their directory."""
 
     bytes: int
     cap_bytes: int
@@ -161,9 +167,10 @@ class ArtifactsInfo(msgspec.Struct, frozen=True):
 
 
 class HostInfo(msgspec.Struct, frozen=True):
-    """Another machine: ``ready``, ``starting`` or ``failed`` for a reason, its interpreter, and what to do.
+    """Another machine: its state (``ready``, ``starting`` or ``failed``) with the reason, its interpreter, the remedy.
 
-    ``python`` and ``ktuned`` are the versions there; like the path of the ``interpreter`` they are empty until known.
+    ``python`` and ``ktuned`` are the versions on that machine; they and the ``interpreter``'s path are empty until they
+    are known. ``mend`` is the remedy.
     """
 
     name: str
@@ -178,7 +185,7 @@ class HostInfo(msgspec.Struct, frozen=True):
 
 
 class ExecutorInfo(msgspec.Struct, frozen=True):
-    """A plugin that brings other machines; ``version`` is empty while it reaches none, and ``mend`` says what helps."""
+    """A plugin that adds other machines. ``version`` is empty while it reaches none; ``mend`` is then the remedy."""
 
     name: str
     version: str
@@ -187,16 +194,19 @@ class ExecutorInfo(msgspec.Struct, frozen=True):
 
 
 class EnvironmentInfo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An interpreter and its backends by name, as it was probed last.
+    """An interpreter and its backends, as found by its last probe.
 
-    The daemon knows more (:class:`~ktuned.devices.EnvironmentReport`): hundreds of files that only it can compare.
+    The daemon's own report (:class:`~ktuned.devices.EnvironmentReport`) has more fields: hundreds of files that only
+    the daemon can compare.
 
     Attributes:
-        error: why the last probe failed; the backends are then those of the one before.
-        version: Python's; absent before the first probe.
+        python: the interpreter's path.
+        backends: the reports of its backends, by name.
+        error: why the last probe failed; the backends are then those of the probe before.
+        version: the version of Python; absent before the first probe.
         nvml: why NVML cannot list the programs on the GPUs; empty if it can.
-        strategies: the installed ones.
-        host: the machine, if it is another one.
+        strategies: the installed strategies.
+        host: the machine; empty for this one.
     """
 
     python: str
@@ -209,20 +219,42 @@ class EnvironmentInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def from_report(cls, report: EnvironmentInfo) -> EnvironmentInfo:
-        """Return what the protocol tells of a report that has more fields."""
+        """Return the fields of a longer report that the protocol has."""
         return msgspec.convert(report, cls, from_attributes=True)
 
 
 class StatusAnswer(msgspec.Struct, frozen=True):
-    """How every part of the daemon does. What an earlier daemon lacks is None, or empty.
+    """The state of every part of the daemon. A field that an earlier daemon lacks is None, or empty.
 
     Attributes:
-        rates: over the last minute.
-        cpu_s: CPU time of the daemon process itself, as ``rss_bytes`` is its memory.
+        pid: the daemon's process id.
+        version: the version of ktuned.
+        protocol: the version of the protocol.
+        socket: the path of the socket.
+        home: the daemon's home directory.
+        uptime_s: seconds since it started.
+        rss_bytes: memory of the daemon process itself, without its workers.
+        cpu_s: CPU time of the daemon process itself.
+        epoch, seq: the position in the stream of events.
+        idle: when the daemon ends without work.
+        totals: the figures since the start.
+        rates: the figures per second, over the last minute.
+        lanes: each device's lane.
+        workers: each worker process.
         gate: whether compiles may run.
-        channels: each queue, by its name; of a running job ``NAME (job ID)``.
+        compile_slots: how many compiles may run at once.
+        channels: each queue by its name; those of a running job are named ``NAME (job ID)``.
+        caches: the sizes of the lookups' caches.
+        server: connections and requests.
+        events: the ring of events.
+        jobs: the numbers of open jobs.
         policy: when tuning yields to others.
-        paused: device models; ``""`` for all tuning.
+        paused: the device models whose tuning is paused; ``""`` stands for all tuning.
+        store: the store's size.
+        artifacts: the artifacts' size.
+        executors: the plugins that add other machines, by name.
+        environments: each interpreter with its backends.
+        roots: the watched roots.
         notices: problems of the installation, one line each.
     """
 
@@ -259,13 +291,13 @@ class StatusAnswer(msgspec.Struct, frozen=True):
 
 
 class BackendsAnswer(msgspec.Struct, frozen=True):
-    """Every interpreter that roots name, each once."""
+    """The interpreters of all roots, each once."""
 
     environments: tuple[EnvironmentInfo, ...]
 
 
 class PeaksParams(msgspec.Struct, frozen=True):
-    """``peaks``: what is kept; with ``measure`` also what is not yet, with ``again`` all once more."""
+    """``peaks``: the stored limits; ``measure`` measures those that are missing, ``again`` measures all once more."""
 
     measure: bool = False
     again: bool = False
@@ -283,14 +315,16 @@ class PeaksAnswer(msgspec.Struct, frozen=True):
 
 
 class CollectParams(msgspec.Struct, frozen=True):
-    """``gc``: ``dry_run`` lists what would be removed; the size to reach in GiB (by default the cap)."""
+    """``gc``: ``dry_run`` only counts what would be removed; ``keep_gib`` is the size to reach (default: the cap)."""
 
     dry_run: bool = False
     keep_gib: float | None = None
 
 
 class CollectAnswer(msgspec.Struct, frozen=True):
-    """How many artifacts were removed, or would be, and their size; then the size of all, and its cap."""
+    """The number of removed artifacts (with ``dry_run``, of those to remove) and their size; then the size of all
+    artifacts, and its cap.
+    """
 
     artifacts: int
     freed_bytes: int

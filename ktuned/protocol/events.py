@@ -1,8 +1,8 @@
 """Events: the types of the stream that a connection subscribes to.
 
-The part of the daemon that knows of something publishes one of these values, after it is committed. The stream numbers
-and encodes it, and :func:`read_event` gives a client the same value back. On the wire an event is one map, whose
-``type`` is the tag of its class. Types are only ever added: one that a newer daemon has is read as nothing.
+A part of the daemon publishes one of these values when it has committed a change. The stream numbers and encodes the
+event, and a client gets the same value back from :func:`read_event`. On the wire an event is one map, whose ``type`` is
+the tag of its class. Types are only ever added; :func:`read_event` returns None for a type that it does not know.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ J = TypeVar("J", bound=Job)
 
 
 class SubscribeParams(msgspec.Struct, frozen=True):
-    """``subscribe``: the (epoch, seq) of the last event that was seen, and filters, each of which events must pass."""
+    """``subscribe``: the (epoch, seq) of the last event that was seen, and filters; events must pass all of them."""
 
     since: tuple[int, int] | None = None
     kernels: frozenset[str] | None = None
@@ -50,7 +50,7 @@ class StreamPosition(msgspec.Struct, frozen=True):
 
 
 class StreamGap(msgspec.Struct, frozen=True):
-    """Stands for events that a subscriber cannot have any more: it is to ask for the present state."""
+    """Stands for events that are no longer available; the subscriber should request the current state instead."""
 
     epoch: int
     seq: int
@@ -58,7 +58,7 @@ class StreamGap(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
-    """What all events have: the kernel and the job that they concern, if any; the stream puts the numbers on."""
+    """Base of all events: the kernel and the job that they concern, if any. The stream sets ``seq`` and ``epoch``."""
 
     seq: int = 0
     epoch: int = 0
@@ -71,7 +71,7 @@ PublishEvent = Callable[[Event], None]
 
 
 class JobEvent(Event, frozen=True, kw_only=True):
-    """A job has another state: how it stands now."""
+    """A job's state has changed; ``job_state`` is the job as it is now."""
 
     kernel: KernelName
     job: int
@@ -84,7 +84,7 @@ class JobEvent(Event, frozen=True, kw_only=True):
 
 
 class JobQueued(JobEvent, frozen=True, kw_only=True, tag="job_queued"):
-    """A job waits for its turn: it is new, was resumed, or gave the device up."""
+    """A job waits for its turn: it is new, was resumed, or has given up its device."""
 
 
 class JobStarted(JobEvent, frozen=True, kw_only=True, tag="job_started"):
@@ -100,7 +100,7 @@ class JobDone(JobEvent, frozen=True, kw_only=True, tag="job_done"):
 
 
 class JobProgress(Event, frozen=True, kw_only=True):
-    """Figures of a job after one more config, as in :class:`~ktuned.model.Job`."""
+    """A job's figures after one more config; the fields are those of :class:`~ktuned.model.Job`."""
 
     kernel: KernelName
     job: int
@@ -122,15 +122,15 @@ class JobProgress(Event, frozen=True, kw_only=True):
 
 
 FIGURES: Final = tuple(name for name in JobProgress.__struct_fields__ if name not in Event.__struct_fields__)
-"""The names of the figures, which are those of a job's fields."""
+"""The names of the figures; a job has fields of the same names."""
 
 
 class TrialDone(JobProgress, frozen=True, kw_only=True, tag="trial_done"):
     """A config has its outcome.
 
     Attributes:
-        trial: without its detail; None when only the figures changed.
-        left_s: seconds that the job is still likely to take.
+        trial: the trial without its detail; None if only the figures changed.
+        left_s: estimate of the seconds that the job still needs.
     """
 
     trial: Trial | None
@@ -141,10 +141,15 @@ class ConfigCompiled(JobProgress, frozen=True, kw_only=True, tag="config_compile
     """A config of a job that only compiles has its artifact, or the reason why there is none.
 
     Attributes:
-        outcome: None if there is the artifact.
-        facts: what the compiler reports, by name.
-        artifact: its path.
-        reused: the artifact was there already.
+        problem: the problem that it was compiled for.
+        target: the architecture that it was compiled for.
+        config: the config.
+        outcome: None if the config has its artifact.
+        message: why there is no artifact.
+        compile_s: the seconds that the compile took.
+        facts: the figures that the compiler reports, by name.
+        artifact: the artifact's path.
+        reused: whether the artifact existed already.
     """
 
     problem: Problem
@@ -159,7 +164,7 @@ class ConfigCompiled(JobProgress, frozen=True, kw_only=True, tag="config_compile
 
 
 class Refining(Event, frozen=True, kw_only=True, tag="refining"):
-    """A round of a job's final measurement begins: the ``round``-th of ``rounds``, between some finalists."""
+    """A round of a job's final measurement begins: number ``round`` of ``rounds``, with ``finalists`` configs."""
 
     kernel: KernelName
     job: int
@@ -169,7 +174,7 @@ class Refining(Event, frozen=True, kw_only=True, tag="refining"):
 
 
 class WinnerChanged(Event, frozen=True, kw_only=True, tag="winner"):
-    """A problem has another winner; without a job it was known before: an edit was undone, or it was imported."""
+    """A problem has another winner. Without a ``job``, it was known before: an edit was undone, or it was imported."""
 
     kernel: KernelName
     problem: Problem
@@ -182,26 +187,26 @@ class WinnerChanged(Event, frozen=True, kw_only=True, tag="winner"):
 
     @property
     def figure(self) -> float | None:
-        """The figure by which it won, in the objective's unit."""
+        """The winner's figure by the objective, in the objective's unit."""
         return figure_of(self.objective, self.latency_us, self.metrics)
 
 
 class KernelStale(Event, frozen=True, kw_only=True, tag="stale"):
-    """A kernel means something else now: its winners are older than the change."""
+    """A kernel has changed, so its winners, which are older than the change, are stale."""
 
     kernel: KernelName
     digest: str = ""
 
 
 class NamesLearned(Event, frozen=True, kw_only=True, tag="learned"):
-    """Compiling or measuring has shown that a kernel depends on these files too, which are watched from now on."""
+    """Compiling or measuring has shown that a kernel also depends on these files; they are watched from now on."""
 
     kernel: KernelName
     names: tuple[str, ...]
 
 
 class LaneChanged(Event, frozen=True, kw_only=True, tag="lane"):
-    """A device's lane opened, closed, or fell sick for a reason."""
+    """A device's lane has opened, has closed, or is sick, with the reason."""
 
     device: DeviceName
     state: str
@@ -214,11 +219,11 @@ class _PauseEvent(Event, frozen=True, kw_only=True):
 
 
 class TuningPaused(_PauseEvent, frozen=True, kw_only=True, tag="paused"):
-    """Tuning was paused on a device model (``""`` is all); without a device because nothing can be recorded."""
+    """Tuning was paused on a device model (``""``: on all). Without a ``device``, because nothing can be recorded."""
 
 
 class TuningResumed(_PauseEvent, frozen=True, kw_only=True, tag="resumed"):
-    """Such a pause has ended."""
+    """A pause that :class:`TuningPaused` reported has ended."""
 
 
 class KernelsReloaded(Event, frozen=True, kw_only=True, tag="reloaded"):
@@ -226,8 +231,8 @@ class KernelsReloaded(Event, frozen=True, kw_only=True, tag="reloaded"):
 
     Attributes:
         added, changed, replanned, removed: full names of kernels.
-        mended: files that had an error and have none any more.
-        errors: the errors that there are now.
+        mended: files that had an error before and have none now.
+        errors: all errors that there are now.
     """
 
     added: tuple[str, ...] = ()
@@ -249,7 +254,7 @@ EVENT_TYPES: Final[Mapping[str, type[Event]]] = {
 
 
 def type_of(event: Event) -> str:
-    """Return the type of an event, as it is called on the wire."""
+    """Return an event's type, as it is named on the wire."""
     return str(event.__struct_config__.tag)
 
 

@@ -1,4 +1,4 @@
-"""Jobs: methods that create, list, pause and cancel them."""
+"""Jobs: the methods that create, list, pause and cancel them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from ktuned.protocol.method import Method
 
 @record
 class JobInfo(Job):
-    """A job as the daemon reports it: with its objective, and how it stands at this moment.
+    """A job as the daemon reports it: with its objective and its current state.
 
     Attributes:
-        priority: its level now, by which it is its turn.
+        priority: its current priority, which decides when its turn comes.
+        objective: the objective that it tunes for.
         waiters: number of clients that wait for it.
-        left_s: seconds that it is still likely to take while it runs.
-        waits_for: why it does not run, or why it runs but does not measure; empty if it does.
+        left_s: estimate of the seconds that it still needs, while it runs.
+        waits_for: why it does not run, or runs but does not measure; empty while it measures.
         launches: number of launches of its key that applications have counted.
     """
 
@@ -30,25 +31,25 @@ class JobInfo(Job):
     waits_for: str = ""
     launches: int = 0
 
-    # The key is the daemon's alone.
+    # Only the daemon needs the key.
     _omitted: ClassVar = ("key_problem",)
 
     @classmethod
     def from_job(cls, job: Job, *, launches: int = 0, waiters: int = 0) -> JobInfo:
-        """Return what is reported of a job that neither runs nor waits."""
+        """Return the report of a job that neither runs nor waits."""
         known = {**vars(job), "key_problem": None}
         return cls(**known, objective=job.objective, launches=launches, waiters=waiters)
 
 
 def read_jobs(jobs: Iterable[Mapping[str, Any]]) -> list[JobInfo]:
-    """Return jobs' maps, such as those of a :class:`ktuned_client.client.Tuning`, as their type."""
+    """Convert jobs' maps, such as those of a :class:`ktuned_client.client.Tuning`, to :class:`JobInfo`."""
     return msgspec.convert(jobs, list[JobInfo])
 
 
 class JobParams(msgspec.Struct, frozen=True):
-    """Params of methods that create jobs: a kernel by name, or all at or below a path; the rest overrides the plan.
+    """Params of methods that create jobs: a kernel by name, or all kernels at or below a path.
 
-    With ``keep_going`` a job goes on where all of its configs fail alike.
+    The other fields override the plan. With ``keep_going``, a job continues even if all of its configs fail alike.
     """
 
     kernel: str | None = None
@@ -66,9 +67,10 @@ class JobParams(msgspec.Struct, frozen=True):
 class TuneParams(JobParams, frozen=True):
     """``tune``: also the device, the thoroughness, the priority and the objective.
 
-    ``configs`` alone, or known ones ``again``; with ``no_share`` without what others share, and not shared. ``beside``
-    is the process of an application that uses the device, and goes on while it is tuned. ``anchor`` is the config, or a
-    part of it, to whose bits exact ``numerics`` are to keep, ``anchor_pin`` a pin that holds it.
+    With ``configs``, only these are tried; ``again`` measures configs that were measured before once more. With
+    ``no_share``, results that others share are not used, and the job's own results are not shared. ``beside`` is the
+    process of an application that keeps using the device during the tuning. With exact ``numerics``, winners must have
+    the output bits of ``anchor``, which is a config or a part of one; ``anchor_pin`` is a pin that holds the anchor.
     """
 
     device: str | None = None
@@ -87,13 +89,13 @@ class TuneParams(JobParams, frozen=True):
 
 
 class CompileParams(JobParams, frozen=True):
-    """``compile``: as ``tune``, but nothing is measured; ``arch`` is what to compile for, e.g. ``sm_90a``."""
+    """``compile``: as ``tune``, but nothing is measured; ``arch`` is the target architecture, such as ``sm_90a``."""
 
     arch: str | None = None
 
 
 class CancelParams(msgspec.Struct, frozen=True):
-    """``cancel``: one job, or all of a kernel."""
+    """``cancel``: one job, or all jobs of a kernel."""
 
     job: int | None = None
     kernel: str | None = None
@@ -101,7 +103,7 @@ class CancelParams(msgspec.Struct, frozen=True):
 
 
 class PauseParams(msgspec.Struct, frozen=True):
-    """``pause`` and ``resume``: at most one of these; none means everything."""
+    """``pause`` and ``resume``: a job, a kernel or a device; all tuning if none of them is given."""
 
     job: int | None = None
     kernel: str | None = None
@@ -110,7 +112,7 @@ class PauseParams(msgspec.Struct, frozen=True):
 
 
 class JobsParams(msgspec.Struct, frozen=True):
-    """``jobs``: one job, several, or those of a kernel or in a state."""
+    """``jobs``: one job, several jobs, or the jobs of a kernel or in a state."""
 
     job: int | None = None
     ids: list[int] | None = None
@@ -124,8 +126,9 @@ class TuneAnswer(msgspec.Struct, frozen=True):
     """The jobs that do the work of a request.
 
     Attributes:
-        epoch, seq: the place in the stream since which the jobs' events are to be had.
-        errors: kernel files that could not be read.
+        jobs: the jobs.
+        epoch, seq: the position in the stream of events; the jobs' events come after it.
+        errors: the errors of kernel files that could not be read.
         notices: lines for the person who asked.
     """
 
@@ -137,13 +140,13 @@ class TuneAnswer(msgspec.Struct, frozen=True):
 
 
 class JobsAnswer(msgspec.Struct, frozen=True):
-    """Jobs: those that were asked for, or that were cancelled."""
+    """The jobs that were requested, or that were cancelled."""
 
     jobs: tuple[JobInfo, ...]
 
 
 class PauseAnswer(msgspec.Struct, frozen=True):
-    """The jobs that were paused or resumed, and the device models that are paused now (``""`` is all of them)."""
+    """The jobs that were paused or resumed, and the device models that are paused now (``""`` stands for all)."""
 
     jobs: tuple[JobInfo, ...]
     paused: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Kernels and the directories that are watched for them, and captured inputs."""
+"""Kernels, the directories that are watched for them, and captured inputs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class FileError(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         path: the file, absolute; empty if it is not known.
-        line: from 1, or 0 if it is not known.
-        message: one line, which may begin with the place.
+        line: the line's number from 1, or 0 if it is not known.
+        message: one line, which may begin with file and line.
         hint: the remedy, if one is known.
-        excerpt: of a syntax error, the line of source and a caret below it.
+        excerpt: for a syntax error, the line of source and a caret below it.
     """
 
     path: str
@@ -33,7 +33,7 @@ class FileError(msgspec.Struct, frozen=True, omit_defaults=True):
 class RootInfo(msgspec.Struct, frozen=True):
     """A watched root: its directory, its project's name, and its workers' interpreter and environment variables.
 
-    ``polling`` is for file systems that do not report changes.
+    With ``polling`` it is polled, because its file system does not report changes.
     """
 
     path: str
@@ -44,27 +44,30 @@ class RootInfo(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_root(cls, root: Root) -> RootInfo:
-        """Return what the protocol tells of a root."""
+        """Return the fields of a root that the protocol has."""
         return msgspec.convert(root, cls, from_attributes=True)
 
 
 def find_root(path: str, roots: Iterable[RootInfo]) -> RootInfo | None:
-    """Return the innermost of the roots that hold a path; None if none does."""
+    """Return the innermost root that contains a path; None if no root does."""
     holders = [root for root in roots if f"{path}/".startswith(f"{root.path.rstrip('/')}/")]
     return max(holders, key=lambda root: len(root.path), default=None)
 
 
 class WinnerStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """How a winner stands: ``fresh``, or ``stale`` and why.
+    """The standing of a winner: ``fresh``, or ``stale`` with the reasons.
 
     Attributes:
-        device: the model.
-        decided: Unix seconds.
+        problem: the problem.
+        device: the device's model.
+        objective: the objective by which it won.
+        status: ``fresh`` or ``stale``.
+        decided: the Unix time at which it was decided.
         trial: the id of the trial that measured it.
-        changes: since that trial; empty for a winner that is fresh, or whose device is not here.
+        changes: the changes since that trial; empty if the winner is fresh, or its device is not on this machine.
         message: why the newest job for it failed, with the compiler's first line if no config compiled, or why nothing
             is known; else empty.
-        notices: what the newest job that ended well found odd about the kernel file.
+        notices: oddities of the kernel file that the newest successful job found.
     """
 
     problem: Problem
@@ -80,7 +83,7 @@ class WinnerStanding(msgspec.Struct, frozen=True, kw_only=True):
 
 @record
 class KernelEntry(KernelInfo):
-    """A kernel with its full name and, where that was asked for, how each of its winners stands."""
+    """A kernel with its full name and, if ``why`` was set, the standing of each of its winners."""
 
     name: KernelName = KernelName("")
     why: tuple[WinnerStanding, ...] | UnsetType = UNSET
@@ -100,7 +103,7 @@ class KernelsAnswer(msgspec.Struct, frozen=True):
 
 
 class AddAnswer(msgspec.Struct, frozen=True):
-    """The root that is watched, the kernels and errors at or below the path, and what a person should know."""
+    """The watched root, the kernels and errors at or below the path, and notices for the person who asked."""
 
     root: RootInfo
     kernels: tuple[KernelEntry, ...]
@@ -109,7 +112,7 @@ class AddAnswer(msgspec.Struct, frozen=True):
 
 
 class UnwatchAnswer(msgspec.Struct, frozen=True):
-    """The root that is watched no longer, its project's name, and the kernels that are forgotten."""
+    """The root that is no longer watched, its project's name, and the kernels that are forgotten with it."""
 
     path: str
     name: str
@@ -117,7 +120,7 @@ class UnwatchAnswer(msgspec.Struct, frozen=True):
 
 
 class CaptureAnswer(msgspec.Struct, frozen=True):
-    """Where to write tensors (``directory`` and ``max_bytes``), or what is captured now (the other fields)."""
+    """Where to write tensors (``directory`` and ``max_bytes``), or which are captured now (the other fields)."""
 
     directory: str | UnsetType = UNSET
     max_bytes: int | UnsetType = UNSET
@@ -127,7 +130,7 @@ class CaptureAnswer(msgspec.Struct, frozen=True):
 
 
 class KernelsParams(msgspec.Struct, frozen=True):
-    """``kernels``: one kernel, or those below a path; all without either. ``why`` adds what made winners stale."""
+    """``kernels``: one kernel, or the kernels below a path, or all. ``why`` adds each winner's standing."""
 
     kernel: str | None = None
     path: str | None = None
@@ -149,7 +152,7 @@ class UnwatchParams(msgspec.Struct, frozen=True):
 
 
 class CaptureParams(msgspec.Struct, frozen=True):
-    """``capture``: the problem whose tensors to write; with ``digest``, those written; ``remove`` forgets them."""
+    """``capture``: asks where to write a problem's tensors; ``digest`` names written ones; ``remove`` forgets them."""
 
     kernel: str
     problem: dict[str, Scalar]

@@ -1,9 +1,9 @@
 """A method of the protocol: its name, and the types of its params and its answer.
 
 Params and answers are frozen structs, or records of :mod:`ktuned.model`; on the wire they are the maps of
-docs/protocol.md. The daemon returns an answer as its type, and :func:`call_method` gives the caller the same type back:
-neither side takes a map apart by hand. A field that a newer daemon adds is passed over, and one that has a default may
-be missing from an older daemon's answer.
+docs/protocol.md. The daemon returns an answer as its type, and :func:`call_method` returns the same type to the caller,
+so neither side reads maps by hand. A field that a newer daemon adds is ignored; a field with a default may be missing
+from an older daemon's answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class NoParams(msgspec.Struct, frozen=True):
 
 
 class EmptyAnswer(msgspec.Struct, frozen=True):
-    """Answer of a method that has nothing to tell."""
+    """Answer of a method that returns nothing."""
 
 
 class Method(msgspec.Struct, Generic[P, A], frozen=True):
@@ -35,7 +35,7 @@ class Method(msgspec.Struct, Generic[P, A], frozen=True):
     answer: type[A]
 
     def encode_params(self, params: P | None) -> dict[str, Any]:
-        """Return the map of params, without the fields that hold their defaults: older daemons lack some of them."""
+        """Return the map of params without fields that have their defaults, because older daemons lack some fields."""
         if params is None:
             return {}
         fields = msgspec.structs.fields(self.params)
@@ -76,5 +76,5 @@ def call_method(
 async def call_method_async(
     client: _AsyncClient, method: Method[P, A], params: P | None = None, *, deadline_s: float = CALL_DEADLINE_S
 ) -> A:
-    """Do what :func:`call_method` does, with the client for ``async`` programs."""
+    """Send a request with the client for ``async`` programs; otherwise as :func:`call_method`."""
     return method.read_answer(await client.call(method.name, deadline_s=deadline_s, **method.encode_params(params)))

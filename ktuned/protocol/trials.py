@@ -1,4 +1,4 @@
-"""Trials: what was measured."""
+"""Trials: the results of measurements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ktuned.protocol.method import Method
 class ResultsParams(msgspec.Struct, frozen=True):
     """``results``: a kernel's trials, or one trial with all its details.
 
-    ``before`` is the id of a trial, and continues a list in the order ``newest``; ``count`` asks for the ``total``.
+    In the order ``newest``, ``before`` continues a list after the trial with that id. ``count`` requests the ``total``.
     """
 
     kernel: str | None = None
@@ -32,7 +32,7 @@ class ResultsParams(msgspec.Struct, frozen=True):
 
 
 class NumericsReport(msgspec.Struct, frozen=True):
-    """What a comparison of outputs bit by bit has shown for a problem on a device; for all problems if it is empty."""
+    """The result of comparing outputs bit by bit, for a problem on a device; an empty problem stands for all."""
 
     problem: Problem
     device: str
@@ -40,7 +40,7 @@ class NumericsReport(msgspec.Struct, frozen=True):
 
 
 class ResultsAnswer(msgspec.Struct, frozen=True):
-    """Trials; ``total`` is how many there are beyond the limit, where that was asked for."""
+    """Trials; with ``count``, ``total`` is the number of matching trials, whatever the limit."""
 
     trials: tuple[ListedTrial, ...]
     numerics: tuple[NumericsReport, ...] = ()
@@ -48,7 +48,7 @@ class ResultsAnswer(msgspec.Struct, frozen=True):
 
 
 class ForgetParams(msgspec.Struct, frozen=True):
-    """``forget``: a kernel's trials, all or those of one outcome."""
+    """``forget``: a kernel's trials, either all or only those with one outcome."""
 
     kernel: str
     outcome: Outcome | None = None
@@ -56,7 +56,7 @@ class ForgetParams(msgspec.Struct, frozen=True):
 
 
 class ForgetAnswer(msgspec.Struct, frozen=True):
-    """The kernel, and how many of its trials were deleted."""
+    """The kernel, and the number of its trials that were deleted."""
 
     kernel: str
     trials: int

@@ -18,8 +18,8 @@ from ktuned_client.answers import DaemonError
 class LookupParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """``lookup``: a kernel, a problem and a device; ``tune`` requests a better answer.
 
-    ``objective`` is what the config is to be the best by; the kernel file's own if there is none. ``settle`` is how
-    many seconds the answer may wait for a worker's word on configs that might be served instead.
+    ``objective`` is the objective by which the config should be the best, by default the kernel file's own. ``settle``
+    is how many seconds the answer may wait until a worker has decided whether better configs are valid for the problem.
     """
 
     kernel: str
@@ -44,19 +44,24 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     Fields that hold their defaults are left out of messages: names are the most expensive part to decode.
 
     Attributes:
-        device: the device's model, or what was asked for, where no such device is known.
-        latency_us: the winner's latency, None without one; as are ``artifact``, ``age_s`` and ``decided``.
+        kernel: the kernel's full name.
+        problem: the problem that was asked for.
+        device: the device's model, or the device as it was asked for if it is not known.
+        status: how good the answer is.
+        config: the best config known; None if there is none.
+        latency_us: the winner's latency. Without a winner it is None, and so are ``artifact``, ``age_s`` and
+            ``decided``.
         artifact: the directory of the winner's artifact.
         age_s: seconds since the winner was decided.
         decided: the Unix time at which it was decided.
         file: the kernel file.
-        message: why the answer is not better than it is.
+        message: why there is no better answer.
         generation: grows whenever the kernel's answers may have changed.
-        is_final: whether a final round has decided the winner, here.
-        metrics: the winner's metrics of the kernel file, and its energy where that was measured.
-        measured: the problem that the winner was measured for, if that is another one.
-        objective: what the config is the best by.
-        expected_loss: what a portfolio's config is expected to lose against the best one, as a share of its time.
+        is_final: whether a final round on this machine has decided the winner.
+        metrics: the winner's metrics of the kernel file, and its energy if that was measured.
+        measured: the problem that the winner was measured for, if it is not this problem.
+        objective: the objective by which the config is the best.
+        expected_loss: for a portfolio's config, the share of time that it is expected to lose against the best.
     """
 
     kernel: str
@@ -79,20 +84,20 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def figure(self) -> float | None:
-        """The winner's figure by the objective; None if it has none."""
+        """The winner's figure by the objective; None if it was not measured."""
         return figure_of(self.objective, self.latency_us, self.metrics)
 
 
 class RefusedLookup(msgspec.Struct, frozen=True):
-    """In the place of the answer to one of several lookups: why it was refused, as the protocol's error map."""
+    """Stands in place of an answer in :class:`LookupManyAnswer`: the protocol's error map of a refused lookup."""
 
     error: Mapping[str, str]
 
 
 class LookupManyAnswer(msgspec.Struct, frozen=True):
-    """The answers to several lookups, in their order; ``answers`` has a :class:`RefusedLookup` for a refused one."""
+    """The answers to several lookups, in their order; a refused lookup has a :class:`RefusedLookup`."""
 
-    # By their fields alone the two cannot be told apart by msgspec, which gives a caller plain maps of them.
+    # Any, because msgspec cannot tell an Answer from a RefusedLookup by the fields; a caller gets plain maps.
     answers: Sequence[Any]
 
     def read_answers(self) -> list[Answer]:
@@ -108,7 +113,7 @@ class LookupManyAnswer(msgspec.Struct, frozen=True):
 
 
 class PinInfo(msgspec.Struct, frozen=True):
-    """A pin, with the number of questions that it answers and the Unix time of the first."""
+    """A pin, the number of questions that it answers, and the Unix time of its first question."""
 
     pin: str
     questions: int
@@ -122,7 +127,7 @@ class PinsAnswer(msgspec.Struct, frozen=True):
 
 
 class UnpinAnswer(msgspec.Struct, frozen=True):
-    """The pin that was given up, and how many questions it held."""
+    """The pin that was removed, and the number of questions that it answered."""
 
     pin: str
     questions: int
@@ -135,7 +140,9 @@ class UnpinParams(msgspec.Struct, frozen=True):
 
 
 class CheckParams(msgspec.Struct, frozen=True):
-    """``check``: a kernel's winners, or that of one problem; with ``sanitize``, the paths of the sanitizers here."""
+    """``check``: a kernel's winners, or one problem's. With ``sanitize``, ``address`` and ``compute`` are the paths of
+    the sanitizers on this machine.
+    """
 
     kernel: str
     problem: dict[str, Scalar] | None = None
@@ -146,12 +153,17 @@ class CheckParams(msgspec.Struct, frozen=True):
 
 
 class CheckedWinner(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A winner that was run once more, with the ``verdict`` ``right``, ``wrong`` or ``not_checked``.
+    """A winner that was run once more, with the verdict on it.
 
     Attributes:
+        problem: the winner's problem.
+        device: the device's model.
+        objective: the objective by which it won.
+        config: the winner's config.
+        verdict: ``right``, ``wrong`` or ``not_checked``.
         message: what is wrong with it, or why it was not checked.
-        hint: what would let it be checked.
-        report: the report of a sanitizer on a wrong one.
+        hint: how it could be checked.
+        report: a sanitizer's report, if it found the winner wrong.
         checks: the checks that were made.
     """
 
@@ -174,7 +186,9 @@ class CheckAnswer(msgspec.Struct, frozen=True):
 
 
 class PortfolioParams(msgspec.Struct, frozen=True):
-    """``portfolio``: a kernel, and with ``make`` what to make; what is left out is the kernel file's to say."""
+    """``portfolio``: a kernel; ``make`` makes a portfolio by the other fields. A field that is left out has the kernel
+    file's value.
+    """
 
     kernel: str
     directory: str | None = None
@@ -187,7 +201,7 @@ class PortfolioParams(msgspec.Struct, frozen=True):
 
 
 class PortfolioLimits(msgspec.Struct, frozen=True):
-    """How many configs a portfolio may have, how much it may lose, and how many problems may be tuned for it."""
+    """Limits of a portfolio: its configs, its expected loss, and the problems that may be tuned for it."""
 
     configs: int = 4
     loss: float = 0.02
@@ -195,14 +209,18 @@ class PortfolioLimits(msgspec.Struct, frozen=True):
 
 
 class PortfolioDocument(msgspec.Struct, frozen=True):
-    """A portfolio with what it was fitted to, as the store keeps it.
+    """A portfolio with the data that it was fitted to, as the store keeps it.
 
     Attributes:
         ktuned_portfolio: the version of the format; :class:`ktuned.portfolio.Portfolio` reads it.
         tree: the tree that chooses among the configs, as plain data.
-        configs: the configs as canonical texts, the one for most problems first.
+        configs: the configs as canonical texts; the config for the most problems is the first.
+        expected_loss: mean loss on problems that were held out.
+        fitted_loss: mean loss on the problems that it was fitted to.
+        single_loss: mean loss of the best single config for all problems.
+        wanted_loss: the loss that was requested.
         problems: the number of problems that it was fitted to.
-        matrix: their costs; :class:`ktuned.portfolio.Matrix` as plain data.
+        matrix: the costs of these problems: :class:`ktuned.portfolio.Matrix` as plain data.
         over: the problems that it is for, with their weights.
         wanted: the limits that it was made with.
         created: the Unix time of the fit.
@@ -223,7 +241,7 @@ class PortfolioDocument(msgspec.Struct, frozen=True):
 
 
 class PortfolioInfo(PortfolioDocument, frozen=True, kw_only=True):
-    """A kernel's portfolio on a device model by an objective; whether it was measured as all is now."""
+    """A kernel's portfolio for a device model and an objective; ``current`` if its context has not changed since."""
 
     device: str
     objective: Objective
@@ -231,14 +249,18 @@ class PortfolioInfo(PortfolioDocument, frozen=True, kw_only=True):
 
 
 class PortfolioProgress(msgspec.Struct):
-    """A portfolio that is being made, or was made last.
+    """The progress of a portfolio that is being made or was made last.
 
     Attributes:
-        state: ``queued``, ``running``, ``done`` or ``failed``; ``message`` says why it failed.
-        problems: how many problems it is for.
-        tuned: how many of them were tuned for it.
+        kernel: the kernel's full name.
+        device: the device's model.
+        objective: the objective.
+        problems: the number of problems that it is for.
+        state: ``queued``, ``running``, ``done`` or ``failed``.
+        message: why it failed.
+        tuned: how many of these problems were tuned for it.
         measured: how many configs were measured for it, on any problem.
-        jobs: the newest job that was made for it, if any.
+        jobs: the newest job that was created for it, if any.
     """
 
     kernel: str
@@ -253,12 +275,12 @@ class PortfolioProgress(msgspec.Struct):
 
     @property
     def is_under_way(self) -> bool:
-        """True until it is made, or has failed."""
+        """True until the portfolio is done or has failed."""
         return self.state in ("queued", "running")
 
 
 class PortfolioAnswer(msgspec.Struct, frozen=True):
-    """A kernel's portfolios, and those that are being made for it or were made last."""
+    """A kernel's portfolios, and the progress of those that are being made or were made last."""
 
     kernel: str
     portfolios: Sequence[PortfolioInfo]
@@ -266,7 +288,7 @@ class PortfolioAnswer(msgspec.Struct, frozen=True):
 
 
 class ExportParams(msgspec.Struct, frozen=True):
-    """``export``: the document of one kernel on one device model, or without both the list of them."""
+    """``export``: the document of one kernel on one device model; without both, the list of what can be exported."""
 
     kernel: str | None = None
     device: str | None = None
@@ -274,12 +296,20 @@ class ExportParams(msgspec.Struct, frozen=True):
 
 
 class ExportedWinner(msgspec.Struct, frozen=True):
-    """A winner in a document: figures and the context of the measurement, all but the document's kernel and device.
+    """A winner in a document: its figures and the context of its measurement; kernel and device are the document's.
 
     Attributes:
+        problem: the problem.
+        config: the config.
+        latency_us: its latency.
         decided: the Unix time of the decision.
+        digest: the digest of the kernel's sources.
+        toolchain: the fingerprint of the toolchain.
+        device_fingerprint: the fingerprint of the device.
+        measuring_version: the version of ktuned's way of measuring.
+        spread_us: the spread of its latency.
         artifact: the key of its artifact.
-        metrics: only of winners by other objectives.
+        metrics: its metrics; only for winners by objectives other than latency.
     """
 
     problem: Problem
@@ -296,20 +326,22 @@ class ExportedWinner(msgspec.Struct, frozen=True):
 
 
 class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The winners of one kernel on one device model, as files hold them (docs/sharing.md, "The files").
+    """The winners of one kernel on one device model: the content of a file of winners (docs/sharing.md, "The files").
 
-    What older files lack stays unset. :mod:`ktuned_client.winners` reads, checks and writes the files.
+    A field that an older file lacks stays unset. :mod:`ktuned_client.winners` reads, checks and writes the files.
 
     Attributes:
         ktuned_winners: the version of the format.
-        default: the config that the kernel declares.
+        kernel: the kernel's full name.
+        device: the device's model.
+        default: the default config that the kernel declares.
         specialize: the problem keys that winners are kept for; None for all.
         bucket: the rules of shape buckets by problem key.
         names: what was read for the kernel besides its file, each with the ends that it was read for.
-        winners: those by latency.
-        objective: what lookups mean that name no objective.
-        objectives: the winners by other objectives. They stand apart, because a reader that knows of no objectives
-            takes every one of ``winners`` for the fastest.
+        winners: the winners by latency.
+        objective: the objective of lookups that name none.
+        objectives: the winners by other objectives. They are apart from ``winners``, because a reader that does not
+            know objectives takes each of ``winners`` for the fastest.
         artifacts: the directory of the artifacts, relative to the file.
     """
 
@@ -330,7 +362,8 @@ class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
         """Read a document that :func:`ktuned_client.winners.check_document` has checked.
 
         Raises:
-            ValueError: a further field is of a wrong type; the message continues a sentence, as that function's does.
+            ValueError: a field that the check does not cover has a wrong type; as with ``check_document``, the message
+                continues a sentence that begins with the file's name.
         """
         try:
             return msgspec.convert(content, cls)
@@ -339,7 +372,7 @@ class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def by_objective(self) -> dict[Objective, Sequence[ExportedWinner]]:
-        """All winners, by what they are the best by."""
+        """All winners, by objective."""
         return {LATENCY: self.winners, **self.objectives}
 
     def count_winners(self) -> int:
@@ -348,7 +381,7 @@ class WinnersDocument(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ExportInfo(msgspec.Struct, frozen=True):
-    """A kernel and a device model that can be exported, and the number of winners that this has."""
+    """A kernel and a device model that can be exported, and the number of their winners."""
 
     kernel: str
     device: str
@@ -356,7 +389,7 @@ class ExportInfo(msgspec.Struct, frozen=True):
 
 
 class ExportAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What can be exported; or the ``document`` that was asked for, and the paths of its artifacts by their keys."""
+    """The list of what can be exported (``shared``); or the requested ``document``, and its artifacts' paths by key."""
 
     shared: Sequence[ExportInfo] | None = None
     document: WinnersDocument | None = None
@@ -364,15 +397,15 @@ class ExportAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ImportParams(msgspec.Struct, frozen=True):
-    """``import``: a :class:`WinnersDocument` to take in; with ``dry_run``, only to be judged."""
+    """``import``: a :class:`WinnersDocument` to take in; with ``dry_run`` it is only judged."""
 
-    # Anything else is refused with the words in which a file is refused.
+    # Any, so that an invalid document is refused with the same message as an invalid file.
     document: Any
     dry_run: bool = False
 
 
 class ImportedWinner(msgspec.Struct, frozen=True):
-    """The decision about one winner of a document; ``status`` is what it is served as, if it is taken."""
+    """The decision about one winner of a document; if it is taken, lookups serve it with this ``status``."""
 
     problem: Problem
     config: Config
@@ -391,16 +424,16 @@ class ImportAnswer(msgspec.Struct, frozen=True):
 
 
 class ShareAnswer(msgspec.Struct, frozen=True):
-    """Where the shared store is, and how the exchange with it stands.
+    """The place of the shared store, and the state of the exchange with it.
 
     Attributes:
-        url: None without a store.
-        read_only: nothing is published there.
-        looked: the Unix time of the last look at all kernels; None before the first.
-        found: the number of our keys that had winners there then.
-        fresh: how many of them are fresh here.
-        fault: what keeps the store from being used now.
-        notices: what is odd about it, one line each.
+        url: the store's URL; None without a store.
+        read_only: whether nothing is published to the store.
+        looked: the Unix time when all kernels were last looked up there; None before the first time.
+        found: the number of our keys that had winners there at that time.
+        fresh: how many of these winners are fresh here.
+        fault: why the store cannot be used now.
+        notices: oddities of the store, one line each.
     """
 
     url: str | None
@@ -413,7 +446,7 @@ class ShareAnswer(msgspec.Struct, frozen=True):
 
 
 class SharePushAnswer(msgspec.Struct, frozen=True):
-    """The store, which has all winners of ours, and how many of them were sent now."""
+    """The store, which now has all our winners, and how many of them were sent by this request."""
 
     url: str
     sent: int
@@ -427,13 +460,16 @@ class SharePullParams(msgspec.Struct, frozen=True):
 
 
 class SharePullAnswer(msgspec.Struct, frozen=True):
-    """What others have found for our declared problems, and the jobs that verify it.
+    """Winners that others have found for our declared problems, and the jobs that verify them.
 
     Attributes:
+        url: the store's URL.
         found: the number of problems that the store has winners for.
-        fresh: how many of them are fresh here.
+        fresh: how many of these winners are fresh here.
         jobs: the jobs, as ``jobs`` returns them.
-        epoch: with ``seq``, the place in the stream of events from which those of the jobs come.
+        errors: the errors of kernel files that could not be read.
+        notices: lines for the person who asked.
+        epoch, seq: the position in the stream of events; the jobs' events come after it.
     """
 
     url: str

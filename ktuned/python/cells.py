@@ -1,9 +1,10 @@
-"""The kernel file of a kernel that a notebook declares: its cell, and what that cell uses of the others. No IO.
+"""Writes the kernel file of a notebook's kernel: its cell, and the definitions that it uses from other cells. No IO.
 
-Workers import a file, and a notebook's cells are none; to run all of them in each worker would be slow, and would have
-effects. So the cell that declares the kernel is taken whole. From the other cells come the statements that define names
-which it uses, directly or not: imports, functions, classes, assignments, and statements that change such a name later.
-Other statements, such as ``torch.set_num_threads(1)``, are left out: they belong into the kernel's own cell.
+Workers import a file, but a notebook has only cells. Running all of them in each worker would be slow and would have
+side effects. So the cell that declares the kernel is taken as a whole. From the other cells come only the statements
+that define names which it uses, directly or not: imports, functions, classes, assignments, and later statements that
+change such a name. Other statements, such as ``torch.set_num_threads(1)``, are left out; if the kernel needs one, it
+belongs in the kernel's own cell.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from ktuned.model import UsageError
 from ktuned.python.names import find_bound_names, find_free_names
 
 MARK = "written by ktuned.tune from the cells of a notebook; change those, as this file is written again"
-"""Stands in the first line of each such file, so that no other file is overwritten."""
+"""Stands in the first line of each file that is written here; a file without it is never overwritten."""
 
 _SHELL = "get_ipython"
-"""Magics and shell commands become calls of this function, which workers do not have."""
+"""IPython turns magics and shell commands into calls of this function, which workers do not have."""
 
 
 @dataclass(frozen=True, eq=False)
 class CellStatement:
-    """A top-level statement of a cell that has run: its cell's number, its syntax, its text."""
+    """A top-level statement of a cell that has run: the cell's number, the statement's syntax tree, and its text."""
 
     cell: int
     node: ast.stmt
@@ -33,12 +34,12 @@ class CellStatement:
 
     @cached_property
     def binds(self) -> frozenset[str]:
-        """The names to which it gives a value."""
+        """The names to which the statement assigns a value."""
         return frozenset(find_bound_names(self.node))
 
     @cached_property
     def changes(self) -> frozenset[str]:
-        """The names whose value it changes in place: ``x[0] = 1``, ``x.y = 1``, ``x += 1``, ``x.append(1)``."""
+        """The names whose values it changes in place: ``x[0] = 1``, ``x.y = 1``, ``x += 1``, ``x.append(1)``."""
         if isinstance(self.node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             return frozenset()
         targets: list[ast.expr] = []
@@ -53,19 +54,19 @@ class CellStatement:
 
     @cached_property
     def uses(self) -> set[str]:
-        """The names that it takes from elsewhere, including those that it changes."""
+        """The names that it reads from elsewhere, including the names whose values it changes."""
         return find_free_names(self.node) | self.changes
 
     @property
     def is_import(self) -> bool:
-        """True if it imports its names."""
+        """True if the statement is an import."""
         return isinstance(self.node, ast.Import | ast.ImportFrom)
 
 
 def list_statements(cells: Sequence[str]) -> list[CellStatement]:
-    """Return the statements of the cells that have run, in order, without those that need the notebook's shell.
+    """Return the statements of the cells that have run, in order, except those that need the notebook's shell.
 
-    ``cells`` are Python, in which magics are calls already. A cell that cannot be parsed did not run either.
+    ``cells`` are Python texts, in which magics are calls already. A cell that cannot be parsed did not run.
     """
     found = []
     for number, text in enumerate(cells):
@@ -84,7 +85,7 @@ def write_kernel_text(cells: Sequence[str], kernel: str, names: Collection[str])
     """Return the text of a kernel file; ``names`` are the notebook's variables that hold the kernel.
 
     Raises:
-        UsageError: No cell declares it at its top level.
+        UsageError: no cell declares the kernel at its top level.
     """
     # The kernel's own cell is the last one that declares it.
     statements = list_statements(cells)
@@ -96,7 +97,7 @@ def write_kernel_text(cells: Sequence[str], kernel: str, names: Collection[str])
         )
     selected = [statement for statement in statements if statement.cell == declaring[-1]]
     wanted_names = list(_find_wanted_names(selected))
-    # Add the definitions of the names that it uses, and of the names that these use.
+    # Add the definitions of the names that the cell uses, and in turn of the names that these definitions use.
     settled_names = {name for statement in selected for name in statement.binds}
     while wanted_names:
         name = wanted_names.pop()
@@ -122,12 +123,12 @@ def _find_wanted_names(selected: Sequence[CellStatement]) -> Iterator[str]:
     bound: set[str] = set()
     for statement in selected:
         yield from statement.uses - bound
-        # A function's body runs later, when the rest of its cell is there.
+        # A function's names count as bound although its body runs only later, when its whole cell has run.
         bound |= statement.binds
 
 
 def _find_definitions(statements: Sequence[CellStatement], name: str, declaring: int) -> list[CellStatement]:
-    """Return the statements that give a name its value for the kernel's cell, and those that change it since."""
+    """Return the statements that define a name for the kernel's cell, and those that change it afterwards."""
     binding = [place for place, statement in enumerate(statements) if name in statement.binds - statement.changes]
     if not binding:
         return []
@@ -140,7 +141,7 @@ def _find_definitions(statements: Sequence[CellStatement], name: str, declaring:
 
 
 def _find_base_name(node: ast.expr) -> str:
-    """Return the name whose attribute or element an expression is; empty for a plain name that is called."""
+    """Return the name whose attribute or item an expression is; empty for a plain name that is called."""
     is_part = False
     while isinstance(node, ast.Attribute | ast.Subscript):
         node, is_part = node.value, True
@@ -148,7 +149,7 @@ def _find_base_name(node: ast.expr) -> str:
 
 
 def _get_source(node: ast.stmt, body: Sequence[ast.stmt], lines: Sequence[str]) -> str:
-    """Return a statement as it was written, with its comments; unparsed if it shares a line with another one."""
+    """Return a statement's text with its comments; if it shares a line with another statement, unparse it instead."""
     first = min([node.lineno, *(item.lineno for item in getattr(node, "decorator_list", ()))])
     last = node.end_lineno or node.lineno
     shared = any(

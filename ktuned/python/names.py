@@ -1,4 +1,4 @@
-"""Names in Python syntax: those that a statement binds, and those that it takes from outside. No IO."""
+"""Names in Python syntax: the names that a statement binds, and the names that it reads from outside. No IO."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def find_bound_names(node: ast.AST) -> Iterator[str]:
 
 
 def find_free_names(node: ast.AST) -> set[str]:
-    """Return the names that a node loads from outside. A class body counts as if it bound nothing."""
+    """Return the names that a node reads from outside. A class body is treated as if it bound no names."""
     try:
         return _find_outer_names(symtable(ast.unparse(node), "<node>", "exec"))
     except (SyntaxError, ValueError):
-        # Some f-strings cannot be unparsed. Then every name counts.
+        # Some f-strings cannot be unparsed; then every name that is read counts.
         return {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
 
 

@@ -1,4 +1,4 @@
-"""The origin of a kernel that a program hands over: the file that workers import for it, and its name there."""
+"""The origin of a kernel that a program passes to ``ktuned.tune``: the file that workers import, and its name there."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def find_origin(kernel: Kernel | str) -> Origin:
     """Return where a kernel is declared; a notebook's kernel is written to a file first.
 
     Raises:
-        UsageError: No file declares it, or the file cannot be written.
-        TypeError: It is not a kernel.
+        UsageError: no file declares the kernel, or the file cannot be written.
+        TypeError: the value is not a kernel.
     """
     if isinstance(kernel, str):
         return Origin(kernel)
@@ -53,7 +53,7 @@ def find_notebook_shell() -> Any:
 def _write_kernel_file(kernel: Kernel, shell: Any) -> str:
     """Write a notebook's kernel to a kernel file in the working directory, if it differs; return its path.
 
-    There it finds its sources and modules as the notebook does, and the daemon watches it.
+    From there the kernel finds its sources and modules as the notebook does, and the daemon watches the file.
     """
     names = [name for name, value in shell.user_ns.items() if value is kernel]
     text = write_kernel_text(shell.history_manager.input_hist_parsed, kernel.name, names)

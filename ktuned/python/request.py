@@ -28,7 +28,8 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.answers import TUNE_DEADLINE_S
 
 LOOKUP_DEADLINE_S = 10.0
-"""Deadline of the lookup behind a result: only the program that has waited for the tuning waits for it."""
+"""Deadline of the lookup that gives a result its winner. It is long because the program has waited for the tuning
+anyway."""
 
 Config = Mapping[str, Any]
 Problem = Mapping[str, Any]
@@ -58,18 +59,19 @@ def tune(
 ) -> Result:
     """Tune a kernel for one problem in the daemon, which is started if none runs, and return the result.
 
-    ``kernel`` is a declared kernel, of this very program or of a kernel file, or the name of one that the daemon knows.
-    ``problem`` may be left out if the kernel declares one alone. ``configs`` are tried instead of the space that they
-    are part of; ``again`` measures what was measured before once more. The rest overrides the kernel's own plan.
-    ``progress`` is shown in terminals and notebooks, ``True`` prints lines elsewhere, too, and ``False`` nothing.
+    ``kernel`` is a kernel declared in this program or in a kernel file, or the name of a kernel that the daemon knows.
+    ``problem`` may be left out if the kernel declares only one. ``configs`` are configs of the space; only these are
+    tried. ``again`` measures configs that were measured before once more. The other arguments override the kernel's own
+    plan. By default, progress is shown in terminals and notebooks; with ``progress=True`` lines are printed elsewhere,
+    too, and with ``False`` nothing is shown.
 
-    Workers import the file that declares the kernel. That import ends at the first call of ``tune``, so what follows it
-    runs in the program alone. An interrupt (Ctrl-C) detaches: the job goes on, and an equal call joins it.
+    Workers import the file that declares the kernel. Their import ends at the first call of ``tune``, so the code after
+    it runs only in the program. An interrupt (Ctrl-C) detaches: the job continues, and an equal call joins it.
 
     Raises:
         TuningFailed: no config could be measured, or the job was cancelled.
         KernelFileError: the file that declares the kernel cannot be imported by a worker.
-        UsageError: the kernel is in no file, or its problem is not known.
+        UsageError: no file declares the kernel, or the kernel does not declare exactly one problem and none is given.
         DaemonError: the daemon refused the request.
         DaemonUnavailable: the daemon ended, or did not answer.
     """
@@ -88,7 +90,7 @@ def tune(
     try:
         return _run_tuning(kernel, problem, wanted, progress)
     except (KtunedError, DaemonError, DaemonUnavailable) as error:
-        # The mistake is the caller's or the job's: a traceback through this module helps no one.
+        # The caller or the job has made the mistake, so a traceback through this module would not help.
         raise error.with_traceback(None) from None
 
 
@@ -117,7 +119,7 @@ def _find_only_problem(kernel: Kernel | str, client: Client) -> Problem:
     """Return a kernel's only declared problem.
 
     Raises:
-        UsageError: It declares none, or several.
+        UsageError: the kernel declares none, or several.
     """
     if isinstance(kernel, Kernel):
         name, problems = kernel.name, list[Problem](kernel.list_problems())
@@ -135,7 +137,7 @@ def _find_only_problem(kernel: Kernel | str, client: Client) -> Problem:
 
 
 def _choose_interpreter(client: Client, origin: Origin) -> str | None:
-    """Return this interpreter, for the workers of a project that is not watched yet; ``None`` for others."""
+    """Return this interpreter for the workers of a project that is not watched yet, else ``None``."""
     if not origin.path:
         return None
     roots = call_method(client, KERNELS, KernelsParams(path=origin.path)).roots
@@ -143,7 +145,10 @@ def _choose_interpreter(client: Client, origin: Origin) -> str | None:
 
 
 def _follow_to_end(client: Client, accepted: TuneAnswer, progress: bool | None) -> JobInfo:
-    """Show a tuning until its job has ended, which is returned; with ``None`` only in terminals and notebooks."""
+    """Show a tuning's progress until its job has ended; return the job.
+
+    With ``progress=None`` it is shown only in terminals and notebooks.
+    """
     shell = find_notebook_shell()
     presenter = choose_presenter(in_notebook=hasattr(shell, "kernel"), wanted=progress)
     number = accepted.jobs[0].id
@@ -153,7 +158,7 @@ def _follow_to_end(client: Client, accepted: TuneAnswer, progress: bool | None) 
         print_message(
             f"detached; job {number} continues: the same call joins it, `ktuned jobs {number} --cancel` cancels it"
         )
-        # The interpreter ends with 130 for the class itself alone.
+        # A new KeyboardInterrupt, because only for exactly this class the interpreter exits with 130.
         raise KeyboardInterrupt from None
 
 
@@ -165,7 +170,7 @@ def _make_result(client: Client, job: JobInfo, problem: Problem, device: str | N
     """Return the result of a job that has ended.
 
     Raises:
-        TuningFailed: It has no winner.
+        TuningFailed: the job has no winner.
     """
     name = job.kernel
     if job.state is not JobState.DONE:

@@ -14,11 +14,11 @@ from ktuned.protocol import ResultsParams
 from ktuned_client import Client, Hit
 
 MAX_SHOWN = 20
-"""Most rows of a table in a notebook; a data frame has all."""
+"""Most rows of a table in a notebook; a data frame has all rows."""
 
 
 class Trials(Sequence[Trial]):
-    """The trials of a problem, the fastest first, then those without a latency."""
+    """The trials of a problem, fastest first; trials without a latency are at the end."""
 
     def __init__(self, trials: Iterable[Trial]) -> None:
         by_latency = sorted(trials, key=lambda trial: (trial.latency_us is None, trial.latency_us or 0.0, trial.id))
@@ -69,9 +69,10 @@ class Trials(Sequence[Trial]):
 class Result:
     """A tuning's result for one problem.
 
-    ``config`` is the winner, as lookups serve it from now on, ``latency_us`` its latency in µs. ``default_us`` and
-    ``reference_us`` are those of the declared default and of the reference, where they were measured. ``job`` is the
-    job's map of the protocol, ``message`` what it had to say. ``print(result)`` also names the configs that failed.
+    ``config`` is the winner, which lookups serve from now on, and ``latency_us`` is its latency in µs. ``default_us``
+    and ``reference_us`` are the latencies of the declared default and of the reference, if they were measured. ``job``
+    is the job's map as in the protocol, ``message`` the job's message. ``print(result)`` also counts the configs that
+    failed.
     """
 
     kernel: str
@@ -92,12 +93,12 @@ class Result:
 
     @property
     def speedup(self) -> float | None:
-        """Factor by which the winner is faster than the declared default; ``None`` if that was not measured."""
+        """Factor by which the winner is faster than the declared default; ``None`` if the default was not measured."""
         return None if self.default_us is None else self.default_us / self.latency_us
 
     @cached_property
     def trials(self) -> Trials:
-        """All configs that were tried for this problem, in the kernel's present state; read from the daemon once."""
+        """All trials of this problem for the kernel's current state; read from the daemon once."""
         wanted = ResultsParams(self.kernel, dict(self.problem), self.device, current=True)
         with Client() as client:
             return Trials(load_all_trials(client, wanted))
@@ -135,7 +136,7 @@ def _make_row(trial: Trial) -> dict[str, Any]:
         "is_winner": trial.is_winner,
         "message": trial.message,
     }
-    # Knobs come first. A knob with the name of one of our columns keeps it, and our column is renamed.
+    # Knobs come first. If a knob has the name of one of our columns, the knob keeps the name and our column is renamed.
     clear = {name if name not in trial.config else f"trial.{name}": value for name, value in figures.items()}
     return {**trial.config, **clear, **{f"metric.{name}": value for name, value in trial.metrics.items()}}
 

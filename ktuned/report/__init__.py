@@ -1,6 +1,6 @@
 """Results for people and for other programs: the HTML report; trials as JSON, CSV and T4; winners for vLLM and C.
 
-Names that need the store or a server are imported when they are first used: tables and formats need neither.
+Names that need the store or a server are imported on first use, because tables and formats need neither.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Trials as columns of small integers, compressed: what a page of 100,000 trials can carry. No IO.
+"""Trials as compressed columns of small integers, so that a page can hold 100,000 trials. No IO.
 
-A page of 3 MB has 20 bytes for a trial. Knobs become codes into the list of their values; latencies become steps on
-a logarithmic scale, at most 0.02 % apart for a range of six decades; times become steps since the column before.
+In a page of 3 MB there are 20 bytes for a trial. Knobs become codes into the list of their values; latencies become
+steps on a logarithmic scale, at most 0.02 % apart for a range of six decades; times become steps since the trial
+before.
 """
 
 from __future__ import annotations
@@ -18,24 +19,26 @@ from typing import Any
 from msgspec import Struct
 
 FINE = 65_534
-"""Steps of a scale for figures that are compared: latencies, metrics."""
+"""Steps of the scale for figures that readers compare: latencies, metrics."""
 
 COARSE = 1_022
-"""Steps of a scale for figures that only explain: spreads, seconds of compilers and lanes. Ten bits, not sixteen."""
+"""Steps of the scale for figures that only explain: spreads, seconds of compilers and lanes. They need ten bits instead
+of sixteen."""
 
 MAX_CODES = 65_535
-"""Different values of one column; they fill 16 bits."""
+"""Most different values of one column: as many as 16 bits can hold."""
 
 INSTANTS = 2**22
-"""Steps of a scale of time: 20 ms in a day, and of no entropy where trials are further apart."""
+"""Steps of the scale for times: 20 ms each if the trials span a day."""
 
 
 class Column(Struct, frozen=True):
     """Description of one column: ``codes`` into ``values``, ``whole`` numbers, or a ``log``, ``linear`` or ``time``
     scale.
 
-    Of a scale the code 0 stands for an absent value, and 1 to ``steps`` for ``low`` to ``high``. A ``time`` scale has
-    no absent values; its codes are differences, and it begins at ``low``, as whole numbers do.
+    On a scale, code 0 stands for an absent value, and codes 1 to ``steps`` for ``low`` to ``high``. A ``time`` scale
+    has no absent values. Its codes, like those of ``whole`` numbers, are differences to the value before; the first is
+    the difference to ``low``.
     """
 
     name: str
@@ -48,7 +51,7 @@ class Column(Struct, frozen=True):
 
 
 class PackedColumns(Struct, frozen=True):
-    """Columns of so many trials; ``data`` is base64 of zlib of their bytes, one column after the other."""
+    """The columns of ``count`` trials; ``data`` is base64 of zlib of their bytes, one column after the other."""
 
     count: int
     columns: Sequence[Column]
@@ -64,7 +67,7 @@ class Packer:
         self._parts: list[bytes] = []
 
     def add_codes(self, name: str, values: Sequence[Any], known: Iterable[Any] = ()) -> None:
-        """Add a column of any values; those that are ``known`` come first, in their order."""
+        """Add a column of any values; ``known`` values get the first codes, in their order."""
         places: dict[tuple[type, Any], int] = {}
         found: list[Any] = []
         for value in known:
@@ -87,7 +90,7 @@ class Packer:
         self._add_column(Column(name, "codes", 1 if len(found) <= 256 else 2, found), coded)
 
     def add_figures(self, name: str, values: Sequence[float | None], steps: int = FINE) -> None:
-        """Add a column of figures: logarithmic where all are positive, else linear."""
+        """Add a column of figures; its scale is logarithmic if all are positive, else linear."""
         present = [value for value in values if value is not None and math.isfinite(value)]
         low, high = min(present, default=1.0), max(present, default=1.0)
         is_log = low > 0
@@ -108,7 +111,7 @@ class Packer:
         self._add_column(Column(name, "time", 4, (), low, low + span, INSTANTS), _code_differences(steps, 0))
 
     def add_whole_numbers(self, name: str, values: Sequence[int]) -> None:
-        """Add a column of whole numbers, exactly; the greatest is less than 2³¹ above the least."""
+        """Add a column of exact whole numbers; the greatest must be less than 2³¹ above the least."""
         low = min(values, default=0)
         self._add_column(Column(name, "whole", 4, (), low), _code_differences(values, low))
 
@@ -118,7 +121,8 @@ class Packer:
         return PackedColumns(self._count, self._columns, base64.b64encode(data).decode("ascii"))
 
     def _add_column(self, column: Column, coded: array[int]) -> None:
-        # The bytes of each place stand together: the high ones hardly vary, so that they take next to no room.
+        # All first bytes are stored together, then all second bytes, and so on: the high bytes hardly vary, so that
+        # they compress to almost nothing.
         raw = coded.tobytes()
         size, width = coded.itemsize, column.width
         places = range(width) if sys.byteorder == "little" else range(size - 1, size - 1 - width, -1)
@@ -127,5 +131,5 @@ class Packer:
 
 
 def _code_differences(values: Sequence[int], first: int) -> array[int]:
-    """Return what each value is above the one before it, by 32 bits."""
+    """Return each value's difference to the value before it, modulo 2³²."""
     return array("I", [(value - before) & 0xFFFFFFFF for before, value in pairwise([first, *values])])

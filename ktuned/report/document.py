@@ -1,7 +1,7 @@
-"""The report as a value: what the page shows of the store, one section for each kernel, problem and device. No IO.
+"""The report as a value: the data that the page shows, in sections by kernel, problem and device. No IO.
 
-Everything that JavaScript can compute from the trials (histograms, medians, best so far) it computes, because filters
-change it. What needs the whole store, a model or the daemon's word stands here.
+The page's JavaScript computes everything that follows from the trials (histograms, medians, best so far), because
+filters change it. The document has only what needs the whole store, a model or the daemon's verdict.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ktuned.report.columns import PackedColumns
 
 
 class Standing(Struct, frozen=True):
-    """The daemon's word on a winner: ``fresh`` or ``stale``, and why."""
+    """The daemon's verdict on a winner: ``fresh``, or ``stale`` with the reasons."""
 
     status: str
     reasons: Sequence[str] = ()
 
 
 class Bar(Struct, frozen=True):
-    """A latency beside others: the winner's, the default's, the reference's; ``spread_us`` is its interquartile."""
+    """A bar of a comparison: the latency of the winner, the default or the reference, with its interquartile range."""
 
     name: str
     latency_us: float
@@ -30,7 +30,7 @@ class Bar(Struct, frozen=True):
 
 
 class PeakShare(Struct, frozen=True):
-    """The share of a device's limit that a winner reaches; ``figure`` is the metric's value with its unit."""
+    """The share of a device's limit that a winner reaches; ``figure`` is the winner's metric with its unit."""
 
     what: str
     share: float
@@ -38,14 +38,14 @@ class PeakShare(Struct, frozen=True):
 
 
 class DevicePeaks(Struct, frozen=True):
-    """The measured limits of a device: GB/s, and TFLOP/s by the metric that they limit."""
+    """The measured limits of a device: bandwidth in GB/s, and TFLOP/s by the name of the metric that they limit."""
 
     gbps: float | None
     tflops: Mapping[str, float]
 
 
 class WinnerSummary(Struct, frozen=True):
-    """The winner of a section; ``row`` is its place among the section's trials, or -1."""
+    """The winner of a section; ``row`` is its index among the section's trials, or -1 if it is not there."""
 
     row: int
     config: Mapping[str, Scalar]
@@ -59,7 +59,7 @@ class WinnerSummary(Struct, frozen=True):
 
 
 class Failure(Struct, frozen=True):
-    """Configs that ended alike: how many, their message's first line, and one of them."""
+    """Configs that failed alike: their number, the first line of their message, and one of them as an example."""
 
     outcome: str
     message: str
@@ -69,7 +69,7 @@ class Failure(Struct, frozen=True):
 
 
 class SourceState(Struct, frozen=True):
-    """One state of the sources and the tools that trials were made in, and what changed since the one before."""
+    """One state of sources and tools in which trials were made, and its changes since the state before."""
 
     first: float
     trials: int
@@ -91,9 +91,9 @@ class JobFigures(Struct, frozen=True):
 
 
 class OtherWinner(Struct, frozen=True):
-    """The winner by another objective than the latency: its figure in a unit, and that of the winner by latency.
+    """The winner by an objective other than latency: its figure with the unit, and the same figure of the fastest.
 
-    ``gain`` is how many times better it is than that one by this objective.
+    ``gain`` is how many times better than the fastest it is by this objective.
     """
 
     objective: str
@@ -106,11 +106,11 @@ class OtherWinner(Struct, frozen=True):
 
 
 class Section(Struct, frozen=True):
-    """One kernel, problem and device model: its winner, the trials of one context, and the contexts before.
+    """One kernel, problem and device model: its winner, the trials of one context, and the history of contexts.
 
-    ``ends`` are the least and the greatest number that the space has of each knob, nothing where it lists no numbers;
-    ``left_out`` is how many trials the page has no room for; ``others`` are the winners by other objectives;
-    ``numerics`` says which classes of equal bits there are, and what the anchor's costs.
+    ``ends`` has each knob's least and greatest number in the space, or nothing for a knob whose values are not numbers.
+    ``left_out`` is the number of trials that the page has no room for. ``others`` are the winners by other objectives.
+    ``numerics`` lists the classes of configs with equal output bits, and the cost of the anchor's class.
     """
 
     kernel: str
@@ -135,10 +135,10 @@ class Section(Struct, frozen=True):
 
 
 class PortfolioRow(Struct, frozen=True):
-    """A problem's losses with each config of a portfolio (``None`` where one fails or was not measured), as parts.
+    """A problem's loss, as a fraction, with each config of a portfolio; ``None`` if it fails or was not measured.
 
-    ``chosen`` is the config that the tree gives it, ``expected`` what that was expected to lose. ``is_new`` if the
-    problem was measured after the fit.
+    ``chosen`` is the index of the config that the tree chooses for the problem, and ``expected`` is that config's
+    expected loss. ``is_new`` says that the problem was measured after the fit.
     """
 
     problem: Mapping[str, Scalar]
@@ -149,7 +149,7 @@ class PortfolioRow(Struct, frozen=True):
 
 
 class ShownPortfolio(Struct, frozen=True):
-    """A portfolio: its configs, its losses, the lines of its tree with their depth, and the matrix."""
+    """A portfolio: its configs, its losses, the lines of its tree with their depths, and the rows of its matrix."""
 
     kernel: str
     device: str

@@ -1,7 +1,8 @@
-"""The report as one HTML file: document, program, style and charting library in it, and nothing from elsewhere.
+"""The report as one HTML file with document, program, style and charting library in it; it loads nothing else.
 
-Names and messages are data: the document is JSON in which no tag can end, the program makes text nodes of it, and the
-page's policy admits its own two scripts by their digests, so that even a slip runs nothing and loads nothing.
+Names and messages cannot become code: the document is JSON that cannot close its script element, and the program makes
+only text nodes of it. The page's policy admits only its own two scripts, by their digests, so that even after a mistake
+nothing else runs or is loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LIBRARY = "echarts.min.js"
 _PROGRAM = ("data.js", "model.js", "charts.js", "page.js")
 
 FRAME_HEIGHT = 900
-"""Pixels of a notebook's cell; the page scrolls within."""
+"""Height in pixels of the report in a notebook's cell; the page scrolls within it."""
 
 
 def render_page(document: Document) -> str:
@@ -53,15 +54,17 @@ def render_page(document: Document) -> str:
 
 
 def render_fragment(document: Document, height: int = FRAME_HEIGHT) -> str:
-    """Return the report as HTML for a notebook's cell: a frame of its own, which shares nothing with the notebook."""
+    """Return the report as HTML for a notebook's cell: a separate frame that shares nothing with the notebook."""
     text = html.escape(render_page(document), quote=True)
     style = f"width: 100%; height: {height}px; border: 0"
     return f'<iframe sandbox="allow-scripts" referrerpolicy="no-referrer" style="{style}" srcdoc="{text}"></iframe>'
 
 
 def as_json(document: Document) -> str:
-    """Return a document as JSON that can stand within a script element: it holds no ``<``. Its strings show controls
-    and marks of direction as escapes, since a page would obey the latter.
+    """Return a document as JSON without ``<``, so that it can stand in a script element.
+
+    Control characters and marks of text direction in its strings are shown as escapes, because a page would obey the
+    marks.
     """
     shown = _show_controls_within(msgspec.to_builtins(document))
     return msgspec.json.encode(shown).decode().replace("<", "\\u003c")

@@ -1,7 +1,7 @@
-"""A report that follows the store: served on 127.0.0.1 to those who know its token, until the command ends.
+"""A report that follows the store: until the command ends, it is served on 127.0.0.1 to those who know its token.
 
-The token is in the address, as Jupyter's is: any program of the machine can connect to the port, but only one that was
-given the address gets an answer. The page asks once a second for news, and mostly there is none.
+The token is in the address, as with Jupyter: any program on the machine can connect to the port, but only a program
+that knows the address gets an answer. The page asks once a second for news; usually there is none.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from ktuned.report.html_page import as_json, render_page
 HOST = "127.0.0.1"
 
 TOKEN_BYTES = 24
-"""192 random bits: not to be guessed."""
+"""192 random bits, which nobody can guess."""
 
 REQUEST_S = 10.0
-"""Deadline of a request's arrival: a peer that sends nothing keeps a thread no longer."""
+"""How long a request may take to arrive, so that a peer that sends nothing does not keep a thread for longer."""
 
 SHARE_OF_TIME = 5.0
-"""The document is read again after this many times as long as it took: a large store costs a fifth of a core."""
+"""Pause before the document is read again, as a multiple of the time that reading took: with a large store, reading
+takes at most about a sixth of a core."""
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -39,7 +40,9 @@ _HEADERS = {
 
 
 class DocumentCache:
-    """The newest document: ``read`` again if ``version``, which is cheap, has changed since, but not all the time."""
+    """The newest document. It is ``read`` again when ``version``, which is cheap to call, has changed and the pause is
+    over.
+    """
 
     def __init__(self, read: Callable[[], Document], version: Callable[[], object]) -> None:
         self._read = read
@@ -50,7 +53,7 @@ class DocumentCache:
         self._document: Document | None = None
 
     def get_document(self) -> Document:
-        """Return the document as it is now, or was a moment ago."""
+        """Return the document; it may be slightly older than the store."""
         with self._lock:
             began = monotonic()
             now = self._version()
@@ -61,7 +64,7 @@ class DocumentCache:
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Serves the report at :attr:`address`; nothing else, and to no one else."""
+    """Serves the report at :attr:`address`, and answers no other request."""
 
     daemon_threads = True
     allow_reuse_address = False
@@ -87,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer one request."""
-        # A name that leads here from elsewhere (DNS rebinding) is not ours.
+        # The host is checked because a foreign name may resolve to this address (DNS rebinding).
         host = self.headers.get("Host", "")
         parts = urlsplit(self.path)
         token, _, place = parts.path.removeprefix("/").partition("/")
@@ -115,4 +118,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *values: object) -> None:  # noqa: A002 - the base class's name
-        """Write nothing: the token is in each line."""
+        """Write nothing, because each line would contain the token."""

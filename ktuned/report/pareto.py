@@ -1,7 +1,8 @@
-"""Pareto front of trials: those that no other trial of the same problem and device beats in every figure. No IO.
+"""Pareto front: trials for which no other trial of the same problem and device is better in one figure and at least as
+good in all others. No IO.
 
-Of ``latency``, ``energy`` and ``edp`` less is better, of any other metric more; ``-NAME`` is a metric of which less is
-better.
+For ``latency``, ``energy`` and ``edp``, less is better; for any other metric, more is better. ``-NAME`` names a metric
+for which less is better.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ T = TypeVar("T", bound=Trial)
 
 
 def compute_cost(trial: Trial, name: str) -> float | None:
-    """Return a trial's latency (µs) or metric, with the sign by which less is better; ``None`` if it has none."""
+    """Return a trial's latency (µs) or metric, negated if more is better; ``None`` if the trial does not have it."""
     plain = name.removeprefix("-")
     objective = minimize(plain) if name != plain or plain in BUILT_IN else maximize(plain)
     value = figure_of(objective, trial.latency_us, trial.metrics)
@@ -23,7 +24,7 @@ def compute_cost(trial: Trial, name: str) -> float | None:
 
 
 def pareto_front(trials: Sequence[T], names: Sequence[str]) -> list[T]:
-    """Return the measured trials that no other beats, by problem and device, ordered by the first figure."""
+    """Return the measured trials on the Pareto front of each problem and device, ordered by the first figure."""
     groups: dict[tuple[str, str], list[tuple[tuple[float, ...], T]]] = {}
     for trial in trials:
         costs = tuple(value for name in names if (value := compute_cost(trial, name)) is not None)
@@ -34,7 +35,7 @@ def pareto_front(trials: Sequence[T], names: Sequence[str]) -> list[T]:
         group.sort(key=lambda pair: (pair[0], pair[1].id))
         best: list[tuple[float, ...]] = []
         for costs, trial in group:
-            # In this order only an earlier one can beat a later one; equal ones stand side by side.
+            # In this order, only an earlier trial can beat a later one. Trials with equal figures are all kept.
             if not any(_is_no_worse(other, costs) for other in best):
                 best.append(costs)
                 kept.append(trial)

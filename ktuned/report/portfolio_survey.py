@@ -1,4 +1,4 @@
-"""Portfolios as the report shows them: the matrix, the tree, and expected beside measured losses."""
+"""Portfolios as the report shows them: the matrix, the tree, and the expected and measured losses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ktuned.report.document import PortfolioRow, ShownPortfolio
 from ktuned.store import ContextSums, Overview, StoredPortfolio
 
 MAX_NEW = 200
-"""Problems measured after the fit that are shown, the newest ones."""
+"""Most problems measured after the fit that are shown; the newest are kept."""
 
 
 def survey_portfolio(overview: Overview, stored: StoredPortfolio, contexts: Sequence[ContextSums]) -> ShownPortfolio:
-    """Return a portfolio as the report shows it; ``contexts`` are those of its kernel and device."""
+    """Return a portfolio as the report shows it; ``contexts`` are all contexts of its kernel and device."""
     fitted = Portfolio.from_wire(structs.asdict(stored.document))
     matrix = Matrix.from_wire(stored.document.matrix)
     rows = [

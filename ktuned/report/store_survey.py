@@ -58,22 +58,23 @@ from ktuned.report.portfolio_survey import survey_portfolio
 from ktuned.store import ContextSums, Overview, TrialRow
 
 MAX_TRIALS = 100_000
-"""Trials on a page, which take 2 MB; of a larger store the page has each section's fastest and a sample."""
+"""Most trials on a page, which take 2 MB. From a larger store, the page has each section's fastest trials and a sample.
+"""
 
 MAX_FAILURES = 60
-"""Different messages of a section, most frequent first; a reader looks at no more."""
+"""Most different messages of a section, the most frequent first; a reader looks at no more."""
 
 MAX_JOBS = 40
-"""Newest jobs of a section: the costs of a few days."""
+"""Most jobs of a section, the newest first; they show the costs of a few days."""
 
 MAX_SAVES = 100
-"""Newest states of the sources in a section's history: more points than a chart has room for."""
+"""Most states of the sources in a section's history, the newest ones; a chart has no room for more points."""
 
 MESSAGE_CHARACTERS = 240
-"""Of a message's first line, so that a thousand of them stay small beside the trials."""
+"""Most characters of a message's first line, so that a thousand messages stay small compared with the trials."""
 
 COMPILE, LANE = "compile", "lane"
-"""The places of a span: a compile slot, or a device's lane."""
+"""The kinds of places where a span of a trial ran: a compile slot, or a device's lane."""
 
 _NO_STANDING = Standing("unknown", ("no daemon was asked",))
 _UNTUNED = Standing("untuned")
@@ -91,10 +92,10 @@ def survey_store(
 ) -> Document:
     """Return the document of a store, or of some of its kernels.
 
-    ``standings`` is the daemon's word on the winners.
+    ``standings`` is the daemon's verdict on each winner.
     """
-    # The page's charts are of latency; a winner by another objective has a line, and its metrics among the trials. One
-    # with exact numerics alone is shown like one by a tolerance.
+    # The page's charts show latency. A winner by another objective only gets a line, and its metrics are among the
+    # trials'. If there is a winner only with exact numerics, it is shown in place of the winner with a tolerance.
     winners: dict[WinnerKey, Winner] = {}
     others: dict[WinnerKey, list[Winner]] = {}
     won_by = {won.key: won for won in overview.list_winners()}
@@ -203,7 +204,7 @@ def _build_section(
 
 
 def _thin_rows(rows: Sequence[TrialRow], room: int, winner: int) -> Sequence[TrialRow]:
-    """Return all rows where there is room, else the fastest, the winner, and an even sample of the others."""
+    """Return all rows if there is room for them, else the fastest, the winner, and an even sample of the others."""
     if len(rows) <= room:
         return rows
     timed = sorted((row for row in rows if row.latency_us is not None), key=lambda row: row.latency_us or 0.0)
@@ -267,18 +268,18 @@ def _pack_trials(
 
 
 def _list_axes(space: SpaceInfo, knobs: Sequence[str]) -> Mapping[str, Sequence[Any]]:
-    """Return the values that a space has of each knob, as far as it lists them."""
+    """Return each knob's values in a space, as far as the space lists them."""
     return space.axes or {knob: [config[knob] for config in space.configs or () if knob in config] for knob in knobs}
 
 
 def _find_ends(declared: Sequence[Any]) -> Sequence[float]:
-    """Return the least and the greatest of a knob's values; nothing where these are not all numbers."""
+    """Return the least and the greatest of a knob's values; nothing if not all values are numbers."""
     is_numeric = declared and all(type(value) in (int, float) for value in declared)
     return (min(declared), max(declared)) if is_numeric else ()
 
 
 def _sort_values(declared: Sequence[Any], configs: Sequence[Config], knob: str) -> list[Any]:
-    """Return a knob's values that were tried: numbers by size, others as they are declared."""
+    """Return the values of a knob that were tried: numbers by size, other values in the order of their declaration."""
     tried = list(
         {(type(value), value): value for config in configs if (value := config.get(knob)) is not None}.values()
     )
@@ -289,7 +290,7 @@ def _sort_values(declared: Sequence[Any], configs: Sequence[Config], knob: str) 
 
 
 def _collect_messages(rows: Sequence[TrialRow]) -> list[str]:
-    """Return the first line of each failure's message; rare ones are left out."""
+    """Return the first line of each failure's message; a rare line is replaced by ``…``."""
     lines = ["" if row.outcome == Outcome.MEASURED else _first_line(row.message) for row in rows]
     frequent = {line for line, _ in Counter(lines).most_common(4 * MAX_FAILURES)}
     return [line if line in frequent else "…" for line in lines]
@@ -346,7 +347,7 @@ def _share_of_peaks(metrics: Mapping[str, float], peaks: Peaks) -> PeakShare | N
 
 
 def _compare_with_default(winner: Winner | None, jobs: Sequence[Job]) -> list[Bar]:
-    """Return the winner beside the default and the reference, as the newest job that has them measured them."""
+    """Return the bars of the winner, the default and the reference; the last two come from the newest job with them."""
     bars = [] if winner is None else [Bar("winner", winner.latency_us, winner.spread_us)]
     for name in ("default", "reference"):
         for job in jobs:
@@ -374,7 +375,7 @@ def _count_failures(rows: Sequence[TrialRow], configs: Sequence[Config], knobs: 
 def _describe_history(
     overview: Overview, group: Sequence[ContextSums], shown: ContextSums, kernel: KernelInfo | None
 ) -> list[SourceState]:
-    """Return the states that trials were made in, the first first, with their changes in words."""
+    """Return the states in which trials were made, oldest first, with their changes in words."""
     ordered = sorted(group, key=lambda sums: sums.first)[-MAX_SAVES:]
     changes: list[list[str]] = [
         [],
@@ -411,5 +412,5 @@ def _describe_changes(overview: Overview, then: Context, now: Context, kernel: K
 
 
 def surveyed_key(kernel: str, problem: Problem, device: str, objective: str = LATENCY) -> WinnerKey:
-    """Return the key by which a store's survey knows a winner."""
+    """Return the key of a winner in ``standings``."""
     return WinnerKey(KernelName(kernel), KeyProblem(canonical(problem)), DeviceModel(device), Objective(objective))

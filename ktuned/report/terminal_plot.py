@@ -1,4 +1,4 @@
-"""Best latency so far against trials, as text for a terminal. No IO."""
+"""A plot of the best latency so far over the trials, as text for a terminal. No IO."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ktuned.model import Outcome, Trial
 
 HEIGHT = 12
 MARGIN = 10
-"""Columns of the latencies on the left."""
+"""Columns for the latency labels on the left."""
 
 _BEST, _TRIAL = "━", "·"
 
@@ -17,7 +17,8 @@ _BEST, _TRIAL = "━", "·"
 def best_so_far(trials: Sequence[Trial], width: int, height: int = HEIGHT) -> list[str]:
     """Return the lines of a plot of one problem's trials, in the order of their ids; none if nothing was measured.
 
-    Dots are measured trials, the line is the best so far; the scale is logarithmic, and slow trials are at its top.
+    Dots are measured trials, and the line is the best latency so far. The scale is logarithmic; it ends at the slowest
+    10 % of the trials, which are all drawn at its top.
     """
     ordered = sorted(trials, key=lambda trial: trial.id)
     measured = [

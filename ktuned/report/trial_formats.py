@@ -1,7 +1,7 @@
 """Trials as text for other programs: JSON, CSV and T4.
 
-T4 is the autotuning community's format for results (https://github.com/autotuning/schemas), as Kernel Tuner writes it:
-times are in milliseconds, and the objective is called ``time``.
+T4 is the autotuning community's format for results (https://github.com/autotuning/schemas). It is written as Kernel
+Tuner does: times are in milliseconds, and the objective is called ``time``.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _INVALIDITY: Mapping[str, str] = {
     Outcome.CRASHED: "runtime",
     Outcome.HUNG: "timeout",
 }
-"""T4's words for outcomes; a trial whose outcome says nothing of its config is no result."""
+"""T4's words for outcomes. A trial with another outcome, which says nothing about its config, is left out."""
 
 _CSV_FIELDS = ("trial", "kernel", "device", "outcome", "winner", "latency_us", "spread_us", "compile_s", "lane_s")
-"""Columns before ``p.KEY`` of the problem, ``c.KNOB`` of the config, ``m.NAME`` of metrics and ``f.NAME`` of facts."""
+"""The first columns, before ``p.KEY`` for the problem, ``c.KNOB`` for the config, ``m.NAME`` for metrics and ``f.NAME``
+for facts."""
 
 
 def render_trials(trials: Trials, kind: str) -> str:
@@ -115,4 +116,4 @@ def _format_timestamp(trial: ListedTrial) -> str:
 
 
 FORMATS: Mapping[str, Callable[[Trials], str]] = {"json": _render_json, "csv": _render_csv, "t4": _render_t4}
-"""Each format's function by its name."""
+"""The function that writes each format, by the format's name."""

@@ -1,4 +1,4 @@
-"""Winners as files for programs without ktuned: JSON by one size, as vLLM reads it, and a header for C and C++.
+"""Winners as files for programs without ktuned: JSON keyed by one size, as vLLM reads it, and a header for C and C++.
 
 Both are made from a document of winners (``docs/sharing.md``): a kernel, a device model, and for each problem a config.
 """
@@ -18,10 +18,10 @@ _SMALLEST_INTEGER = -(2**63)
 
 
 def vllm_files(document: WinnersDocument, by: str) -> dict[str, str]:
-    """Return files of configs by one size: ``{"16": {"BLOCK_SIZE_M": 32, …}, …}``.
+    """Return files of configs keyed by one size: ``{"16": {"BLOCK_SIZE_M": 32, …}, …}``.
 
-    There is one file for each choice of the problem's other keys, which its name holds: vLLM's fused MoE kernels look
-    for ``E=8,N=14336,device_name=NVIDIA_H100.json`` (https://github.com/vllm-project/vllm).
+    There is one file for each choice of the problem's other keys, and its name contains them: vLLM's fused MoE kernels
+    look for ``E=8,N=14336,device_name=NVIDIA_H100.json`` (https://github.com/vllm-project/vllm).
 
     Raises:
         UsageError: a winner's problem has no such size.
@@ -45,11 +45,11 @@ def vllm_files(document: WinnersDocument, by: str) -> dict[str, str]:
 def c_file(document: WinnersDocument) -> tuple[str, str]:
     """Return the name and the text of a header with a table of winners, and a function that finds the nearest one.
 
-    It is C99 and C++11, and needs no library but libm. The distance of two problems is ktuned's own: the sum of the
-    sizes' ratios as powers of two, where any other difference counts as a factor of 16.
+    The header is valid C99 and C++11, and needs only libm. Two problems have the same distance as in ktuned: the sum of
+    |log2| of the ratios of their sizes, where a difference without a ratio counts as a factor of 16.
 
     Raises:
-        UsageError: a value has no place in C.
+        UsageError: a value or name cannot be written in C.
     """
     name = _cpp_identifier(f"ktuned_{document.kernel.rpartition(':')[2]}")
     problem = _struct_members(document, [winner.problem for winner in document.winners], "problem")
@@ -113,7 +113,7 @@ def c_file(document: WinnersDocument) -> tuple[str, str]:
 
 
 def _struct_members(document: WinnersDocument, rows: Iterable[Mapping[str, Scalar]], what: str) -> dict[str, type]:
-    """Return the members of a structure that holds every row, with their types."""
+    """Return the members, with their types, of a structure that can hold every row."""
     found: dict[str, type] = {}
     names: dict[str, str] = {}
     for row in rows:
@@ -133,7 +133,7 @@ def _struct_members(document: WinnersDocument, rows: Iterable[Mapping[str, Scala
 
 
 def _declare_struct(name: str, members: Mapping[str, type]) -> list[str]:
-    # C knows no empty structure.
+    # C has no empty structures.
     inner = [f"  {_C_TYPES[kind]} {_cpp_identifier(key)};".replace("* ", "*") for key, kind in members.items()]
     return [f"typedef struct {name} {{", *(inner or ["  char none;"]), f"}} {name};"]
 
@@ -151,7 +151,7 @@ def _cpp_literal(value: Scalar, kind: type) -> str:
         return f"INT64_C({value})"
     if kind is float:
         return repr(float(value))
-    # Octal: a hexadecimal escape would take the letters behind it.
+    # Octal escapes, because a hexadecimal escape would absorb the letters after it.
     quoted = "".join(
         chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}" for byte in str(value).encode()
     )
@@ -174,7 +174,7 @@ _C_WORDS = frozenset(
     nullptr operator or private protected public register restrict return short signed sizeof static struct switch
     template this throw true try typedef typeid typename union unsigned using virtual void volatile while xor""".split()  # noqa: SIM905
 )
-"""Keywords of C and C++, which no member may be called."""
+"""Keywords of C and C++, which cannot be names of members."""
 
 
 def _cpp_identifier(text: str) -> str:

@@ -19,7 +19,7 @@ from ktuned.protocol import CHECK, CheckedWinner, CheckParams, call_method
 from ktuned_client import Client
 
 CHECK_DEADLINE_S = 3600.0
-"""Time for all winners of a kernel: under a sanitizer one alone may take minutes."""
+"""Deadline for all winners of a kernel; under a sanitizer, a single winner may take minutes."""
 
 _CUDA_TOOLKIT = Path("/usr/local/cuda/bin/compute-sanitizer")
 
@@ -64,7 +64,7 @@ def _show_winner(kernel: str, winner: CheckedWinner) -> None:
 
 
 def _library_of_address_sanitizer() -> str:
-    """Return the path of ``libasan.so`` that the C++ compiler links to; empty if it has none."""
+    """Return the path of the C++ compiler's ``libasan.so``; empty if it has none."""
     compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
     try:
         said = subprocess.run(
@@ -72,7 +72,7 @@ def _library_of_address_sanitizer() -> str:
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
-    # A compiler that does not find the file prints its name alone.
+    # A compiler that does not find the file prints only the file's name.
     return said if os.path.isabs(said) else ""
 
 

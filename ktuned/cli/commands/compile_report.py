@@ -17,7 +17,7 @@ COMPILED = "ok"
 """Shown in place of an outcome for a config with an artifact."""
 
 MAX_HELD = 20_000
-"""Lines that are held back: a few MiB."""
+"""Most lines that are held back; they take a few MiB."""
 
 _WIDTH = len("compile_timeout")
 _MESSAGE_CHARS = 160
@@ -42,7 +42,7 @@ def compile_space(client: Client, wanted: CompileParams, as_json: bool) -> int:
 
 
 class CompilePresenter(Presenter):
-    """Prints every config when it is ready; ``reported`` is their number."""
+    """Prints every config when it is ready; ``reported`` is the number of configs so far."""
 
     def __init__(self, *, as_json: bool, several: bool) -> None:
         self.reported = 0
@@ -51,7 +51,7 @@ class CompilePresenter(Presenter):
         self._several = several
 
     def show(self, received: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
-        """Print the config that the event reports, if it does."""
+        """Print the configs among the news."""
         for event in news:
             if not isinstance(event, ConfigCompiled):
                 continue
@@ -65,9 +65,9 @@ class CompilePresenter(Presenter):
 
 
 class Lines:
-    """Lines of configs. As long as all of them are unsupported for one reason, they are held back.
+    """Lines of configs. They are held back as long as all configs are unsupported for the same reason.
 
-    That reason is then no config's: the architecture is none of the backend's.
+    The reason is then not a config's: the backend does not support the architecture.
     """
 
     def __init__(self) -> None:
@@ -77,11 +77,11 @@ class Lines:
 
     @property
     def refusal(self) -> str:
-        """The reason that all configs share, none of which was printed; else empty."""
+        """The reason why all configs are unsupported, if no line was printed; else empty."""
         return self._reason or ""
 
     def take_line(self, line: str, refusal: str | None) -> list[str]:
-        """Return what to print now that a config has this line; ``refusal`` is why it is unsupported."""
+        """Take a config's line and return the lines to print now; ``refusal`` is why the config is unsupported."""
         if self._is_first:
             self._is_first, self._reason = False, refusal
         if refusal and refusal == self._reason and len(self._held) < MAX_HELD:
@@ -92,7 +92,7 @@ class Lines:
 
 
 def describe_config(event: ConfigCompiled, *, several: bool) -> str:
-    """Return the result of one config on one line; with its kernel and problem if there are ``several``."""
+    """Return the result of one config as a line; with ``several`` jobs, it has the kernel and the problem."""
     config = text.format_values(event.config)
     if several:
         config = f"{event.kernel} [{text.format_values(event.problem)}] {config}"
@@ -104,7 +104,7 @@ def describe_config(event: ConfigCompiled, *, several: bool) -> str:
 
 
 def _sum_up(jobs: Sequence[JobInfo], reported: int, refusal: str) -> None:
-    """Print each job's end on stderr, with what all configs were refused for, and the number of missed events."""
+    """Print each job's end on stderr, with the reason if all configs were refused, and the number of missed events."""
     for job in jobs:
         counts = text.format_outcomes(job.outcomes)
         compile_s, wall_s = (text.format_duration(job.cost.get(name)) for name in ("compile_s", "wall_s"))

@@ -33,10 +33,10 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.paths import socket_path
 
 PROBE_DEADLINE_S = 60.0
-"""Deadline of probing every backend: each is imported in a worker."""
+"""Deadline for probing every backend; each is imported in a worker."""
 
 PEAKS_DEADLINE_S = 600.0
-"""For all devices of a large machine, one after the other, behind what their lanes measure now."""
+"""Deadline for measuring all devices of a large machine, one after the other; each waits for its lane."""
 
 
 @click.command()
@@ -56,7 +56,7 @@ def doctor(peaks: bool, again: bool, as_json: bool) -> int:
     if as_json:
         output.emit_json([asdict(finding) for finding in findings])
     else:
-        # What is to be done stands last, where the eye is.
+        # The findings that need action come last, next to the prompt.
         findings.sort(key=lambda finding: list(Level).index(finding.level))
         output.print_table(
             ["state", "what", "how it is", "remedy"], ([*map(str, _finding_row(finding))] for finding in findings)
@@ -87,7 +87,7 @@ def _show_peaks(*, again: bool, as_json: bool) -> int:
 
 
 def _summarise_findings(findings: Sequence[Finding]) -> str:
-    """Return the last line: whether anything is to be done."""
+    """Return the last line of the report: the numbers of failures and warnings."""
     counts = [(sum(finding.level is level for finding in findings), level) for level in (Level.FAIL, Level.WARN)]
     if not any(count for count, _ in counts):
         return "all is well"
@@ -96,7 +96,7 @@ def _summarise_findings(findings: Sequence[Finding]) -> str:
 
 
 def _is_new(home: Path) -> bool:
-    """Return whether no daemon runs, nor has ever run with this state directory."""
+    """Return whether no daemon runs, and none has ever run with this state directory."""
     return not ((home / STORE_NAME).exists() or spawn.is_serving(socket_path()))
 
 

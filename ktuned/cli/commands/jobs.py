@@ -30,10 +30,10 @@ from ktuned.protocol import (
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 200
-"""Default number of jobs: some screens."""
+"""Default number of listed jobs; they fill a few screens."""
 
 MAX_LIMIT = 1_999
-"""The daemon lists one more at most, which shows that a list was cut."""
+"""Most jobs that can be listed. The daemon lists at most one more; that job shows that the list was cut."""
 
 
 @click.command()
@@ -74,7 +74,7 @@ def jobs(
 
 
 def _parse_target(target: str | None) -> tuple[int | None, str | None]:
-    """Return the job or the kernel that is meant."""
+    """Return the job's number or the kernel's name that a target stands for."""
     return (int(target), None) if target is not None and target.isdecimal() else (None, target)
 
 
@@ -100,7 +100,7 @@ _DONE: Final = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
 
 
 def _act_on_jobs(action: str, target: str | None, device: str | None, as_json: bool) -> int:
-    """Cancel, pause or resume; say what was done, and what is still paused."""
+    """Cancel, pause or resume; print the result, and what is still paused."""
     job, kernel = _parse_target(target)
     with Client() as client:
         before = set() if action == "cancel" else set(call_method(client, STATUS).paused)
@@ -127,7 +127,7 @@ def _act_on_jobs(action: str, target: str | None, device: str | None, as_json: b
 
 
 def _devices_line(action: str, before: set[str], after: set[str]) -> str:
-    """Return what a pause or its end has changed."""
+    """Return the line that says which devices were paused or resumed."""
     changed = sorted(after - before if action == "pause" else before - after)
     if not changed:
         return f"nothing was {'paused that was not before' if action == 'pause' else 'paused there'}"
@@ -135,7 +135,7 @@ def _devices_line(action: str, before: set[str], after: set[str]) -> str:
 
 
 def _still_paused(client: Client, devices: Iterable[str]) -> str:
-    """Return what is paused now, and how that ends."""
+    """Return the line that says what is paused now, and how to resume it."""
     paused = [str(job.id) for job in call_method(client, JOBS, JobsParams(state=JobState.PAUSED)).jobs]
     parts = [name or "all tuning" for name in sorted(devices)]
     parts += [f"job {', '.join(paused)}"] if paused else []

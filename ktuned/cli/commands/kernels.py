@@ -149,7 +149,7 @@ def add(path: str, no_spawn: bool, as_json: bool) -> int:
     """
     place = as_path(path, "a kernel's name is none")
     with spawn.open_client(no_spawn=no_spawn) as client, output.report_waiting(f"inspecting {place}"):
-        # As a tuning: it inspects every kernel file below the path.
+        # The same deadline as a tuning, because every kernel file below the path is inspected.
         added = call_method(client, ADD, AddParams(place), deadline_s=TUNE_DEADLINE_S)
     if as_json:
         output.emit_json(added)
@@ -170,7 +170,7 @@ def remove(path: str, as_json: bool) -> int:
     Its jobs are cancelled and its kernels are forgotten; results stay for the time when it is watched again.
     """
     with Client() as client:
-        # Not resolved here: the directory may be gone.
+        # Links are not resolved, because the directory may no longer exist.
         gone = call_method(client, UNWATCH, UnwatchParams(os.path.abspath(path)))
     forgotten = text.format_count(len(gone.kernels), "kernel")
     output.emit_answer(gone, as_json, f"{gone.path} is no longer watched; {forgotten} forgotten")

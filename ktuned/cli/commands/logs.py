@@ -16,13 +16,14 @@ from ktuned.cli.output import Exit
 from ktuned.cli.spawn import LOG_NAME, state_directory
 
 QUIET_MS = 500
-"""Interval at which a followed file is read without an event: lines may come before the watch stands, or be on NFS."""
+"""Interval at which a followed file is read even without an event: lines may be written before the watch starts, or on
+NFS."""
 
 STEP_MS = 20
-"""Time that lines of one burst have to come together."""
+"""How long a burst of lines is collected before it is shown."""
 
 BURST_MS = 200
-"""Lines of a longer burst are shown before its end."""
+"""Longest burst that is collected; lines of a longer one are shown before its end."""
 
 SYSTEMCTL_DEADLINE_S = 5.0
 
@@ -62,7 +63,7 @@ def _is_a_service() -> bool:
 def _show_journal(lines: int, *, follow: bool) -> int:
     command = ["journalctl", "--user", "--unit", service_units.SERVICE, "--lines", str(lines), "--no-pager"]
     try:
-        # No deadline: it ends with its reader, or with Ctrl-C.
+        # No deadline: it ends when its reader does, or with Ctrl-C.
         done = subprocess.run([*command, *(["--follow"] if follow else [])], check=False)
     except KeyboardInterrupt:
         return Exit.DONE
@@ -82,7 +83,7 @@ def _show_file(path: Path, lines: int, *, follow: bool) -> None:
 
 def _follow_log(path: Path, log: TextIO) -> None:
     """Show the lines that are added to a log, each when it is complete."""
-    # Only this option needs it.
+    # Imported here, because only this option needs it.
     from watchfiles import watch
 
     begun = ""

@@ -1,4 +1,4 @@
-"""``ktuned lookup``: the best config known now, and the pins that keep answers as they are."""
+"""``ktuned lookup``: the best config known now, and the pins that keep answers from changing."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from ktuned_client import Client
 from ktuned_client.answers import LEFT_OUT
 
 SETTLE_S = 5.0
-"""Time that an answer may take for a worker to start and to run a kernel file's constraints."""
+"""How long an answer may wait for a worker to start and to run the kernel file's constraints."""
 
 MAX_JOBS = 1_000
-"""Jobs among which the one of a lookup is looked for."""
+"""Number of jobs that are searched for the job of a lookup."""
 
 
 @click.command(cls=SectionedCommand)
@@ -80,7 +80,7 @@ def lookup(
         return _release_pin(release, as_json)
     assert kernel is not None
     with Client() as client:
-        # A person may wait until a worker has said whether the winner of a near problem is valid for this one.
+        # A person can wait until a worker has decided whether the winner of a near problem is valid for this problem.
         answer = call_method(
             client,
             LOOKUP,
@@ -88,11 +88,11 @@ def lookup(
         )
         is_known = answer.status is not Status.UNKNOWN
         if not is_known and not as_json:
-            # It is refused, with the name that is near.
+            # The daemon refuses this request, with a similar name as a hint.
             call_method(client, KERNELS, KernelsParams(kernel))
         changes = _load_changes(client, answer) if why and is_known else []
         place_in_line = _place_in_line(client, answer) if answer.status in (Status.DEFAULT, Status.NEAR) else ""
-        # Few kernels have metrics: the others' lookups ask for nothing more.
+        # Only the few kernels with metrics need this second request.
         limits = call_method(client, PEAKS).by_device if answer.metrics else {}
         classes = _load_bit_classes(client, answer) if is_exact(answer.objective) and not as_json else []
     if as_json:
@@ -125,7 +125,7 @@ def lookup(
 
 
 def _place_in_line(client: Client, answer: Answer) -> str:
-    """Return where the job stands that a lookup has queued; nothing where there is none, or not yet."""
+    """Return the place in the queue of the job that a lookup has caused; empty if there is no such job, or not yet."""
     jobs = call_method(client, JOBS, JobsParams(limit=MAX_JOBS)).jobs
     live = [job for job in jobs if job.state in (JobState.RUNNING, JobState.QUEUED)]
     for place, job in enumerate(live):
@@ -138,7 +138,7 @@ def _place_in_line(client: Client, answer: Answer) -> str:
 
 
 def _load_bit_classes(client: Client, answer: Answer) -> list[str]:
-    """Return what is known of the classes of equal bits of an answer's problem, but the price, which it has itself."""
+    """Return the lines about the classes of equal bits for an answer's problem, except the answer's own message."""
     wanted = ResultsParams(answer.kernel, dict(answer.problem) or None, answer.device, current=True)
     found = call_method(client, RESULTS, wanted).numerics
     return [line for report in found for line in report.lines if line != answer.message]
@@ -157,7 +157,7 @@ def _load_changes(client: Client, answer: Answer) -> list[Change]:
 
 
 def _list_pins(as_json: bool) -> int:
-    """Print the pins, and how many answers each holds."""
+    """Print the pins, and the number of answers that each holds."""
     with Client() as client:
         found = call_method(client, PINS)
     if as_json:
@@ -174,7 +174,7 @@ def _pin_row(pin: PinInfo) -> list[str]:
 
 
 def _release_pin(pin: str, as_json: bool) -> int:
-    """Give a pin up: its questions get the best answers again."""
+    """Remove a pin: its questions get the best answers again."""
     with Client() as client:
         found = call_method(client, UNPIN, UnpinParams(pin))
     output.emit_answer(found, as_json, f"{pin}: {text.format_count(found.questions, 'question')} forgotten")

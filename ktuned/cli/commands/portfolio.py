@@ -28,13 +28,13 @@ from ktuned.protocol import PORTFOLIO, PortfolioAnswer, PortfolioInfo, Portfolio
 from ktuned_client import Client
 
 FORMATS = {".py": render_python, ".h": render_c, ".json": render_json}
-"""Functions that write a portfolio as code, by the file's extension."""
+"""The function that renders a portfolio as a file's text, by the file's extension."""
 
 _ASK_EVERY_S = 0.5
 
 
 class CannotWrite(KtunedError):
-    """The portfolio cannot be written where it was asked for."""
+    """The portfolio cannot be written to a requested file."""
 
     code = "usage"
 
@@ -105,10 +105,10 @@ def portfolio(
 
 
 def _make_portfolio(client: Client, params: PortfolioParams, *, as_json: bool) -> None:
-    """Have a portfolio made, and follow it to its end.
+    """Request a portfolio, and wait until it is made.
 
     Raises:
-        UsageError: it could not be made.
+        UsageError: the portfolio could not be made.
     """
     answer = call_method(client, PORTFOLIO, params)
     before, waiting = "", threading.Event()
@@ -126,7 +126,7 @@ def _make_portfolio(client: Client, params: PortfolioParams, *, as_json: bool) -
 
 
 def _choose_portfolio(answer: PortfolioAnswer, device: str | None, objective: str | None) -> PortfolioInfo:
-    """Return the portfolio that was asked for.
+    """Return the portfolio for the given device and objective.
 
     Raises:
         UsageError: there is none.

@@ -1,8 +1,9 @@
 """``ktuned watch --once``: tunes stale kernels, and finds those that became slower.
 
-What is compared is a *case*: a kernel on a problem by an objective. Its figure *before* is that of the winner before
-anything is inspected, or of a winner that was committed to files. Its figure *now* is that of a fresh answer after the
-tuning; an answer that is not fresh has none, and the case has failed. Cases of kernels that are gone are left out.
+A *case* is a kernel, a problem and an objective; each case is compared on its own. Its figure *before* is the figure of
+the winner before anything is inspected, or of a winner that was committed to files. Its figure *now* comes from a fresh
+answer after the tuning; if the answer is not fresh, there is no figure, and the case has failed. Cases of kernels that
+no longer exist are left out.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ from ktuned_client import Client
 
 LOOKUPS_AT_ONCE = 500
 TRIALS_BEFORE = 2_000
-"""Newest trials among which the best of a kernel's last state is looked for."""
+"""Number of newest trials that are searched for the best one of a kernel's previous state."""
 
 Case = tuple[str, str, Objective]
-"""What is compared: a kernel, a problem's canonical text, an objective."""
+"""A kernel, a problem's canonical text, and an objective."""
 
 
 @record
@@ -62,7 +63,7 @@ class Comparison(Record):
     Attributes:
         answer: the answer after the tuning.
         before: the figure before, in the objective's unit; None if there was none.
-        now: the figure for the present files; None if there is none.
+        now: the figure for the current files; None if there is none.
         verdict: ``faster``, ``same``, ``slower``, ``new`` (no figure before) or ``failed`` (no figure now).
     """
 
@@ -73,17 +74,17 @@ class Comparison(Record):
 
     @property
     def is_noisy(self) -> bool:
-        """True if the present figure says little."""
+        """True if the figure now is noisy, so that it says little."""
         return self.answer.message.startswith("noisy:")
 
     @property
     def gain(self) -> float | None:
-        """Times that it is better than before."""
+        """How many times better the figure is than before."""
         return compute_gain(self.answer.objective, self.before, self.now)
 
     @property
     def is_regression(self) -> bool:
-        """True for a verdict that fails a check."""
+        """True if the verdict makes the check fail."""
         return self.verdict in ("slower", "failed")
 
     def to_plain(self) -> dict[str, Any]:
@@ -105,12 +106,12 @@ class Comparison(Record):
 
 
 def make_answer_case(answer: Answer) -> Case:
-    """Return what an answer is compared as."""
+    """Return the case of an answer."""
     return answer.kernel, canonical(answer.problem), answer.objective
 
 
 def compare_answers(before: Mapping[Case, float | None], after: Iterable[Answer], tolerance: float) -> list[Comparison]:
-    """Compare the figures ``before`` with the answers ``after``; ``tolerance`` is a share (0.03 is 3 %)."""
+    """Compare the answers ``after`` with the figures ``before``; ``tolerance`` is a fraction (0.03 is 3 %)."""
     return [_judge_case(before.get(make_answer_case(answer)), answer, tolerance) for answer in after]
 
 
@@ -129,7 +130,7 @@ def _judge_case(before: float | None, answer: Answer, tolerance: float) -> Compa
 
 
 def find_previous_best(trials: Iterable[Trial], digest: str, device: str | None, objective: Objective) -> float | None:
-    """Return the best figure of the newest state of a kernel before ``digest``, from its measured trials."""
+    """Return the best figure among the measured trials of a kernel's newest state other than ``digest``."""
     known = []
     for trial in trials:
         figure = figure_of(objective, trial.latency_us, trial.metrics)
@@ -145,9 +146,9 @@ def find_previous_best(trials: Iterable[Trial], digest: str, device: str | None,
 def check_regressions(client: Client, root: str | None, tolerance: float, against: Path | None, as_json: bool) -> int:
     """Tune stale kernels below a path, or below all roots, and check that no winner became slower.
 
-    The winners before are those of the daemon, or the committed ones ``against`` which they are compared.
+    The winners before are the daemon's, or with ``against`` the winners committed to these files.
     """
-    # Before any inspection: the present winners are the baseline of the comparison.
+    # Read before any inspection: the winners at this moment are the baseline of the comparison.
     answers = _look_up(client, _list_questions(client, root))
     before = {make_answer_case(answer): _find_earlier_figure(client, answer) for answer in answers}
     places = [root] if root is not None else [known.path for known in call_method(client, KERNELS).roots]
@@ -180,7 +181,7 @@ def check_regressions(client: Client, root: str | None, tolerance: float, agains
 def _list_questions(client: Client, root: str | None) -> list[LookupParams]:
     """Return a lookup for each declared problem of the kernels at a path, by each objective of a winner.
 
-    Those by the kernel's own objective come first, and name none.
+    Lookups by the kernel's own objective come first, and name no objective.
     """
     own, others = [], []
     for kernel in call_method(client, KERNELS, KernelsParams(path=root, why=True)).kernels:
@@ -202,7 +203,7 @@ def _look_up(client: Client, questions: list[LookupParams]) -> list[Answer]:
 
 
 def _read_committed_figures(place: Path, answers: Iterable[Answer]) -> dict[Case, float | None]:
-    """Return for each answer the figure of the winner in files of `ktuned export` that is of its problem and device.
+    """Return, for each answer, the figure of its problem's and device's winner in files of `ktuned export`.
 
     Raises:
         CannotShare: a file cannot be read.
@@ -220,10 +221,10 @@ def _read_committed_figures(place: Path, answers: Iterable[Answer]) -> dict[Case
 
 
 def _find_earlier_figure(client: Client, answer: Answer) -> float | None:
-    """Return a case's figure from before its tuning, by the answer that is given now; None if there was none.
+    """Return a case's figure from before its tuning, given the current answer; None if there was none.
 
-    A running job may have published winners already. An edit that takes the winner's config out of the space leaves
-    no answer with a figure; the best figure of the kernel's last measured state then counts.
+    A running job may have published winners already. After an edit that removes the winner's config from the space, the
+    answer has no figure; then the best figure of the kernel's last measured state counts.
     """
     if answer.status is Status.STALE:
         return answer.figure

@@ -70,7 +70,7 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
         return Exit.NOT_REACHED
     page = render_page(document)
     try:
-        # A report that is open in a browser stays whole.
+        # Atomically, so that a browser never reads half a report.
         output.write_atomically(place, page)
     except OSError as error:
         raise UsageError(f"{place} cannot be written: {error.strerror}") from error
@@ -91,7 +91,7 @@ def _serve_report(client: Client, store: Path, kernels: set[str] | None, *, open
         try:
             standings = _load_standings(client)
         except (DaemonUnavailable, DaemonError):
-            # It may be restarting; the store says the rest.
+            # The daemon may be restarting; everything else comes from the store.
             standings = {}
         found = survey_store(overview, own_version(), kernels=kernels, standings=standings, is_live=True)
         return replace(found, notices=(*_running_jobs(client, kernels), *found.notices))
@@ -107,7 +107,7 @@ def _serve_report(client: Client, store: Path, kernels: set[str] | None, *, open
 
 
 def _running_jobs(client: Client, kernels: set[str] | None) -> list[str]:
-    """Return a line for each job that runs or waits, as far as they belong to the kernels."""
+    """Return a line for each running or waiting job of the kernels."""
     try:
         jobs = [
             job
@@ -120,14 +120,14 @@ def _running_jobs(client: Client, kernels: set[str] | None) -> list[str]:
 
 
 def _open_browser(address: str, shown: str) -> None:
-    """Open a browser; where there is none, name what is to be opened."""
+    """Open a browser; if there is none, print the address to open."""
     if not webbrowser.open(address):
         output.print_error("no browser could be started", f"open {shown} in one")
 
 
 @contextmanager
 def _private_redirect(address: str) -> Iterator[Path]:
-    """Write a private file that leads to the address: a browser's command line can be read by all users."""
+    """Write a private file that redirects to the address, because all users can read a browser's command line."""
     with tempfile.NamedTemporaryFile("w", prefix="ktuned-", suffix=".html") as file:
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
         file.flush()
@@ -135,7 +135,7 @@ def _private_redirect(address: str) -> Iterator[Path]:
 
 
 def _kernels_meant(client: Client, targets: tuple[str, ...]) -> set[str] | None:
-    """Return the full names of the kernels that are meant; ``None`` for all."""
+    """Return the full names of the kernels that the targets stand for; ``None`` for all kernels."""
     if not targets:
         return None
     found: set[str] = set()
@@ -155,7 +155,7 @@ class NoKernels(KtunedError):
 
 
 def _load_standings(client: Client) -> dict[WinnerKey, Standing]:
-    """Return the daemon's word on each winner."""
+    """Return the daemon's verdict on each winner."""
     kernels = call_method(client, KERNELS, KernelsParams(why=True), deadline_s=_DEADLINE_S).kernels
     return {
         surveyed_key(kernel.name, entry.problem, entry.device, entry.objective): Standing(

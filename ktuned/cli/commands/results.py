@@ -22,13 +22,13 @@ from ktuned.report import FORMATS, best_so_far, compute_cost, pareto_front, rend
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 50
-"""Default number of trials in a table: about a screen."""
+"""Default number of trials in a table; they fill about one screen."""
 
 TABLE = "table"
 PLOT = "plot"
 
 MAX_PLOT_COLUMNS = 100
-"""Wider plots are no clearer."""
+"""Widest plot; a wider one would not be clearer."""
 
 _COLUMNS = ["trial", "problem", "device", "config", "outcome", "latency", "spread", "compile", "lane", "age", "message"]
 _FIGURES = ["trial", "latency", "spread", "compile", "lane", "age"]
@@ -194,7 +194,7 @@ def _format_spread(trial: ListedTrial) -> str:
 
 
 def _winner_mark(trial: ListedTrial) -> str:
-    """Return the mark of a winner, with the objectives that it is one by, unless that is the latency alone."""
+    """Return a winner's mark, with the objectives by which it won unless latency is the only one."""
     if not trial.winner:
         return ""
     return f"* {', '.join(trial.objectives)} " if any(map(mention_objective, trial.objectives)) else "* "

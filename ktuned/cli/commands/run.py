@@ -21,7 +21,7 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
 HOOK = Path(run_hook.__file__).parent
 
 _TERMINALS = (signal.SIGINT, signal.SIGQUIT)
-"""Signals of a terminal's keys."""
+"""Signals that a terminal's keys send."""
 
 _FORWARDED = (*_TERMINALS, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -55,7 +55,7 @@ def summarise_account(account: Account, *, has_device: bool = True) -> list[str]
     """Return the lines of a summary: what was adopted, tuned before, recorded now and left alone, and what to do next.
 
     Args:
-        account: what the program's processes have noted.
+        account: the merged account of the program's processes.
         has_device: whether the daemon has found a GPU that it can measure on.
     """
     lines = [f"{note}" for note in account.notes]
@@ -84,14 +84,14 @@ NO_DROP_IN = (
     "no interpreter of the program has ktuned-triton or ktuned-tilelang: install one into the program's environment, "
     "as `pip install 'ktuned[triton]'` does there"
 )
-"""The summary of a program that the drop-ins never reached."""
+"""The summary if no interpreter of the program has a drop-in."""
 
 MAX_NAMED = 3
-"""Functions of a library that a summary names; `ktuned kernels` lists all."""
+"""Most functions of a library that a summary names; `ktuned kernels` lists all."""
 
 
 def _by_library(functions: Iterable[str]) -> Iterator[str]:
-    """Yield the functions of each library, shortly."""
+    """Yield a short line with the functions of each library."""
     libraries: dict[str, list[str]] = {}
     for name in sorted(functions):
         library, _, rest = name.partition(".")
@@ -102,7 +102,7 @@ def _by_library(functions: Iterable[str]) -> Iterator[str]:
 
 
 def _has_gpu() -> bool:
-    """Return whether the daemon has found a GPU; where that is not known, that it has."""
+    """Return whether the daemon has found a GPU; true if that is not known."""
     try:
         with Client() as client:
             reports = call_method(client, BACKENDS, deadline_s=_LOOK_S).environments
@@ -117,11 +117,11 @@ def _has_gpu() -> bool:
 
 
 _LOOK_S = 10.0
-"""Time for the daemon to say which devices it has; the summary does without."""
+"""Deadline for asking the daemon which devices it has; after it, the summary assumes a GPU."""
 
 
 def hook_environment(mode: str, numerics: str, summary: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which every interpreter that a program starts in an environment gets the drop-ins."""
+    """Return the environment variables that give the drop-ins to every interpreter that a program starts."""
     paths = [str(HOOK), environment.get("PYTHONPATH", "")]
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -132,19 +132,19 @@ def hook_environment(mode: str, numerics: str, summary: str, environment: Mappin
 
 
 def run_program(command: tuple[str, ...], environment: dict[str, str]) -> int:
-    """Run the program and return its status; signals are the program's.
+    """Run the program, forward signals to it, and return its status.
 
     Raises:
-        UsageError: it cannot be started.
+        UsageError: the program cannot be started.
     """
     program: subprocess.Popen[bytes] | None = None
 
     def forward(number: int, frame: object) -> None:
-        # A terminal sends its own to the program, too.
+        # A terminal sends the signals of its keys to the program itself, too.
         if program is not None and not (number in _TERMINALS and _is_in_foreground()):
             program.send_signal(number)
 
-    # One that is ignored, as under nohup, is ignored by the program, too.
+    # A signal that is ignored here (under nohup) is ignored by the program, too, so it is not forwarded.
     forwarded = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, forward) for number in forwarded}
     try:
@@ -161,7 +161,7 @@ def run_program(command: tuple[str, ...], environment: dict[str, str]) -> int:
 
 
 def _is_in_foreground() -> bool:
-    """Return whether this process group is the one that its terminal's keys reach."""
+    """Return whether the terminal's keys send their signals to this process group."""
     try:
         with open("/dev/tty", "rb") as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()

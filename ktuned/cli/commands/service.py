@@ -18,7 +18,7 @@ from ktuned.model import KtunedError
 from ktuned_client.paths import socket_path
 
 SYSTEMCTL_DEADLINE_S = 30.0
-"""Deadline of a systemctl command, which waits for the daemon's start or end."""
+"""Deadline of a systemctl command; it waits for the daemon's start or end."""
 
 
 class ServiceError(KtunedError):

@@ -95,7 +95,8 @@ def _of_daemon(environ: Mapping[str, str]) -> Iterator[Setting]:
     yield Setting("state", str(settings.state), home)
     yield Setting("cache", str(settings.cache), home)
     yield Setting("config", file, home if settings.config_path.exists() else f"{home}; there is no such file")
-    # Valid: it was read just now. The struct made of it has its defaults filled in.
+    # The file is valid, because it was read just now. It is read again for the names that it sets: the settings have
+    # the defaults filled in.
     written = tomllib.loads(settings.config_path.read_text()) if settings.config_path.exists() else {}
     effective = {
         "compile_slots": settings.compile_slots,
@@ -109,7 +110,7 @@ def _of_daemon(environ: Mapping[str, str]) -> Iterator[Setting]:
             continue
         value = effective.get(name, in_file)
         if fields := getattr(value, "__struct_fields__", ()):
-            # A table of settings: each of them came from the file, or did not.
+            # A table of settings: each field has its own source.
             for field in fields:
                 source = file if field in written.get(name, {}) else "default"
                 yield Setting(f"{name}.{field}", getattr(value, field), source)
@@ -143,7 +144,7 @@ def _format_setting(value: Any) -> str:
 def _reload_settings(as_json: bool) -> int:
     versions.check_protocol()
     with Client() as client, output.report_waiting("reading config.toml and inspecting what it changes"):
-        # Roots with another interpreter are inspected again.
+        # The deadline of a tuning, because roots whose interpreter changed are inspected again.
         done = call_method(client, RELOAD, deadline_s=TUNE_DEADLINE_S)
     output.emit_answer(done, as_json, f"{done.path}: {', '.join(done.changed) or 'nothing'} changed")
     return Exit.DONE

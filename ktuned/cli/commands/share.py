@@ -31,16 +31,16 @@ from ktuned.report import c_file, vllm_files
 from ktuned_client import Client, DaemonError, winners
 
 _PART = 200
-"""Winners in one request: the daemon's limit."""
+"""Most winners in one request; the daemon's limit."""
 
 _DEADLINE_S = 60.0
 
 
 FORMATS = ("git", "vllm", "c")
-"""Forms of exported winners, the default first."""
+"""Formats of exported winners; the first is the default."""
 
 DEFAULT_SIZE = "M"
-"""The size that vLLM's configs are listed by."""
+"""The problem key by which vLLM's configs are listed."""
 
 
 class CannotShare(KtunedError):
@@ -99,7 +99,7 @@ def export(
         listed = call_method(client, EXPORT, ExportParams(kernel, device), deadline_s=_DEADLINE_S)
         shared = listed.shared or ()
         if kernel is not None and not shared:
-            # One that is not known is refused, with the name that is near.
+            # If the kernel is not known, the daemon refuses this request, with a similar name as a hint.
             call_method(client, KERNELS, KernelsParams(kernel))
         if kernel is None and not everything:
             project = _project_here(client)
@@ -135,10 +135,10 @@ def export(
 
 
 def _project_here(client: Client) -> str:
-    """Return the name of the innermost watched project that holds the working directory.
+    """Return the name of the innermost watched project that contains the working directory.
 
     Raises:
-        CannotShare: none does.
+        CannotShare: no project does.
     """
     root = find_root(os.getcwd(), call_method(client, KERNELS).roots)
     if root is None:
@@ -150,7 +150,7 @@ def _project_here(client: Client) -> str:
 
 
 def _exported_files(document: WinnersDocument, form: str, by: str) -> dict[str, str]:
-    """Return the files that an export writes for one kernel's winners on one device model, by their names."""
+    """Return the texts of the files that an export writes for one document, by the files' names."""
     if form == "vllm":
         return vllm_files(document, by)
     if form == "c":
@@ -193,7 +193,7 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
 
 
 def read_documents(paths: Iterable[str]) -> list[tuple[str, WinnersDocument]]:
-    """Read files of winners, or directories of them, each with its path.
+    """Read files of winners, or directories of such files; return each document with its path.
 
     Raises:
         CannotShare: a file cannot be read, or is invalid.
@@ -212,7 +212,7 @@ def read_documents(paths: Iterable[str]) -> list[tuple[str, WinnersDocument]]:
 
 
 def _import_document(client: Client, document: WinnersDocument, dry_run: bool) -> Sequence[ImportedWinner]:
-    """Import a document's winners; a kernel that is unknown here does not stop other files."""
+    """Import a document's winners; a kernel that is unknown here does not stop the import of other files."""
     try:
         return call_method(client, IMPORT, ImportParams(document, dry_run), deadline_s=_DEADLINE_S).winners
     except DaemonError as error:
@@ -243,7 +243,7 @@ def _split_document(document: WinnersDocument) -> Iterator[WinnersDocument]:
 
 
 def _copy_artifacts(places: Mapping[str, str], directory: Path) -> None:
-    """Copy intact artifacts, each into a directory of its key."""
+    """Copy intact artifacts, each into a directory named by its key."""
     from ktuned.ipc import manifest
 
     for key, place in sorted(places.items()):

@@ -1,4 +1,4 @@
-"""``ktuned share``: the shared store, and an exchange with it at once."""
+"""``ktuned share``: shows the shared store, and exchanges winners with it at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ktuned.cli.present import choose_presenter, follow_tuning
 from ktuned.protocol import SHARE, SHARE_PULL, SHARE_PUSH, ShareAnswer, SharePullParams, call_method
 
 _EXCHANGE_S = 600.0
-"""Deadline of an exchange: thousands of winners over a slow link, each with a deadline of its own."""
+"""Deadline of an exchange: enough for thousands of winners over a slow link; each winner has its own deadline, too."""
 
 
 @click.group()

@@ -1,4 +1,4 @@
-"""``ktuned simulate``: strategies compared on a recorded space, with no device."""
+"""``ktuned simulate``: compares strategies on a recorded space, without a device."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from ktuned.search import (
 from ktuned_client import Client
 
 COUNTS = (10, 25, 50, 100, 200, 400, 800)
-"""Trials after which the table shows what was found."""
+"""Numbers of trials for which the table shows the best config so far."""
 
 DEFAULT_TRIALS = 200
 DEFAULT_SEEDS = 20
 
 PLOT_WIDTH, PLOT_HEIGHT = 64, 12
 PLOT_MARGIN = 11
-"""Columns of the axis, beside the plot."""
+"""Columns of the axis on the left of the plot."""
 
 MARKS = "●○▲△■□◆◇"
 
@@ -87,12 +87,12 @@ def simulate(
 
 
 def _is_file(space: str) -> bool:
-    # A directory of a kernel's name is often its project's.
+    # A directory does not count: a project's directory often has the name of its kernel.
     return Path(space).is_file() or "/" in space or space.endswith((".json", ".gz"))
 
 
 def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> RecordedSpace:
-    """Read a kernel's trials as it is now, of the one problem and device that were tried, or that are named."""
+    """Read the trials of a kernel's current state for the named problem and device, or else the only ones tried."""
     with Client() as client:
         trials = load_all_trials(client, ResultsParams(kernel, problem or None, device, current=True))
     keys = {(str(trial.problem), trial.device) for trial in trials}
@@ -120,7 +120,7 @@ def _comparison_table(runs: dict[str, list[SearchRun]], found: RecordedSpace, tr
 def plot_excess(runs: dict[str, list[SearchRun]], optimum: float, trials: int, width: int) -> list[str]:
     """Return a plot of how far the mean best is above the optimum, in logarithmic steps, over the trials.
 
-    It is as wide as :data:`PLOT_WIDTH`, or as a terminal of ``width`` columns has room for.
+    It is as wide as :data:`PLOT_WIDTH`, or narrower if a terminal of ``width`` columns has less room.
     """
     room = max(8, min(PLOT_WIDTH, width - PLOT_MARGIN))
     columns = [max(1, round((column + 1) * trials / room)) for column in range(room)]

@@ -27,13 +27,15 @@ if TYPE_CHECKING:
     from ktuned_client import Client
 
 STOP_DEADLINE_S = 10.0
-"""Deadline of a daemon's end: it kills its workers, and completes its last commit."""
+"""Deadline for a daemon's end, in which it kills its workers and completes its last commit."""
 
 OPEN_FILES = 4096
-"""Enough for one daemon's connections, workers and files; no higher, because workers inherit the limit."""
+"""Limit of open files that is enough for a daemon's connections, workers and files. It is no higher because workers
+inherit it."""
 
 UNUSED = ("better_exceptions", "colorama", "greenlet", "rich", "twisted")
-"""Libraries that structlog imports where it finds them, and the daemon makes no use of: 2 MiB, a sixth of the start."""
+"""Libraries that structlog imports if they are installed, but that the daemon does not use. They would cost 2 MiB and a
+sixth of the start."""
 
 
 @click.command()
@@ -90,14 +92,14 @@ def start(
         return run(settings, starts_by_itself=auto_started)
     except StoreDamaged as error:
         if is_handed_over:
-            # The socket ends with this process; its owner, systemd, starts another daemon.
+            # The handed-over socket would be lost with a second attempt; systemd, which owns it, starts a new daemon.
             raise
         output.print_error(error.message, "starting again, which moves it aside")
         return run(settings, starts_by_itself=auto_started)
 
 
 def _start_in_background(socket: Path | None, home: Path | None) -> int:
-    """Start this very command with ``--foreground`` in a session of its own, unless a daemon answers already."""
+    """Start this command with ``--foreground`` in a new session, unless a daemon answers already."""
     listen_at = paths.socket_path() if socket is None else str(socket.absolute())
     if spawn.is_serving(listen_at):
         output.print_message(f"a daemon listens at {listen_at} already; `ktuned stop` ends it")
@@ -116,7 +118,7 @@ def _start_in_background(socket: Path | None, home: Path | None) -> int:
 
 
 def _may_open_files() -> None:
-    """Raise the limit of open files, which is low by default: a connection takes one, a worker six."""
+    """Raise the limit of open files, whose default is low: a connection takes one file, a worker six."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if 0 <= soft < wanted:
@@ -125,7 +127,7 @@ def _may_open_files() -> None:
 
 @contextmanager
 def lean_imports() -> Iterator[None]:
-    """Import the daemon's parts without :data:`UNUSED`, and with no search for garbage, of which imports make none."""
+    """Import the daemon's parts without :data:`UNUSED`, and without garbage collection: imports make no garbage."""
     hidden = [name for name in UNUSED if name not in sys.modules]
     # None makes an import fail at once (importlib, "The module cache").
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
@@ -149,13 +151,13 @@ def stop(as_json: bool) -> int:
 
     with Client() as client:
         pid = _pid_of_daemon(client)
-        # Opened before the request: afterwards the number may belong to another process.
+        # Opened before the request, because afterwards the pid may belong to another process.
         process = os.pidfd_open(pid)
         try:
             try:
                 call_method(client, SHUTDOWN)
             except DaemonError:
-                # A daemon of another protocol without this method still handles the signal.
+                # A daemon of another protocol that lacks this method still handles the signal.
                 signal.pidfd_send_signal(process, signal.SIGTERM)
             ended, _, _ = select.select([process], [], [], STOP_DEADLINE_S)
         finally:
@@ -168,7 +170,7 @@ def stop(as_json: bool) -> int:
 
 
 def _pid_of_daemon(client: Client) -> int:
-    """Return the pid in the daemon's ``hello``, or else that of the socket's peer."""
+    """Return the pid in the daemon's ``hello``, or else the pid of the socket's peer."""
     with suppress(DaemonError, msgspec.ValidationError):
         if (pid := call_method(client, HELLO).pid) is not None:
             return pid

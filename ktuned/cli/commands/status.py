@@ -17,7 +17,7 @@ from ktuned_client import Client
 from ktuned_client.wire import PROTOCOL_VERSION
 
 NOTICE_CHARS = 1000
-"""Length of a notice: its end, the remedy, must not be cut off."""
+"""Longest notice; long, because a notice ends with the remedy, which must not be cut off."""
 
 
 @click.command()
@@ -34,7 +34,7 @@ def status(openmetrics: bool, as_json: bool) -> int:
     with Client() as client:
         told = client.call(STATUS.name)
     if as_json:
-        # As it was told: another version may have other fields.
+        # Printed as received, because a daemon of another version may have other fields.
         output.emit_json(told)
         return Exit.DONE
     found = STATUS.read_answer(told)

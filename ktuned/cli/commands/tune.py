@@ -117,7 +117,7 @@ def tune(
         if not detach:
             try:
                 if cancels:
-                    # Of a batch system, which ends its jobs by it.
+                    # A batch system ends its jobs with SIGTERM.
                     signal.signal(signal.SIGTERM, signal.default_int_handler)
                 view = follow_tuning(client, accepted, choose_presenter(as_json=as_json))
             except TuningInterrupted as interrupt:
@@ -139,13 +139,13 @@ def tune(
 
 
 _BUDGET = ("trials", "seconds", "strategy", "seed", "keep_going")
-"""Options that say something of compiling."""
+"""Options that also apply to compiling."""
 
 _COMPILING = {*_BUDGET, "target", "problem", "compile_only", "arch", "no_spawn", "as_json"}
 
 
 def _refuse_measuring_options() -> None:
-    """Refuse options that mean nothing where nothing is measured.
+    """Refuse options that have no meaning with ``--compile-only``.
 
     Raises:
         click.UsageError: one was given.
@@ -158,7 +158,7 @@ def _refuse_measuring_options() -> None:
 
 
 def _leave_jobs(client: Client, active: list[int], cancels: bool) -> int:
-    """Cancel the jobs that are open when the command is interrupted, or say how they go on."""
+    """Cancel the jobs that are open when the command is interrupted, or say that they continue."""
     numbers = ", ".join(map(str, active))
     if active and cancels:
         cancel_jobs(client, active)
@@ -171,7 +171,7 @@ def _leave_jobs(client: Client, active: list[int], cancels: bool) -> int:
 
 
 def _print_outcome(client: Client, view: View, over: Collection[int]) -> None:
-    """Print the winners and the failures; the ends of jobs that were ``over`` before have not been lines yet."""
+    """Print the winners and the failures, and the ends of jobs that were ``over`` before and thus had no event."""
     columns = ["kernel", "problem", "device", "state", "best", "default", "speed-up", "reference", "winner"]
     jobs = [one.job for one in view.jobs.values()]
     if any(needs_metric(job.objective) for job in jobs):
@@ -206,7 +206,7 @@ def _job_row(client: Client, view: JobView, was_over: bool) -> list[str]:
         text.format_factor(job.speedup),
         text.format_with_spread(job.reference_us, job.reference_spread_us)
         + (" noisy" if job.has_noisy_reference else ""),
-        # Last, because it may be long; without a winner, the reason, unless a line has had it.
+        # Last, because it may be long. Without a winner it is the reason, unless an earlier line has said it.
         text.format_values(_load_winner(client, view)) if job.has_winner else why or text.ABSENT,
     ]
 
@@ -220,7 +220,7 @@ def _best_and_default(job: Job) -> list[str]:
 
 
 def _load_winner(client: Client, view: JobView) -> Config | None:
-    """Return the winning config from the store, because the final round decides, not the trials seen here."""
+    """Return the winning config from the store: the final round decides it, not the trials that were seen here."""
     job = view.job
     try:
         asked = LookupParams(job.kernel, job.problem, job.device, tune=False, objective=job.objective)

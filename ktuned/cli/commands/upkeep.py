@@ -1,4 +1,4 @@
-"""``ktuned forget`` and ``ktuned prune``: what is kept, and is to be kept no longer."""
+"""``ktuned forget`` and ``ktuned prune``: delete trials and artifacts."""
 
 from __future__ import annotations
 

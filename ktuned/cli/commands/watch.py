@@ -30,10 +30,10 @@ from ktuned.protocol import (
 from ktuned_client import Client
 
 DEFAULT_TOLERANCE = 0.03
-"""Share by which a winner may be slower: three times the precision of one (docs/kernel-files.md, presets)."""
+"""Fraction by which a winner may be slower: three times the precision of a winner (docs/kernel-files.md, presets)."""
 
 MAX_ROOTS = 4
-"""Roots that one line names."""
+"""Most roots that one line names."""
 
 
 @click.command(cls=SectionedCommand)
@@ -80,7 +80,7 @@ def watch(
         watched = _list_paths([known.path for known in roots])
         try:
             if not as_json and _has_screen():
-                # Textual takes a moment to import, and only a screen needs it.
+                # Imported here, because importing Textual takes a moment and only a screen needs it.
                 from ktuned.cli.watch import app
 
                 app.show_screen(root, project, since)
@@ -98,7 +98,7 @@ def watch(
 
 
 def _has_screen() -> bool:
-    """Return whether a screen can be drawn: on a terminal that can move its cursor."""
+    """Return whether a screen can be drawn, which needs a terminal that can move its cursor."""
     return sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
@@ -136,5 +136,5 @@ def _load_jobs(client: Client, project: str | None) -> list[JobInfo]:
 
 
 def concerns_project(kernel: str | None, project: str | None) -> bool:
-    """Return whether what concerns a kernel, or none in particular, concerns the project."""
+    """Return whether an event about a kernel, or about none in particular, concerns the project."""
     return project is None or not kernel or kernel.startswith(f"{project}:")

@@ -1,1 +1,1 @@
-"""A directory for ``PYTHONPATH``, whose ``sitecustomize`` puts the drop-ins into a program; imported for its path."""
+"""A directory for ``PYTHONPATH`` whose ``sitecustomize`` installs the drop-ins in a program; imported for its path."""

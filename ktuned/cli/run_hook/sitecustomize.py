@@ -1,6 +1,6 @@
-"""Imported by each interpreter that ``ktuned run`` starts, before its program: puts the drop-ins in place.
+"""Installs the drop-ins. Each interpreter that ``ktuned run`` starts imports this module before its program.
 
-It stands before a ``sitecustomize`` of the user's on ``PYTHONPATH``, and imports that one afterwards.
+It hides a user's own ``sitecustomize`` that comes later on ``PYTHONPATH``, so it imports that afterwards.
 """
 
 import importlib
@@ -39,7 +39,7 @@ def _import_the_users() -> None:
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise
-        # The interpreter looks for the module that it has just imported.
+        # The user has none. Restore this module: the interpreter looks it up in sys.modules after importing it.
         sys.modules["sitecustomize"] = ours
 
 

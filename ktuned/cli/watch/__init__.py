@@ -1,1 +1,1 @@
-"""``ktuned watch`` on a terminal: the board, its picture, the keys."""
+"""``ktuned watch`` on a terminal: the board, how it is drawn, and the keys."""

@@ -1,7 +1,7 @@
-"""``ktuned watch`` on a terminal: one table of kernels, and everything about the chosen one beside or below it.
+"""``ktuned watch`` on a terminal: a table of kernels, and everything about the chosen kernel beside or below it.
 
-The widgets are Textual's. They show what :mod:`~ktuned.cli.watch.cells` says of the session's board, and are drawn
-again at most ten times a second, however many events come.
+The widgets are Textual's. They show the text that :mod:`~ktuned.cli.watch.cells` makes of the session's board, and are
+redrawn at most ten times a second, however many events come.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from ktuned.model import ListedTrial, Trial, metric_of, show_controls
 from ktuned_client import AsyncClient, DaemonError, DaemonUnavailable
 
 DRAWING_S = 0.1
-"""Least time between two pictures; more would not be readable."""
+"""Shortest time between two redraws; more frequent ones would not be readable."""
 
 AGES_S = 5.0
-"""Ages are drawn again this often where nothing happens."""
+"""Interval at which ages are redrawn while nothing else happens."""
 
 FLASH_S = 1.5
-"""For this long a new best is marked."""
+"""How long a new best is marked."""
 
 SIDE_BY_SIDE = 150
-"""Columns from which on two parts stand side by side.
+"""Width in columns from which on two parts are shown side by side.
 
-The table and the chosen kernel, if the table is longer than half of the screen; else what is known of the kernel and
-its configs, below the whole table.
+If the table is longer than half of the screen, these are the table and the chosen kernel. Otherwise they are the facts
+about the kernel and its configs, below the whole table.
 """
 
 ROOMY = 30
-"""Lines from which on the best so far is drawn over the whole width."""
+"""Height in lines from which on the best so far is drawn over the whole width."""
 
 MAX_CONFIGS = 500
-"""Configs in the table: more than an author scrolls through; a report has all."""
+"""Most configs in the table: more than anyone scrolls through. A report has all."""
 
 MAX_WARNINGS = 4
 
@@ -79,7 +79,7 @@ KEYS = (
 
 
 class ShownText(Text):
-    """A text whose control characters are shown as escapes, as in all output: names and messages come from anywhere."""
+    """A text whose control characters are shown as escapes, because names and messages may come from anywhere."""
 
     def __init__(self, text: str = "", *arguments: Any, **options: Any) -> None:
         super().__init__(show_controls(text), *arguments, **options)
@@ -91,7 +91,7 @@ class ShownText(Text):
 
 
 class Rows(DataTable[Text]):
-    """A table whose cursor moves by lines alone; ``shown`` are the keys of its lines."""
+    """A table whose cursor moves only by lines; ``shown`` has the keys of its lines."""
 
     BINDINGS: ClassVar[list[Binding | tuple[str, str] | tuple[str, str, str]]] = [
         Binding("home", "scroll_top", show=False),
@@ -107,7 +107,7 @@ class Rows(DataTable[Text]):
 
     @property
     def chosen(self) -> Any:
-        """The key of the line under the cursor; None where there is none."""
+        """The key of the line under the cursor; None if there is no line."""
         return self.shown[self.cursor_row] if 0 <= self.cursor_row < len(self.shown) else None
 
     def show_lines(
@@ -117,7 +117,7 @@ class Rows(DataTable[Text]):
         *,
         keeps_choice: bool = True,
     ) -> None:
-        """Show lines by their keys, each cell with its words and style; the cursor goes to the line that was chosen."""
+        """Show lines, given by key with each cell's words and style; the cursor returns to the chosen line."""
         texts = {
             key: [
                 ShownText(words, style=style, justify="right" if column.is_figure else "left")
@@ -199,7 +199,7 @@ class WatchApp(App[None]):
         Binding("q", "quit", "quit"),
         Binding("ctrl+c", "interrupt", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", show=False, priority=True),
-        # Before the focused widget: what is typed on at once goes to where these keys lead.
+        # These keys have priority over the focused widget, so that the next key already reaches the new one.
         Binding("slash", "filter", "filter", key_display="/", priority=True),
         Binding("enter", "open", show=False, priority=True),
         Binding("s", "sort", "sort"),
@@ -249,7 +249,7 @@ class WatchApp(App[None]):
         self.session.on_change = self._is_due.set
         for number in (signal.SIGTERM, signal.SIGHUP):
             with suppress(ValueError, RuntimeError):
-                # Not in a thread other than the main one, as in tests.
+                # This fails outside of the main thread, as in tests.
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
         self.query_one("#kernels", Rows).focus()
         self.query_one("#filter", Input).can_focus = False
@@ -274,7 +274,7 @@ class WatchApp(App[None]):
         self.set_class(has_room and is_long, "wide")
         self.set_class(has_room and not is_long, "broad")
 
-    # What is shown
+    # Drawing
 
     async def _draw_changes(self) -> None:
         while True:
@@ -289,7 +289,7 @@ class WatchApp(App[None]):
 
     @property
     def rows(self) -> list[BoardRow]:
-        """The rows that the table has, in its order."""
+        """The rows that the table shows, in its order."""
         return cells.ROWS.filter_items(self.session.board.rows.values(), self._kernels)
 
     @property
@@ -299,7 +299,7 @@ class WatchApp(App[None]):
 
     @property
     def trials(self) -> list[Trial]:
-        """The configs of the chosen row that the table has, in its order."""
+        """The configs of the chosen row that their table shows, in its order."""
         log = self.session.log
         return [] if log is None else log.listed.filter_items(log.tried, self._configs)[:MAX_CONFIGS]
 
@@ -312,7 +312,7 @@ class WatchApp(App[None]):
     def show(self) -> None:
         """Bring all widgets up to date."""
         if len(self.screen_stack) > 1:
-            # A page of text covers them.
+            # A page of text covers the widgets.
             return
         session, now = self.session, time.time()
         head = ShownText(self._title, style="bold").append(
@@ -336,7 +336,7 @@ class WatchApp(App[None]):
     def _show_kernels(self, now: float) -> None:
         rows = self.rows
         width = self.size.width - self._detail_width if self.has_class("wide") else self.size.width
-        # Two cells around each column's words are the table's, and two are for its scrollbar.
+        # The table needs two cells around each column's words, and two for its scrollbar.
         names = cells.name_rows(self.session.board)
         columns = cells.columns_for(width - 4, rows, names)
         lines = {row.case: [self._kernel_cell(row, column, names, now) for column in columns] for row in rows}
@@ -349,12 +349,12 @@ class WatchApp(App[None]):
 
     @property
     def _detail_width(self) -> int:
-        """The columns of the chosen kernel's part: all, or what the table of kernels leaves beside it."""
+        """The width of the chosen kernel's part: the whole screen, or the part beside the table of kernels."""
         return self.size.width - int(self.size.width * 0.58) if self.has_class("wide") else self.size.width
 
     @property
     def _configs_width(self) -> int:
-        """The columns of the configs' table, less its border and its scrollbar."""
+        """The width of the configs' table, without its border and its scrollbar."""
         return (self.size.width // 2 if self.has_class("broad") else self._detail_width) - 2
 
     def _kernel_cell(
@@ -393,12 +393,12 @@ class WatchApp(App[None]):
         self.query_one("#facts", Static).update(Group(title, facts))
         steps = list(row.view.best_so_far) if row.view is not None else []
         spark = self.query_one("#spark", Sparkline)
-        # On a small screen its lines are worth more to the configs.
+        # On a small screen, the configs need these lines more.
         spark.display = len(set(steps)) > 1 and self.size.height >= ROOMY
         spark.data = steps
         self._show_configs()
         words, style = cells.choose_message(row, self.selected_trial)
-        # Without a message the best so far has its room.
+        # Without a message, the best so far gets the message's space.
         self.query_one("#message").display = bool(words)
         self.set_class(not words, "quiet")
         self.query_one("#said", Static).update(ShownText(words, style=style))
@@ -408,7 +408,7 @@ class WatchApp(App[None]):
         table.display = bool(trials)
         if log is None:
             return
-        # Hundreds of lines are made again only if something in them has changed.
+        # The hundreds of lines are rebuilt only if something in them has changed.
         layout = (log.row.case, [(trial.id, trial.outcome) for trial in trials], log.winner, self._configs_width)
         if layout == self._layout:
             return
@@ -418,18 +418,18 @@ class WatchApp(App[None]):
         rows = {trial.id: cells.config_cells(log, trial, knobs) for trial in trials}
         columns = cells.fit_configs(titles, knobs, [[words for words, _ in row] for row in rows.values()], layout[-1])
         shown = {trial: [row[place] for place, _ in columns] for trial, row in rows.items()}
-        # The best stay in sight until somebody chooses among them.
+        # The best configs stay visible until the user moves into the table.
         titled = [cells.Column(title) for _, title in columns]
         table.show_lines(titled, shown, keeps_choice=table.has_focus)
 
-    # What keys do
+    # Keys
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         """Show the row that is chosen now."""
         self._is_due.set()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Leave the keys of the filter's line to it, and those of a page of text to that."""
+        """Leave keys to the filter's line while the user types there, and to a page of text while it is open."""
         is_covered = len(self.screen_stack) > 1
         is_typing = not is_covered and self.query_one("#filter", Input).has_class("shown")
         if action == "filter":
@@ -437,14 +437,14 @@ class WatchApp(App[None]):
         return not is_covered if action == "open" else True
 
     async def action_open(self) -> None:
-        """Go from a kernel to its configs, and from a config to everything about it; keep a filter that is typed."""
+        """Go from a kernel to its configs, or from a config to everything about it; end typing a filter and keep it."""
         if self.query_one("#filter", Input).has_class("shown"):
             self._hide_filter()
             return
         configs = self.query_one("#configs", Rows)
         if not configs.has_focus:
             if configs.shown:
-                # At once, so that the next key is the configs'.
+                # Set the focus at once, so that the configs get the next key.
                 self.screen.set_focus(configs)
             self._is_due.set()
             return
@@ -454,7 +454,7 @@ class WatchApp(App[None]):
             await self.push_screen(TextPage(f"trial {found.id}", trial_lines(found)))
 
     async def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Do on a click what Enter does."""
+        """A click does the same as Enter."""
         await self.action_open()
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -471,13 +471,13 @@ class WatchApp(App[None]):
     _is_on_configs = False
 
     def action_filter(self) -> None:
-        """Have words typed that the rows, or the configs, must have."""
+        """Let the user type words that the shown rows, or configs, must contain."""
         self._is_on_configs = self.query_one("#configs", Rows).has_focus
         entry = self.query_one("#filter", Input)
         entry.add_class("shown")
         entry.can_focus = True
         entry.value = (self._configs if self._is_on_configs else self._kernels).query
-        # At once, so that the next key is a letter of the filter.
+        # Set the focus at once, so that the next key is a letter of the filter.
         self.screen.set_focus(entry)
 
     def _hide_filter(self) -> None:
@@ -541,7 +541,7 @@ class WatchApp(App[None]):
             self.run_worker(self._carry_out_request(action(row)))
 
     async def _carry_out_request(self, action: Coroutine[Any, Any, str | None]) -> None:
-        """Carry a request out, and say what came of it."""
+        """Carry out a request, and show its result."""
         try:
             said = await action
         except DaemonError as error:
@@ -569,7 +569,7 @@ class WatchApp(App[None]):
 
 
 def trial_lines(trial: ListedTrial) -> list[RenderableType]:
-    """Return everything about one trial: what it came to, its messages, its facts."""
+    """Return everything about one trial: its outcome, its messages, its facts."""
     known = describe_facts(trial)
     first = [(name, known.pop(name)) for name in ("config", "outcome", "latency")]
     lines: list[RenderableType] = [_in_two_columns(first, "dim")]
@@ -579,7 +579,7 @@ def trial_lines(trial: ListedTrial) -> list[RenderableType]:
 
 
 def _in_two_columns(pairs: Sequence[tuple[str, str]], style: str) -> Table:
-    """Lay names out beside their words, which wrap within their own column."""
+    """Return a table of names and their words; the words wrap within their own column."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style=style)
     table.add_column()
@@ -615,7 +615,7 @@ def show_screen(path: str | None, project: str | None, since: tuple[int, int] | 
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     for name in ("COLUMNS", "LINES"):
-        # Where a parent has exported them they do not follow this terminal's window.
+        # If a parent process has exported them, they do not follow the size of this terminal's window.
         os.environ.pop(name, None)
 
     async def run_app() -> None:

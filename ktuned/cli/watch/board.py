@@ -1,4 +1,4 @@
-"""Rows of ``ktuned watch``: one for each kernel, problem and device, made of folded events. No IO."""
+"""Rows of ``ktuned watch``, one for each kernel, problem, device and objective, folded from events. No IO."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SETTLED = ("default", "fresh", "stale")
 
 @dataclass(frozen=True, slots=True)
 class BoardRow:
-    """One kernel on one problem and device, by one objective; figures in its unit, times in Unix seconds.
+    """One kernel, problem, device and objective. Figures are in the objective's unit, times in Unix seconds.
 
-    ``before`` is the winner's figure when the kernel was last saved, or when its job began; ``current`` the best one
-    known now, ``None`` while that is stale; ``config`` is the config that has it, or had it before an edit. ``failure``
-    is the first line of the first failure, ``view`` what is known of its newest job.
+    ``before`` is the winner's figure when the kernel was last saved, or when its job began. ``current`` is the best
+    figure known now, ``None`` while it is stale; ``config`` is the config that has this figure, or had it before an
+    edit. ``failure`` is the first line of the first failure, and ``view`` shows the newest job.
     """
 
     kernel: str
@@ -61,7 +61,7 @@ class BoardRow:
 
     @property
     def is_problem(self) -> bool:
-        """True if it needs its author: its job failed, or configs fail and none is measured yet."""
+        """True if the kernel's author must act: its job failed, or configs fail and none was measured yet."""
         return self.state == JobState.FAILED or (bool(self.failure) and self.current is None)
 
     @property
@@ -71,7 +71,7 @@ class BoardRow:
 
     @property
     def gain(self) -> float | None:
-        """Times that the kernel is better than before."""
+        """How many times better the kernel is than before."""
         return compute_gain(self.objective, self.before, self.current)
 
     @property
@@ -89,11 +89,11 @@ class BoardRow:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """All rows, in the order in which they became known, with the jobs behind them and notices.
+    """All rows in the order in which they became known, with their jobs and notices.
 
-    ``errors`` are errors in kernel files; ``roots`` the watched directories; ``sizes`` kernels' numbers of configs,
-    where they can be counted; ``paused`` the paused device models; ``stalled`` the reason why nothing can be
-    recorded.
+    ``errors`` are the errors in kernel files, ``roots`` the watched directories, ``sizes`` the numbers of configs of
+    kernels whose space can be counted, ``paused`` the paused device models, and ``stalled`` is the reason if nothing
+    can be recorded.
     """
 
     view: View = field(default_factory=View)
@@ -106,7 +106,7 @@ class Board:
 
     @property
     def problems(self) -> int:
-        """The number of kernel files and rows that need their author."""
+        """The number of kernel files and rows whose author must act."""
         return len(self.errors) + sum(row.is_problem for row in self.rows.values())
 
     @property
@@ -116,10 +116,10 @@ class Board:
 
 
 def add_answers(board: Board, answers: Iterable[Answer]) -> Board:
-    """Return the board with these lookups' answers; what it knows of jobs stays."""
+    """Return the board with these lookups' answers; its knowledge of jobs stays."""
     for answer in answers:
         if not answer.device and _count_devices(board, answer.kernel, answer.problem):
-            # Nothing is measured here, and the row of the compile job has more information.
+            # Without a device nothing is measured here, and the row of the compile job has more information.
             continue
         new = BoardRow(answer.kernel, answer.problem, answer.device or "", objective=answer.objective)
         board, row = _adopt_row(board, new)
@@ -146,7 +146,7 @@ def keep_kernels(board: Board, known: KernelsAnswer) -> Board:
 
 
 def catch_up(board: Board, jobs: Iterable[JobInfo]) -> Board:
-    """Return the board with the jobs as they stand, in any order; ended ones come before others."""
+    """Return the board with the current states of these jobs, given in any order; ended jobs are taken first."""
     by_age = sorted(jobs, key=lambda job: (not job.is_ended, job.finished or 0.0))
     for job in by_age:
         view, _ = progress.resync_view(board.view, [job])
@@ -155,7 +155,7 @@ def catch_up(board: Board, jobs: Iterable[JobInfo]) -> Board:
 
 
 def add_estimates(board: Board, jobs: Iterable[JobInfo]) -> Board:
-    """Return the board with how long open jobs take and what they wait for."""
+    """Return the board with the remaining time of open jobs and what they wait for."""
     return _follow_view(board, progress.add_estimates(board.view, jobs), is_news=False)
 
 
@@ -181,13 +181,13 @@ def _with_row(board: Board, row: BoardRow) -> Board:
 
 
 def _follow_view(board: Board, view: View, *, is_news: bool) -> Board:
-    """Return the board with a newer view; rows follow the jobs in it that changed."""
+    """Return the board with a newer view; rows follow the view's jobs that changed."""
     changed = [one for key, one in view.jobs.items() if board.view.jobs.get(key) is not one]
     board = replace(board, view=view)
     for one in changed:
         board = _take_job(board, one, is_news=is_news)
     if any(one.job.is_ended for one in changed):
-        # The rows keep their last job; the view keeps only those from which more can come.
+        # The rows keep their last job; the view keeps only jobs that have not ended.
         board = replace(board, view=view.without_ended())
     return board
 
@@ -204,7 +204,7 @@ def _take_save(board: Board, kernel: str, now: float) -> Board:
 def _take_job(board: Board, view: JobView, *, is_news: bool) -> Board:
     job = view.job
     if job.plan.compile_only:
-        # It measures nothing: no figure of its own could be faster or stale.
+        # A compile-only job measures nothing, so it has no figure that could be faster or stale.
         return board
     board, row = _adopt_row(board, BoardRow(job.kernel, job.problem, job.device, objective=job.objective))
     if row.job is not None and _keeps_job(row.job, job):
@@ -215,7 +215,7 @@ def _take_job(board: Board, view: JobView, *, is_news: bool) -> Board:
     if begins:
         row = replace(row, failure="")
     if row.job is not None and row.job.id == job.id and row.job.state == job.state:
-        # A save in the meantime has changed the row's state.
+        # The row's state is kept, because a save may have changed it in the meantime.
         return _with_row(board, replace(row, view=view))
     row = replace(row, view=view, state=job.state)
     if job.has_winner:
@@ -228,7 +228,10 @@ def _take_job(board: Board, view: JobView, *, is_news: bool) -> Board:
 
 
 def _keeps_job(shown: JobInfo, job: JobInfo) -> bool:
-    """Return whether a row keeps the job that it shows: the newest, but a running one until the next one starts."""
+    """Return whether a row keeps the job that it shows instead of ``job``.
+
+    A row shows the newest job, except that a running job stays until the next one starts.
+    """
     if job.id == shown.id:
         return False
     older, newer = sorted((shown, job), key=lambda one: one.id)
@@ -243,12 +246,12 @@ def _count_devices(board: Board, kernel: str, problem: Problem) -> int:
 
 
 def on_many(board: Board, row: BoardRow) -> bool:
-    """Return whether a row differs from another in its device alone."""
+    """Return whether another row differs from this one only in its device."""
     return _count_devices(board, row.kernel, row.problem) > 1
 
 
 def _adopt_row(board: Board, new: BoardRow) -> tuple[Board, BoardRow]:
-    """Return a case's row, and the board without the one that was there before its device was known."""
+    """Return a case's row, and the board without the row that stood for the case before its device was known."""
     if new.case in board.rows or not new.device:
         return board, board.rows.get(new.case, new)
     nowhere = replace(new, device="").case
@@ -266,7 +269,7 @@ def _take_failure(board: Board, job: int, failure: str) -> Board:
 
 
 def _take_winner(board: Board, won: WinnerChanged) -> Board:
-    """A job's winner, or one that an undone edit restored: every row whose problem it covers gets it."""
+    """Give a winner, of a job or restored by an undone edit, to every row whose problem it covers."""
     for row in board.rows.values():
         of_job = won.job is not None and row.job is not None and row.job.id == won.job
         is_same = (row.kernel, row.device, row.objective) == (won.kernel, won.device, won.objective)

@@ -1,8 +1,8 @@
-"""Words and cells of the live screen: what a row, a config and the head of the screen say. No IO, and no widgets.
+"""The text of the live screen: of its rows, its configs and its head. No IO, and no widgets.
 
 The table of kernels has a column for each question of an author: is it done, how fast is it, what did tuning gain, how
-did it get there, and when. On a narrow terminal columns give way in that order from the right; names wrap between
-words, and nothing is cut.
+did it get there, and when. On a narrow terminal, columns are left out from the right; names wrap between words, and
+nothing is cut.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ STYLES: Mapping[str, str] = {
 """Styles of states."""
 
 WARNING = "#af8700"
-"""Style of words that warn: readable on a dark and on a light screen, as bright yellow is not."""
+"""Style of warnings. Unlike bright yellow, it is readable on dark and on light screens."""
 
 SAME = 0.01
-"""Changes below this are noise: the precision of a winner (docs/kernel-files.md, presets)."""
+"""Smaller changes are noise; this is the precision of a winner (docs/kernel-files.md, presets)."""
 
 _URGENCY = ("failed", "running", "queued", "paused", "stale", "default", "cancelled", "tuned", "fresh")
-"""States, those first that an author looks for first."""
+"""States, in the order in which an author looks for them."""
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BAR_CELLS = 8
 
 _STATE = 9
 _COUNT = 10
-"""Columns of the progress without its bar."""
+"""Width of the progress without its bar."""
 
 MIN_NAME = 12
-"""Columns that a kernel's name and problem need; they wrap between words."""
+"""Least width of a kernel's name and problem, which wrap between words."""
 
 GAP = 2
 """Cells that a table puts around a column's words."""
@@ -58,7 +58,7 @@ GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: its title, its width (0 is what its words need), and whether it stands at the right."""
+    """A column of a table: its title, its width (0: as wide as its words), and whether it is aligned to the right."""
 
     title: str
     width: int = 0
@@ -66,16 +66,16 @@ class Column:
 
 
 _WANTED = (Column("best", 9, True), Column("× default", 9, True), Column("progress", 17))
-"""Columns beside the name and the state, the most wanted first."""
+"""Columns after the name and the state, the most important first."""
 
 _OPTIONAL = (Column("best so far", 14), Column("age", 7, True), Column("× before", 8, True))
-"""Columns that come after them, where some row has something to say there."""
+"""Columns that follow, each only if it has text in some row."""
 
 _ORDER = ("kernel", "state", "progress", "best", "× default", "best so far", "× before", "age")
 
 
 def columns_for(width: int, rows: Sequence[BoardRow], names: Mapping[object, str]) -> list[Column]:
-    """Return the columns that fit a terminal; an optional one in which every cell would be empty is left out."""
+    """Return the columns that fit a terminal; an optional column whose cells would all be empty is left out."""
     words = [word for row in rows for word in names[row.case].split()]
     # A name wraps between words, and no word is broken.
     name = max([MIN_NAME, *map(len, words)])
@@ -101,7 +101,7 @@ def columns_for(width: int, rows: Sequence[BoardRow], names: Mapping[object, str
 
 
 def cell_text(row: BoardRow, column: str, now: float, width: int = 99) -> tuple[str, str]:
-    """Return the words of a cell, and their style; no words where nothing is known."""
+    """Return the words of a cell and their style; no words if nothing is known."""
     job = row.job
     match column:
         case "state":
@@ -143,13 +143,13 @@ def _row_age(row: BoardRow, now: float) -> str:
 
 
 def row_label(row: BoardRow) -> str:
-    """Return a row's name: kernel, problem, and the objective where it is not the latency."""
+    """Return a row's name: kernel, problem, and the objective if it is not latency."""
     named = f"{row.name} {text.format_values(row.problem)}" if row.problem else row.name
     return f"{named}{mention_objective(row.objective)}"
 
 
 def name_rows(board: Board) -> dict[object, str]:
-    """Return each row's name by its case: with the project or the device where another row has the same one."""
+    """Return each row's name by its case, with the project or the device if another row has the same name."""
     short = Counter(name.rpartition(":")[2] for name in {row.kernel for row in board.rows.values()})
     found: dict[object, str] = {}
     for case, row in board.rows.items():
@@ -172,7 +172,7 @@ def describe_state(row: BoardRow) -> str:
 
 
 def describe_progress(row: BoardRow, *, with_bar: bool = True) -> str:
-    """Return a bar and the number of configs that were tried; those that failed are counted beside it."""
+    """Return a bar, the number of configs that were tried, and the number of those that failed."""
     job = row.job
     if job is None or not (job.done or row.is_open):
         return ""
@@ -185,7 +185,7 @@ def describe_progress(row: BoardRow, *, with_bar: bool = True) -> str:
 
 
 def draw_sparkline(values: Sequence[float], width: int) -> str:
-    """Lay values out as a row of bars, on a logarithmic scale; of more than fit, each bar is the least of its share."""
+    """Draw values as a row of bars on a logarithmic scale; if they do not fit, a bar is the least of several values."""
     positive = [value for value in values if value > 0]
     if not positive or width < 1:
         return ""
@@ -209,7 +209,7 @@ def head_line(board: Board, load: Load) -> str:
 
 
 def list_warnings(board: Board, load: Load, notices: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the lines that an author has to see above the table, each with its style."""
+    """Return the warnings above the table, each with its style."""
     found = []
     if board.stalled:
         found.append((f"nothing is tuned: {board.stalled}", "magenta"))
@@ -224,7 +224,7 @@ def list_warnings(board: Board, load: Load, notices: Sequence[str]) -> list[tupl
 
 
 def shorten_path(line: str, roots: Sequence[str]) -> str:
-    """Return a line that begins with a path below a watched directory with that directory's name alone before it.
+    """Return a line in which a leading path below a watched directory begins with that directory's name only.
 
     >>> shorten_path("/home/me/work/gemm/tune_it.py:1: no", ["/home/me/work"])
     'work/gemm/tune_it.py:1: no'
@@ -234,12 +234,12 @@ def shorten_path(line: str, roots: Sequence[str]) -> str:
 
 
 def compose_title(row: BoardRow) -> str:
-    """Return the title of what is known of a row."""
+    """Return the title of a row's details."""
     return f"{row_label(row)}{f' on {row.device}' if row.device else ''}"
 
 
 def list_row_facts(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]:
-    """Return what is known of a row, as names and words."""
+    """Return the facts about a row, as names and words."""
     job = row.job
     found = []
     if row.config:
@@ -276,7 +276,7 @@ def list_row_facts(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]
 
 
 def choose_message(row: BoardRow, trial: Trial | None) -> tuple[str, str]:
-    """Return the message of the chosen config, or else of the row's first failure or its job, and its style."""
+    """Return a message and its style: the chosen config's, or else the row's first failure's or its job's."""
     if trial is not None and trial.message:
         return text.clean_message(trial.message), "" if trial.outcome is Outcome.MEASURED else "red"
     if row.view is not None and row.view.failures:
@@ -290,7 +290,7 @@ def choose_message(row: BoardRow, trial: Trial | None) -> tuple[str, str]:
 
 
 def varied_knobs(log: TrialLog) -> list[str]:
-    """Return the knobs that differ between configs; of a single config all of them."""
+    """Return the knobs that differ between configs; if none differs, all knobs."""
     values: dict[str, set[str]] = {}
     for trial in log.trials.values():
         for knob, value in trial.config.items():
@@ -300,7 +300,7 @@ def varied_knobs(log: TrialLog) -> list[str]:
 
 
 MIN_TITLE = 4
-"""Characters of a knob's name that are left, at least."""
+"""Least number of characters to which a knob's name is shortened."""
 
 
 def fit_configs(
@@ -308,14 +308,14 @@ def fit_configs(
 ) -> list[tuple[int, str]]:
     """Return the columns of a table of configs that fit: their places in ``rows``, and their titles.
 
-    The longest names of knobs are shortened as far as it takes. Where that is not enough ``× best`` is left out, which
-    only repeats what the figures say.
+    The longest names of knobs are shortened as far as necessary. If that is not enough, ``× best`` is left out, because
+    it follows from the other figures.
 
     >>> fit_configs(["trial", "TILE_COLUMNS"], ["TILE_COLUMNS"], [["14", "16"]], 16)
     [(0, 'trial'), (1, 'T…LUMNS')]
     """
     below = [max([len(row[place]) for row in rows], default=0) for place in range(len(titles))]
-    # A knob's title can be as short as this; others keep their length.
+    # Only knobs' titles can be shortened; others keep their length.
     least = [
         min(len(title), max(words, MIN_TITLE)) if title in knobs else len(title)
         for title, words in zip(titles, below, strict=True)
@@ -333,7 +333,7 @@ def fit_configs(
 
 
 def _shorten_name(name: str, size: int) -> str:
-    """Return a name with its begin and its end: names of one kernel's knobs often begin alike."""
+    """Return a name's first character and its end, because the names of a kernel's knobs often begin alike."""
     return name if size >= len(name) else f"{name[0]}…{name[len(name) - size + 2 :]}"
 
 
@@ -372,4 +372,4 @@ ROWS: Listed[BoardRow] = Listed(
         "age": lambda row: None if row.saved_at is None else -row.saved_at,
     },
 )
-"""The list of the board's rows: by kernel, so that one's problems stand together, or by another column."""
+"""How the board's rows are listed: by kernel, so that its problems are together, or by another column."""

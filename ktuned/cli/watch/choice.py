@@ -1,4 +1,4 @@
-"""A list that is filtered and sorted: that of kernels and that of configs. No IO."""
+"""Filtering and sorting of a list: of the kernels', and of the configs'. No IO."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a list shows: the words that entries must have, and the place of their order among the list's."""
+    """The user's choice for a list: the words that its entries must contain, and the index of their order."""
 
     query: str = ""
     order: int = 0
@@ -20,16 +20,17 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Listed(Generic[Item]):
-    """The manner of listing entries of one kind: the words that a filter searches, and their orders.
+    """How entries of one kind are listed: ``words`` returns the text that a filter searches.
 
-    ``orders`` are sort keys by name; entries without a value there return ``None``, and come last either way.
+    ``orders`` has sort keys by name. A key returns ``None`` for an entry without a value; such an entry comes last in
+    both directions.
     """
 
     words: Callable[[Item], str]
     orders: Mapping[str, Callable[[Item], Any]]
 
     def order_name(self, choice: Choice) -> str:
-        """Return the name of the order."""
+        """Return the name of the chosen order."""
         return tuple(self.orders)[choice.order % len(self.orders)]
 
     def filter_items(self, items: Iterable[Item], choice: Choice) -> list[Item]:

@@ -1,4 +1,4 @@
-"""The machine's use while it tunes: trials, lanes, CPUs, and the time that all jobs still take. No IO."""
+"""The machine's load while it tunes: trials, lanes, CPUs, and the time that all jobs still need. No IO."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ktuned.model import DeviceModel, JobState
 from ktuned.protocol import JobInfo, StatusAnswer
 
 MIN_SPAN_S = 0.5
-"""Shares of a shorter time say little: a batch of trials occupies its lane for as long."""
+"""Shortest time between two samples from which shares are computed: a single batch of trials fills a shorter one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Counters at a time of a clock that does not jump: each lane's busy seconds, the CPUs' ticks."""
+    """Counters at a time ``at`` of a monotonic clock: each lane's busy seconds, and the CPUs' ticks."""
 
     at: float
     busy_s: Mapping[str, float] = field(default_factory=dict)
@@ -25,9 +25,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Shares of time that lanes and CPUs are busy, and trials per second over the last minute; ``None`` is unknown.
+    """Fractions of time that lanes and CPUs are busy, and trials per second over the last minute; ``None`` if unknown.
 
-    ``sick`` has the reasons of lanes that do not work, by device.
+    ``sick`` has the reason for each sick lane, by device.
     """
 
     lanes: Mapping[str, float] = field(default_factory=dict)
@@ -42,7 +42,7 @@ def sample_load(status: StatusAnswer, ticks: CpuTicks | None, at: float) -> Samp
 
 
 def load_between(before: Sample | None, now: Sample, status: StatusAnswer) -> Load:
-    """Return the load between two samples; ``status`` is the daemon's at the second one."""
+    """Return the load between two samples; ``status`` is the daemon's status at the second sample."""
     rate = None if status.rates is None else status.rates.trials
     sick: dict[str, str] = {lane.device: lane.reason for lane in status.lanes if lane.is_sick}
     if before is None or now.at - before.at < MIN_SPAN_S:
@@ -63,17 +63,17 @@ def _busy_share(before: CpuTicks | None, now: CpuTicks | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class TimeLeft:
-    """Time until the last open job ends, by the present pace, and the number of jobs that it leaves out."""
+    """Time until the last open job ends at the current pace, and the number of jobs that it does not include."""
 
     seconds: float | None = None
     unknown: int = 0
 
 
 def time_left(jobs: Iterable[JobInfo], sizes: Mapping[str, int]) -> TimeLeft:
-    """Return the time that open jobs take; ``sizes`` are kernels' numbers of configs, where they can be counted.
+    """Return the time that open jobs still need; ``sizes`` has kernels' numbers of configs, if they can be counted.
 
-    Devices work beside each other, and each measures one job at a time. A job that waits takes as long for a config as
-    the one that runs on its device, or else as those on the others; paused ones are left out.
+    Devices work in parallel, and each measures one job at a time. A waiting job is taken to need as long for a config
+    as the job that runs on its device, or else as the jobs on other devices. Paused jobs are left out.
     """
     open_jobs = [job for job in jobs if job.state in (JobState.RUNNING, JobState.QUEUED)]
     paces = {job.device: pace for job in open_jobs if (pace := _seconds_per_config(job)) is not None}
@@ -82,7 +82,7 @@ def time_left(jobs: Iterable[JobInfo], sizes: Mapping[str, int]) -> TimeLeft:
     for job in open_jobs:
         needed = job.left_s if job.state == JobState.RUNNING else None
         if needed is None:
-            # One that runs without the device yet has no pace of its own.
+            # A running job that does not have its device yet has no pace of its own.
             needed = _seconds_needed(job, sizes, paces)
         if needed is None:
             unknown += 1
@@ -92,7 +92,7 @@ def time_left(jobs: Iterable[JobInfo], sizes: Mapping[str, int]) -> TimeLeft:
 
 
 def _seconds_per_config(job: JobInfo) -> float | None:
-    """Return the seconds that a running job still takes for each of its configs."""
+    """Return the seconds that a running job needs for each of its remaining configs."""
     if job.state != JobState.RUNNING or job.left_s is None or job.total is None or job.total <= job.done:
         return None
     return job.left_s / (job.total - job.done)

@@ -1,4 +1,4 @@
-"""The live screen's side of the daemon: the board as events change it, and the requests that keys make."""
+"""The live screen's connection to the daemon: it folds events into the board, and sends the requests of keys."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ from ktuned_client import AsyncClient, DaemonError
 from ktuned_client.answers import TUNE_DEADLINE_S
 
 ESTIMATE_S = 2.0
-"""Interval of requests for load and remaining time, while there are jobs."""
+"""Interval of requests for load and remaining time while there are jobs."""
 
 REST_S = 10.0
-"""The same without jobs: a screen that is left open must not keep a resting daemon awake."""
+"""The same interval without jobs; longer, because a screen that is left open must not keep an idle daemon busy."""
 
 MAX_CASES = 500
-"""Cases that are looked up when the screen opens; more than fit on any screen."""
+"""Most cases that are looked up when the screen opens; no screen has room for more."""
 
 MAX_PASTS = 40
-"""Rows whose best so far is requested when the screen opens: a screenful of kernels that were tuned before."""
+"""Most rows whose best so far is requested when the screen opens: a screenful of kernels that were tuned before."""
 
 PAST_TRIALS = 200
-"""Trials of each."""
+"""Most trials that are requested for each of these rows."""
 
 
 class Session:
-    """The knowledge of one screen, of ``project`` (all projects without one), below ``path`` if given.
+    """The state of one screen, for one ``project`` or for all, and only for kernels below ``path`` if that is given.
 
-    ``board``, ``load`` and ``notices`` are as the newest event has left them, ``log`` has the trials of the row that is
-    open. ``on_change`` is called after each change.
+    ``board``, ``load`` and ``notices`` are current as of the newest event or request; ``log`` has the trials of the row
+    that is open. ``on_change`` is called after each change.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Session:
             self._stirred.set()
 
     async def observe_load(self) -> None:
-        """Request the load and the remaining time of open jobs until cancelled: often while there are any."""
+        """Request the load and the remaining time of open jobs until cancelled, less often if there are no jobs."""
         while True:
             status = await call_method_async(self._client, STATUS)
             now = sample_load(status, read_ticks(), time.monotonic())
@@ -137,12 +137,12 @@ class Session:
                         await self._stirred.wait()
 
     async def _catch_up(self) -> None:
-        """Request the present state."""
+        """Request the current state."""
         known = await call_method_async(self._client, KERNELS, KernelsParams(path=self._path))
         cases = [(kernel.name, problem) for kernel in known.kernels for problem in kernel.problems][:MAX_CASES]
         lookups = LookupManyParams([LookupParams(name, problem, tune=False) for name, problem in cases])
         answers: list[Answer] = []
-        # One of the kernels may be gone by now: then its event follows.
+        # If one of the kernels has been removed meanwhile, its event follows.
         with suppress(DaemonError):
             answers = (await call_method_async(self._client, LOOKUP_MANY, lookups)).read_answers()
         known_jobs = (await call_method_async(self._client, JOBS)).jobs
@@ -155,7 +155,7 @@ class Session:
         await self._read_pasts()
 
     async def _read_pasts(self) -> None:
-        """Request how the best came about of rows that were tuned before the screen opened."""
+        """Request the trials of rows that were tuned before the screen opened, for their best so far."""
         for row in list(self.board.rows.values())[:MAX_PASTS]:
             if row.view is None or row.view.best_so_far or not row.view.job.done:
                 continue
@@ -173,7 +173,7 @@ class Session:
         try:
             return (await call_method_async(self._client, RESULTS, asked)).trials
         except DaemonError:
-            # The kernel has gone meanwhile.
+            # The kernel was removed meanwhile.
             return ()
 
     def _concerns_project(self, kernel: str | None) -> bool:
@@ -192,7 +192,7 @@ class Session:
         return found[0] if found else None
 
     async def tune_row(self, row: BoardRow) -> str:
-        """Have a row tuned before all else; return what to say."""
+        """Request a tuning of a row with priority over all else; return the message to show."""
         wanted = TuneParams(
             kernel=row.kernel,
             problem=dict(row.problem),
@@ -205,7 +205,7 @@ class Session:
         return f"job {answer.jobs[0].id} tunes {row.kernel} now"
 
     async def toggle_pause(self, row: BoardRow) -> str:
-        """Pause a row's job, or resume it; return what to say."""
+        """Pause or resume a row's job; return the message to show."""
         if row.job is None or not row.is_open:
             return f"{row.kernel} has no job to pause"
         method = RESUME if row.state == "paused" else PAUSE
@@ -213,13 +213,13 @@ class Session:
         return f"{method.name}d job {row.job.id}"
 
     async def toggle_pause_of_all(self) -> str:
-        """Pause all tuning, or resume it; return what to say."""
+        """Pause or resume all tuning; return the message to show."""
         method = RESUME if self.board.paused_everything else PAUSE
         await call_method_async(self._client, method)
         return f"{method.name}d all tuning"
 
     async def cancel_job_of_row(self, row: BoardRow) -> str:
-        """Cancel a row's job; return what to say."""
+        """Cancel a row's job; return the message to show."""
         if row.job is None or not row.is_open:
             return f"{row.kernel} has no job to cancel"
         await call_method_async(self._client, CANCEL, CancelParams(job=row.job.id))

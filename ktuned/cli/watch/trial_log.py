@@ -1,4 +1,4 @@
-"""Trials of one row of the board, as its page shows them: configs, the best so far, the history over saves. No IO."""
+"""Trials of one row of the board, for its details: configs, the best so far, the history over saves. No IO."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ktuned.model import NOT_TRIED, ListedTrial, Outcome, Trial, cost_of, figure
 from ktuned.protocol import Event, JobDone, KernelStale, TrialDone, WinnerChanged
 
 MAX_TRIALS = 1_000
-"""Trials that a page requests: more configs than an author scrolls through; a report has all."""
+"""Most trials that are requested: more than anyone scrolls through. A report has all."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialLog:
-    """Trials of the kernel as it is now, by id, and the best of each earlier state of its sources, by digest.
+    """Trials of the kernel's current state by id, and the best trial of each earlier state of its sources by digest.
 
-    ``winner`` is the trial that has won by the row's objective.
+    ``winner`` is the id of the trial that won by the row's objective.
     """
 
     row: BoardRow
@@ -29,12 +29,12 @@ class TrialLog:
 
     @property
     def tried(self) -> list[Trial]:
-        """The trials that say something of their config, and those under way."""
+        """The trials whose outcome says something about the config, and the running ones."""
         return [trial for trial in self.trials.values() if trial.outcome not in NOT_TRIED]
 
     @property
     def best_so_far(self) -> list[float]:
-        """The costs of the best config after each trial that was measured, in the order of trials."""
+        """The cost of the best config after each measured trial, in the order of the trials."""
         best: list[float] = []
         for _, trial in sorted(self.trials.items()):
             cost = self.cost_of_trial(trial)
@@ -44,18 +44,18 @@ class TrialLog:
 
     @property
     def history(self) -> list[Trial]:
-        """The best trial of each state of the sources, the first state first, the present one last."""
+        """The best trial of each state of the sources, from the oldest state to the current one."""
         present = [trial for trial in self.trials.values() if self.cost_of_trial(trial) is not None]
         now = {trial.digest for trial in present}
         past = [trial for digest, trial in self.earlier.items() if digest not in now]
         return [*sorted(past, key=lambda trial: trial.id), *sorted(present, key=self._costs_by_objective)[:1]]
 
     def find_figure(self, trial: Trial) -> float | None:
-        """Return a trial's figure by the row's objective, whatever its bits."""
+        """Return a trial's figure by the row's objective, whatever bits its output has."""
         return figure_of(self.row.objective, trial.latency_us, trial.metrics)
 
     def cost_of_trial(self, trial: Trial) -> float | None:
-        """Return what a trial's figure costs: less is better; ``None`` unless it was measured."""
+        """Return a trial's figure as a cost (less is better); ``None`` unless it was measured."""
         is_measured = trial.outcome is Outcome.MEASURED
         return cost_of(self.row.objective, self.find_figure(trial)) if is_measured else None
 
@@ -64,7 +64,7 @@ class TrialLog:
 
     @property
     def listed(self) -> Listed[Trial]:
-        """The list of trials on a page: the best first, the newest first, failures first."""
+        """How the trials are listed: the best first, the newest first, or failures first."""
         return Listed(
             words=lambda trial: (
                 f"{trial.id} {text.format_values(trial.config)} {trial.outcome or ''} {text.first_line(trial.message)}"
@@ -78,7 +78,7 @@ class TrialLog:
 
 
 def open_log(row: BoardRow, current: Iterable[ListedTrial], measured: Iterable[Trial]) -> TrialLog:
-    """Return the log of a row: the trials of its present state, and measured ones of all states."""
+    """Return the log of a row from the trials of its current state and the measured trials of all states."""
     log = TrialLog(row)
     now = {trial.id: trial for trial in current}
     best: dict[str, Trial] = {}
@@ -92,7 +92,7 @@ def open_log(row: BoardRow, current: Iterable[ListedTrial], measured: Iterable[T
 
 
 def follow_event(log: TrialLog, event: Event) -> TrialLog:
-    """Return the log after an event: a trial of its row takes its place, a new winner has the mark."""
+    """Return the log after an event: it takes in a trial of its row, or marks a new winner."""
     match event:
         case TrialDone(trial=Trial() as trial) if _is_trial_of_row(trial, log.row):
             return replace(log, trials={**log.trials, trial.id: trial})
@@ -102,7 +102,7 @@ def follow_event(log: TrialLog, event: Event) -> TrialLog:
 
 
 def is_outdated(log: TrialLog, event: Event) -> bool:
-    """Return whether a log has to be requested again after an event: a job ended, an edit changed what is current."""
+    """Return whether a log must be requested again after an event: a job ended, or an edit changed the kernel."""
     return event.kernel == log.row.kernel and isinstance(event, JobDone | KernelStale)
 
 
@@ -114,5 +114,5 @@ def _is_trial_of_row(trial: Trial, row: BoardRow) -> bool:
     if trial.job == _job_of_row(row):
         return True
     same = (trial.kernel, trial.device) == (row.kernel, row.device)
-    # A trial has the key problem, of which the row's problem may have more.
+    # A trial has the key problem; the row's problem may have more keys.
     return same and trial.problem.items() <= row.problem.items()

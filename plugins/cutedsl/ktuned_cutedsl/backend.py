@@ -114,7 +114,7 @@ class CuteDsl(backends.Backend):
         """
         try:
             linker = Linker.find()
-            # Imported before the first unit, so that the import counts for none.
+            # Imported before the first unit, so that no unit's time includes the import.
             import_module("cutlass.cute")
             yield from compile_singly(units, into, functools.partial(compile_unit, linker=linker), CompileError)
         except NoLinker as error:
@@ -139,7 +139,7 @@ class CuteDsl(backends.Backend):
 
         build = cast(Build, unit.build)
         try:
-            # Once loaded, kernel.so finds it by its name, wherever it is installed here.
+            # Once the library is loaded, kernel.so finds it by name, wherever it is installed here.
             ctypes.CDLL(str(find_runtime_library()))
         except NoRuntime as error:
             raise BackendError(str(error), hint=REINSTALL_HINT) from error

@@ -1,6 +1,6 @@
 """From a unit to its artifact: traces, compiles, exports and links a CuTe DSL function, without a GPU.
 
-What a config can be blamed for becomes :class:`CompileError` or ``Unsupported``; a full disk is a ``BackendError``.
+A failure that is the config's fault is a :class:`CompileError` or ``Unsupported``; a full disk is a ``BackendError``.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _trace_and_compile(function: Callable[..., Any], build: Build, target: str) 
     """
     from cutlass import cute
 
-    # Ours come last, to override the user's options.
+    # Our options come last, to override the user's.
     options = f"{build.options} --enable-tvm-ffi --gpu-arch {target}"
     try:
         called, arguments = make_compile_arguments(function, build)

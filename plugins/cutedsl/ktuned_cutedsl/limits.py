@@ -26,7 +26,7 @@ def explain_unlaunchable(target: str, kernels: Iterable[cubin.Kernel], launches:
         pairs = zip(launch.grid, launch.cluster, strict=True)
         if any(grid is not None and size and grid % size for grid, size in pairs):
             return f"a grid of {launch.grid} blocks cannot be cut into clusters of {launch.cluster}"
-    # Which kernel a launch belongs to is not known, so the smallest kernel's need counts: all have at least that.
+    # It is not known which kernel a launch belongs to, so the smallest need counts: every kernel has at least that.
     static_bytes = min((kernel.shared_bytes for kernel in kernels), default=0)
     dynamic_bytes = max((launch.shared_bytes or 0 for launch in launches), default=0)
     reasons = [launch_limits.why_too_large(target, 1, 0, static_bytes + dynamic_bytes)]

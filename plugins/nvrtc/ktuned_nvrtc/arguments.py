@@ -122,7 +122,7 @@ def _make_texture(tensor: Any, name: str, filter_mode: str, address: str, normal
     look.filterMode = getattr(driver.CUfilter_mode, f"CU_TR_FILTER_MODE_{filter_mode.upper()}")
     look.addressMode = [getattr(driver.CUaddress_mode, f"CU_TR_ADDRESS_MODE_{address.upper()}")] * 3
     is_integer = not tensor.dtype.is_floating_point
-    # Elements as they are, unless they are to be filtered; bits of cuda.h.
+    # Elements are read unchanged unless they must be filtered. The flags' bits are those of cuda.h.
     read_as_integer, normalized_coordinates = 0x01, 0x02
     look.flags = (read_as_integer if is_integer and filter_mode == "point" else 0) | (
         normalized_coordinates if normalized else 0

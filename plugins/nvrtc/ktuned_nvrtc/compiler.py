@@ -1,8 +1,8 @@
 """Compiles units with NVRTC; units that differ only in their kernels' names are one program.
 
-Headers dominate the time of a compile, so they are parsed once for a group of units. In later compiles of a process a
-precompiled header saves that, too. NVRTC checks only the source's leading lines before it uses one, not the headers
-below them. So :class:`_Source` remembers what each header held, and a changed header leads to another key
+Headers dominate the time of a compile, so they are parsed once for a group of units. In a process's later compiles, a
+precompiled header saves even that. Before NVRTC uses one, it checks only the source's leading lines, not the content of
+the headers. So :class:`_Source` remembers the content of each header, and a changed header leads to another key
 (``_prefix_key``). This needs NVRTC's trace of the files that it reads; without it no precompiled header is used.
 """
 
@@ -42,7 +42,7 @@ DESCRIPTION_FILE = "kernel.json"
 SOURCES_DIRECTORY = "sources"
 
 MAX_REMEMBERED = 64
-"""Sources whose headers a process remembers: more than it keeps precompiled headers."""
+"""Most sources whose headers a process remembers; it keeps fewer precompiled headers than that."""
 
 _TARGET = re.compile(r"sm_(\d+)[af]?")
 
@@ -134,7 +134,7 @@ class _Source:
         self.headers.clear()
         with contextlib.chdir(base), tempfile.TemporaryDirectory(prefix="ktuned-nvrtc-") as scratch:
             trace = Path(scratch, "trace")
-            # Only a trace shows which headers a precompiled header was made of.
+            # Only a trace shows from which headers a precompiled header was made.
             is_traced = program.read_version() >= program.FIRST_WITH_TRACE
             header_options = precompiled.choose_options(self._prefix_key, len(entries)) if is_traced else ()
             options = (*self.options, *header_options, *program.make_trace_option(trace))
@@ -142,7 +142,7 @@ class _Source:
             precompiled.record_result(self._prefix_key, compiled.heap_bytes_wanted)
             read = (_normalise_path(base / name) for name in program.read_traced_headers(trace))
             self.headers.update(path for path in read if path.is_file() and is_users_header(path))
-        # With a precompiled header the trace lacks the headers inside it: add those of earlier compiles.
+        # The trace lacks the headers inside a precompiled header: add the headers of earlier compiles.
         self.headers.update(_remember_headers(self._key, self.headers) if header_options else ())
         return compiled
 

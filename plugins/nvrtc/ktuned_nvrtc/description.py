@@ -37,7 +37,7 @@ class Description:
 
     @classmethod
     def from_compiled(cls, build: Build, unit: Unit, symbols: Mapping[str, str]) -> Self:
-        """Describe a unit's kernel; ``symbols`` are those in the cubin by their name expressions."""
+        """Describe a unit's kernel; ``symbols`` has the cubin's symbols by name expression."""
         return cls(
             build.entry,
             symbols[build.entry],
@@ -50,7 +50,7 @@ class Description:
         )
 
     def to_json(self) -> str:
-        """Return the text of ``kernel.json``, which leaves out constants that there are not."""
+        """Return the text of ``kernel.json``; without constants, it has no field for them."""
         described = {name: value for name, value in asdict(self).items() if name != "constants" or value}
         return json.dumps(described, indent=1, sort_keys=True)
 

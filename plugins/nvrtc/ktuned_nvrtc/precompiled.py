@@ -24,7 +24,7 @@ MAX_HEAP_BYTES = 1 << 30
 """Limit of the heap for precompiling headers: all of libcu++ and CUB takes a third of it."""
 
 MAX_KEPT = 2
-"""Most precompiled headers of a process: a worker compiles one kernel for a long time, or two in turns."""
+"""Most precompiled headers of a process; a worker compiles one kernel for a long time, or two alternately."""
 
 
 def choose_options(key: str, kernels: int) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class PrecompiledHeaders:
         self._kept: OrderedDict[str, Path] = OrderedDict()
 
     def choose_options(self, key: str, kernels: int) -> tuple[str, ...]:
-        """Return the options for a key's header; none for its first kernel alone, or if the key is given up."""
+        """Return the options for a key's header; none if this is its first and only kernel, or the key is given up."""
         is_first = key not in self._seen
         self._seen.add(key)
         if is_first and kernels == 1:

@@ -156,7 +156,7 @@ def read_traced_headers(trace: Path) -> list[str]:
 
 
 def reserve_heap(size_bytes: int) -> None:
-    """Have NVRTC reserve this much address space for precompiled headers."""
+    """Make NVRTC reserve this much address space for precompiled headers."""
     from cuda.bindings import nvrtc
 
     _unwrap_result(nvrtc.nvrtcSetPCHHeapSize(size_bytes))

@@ -1,13 +1,13 @@
-"""Files that a request needs on a node of a cluster: carried there before the request, and artifacts brought back.
+"""Carries the files that a request needs to a node of a cluster before the request, and brings artifacts back.
 
-A *project* travels by content: a snapshot lists its files by digest, the node says which it lacks, and these are
-carried, each once. A snapshot counts for :data:`SNAPSHOT_S`, and only if it has the very contents that the request's
-kernel was inspected with. A file that is saved meanwhile is found out by its digest, on the node, and the work is done
-again.
+A *project* travels by content: a snapshot lists its files by digest, the node says which of them it lacks, and these
+are carried, each once. A snapshot is used for :data:`SNAPSHOT_S`, and only if it has exactly the contents with which
+the request's kernel was inspected. If a file is saved meanwhile, the node finds a different digest, and the work is
+repeated.
 
-*Artifacts* and captured inputs travel by key, as parcels. What is small goes along with the request, because each call
-before it costs a lane a millisecond. The carrier remembers what the node has; if the node finds one damaged it is
-forgotten, and carried again. An artifact that comes back is checked before it is sealed here.
+*Artifacts* and captured inputs travel by key, as parcels. Small parcels travel with the request itself, because each
+call before it costs a lane a millisecond. The carrier remembers which parcels the node has; a parcel that the node
+finds damaged is forgotten, and carried again. An artifact that comes back is checked before it is sealed here.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from ktuned_ray.snapshot import Snapshot, Snapshots, holds_files
 _log = structlog.get_logger()
 
 CARRY_S = 120.0
-"""Time for files to travel, in seconds: a hundred MiB over a slow network."""
+"""Deadline for carrying files, in seconds: enough for a hundred MiB over a slow network."""
 
 SNAPSHOT_S = 1.0
-"""How long a snapshot counts, in seconds, provided that it has what a request names."""
+"""How long a snapshot is used, in seconds, if it has the contents that a request names."""
 
 MAX_SEALED = 4096
-"""Parcels that a node is known to have; a forgotten one is carried again."""
+"""Most parcels that a node is remembered to have; a forgotten parcel is carried again."""
 
 
 class _Project(msgspec.Struct, eq=False):
@@ -66,12 +66,12 @@ class Carrier:
         self._parcels: dict[str, None] = {}
 
     async def provide_files(self, request: requests.Request[Any, Any], environment: Environment) -> Mapping[str, bytes]:
-        """Carry what a request names to the node; return the small parcels, which go along with the request.
+        """Carry the files that a request names to the node; return the small parcels, to send with the request.
 
         Raises:
-            BridgeDown, BridgeSlow, CallFailed: it cannot be carried there.
+            BridgeDown, BridgeSlow, CallFailed: the files cannot be carried there.
         """
-        # By what a request names, not by its type: a list of types would lack the next one.
+        # Decided by the request's fields instead of its type, because a list of types would miss new ones.
         kernel = getattr(request, "kernel", None)
         if isinstance(kernel, requests.KernelRef):
             await self._lay_out_project(environment, kernel.digests)
@@ -101,7 +101,7 @@ class Carrier:
             del self._parcels[next(iter(self._parcels))]
 
     def forget_damaged(self, answer: object, request: requests.Request[Any, Any]) -> None:
-        """Forget a request's artifacts if the answer says that one is damaged on the node: they are carried again."""
+        """Forget a request's artifacts if the answer says that one is damaged there, so that they are carried again."""
         is_damaged = isinstance(answer, replies.Measurement) and answer.result.outcome is None
         if not is_damaged and not (isinstance(answer, replies.Opened) and answer.is_damaged):
             return
@@ -155,12 +155,12 @@ class Carrier:
                 return
             files = {f"file-{digest}": places[digest] for digest in lacking}
             await self._bridge.call_service(cluster_calls.Give(self._link.info.id, files), CARRY_S)
-        # Files were saved while others were carried. The request finds that out by their digests.
+        # Files kept being saved while others were carried. The request notices it by their digests.
         _log.info("project_not_laid_out", node=self._link.info.name, project=environment.project)
 
 
 def _list_artifact_keys(request: requests.Request[Any, Any]) -> list[str]:
-    """Return the keys of the artifacts that a request has the worker load."""
+    """Return the keys of the artifacts that the worker loads for a request."""
     if isinstance(request, requests.Trial):
         return [unit.key for unit in request.units]
     if isinstance(request, requests.Open):
@@ -169,7 +169,7 @@ def _list_artifact_keys(request: requests.Request[Any, Any]) -> list[str]:
 
 
 def _pack_small_parcels(lacking: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the parcels that are small enough to travel with a request; those that cannot be read are left out."""
+    """Return the parcels that are small enough to travel with a request, except unreadable ones."""
     small: dict[str, bytes] = {}
     remaining_bytes = parcels.MAX_ALL_IN_FRAME_BYTES
     for name, place in lacking.items():
@@ -193,7 +193,7 @@ def _seal_carried(staging: Path, place: Path, packed: bytes) -> int:
             size += state.st_size
             os.chmod(path, state.st_mode & ~0o222)
         with contextlib.suppress(OSError):
-            # An equal one may have been sealed meanwhile.
+            # An equal artifact may have been sealed meanwhile.
             staging.rename(place)
         return size
     except (manifest.DamagedArtifact, parcels.BadParcel) as error:

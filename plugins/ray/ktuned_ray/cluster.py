@@ -1,4 +1,4 @@
-"""A cluster: joined in the background, and joined again when it is lost, with pauses that grow.
+"""A cluster: it is joined in the background, and again after it is lost, with growing pauses.
 
 Two loops, one inside the other, each with failures and pauses of its own:
 
@@ -6,8 +6,8 @@ Two loops, one inside the other, each with failures and pauses of its own:
   :data:`JOIN_S` hangs, and only killing the bridge ends it.
 - *Each node*, for as long as the news list it: start a keeper there and keep the link to it until it is lost.
 
-Tuning on this machine goes on meanwhile. A job without a device here waits for the cluster, but not longer than
-:data:`SETTLED_S`: until each node was tried once, or the cluster itself.
+Tuning on this machine continues meanwhile. A job without a device here waits until each node was tried once, or joining
+the cluster failed once, but not longer than :data:`SETTLED_S`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from ktuned_ray.node_link import NodeLink
 _log = structlog.get_logger()
 
 JOIN_S: Final = 60.0
-"""Time for a cluster to say which nodes it has; after that, joining it counts as hung."""
+"""Deadline for a cluster to report its nodes; after it, the join counts as hung."""
 
 SETTLED_S: Final = 30.0
 """How long a job waits for the cluster if this machine has no device for it, in seconds."""
 
 MAX_NODES: Final = 256
-"""Nodes that are used at most; each has its keeper and its lanes."""
+"""Most nodes that are used; each has its own keeper and lanes."""
 
 
 class Cluster:
@@ -65,7 +65,7 @@ class Cluster:
         self._runtime_env = ""
 
     async def await_nodes(self) -> None:
-        """Wait until each node of the cluster was tried once, or the cluster itself; give up after a while."""
+        """Wait until each node was tried once, or joining the cluster failed once; at most :data:`SETTLED_S`."""
         if self.address:
             with anyio.move_on_after(SETTLED_S):
                 await self._settled.wait()

@@ -56,9 +56,9 @@ class Chunk(Record):
 
 @record
 class Attach(Call[replies.Empty, Chunk]):
-    """Start a keeper on a node, and relay what it answers until it ends; then the call fails and says how it ended.
+    """Start a keeper on a node, and relay its answers until it ends; then the call fails with the reason.
 
-    The first item is empty: the keeper takes calls. The keeper is killed when the call is cancelled.
+    The first item is empty and means that the keeper takes calls. The keeper is killed when the call is cancelled.
     """
 
     operation: ClassVar = "cluster.attach"
@@ -78,7 +78,7 @@ class Relay(Call[replies.Empty, Never]):
 
 @record
 class Give(Call[replies.Empty, Never]):
-    """Put parcels onto a node: paths of this machine, by the parcels' names there."""
+    """Put parcels onto a node; ``parcels`` has the paths on this machine by the parcels' names."""
 
     operation: ClassVar = "cluster.give"
 
@@ -107,7 +107,7 @@ class Leased(Record):
 
 @record
 class Lease(Call[Leased, Never]):
-    """Hold a GPU, or CPUs, of a node until the lease is released; waits for it ``wait_s`` seconds at most.
+    """Hold a GPU, or CPUs, of a node until the lease is released; waits for them at most ``wait_s`` seconds.
 
     Fails with code ``not_leased`` if other jobs of the cluster have it.
     """

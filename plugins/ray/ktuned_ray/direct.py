@@ -5,7 +5,7 @@ A call of an actor and its answer take 3 ms, and 1.5 ms of CPU on each side; a c
 The actor listens on its node's address for one connection, for a few seconds, and the bridge connects: nothing listens
 where the daemon runs. Each side proves that it knows a secret, which travels in a call of the actor. They exchange
 random bytes, and each sends a keyed digest of both and of its own role, so that a proof can be neither repeated nor
-sent back. If the node cannot be reached, or Ray encrypts what it sends, calls of the actor carry the bytes.
+sent back. If the node cannot be reached, or Ray encrypts its traffic, calls of the actor carry the bytes instead.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ WAIT_S: Final = 10.0
 """How long the actor listens for the bridge, in seconds."""
 
 CONNECT_S: Final = 2.0
-"""Time to connect and to prove the secret: a firewall that drops packets costs it once for each node."""
+"""Deadline for connecting and proving the secret. Behind a firewall that drops packets, it is lost once for each node.
+"""
 
 MAX_STRANGERS: Final = 16
-"""Connections that may be proving themselves at once: anybody in the network may try."""
+"""Most connections that may be proving the secret at a time, because anybody in the network may try."""
 
 
 class NoDirectConnection(Exception):
@@ -38,12 +39,12 @@ class NoDirectConnection(Exception):
 
 
 def is_allowed(environ: Mapping[str, str]) -> bool:
-    """Return whether bytes may bypass Ray: not where Ray encrypts what it sends."""
+    """Return whether bytes may bypass Ray, which they may not if Ray encrypts its traffic."""
     return environ.get("RAY_USE_TLS", "0").lower() in ("", "0", "false")
 
 
 class Listener:
-    """Listens for the bridge at ``host``; :attr:`connected` has its streams, or is cancelled when it does not come."""
+    """Listens for the bridge; the future :attr:`connected` gets its streams, or is cancelled if it does not connect."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -92,7 +93,7 @@ async def connect_to_actor(host: str, port: int, secret: bytes) -> Streams:
     """Connect to a keeper's actor that listens, and prove the secret to each other.
 
     Raises:
-        NoDirectConnection: it cannot be reached, or does not know the secret.
+        NoDirectConnection: the actor cannot be reached, or does not know the secret.
     """
     writer: asyncio.StreamWriter | None = None
     try:

@@ -4,8 +4,8 @@
                           a process with Ray                       one of each on a node
 
 The bridge joins the cluster and reaches the keepers (``service.py``); a keeper runs workers on its node as a daemon
-does (``keeper.py``). This side says what is to run where (:class:`~ktuned_ray.cluster.Cluster` knows the nodes),
-carries files, and holds leases of the cluster's GPUs and CPUs while they are used.
+does (``keeper.py``). This side decides what runs where (:class:`~ktuned_ray.cluster.Cluster` knows the nodes), carries
+files, and holds leases of the cluster's GPUs and CPUs while they are used.
 """
 
 from __future__ import annotations
@@ -113,11 +113,11 @@ class ClusterExecutor(RemoteExecutor):
                 yield self
             finally:
                 self._tasks = None
-                # Cancels the calls that hold workers, and with its call each worker is killed.
+                # This cancels the calls that hold workers; each worker is killed when its call is cancelled.
                 tasks.cancel_scope.cancel()
 
     async def await_hosts(self) -> None:
-        """Wait until each node was tried once, or the cluster itself; give up after a while."""
+        """Wait, for a limited time, until each node was tried once, or joining the cluster failed once."""
         await self.cluster.await_nodes()
 
     def describe_hosts(self) -> ExecutorInfo | None:
@@ -150,10 +150,10 @@ class ClusterExecutor(RemoteExecutor):
                 worker.kill()
 
     def get_carrier(self, link: NodeLink) -> Carrier:
-        """Return what carries files to a node.
+        """Return the carrier of files to a node.
 
         Raises:
-            BridgeDown: it is lost.
+            BridgeDown: the node is lost.
         """
         if link not in self._files:
             raise BridgeDown(link.reason or "it was left")
@@ -170,8 +170,8 @@ class ClusterExecutor(RemoteExecutor):
         """Start a worker on its environment's node, and wait until it takes requests.
 
         Raises:
-            HostLost: the node is not there now.
-            WorkerError: it cannot be started, or is not ready within ``deadline_s``.
+            HostLost: the node is not available now.
+            WorkerError: the worker cannot be started, or is not ready within ``deadline_s``.
         """
         link = self._links.get(environment.host)
         if link is None or not link.is_up or self._tasks is None:
@@ -223,7 +223,7 @@ class ClusterExecutor(RemoteExecutor):
             starting.known.set()
 
     def kill_worker(self, link: NodeLink, number: int, why: str) -> None:
-        """Have a worker's keeper kill it, in the background."""
+        """Make a worker's keeper kill it, in the background."""
         if self._tasks is not None and not link.reason:
             self._tasks.start_soon(self._send_kill, link, number, why)
 
@@ -232,7 +232,7 @@ class ClusterExecutor(RemoteExecutor):
             await link.call_keeper(node_calls.Kill(number, why), CALL_S)
 
     def watch_toolchain(self, link: NodeLink, environment: Environment, observed: replies.ProbeDependencies) -> None:
-        """Have a node's keeper watch the toolchain that a probe saw there; an earlier probe's no longer counts."""
+        """Make a node's keeper watch the toolchain that a probe found there, in place of an earlier probe's."""
         if self._tasks is not None:
             self._watched[environment] = observed
             self._tasks.start_soon(self._watch_until_changed, link, environment, observed)

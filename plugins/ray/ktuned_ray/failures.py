@@ -27,7 +27,7 @@ def find_hint(error: BaseException) -> str:
     if "uthentication" in text or "oken" in text:
         return f"give the daemon {_TOKEN}"
     if "Failed to connect to Ray cluster" in text:
-        # Ray says nothing else when a token is missing or wrong.
+        # Ray's message is the same when a token is missing or wrong.
         return f"is it up? If it wants a token, give the daemon {_TOKEN}"
     return ""
 

@@ -1,8 +1,8 @@
 """A node's keeper: a process that runs workers there as a daemon does, for a daemon on another machine.
 
 ``python -m ktuned_ray.keeper SOCKET_FD DIRECTORY``. It has an executor and a warden of its own, and watches deadlines
-and memory itself, so that the network has no part in them. When its socket closes it ends, with everything that it
-started. ``DIRECTORY`` is private, and removed at the end.
+and memory itself, so that the network does not affect them. When its socket closes, it ends with everything that it
+started. ``DIRECTORY`` is private, and is removed at the end.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from ktuned_ray.node_artifacts import NodeArtifacts
 from ktuned_ray.node_layout import NodeLayouts
 
 MEMORY_S: Final = 0.2
-"""Interval of looks at workers' memory, in seconds, as in a daemon."""
+"""Interval in seconds at which workers' memory is checked; the same as in a daemon."""
 
 WATCH_S: Final = 2.0
-"""Interval of looks at a toolchain's files, in seconds, as for those in use on a daemon's own machine."""
+"""Interval in seconds at which a toolchain's files are checked; the same as on a daemon's own machine."""
 
 _OTHERS = ("KTUNED_HOME", "KTUNED_SOCKET")
 
@@ -95,7 +95,7 @@ class Keeper(Service):
         raise AssertionError(call)
 
     async def _watch_toolchain(self, call: node_calls.Watch) -> node_calls.Changed:
-        # Files and CPUs alone: the environment of this process, and so of its workers, cannot change.
+        # Only files and CPUs can change; the environment of this process, and thus of its workers, cannot.
         while cpu.limits() == call.limits:
             if changed := await anyio.to_thread.run_sync(find_changed_file, call.files):
                 return node_calls.Changed(f"{changed} changed")
@@ -149,7 +149,7 @@ class Keeper(Service):
         if call.parcels:
             await self.artifacts.take_parcels(call.parcels)
         request = requests.decode(call.message)
-        # At most the items of a batch wait.
+        # The buffer needs no limit, because at most the items of one batch wait in it.
         arriving, waiting = anyio.create_memory_object_stream[tuple[Any, Output]](math.inf)
 
         async def pass_items_on() -> None:
@@ -182,7 +182,7 @@ class Keeper(Service):
 async def _run_request(
     worker: Worker, request: requests.Request[Any, Any], deadlines: Mapping[str, float], on_item: Any
 ) -> node_calls.Exchanged:
-    """Have a worker carry a request out; return its reply or its failure as data."""
+    """Make a worker carry out a request; return its reply or its failure as data."""
     try:
         reply, output = await worker.send_request(request, deadlines, on_item=on_item)
     except WorkerDied as error:
@@ -228,7 +228,7 @@ async def keep_workers(descriptor: int, home: Path) -> None:
         keeper = Keeper(executor, home)
         tasks.start_soon(keeper.watch_memory)
         tasks.start_soon(keeper.artifacts.run_until_cancelled)
-        # Closed by the transport.
+        # The transport closes it.
         connection = socket.socket(fileno=descriptor)
         loop = asyncio.get_running_loop()
         _, server = await loop.create_connection(lambda: CallServer(lambda name: keeper), sock=connection)

@@ -1,11 +1,11 @@
 """The actor on each node: starts one keeper process there, and relays bytes between it and the bridge.
 
-Why a process of its own: the kernel ends a worker with the *thread* that started it, and an actor's threads come and
-go. The keeper starts workers from its main thread. It ends when the actor does, because its socket closes.
+The keeper is a separate process, because the kernel ends a worker with the *thread* that started it, and an actor's
+threads come and go. The keeper starts workers from its main thread. It ends with the actor, because its socket closes.
 
 Bytes travel over a direct connection (:mod:`~ktuned_ray.direct`), or else in calls: the bridge sends with one call at a
-time (:meth:`KeeperActor.send_bytes`), and another one always waits for answers (:meth:`KeeperActor.receive_bytes`),
-because an actor cannot call back. So nothing can come out of order.
+time (:meth:`KeeperActor.send_bytes`), and another call always waits for answers (:meth:`KeeperActor.receive_bytes`),
+because an actor cannot call back. So bytes always arrive in order.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from typing import Any, Final
 from ktuned_ray import direct, parcels
 
 POLL_S: Final = 10.0
-"""Longest wait of one call for answers: a bridge that was killed leaves no call behind for longer."""
+"""Longest wait of one call for answers, so that the call of a killed bridge ends after at most this time."""
 
 _READ_BYTES: Final = 1 << 18
 
 MAX_BYTES: Final = 8 << 20
-"""Bytes that one call returns."""
+"""Most bytes that one call returns."""
 
 RAYLET_S: Final = 1.0
-"""Interval in seconds at which the actor looks whether the node's raylet lives."""
+"""Interval in seconds at which the actor checks whether the node's raylet is alive."""
 
 _OF_RAY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NVIDIA_VISIBLE_DEVICES")
-"""Variables that Ray sets for actors by rules that differ by version; workers get the node's own."""
+"""Variables that Ray sets for actors by rules that depend on its version; workers get the node's own values instead."""
 
 
 class KeeperActor:
@@ -86,14 +86,14 @@ class KeeperActor:
         return host, port
 
     async def _pass_on_stream(self, listener: direct.Listener) -> None:
-        """Pass on what the bridge sends over the connection, until that ends. Answers go back the same way."""
+        """Pass the bridge's bytes on until the connection ends. Answers go back over the same connection."""
         with contextlib.suppress(asyncio.CancelledError, OSError):
             reader, self._direct = await listener.connected
             while data := await reader.read(_READ_BYTES):
                 self._writer.write(data)
                 await self._writer.drain()
         if self._direct is not None:
-            # The bridge has ended, or it gave the connection up and calls this actor instead.
+            # The bridge has ended, or has given up the connection and calls this actor instead.
             self._direct.close()
             self._direct = None
 
@@ -158,7 +158,7 @@ class KeeperActor:
 
 
 def read_node_environment(pid: int) -> Mapping[str, str]:
-    """Return the environment that a node was started with: that of its raylet, the process ``pid``."""
+    """Return the environment in which a node was started: its raylet's, which is the process ``pid``."""
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -168,7 +168,7 @@ def read_node_environment(pid: int) -> Mapping[str, str]:
 
 
 def build_environment(own: Mapping[str, str], node: Mapping[str, str]) -> dict[str, str]:
-    """Return a keeper's environment: the actor's, which has the runtime environment's variables, without Ray's own."""
+    """Return a keeper's environment: the actor's (with the runtime environment's variables) without Ray's own."""
     kept: dict[str, Any] = {name: value for name, value in own.items() if not name.startswith("RAY_")}
     for name in _OF_RAY:
         kept.pop(name, None)

@@ -1,6 +1,6 @@
 """The way to one keeper: a direct connection to its actor, or else calls of the actor that carry bytes both ways.
 
-A call that waits for answers is always under way, also beside a connection: Ray ends it with the actor, and says why.
+Even with a connection, one call always waits for answers: when the actor ends, Ray ends that call with the reason.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ktuned_ray.failures import find_hint, format_error
 from ktuned_ray.keeper_actor import POLL_S
 
 ANSWER_S: Final = 10.0
-"""Time for an actor's answer beyond what the actor itself waits; after that its node counts as lost."""
+"""Deadline of an actor's answer, in addition to the actor's own waiting; after it the node counts as lost."""
 
 REASON_S: Final = 5.0
-"""Time for Ray to say why an actor has ended, after the connection to it was lost."""
+"""How long Ray may take to report why an actor has ended, after the connection to it was lost."""
 
 _READ_BYTES: Final = 1 << 18
 
@@ -38,7 +38,7 @@ class KeeperCalls:
         """Pass answers on until the keeper is lost.
 
         Raises:
-            CallFailed: the keeper is lost; says why.
+            CallFailed: the keeper is lost; the message says why.
         """
         work = [self._receive_from_actor()]
         if self.streams is not None:
@@ -76,7 +76,7 @@ class KeeperCalls:
         with contextlib.suppress(OSError):
             while data := await reader.read(_READ_BYTES):
                 await self._send(cluster_calls.Chunk(data))
-        # The call under way may still say why.
+        # The waiting call may still report the reason.
         await asyncio.sleep(REASON_S)
         raise CallFailed("node_lost", "the connection to its keeper was lost")
 

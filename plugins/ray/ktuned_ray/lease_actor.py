@@ -13,7 +13,7 @@ from typing import Final
 import ray
 
 RAYLET_S: Final = 1.0
-"""Interval in seconds at which the actor looks whether the node's raylet lives."""
+"""Interval in seconds at which the actor checks whether the node's raylet is alive."""
 
 
 class LeaseActor:

@@ -1,8 +1,8 @@
 """Leases: GPUs and CPUs that ktuned holds in the cluster's own account, so that other jobs do not use them meanwhile.
 
-There is one lease for each GPU, or CPU, in use. A GPU's serves all requests on the device; a CPU's serves one compile
-at a time. A lease is given back when it was not used for :data:`IDLE_S`; before a device is given back, the workers
-there end, because their contexts hold its memory. If another job has the resource, the request fails with
+There is one lease for each GPU or CPU in use. A GPU's lease serves all requests on the device; a CPU's lease serves one
+compile at a time. A lease is given back after :data:`IDLE_S` without use. Before that, the workers on its device are
+ended, because their contexts hold the device's memory. If another job has the resource, the request fails with
 ``not_leased``, and the lane counts as having lost its host.
 """
 
@@ -25,7 +25,7 @@ from ktuned_ray.node_link import CALL_S, NodeLink
 _log = structlog.get_logger()
 
 WAIT_S: Final = 20.0
-"""Time to get a free resource: an actor must start, on a node that may be busy."""
+"""Deadline in seconds for getting a free resource: an actor must start, on a node that may be busy."""
 
 IDLE_S: Final = 30.0
 """How long a lease is kept after its use, in seconds: the next job often follows at once."""
@@ -64,7 +64,7 @@ class Leases:
 
     @property
     def devices(self) -> list[str]:
-        """What is held now: a device by its name, a compile's CPU as an empty name."""
+        """The resources held now: devices by name, and an empty name for a compile's CPU."""
         return [lease.device for lease in self._held]
 
     @asynccontextmanager
@@ -128,7 +128,7 @@ class Leases:
             await self._bridge.call_service(cluster_calls.Release(lease), CALL_S)
 
     async def _take_lease(self, link: NodeLink, device: str) -> _Lease:
-        """Get a CPU, or the device's GPU. Ray chooses among the free ones: take more until it fits, return the rest."""
+        """Get a CPU, or the device's GPU. Ray chooses among free GPUs: take more until it fits, return the others."""
         kind, _, index = device.rpartition("/")[2].partition(":")
         gpu = link.find_gpu_id(int(index)) if kind == "cuda" else ""
         surplus_leases: list[str] = []

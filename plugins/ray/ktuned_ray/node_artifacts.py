@@ -1,6 +1,6 @@
-"""Artifacts on a node, below a keeper's directory: those that came with requests, and those compiled there.
+"""Artifacts on a node, below a keeper's directory; they came with requests, or were compiled there.
 
-Beyond a cap the oldest are removed; one that is needed again is carried again.
+Beyond a cap, the oldest are removed; an artifact that is needed again is carried again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ktuned.store import Artifacts
 from ktuned_ray import parcels
 
 CAP_BYTES: Final = 4 << 30
-"""Bytes of artifacts on a node: enough for a large job, and little on the disk of a machine with GPUs."""
+"""Most bytes of artifacts on a node: enough for a large job, and little for the disk of a machine with GPUs."""
 
 LOOK_S: Final = 10.0
-"""Interval of looks at their size, in seconds, as long as new ones come."""
+"""Interval in seconds at which their size is checked, while new artifacts come."""
 
 
 class NodeArtifacts:

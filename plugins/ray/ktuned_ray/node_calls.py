@@ -32,7 +32,7 @@ class NodeReport(Record):
 
 @record
 class Describe(Call[NodeReport, Never]):
-    """Ask a keeper what it is."""
+    """Request a keeper's report on its node."""
 
     operation: ClassVar = "node.describe"
 
@@ -46,10 +46,10 @@ class Layout(Record):
 
 @record
 class LayOut(Call[Layout, Never]):
-    """Make the directory of a project's files: paths with the SHA-256 of their bytes, empty for absent ones.
+    """Make the directory of a project's files, given by path with the SHA-256 of their bytes (empty: no such file).
 
     Paths are relative to the project's root, ``root``, and may lead out of it. Files of an earlier layout that are not
-    among these are removed. Where the bytes of some are not on the node yet nothing changes.
+    among these are removed. If the bytes of some files are not on the node yet, nothing changes.
     """
 
     operation: ClassVar = "node.lay_out"
@@ -71,19 +71,19 @@ class Started(Record):
 
 @record
 class Ended(Record):
-    """A worker has ended, and all that it started is gone."""
+    """A worker has ended, with all processes that it started."""
 
 
 @record
 class Changed(Record):
-    """The reason why a toolchain is not what it was."""
+    """A toolchain has changed; ``reason`` says how."""
 
     reason: str
 
 
 @record
 class Watch(Call[Changed, Never]):
-    """Watch a toolchain: the reply comes when one of its files has changed, or the CPUs that may be used.
+    """Watch a toolchain: the reply comes when one of its files has changed, or the set of usable CPUs.
 
     The fields are those of :class:`~ktuned.ipc.replies.ProbeDependencies`.
     """
@@ -98,7 +98,7 @@ class Watch(Call[Changed, Never]):
 class Start(Call[Ended, Started]):
     """Start a worker; the reply comes when it has ended. It is killed when the call is cancelled.
 
-    It may use ``limit_bytes`` of memory; 0 is what the keeper grants on its machine.
+    It may use ``limit_bytes`` of memory; with 0, the keeper decides.
     """
 
     operation: ClassVar = "node.start"
@@ -128,9 +128,9 @@ class Item(Record):
 class Exchanged(Record):
     """The end of an exchange: a reply's ``value``, or a failure.
 
-    It took ``seconds`` at the keeper. ``phase`` is where it ended, ``phases`` the seconds of each phase. If the worker
-    died there is a ``returncode``, and the reason why it was ``stopped`` or the ``fault`` that it reported. If a phase
-    took too long, ``expired_s`` is its deadline.
+    It took ``seconds`` at the keeper. ``phase`` is the phase in which it ended, ``phases`` the seconds of each phase.
+    If the worker died, there is a ``returncode``, and the reason why it was ``stopped`` or the ``fault`` that it
+    reported. If a phase took too long, ``expired_s`` is its deadline.
     """
 
     value: Any = None
@@ -149,10 +149,10 @@ class Exchanged(Record):
 
 @record
 class Exchange(Call[Exchanged, Item]):
-    """Have a worker carry out a request (``message``: the frame's map, as plain data), with a deadline for each phase.
+    """Make a worker carry out a request (``message``: the frame's map, as plain data), with a deadline for each phase.
 
-    ``parcels`` are the small ones that the request names and the node lacks. Each call of an actor before a request
-    costs a lane a millisecond.
+    ``parcels`` are the small parcels that the request names and the node lacks. They travel with the request, because
+    each call of an actor before it costs a lane a millisecond.
     """
 
     operation: ClassVar = "node.exchange"
@@ -165,7 +165,7 @@ class Exchange(Call[Exchanged, Item]):
 
 @record
 class Kill(Call[replies.Empty, Never]):
-    """Kill a worker; ``why`` is the error of its request, if it is killed for what it did."""
+    """Kill a worker; ``why`` becomes the error of its request, if the request is the reason for the kill."""
 
     operation: ClassVar = "node.kill"
 

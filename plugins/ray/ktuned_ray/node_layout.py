@@ -1,8 +1,8 @@
 """Projects on a node: the files that a daemon lists, by content, in a directory that stands for the root.
 
 The directory repeats the root's absolute path below a private one, so that files outside the root have their place too.
-A file's bytes come as a parcel, are checked by their digest, and become the file. A layout is made as a whole: as long
-as bytes are missing, nothing changes.
+A file's bytes come as a parcel, are checked by their digest, and become the file. A layout is made as a whole: while
+any bytes are missing, nothing changes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NodeLayouts:
         return Path(f"{self._home}/projects/{identity}{os.path.normpath(root)}")
 
     def lay_out(self, call: node_calls.LayOut) -> tuple[str, ...]:
-        """Make a project's files those of the call; return the digests of the missing ones. Blocks."""
+        """Lay out exactly the call's files; if the bytes of some are missing, only return their digests. Blocks."""
         top = str(self.root_path(call.project, call.root))
         private = top.removesuffix(os.path.normpath(call.root))
         wanted: dict[Path, str] = {}
@@ -49,7 +49,7 @@ class NodeLayouts:
         for directory in (top, *(make_absolute(name, top) for name in call.directories)):
             if directory.startswith(f"{private}/"):
                 os.makedirs(directory, exist_ok=True)
-        # Read all before any is replaced: a renamed file's bytes lie at its earlier place.
+        # Read all contents before any file is replaced, because a renamed file's bytes are at its earlier place.
         contents = {digest: self._read_content(digest, known) for digest in set(changed.values())}
         executable = {make_absolute(name, top) for name in call.executable}
         for place, digest in changed.items():

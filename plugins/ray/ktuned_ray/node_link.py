@@ -1,4 +1,4 @@
-"""Link to the keeper of one node: calls over the bridge, heartbeats, and the reason of its end.
+"""Link to the keeper of one node: calls over the bridge, heartbeats, and the reason for the link's end.
 
 Calls are frames in a queue, which a task relays through the bridge in the order of the calls; with too much in the
 queue new calls wait. The link is up when the keeper has described its node, and lost when the bridge's call ends or the
@@ -27,10 +27,10 @@ R = TypeVar("R")
 I = TypeVar("I")  # noqa: E741 - an item
 
 ATTACH_S: Final = 120.0
-"""Time for a keeper to take calls: Ray may first have to install a runtime environment."""
+"""Deadline for a keeper to take calls; Ray may have to install a runtime environment first."""
 
 CALL_S: Final = 30.0
-"""Time for the bridge, or a keeper, to answer what costs no work."""
+"""Deadline for an answer of the bridge or a keeper that needs no work."""
 
 BEAT_S: Final = 5.0
 SILENCE_S: Final = 20.0
@@ -38,10 +38,10 @@ SILENCE_S: Final = 20.0
 is cut."""
 
 MAX_WAITING_BYTES: Final = 32 << 20
-"""Bytes that may wait for the bridge: two frames."""
+"""Most bytes that may wait for the bridge: two frames."""
 
 MAX_RELAYED_BYTES: Final = 4 << 20
-"""Bytes that are relayed with one call."""
+"""Most bytes that are relayed with one call."""
 
 
 class NodeLink:
@@ -66,7 +66,7 @@ class NodeLink:
 
     @property
     def cores(self) -> int:
-        """The cores that workers may use there: as many as Ray counts, but not more than there are."""
+        """The cores that workers may use there: as many as Ray counts, but at most as many as the node has."""
         cores = self.info.cpus if self.report is None else min(self.info.cpus, self.report.cores)
         return max(1, cores)
 
@@ -95,7 +95,7 @@ class NodeLink:
         Raises:
             BridgeDown: the link is lost.
             BridgeSlow: the deadline passed.
-            CallFailed: the keeper says that it cannot.
+            CallFailed: the keeper reports a failure.
         """
         if self.reason:
             raise BridgeDown(self.reason)

@@ -24,7 +24,7 @@ MAX_IN_FRAME_BYTES: Final = 256 << 10
 """The largest parcel that travels with a call: most compiled kernels are far smaller."""
 
 MAX_ALL_IN_FRAME_BYTES: Final = 2 << 20
-"""Bytes of parcels in one call: other lanes' calls wait behind it."""
+"""Most bytes of parcels in one call, because other lanes' calls wait behind it."""
 
 _NAME = re.compile(r"(file|artifact|capture)-([0-9A-Za-z_.]{1,200})")
 

@@ -1,8 +1,8 @@
 """The bridge's service ``cluster``: joins a Ray cluster, and reaches the keepers on its nodes.
 
-Ray blocks, and hangs when the cluster's head is gone, so its functions run in threads, and each wait has a deadline.
-When the head is lost Ray may end this process; the daemon starts it again. Keepers and leases are actors: they end with
-the call that holds them, and all of them with the cluster.
+Ray's functions block, and hang when the cluster's head is gone, so they run in threads, and each wait has a deadline.
+When the head is lost, Ray may end this process; the daemon then starts it again. Keepers and leases are actors: each
+ends with the call that holds it, and all end with the cluster.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from ktuned_ray.lease_actor import LeaseActor
 T = TypeVar("T")
 
 JOIN_S: Final = 45.0
-"""Time to join: a client's server starts a process for it, in up to half a minute."""
+"""Deadline for joining; the client server starts a process for each client, which takes up to half a minute."""
 
 NODES_S: Final = 1.0
-"""Interval of looks at the cluster's nodes."""
+"""Interval at which the cluster's nodes are listed."""
 
 START_S: Final = 100.0
-"""Time for an actor to start: its runtime environment may have to be installed first."""
+"""Deadline for an actor's start; its runtime environment may have to be installed first."""
 
 TRANSFER_S: Final = 110.0
-"""Time for parcels to travel."""
+"""Deadline for transferring parcels."""
 
 KEPT_PARCELS: Final = 64
-"""Parcels that stay in Ray's object store, for the next node that needs them."""
+"""Most parcels that stay in Ray's object store for the next node that needs them."""
 
 
 class Cluster(Service):
@@ -116,14 +116,14 @@ class Cluster(Service):
         self._leases.clear()
         self._parcels.clear()
         self._kinds.clear()
-        # In a thread that nobody waits for: it asks a head that may be gone.
+        # In a thread that nobody waits for, because it sends a request to a head that may be gone.
         self._threads.submit(ray.shutdown)
 
     async def _run_blocking(self, work: Callable[[], T], deadline_s: float, failure: str) -> T:
         """Run what blocks in a thread; ``failure`` says what the cluster did not do, for the error.
 
         Raises:
-            CallFailed: it raised, or took too long.
+            CallFailed: the work raised an error, or took too long.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -235,7 +235,7 @@ class Cluster(Service):
     async def close(self) -> None:
         """Kill our actors and leave the cluster, if it answers.
 
-        Otherwise a client's server would keep them, and the GPUs that they hold, for half a minute.
+        Otherwise the client server would keep the actors, and the GPUs that they hold, for half a minute.
         """
         loop = asyncio.get_running_loop()
         actors = [*(calls.actor for calls in self._keepers.values()), *self._leases.values()]
@@ -294,7 +294,7 @@ def _list_nodes() -> tuple[cluster_calls.NodeInfo, ...]:
             continue
         host = str(entry.get("NodeManagerHostname") or entry["NodeManagerAddress"])
         given = str(entry.get("NodeName") or "")
-        # A node that was given no name is named by its address; its host's name says more.
+        # Ray names a node without a given name by its address; the host's name is more helpful.
         name = host if given in ("", entry["NodeManagerAddress"]) else given
         name = name.replace("/", "-").replace(":", "-")
         if name in names:

@@ -1,7 +1,7 @@
 """Snapshot of a project's root: its files by content, so that another machine can have the same.
 
-It has all regular files below the root, up to limits, without what editors, version control and package managers keep;
-and every file that a kernel's context lists, wherever that is.
+It has all regular files below the root, up to limits, except the files of editors, version control and package
+managers; and every file that a kernel's context lists, wherever it is.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from ktuned.ipc import DIRECTORY, LISTING, make_absolute, make_relative
 MAX_FILES: Final = 8192
 MAX_FILE_BYTES: Final = 32 << 20
 MAX_BYTES: Final = 256 << 20
-"""Limits of what travels besides a context's own files: sources, and small data; not checkpoints and build trees."""
+"""Limits of the files that travel in addition to a context's own: enough for sources and small data, but not for
+checkpoints and build trees."""
 
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
 """Directories that are never part of a project's code. Nor are those whose names begin with a dot."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A root's files at one time: their SHA-256 by relative path, those that are executable, and the directories."""
+    """A root's files at one time: their SHA-256 by relative path, the executable ones, and the directories."""
 
     files: Mapping[str, str]
     executable: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class Snapshots:
         self._known: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def take_snapshot(self, listed: Iterable[str] = ()) -> Snapshot:
-        """Return the root's files as they are now, and those that a context has ``listed`` (relative paths). Blocks."""
+        """Return the root's current files, and the files that a context has ``listed`` (relative paths). Blocks."""
         found = _SnapshotDraft()
         seen: dict[str, tuple[tuple[int, ...], str]] = {}
         for place in (*self._walk_files(self._root, found), *(make_absolute(name, self._root) for name in listed)):

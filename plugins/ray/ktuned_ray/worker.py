@@ -1,8 +1,8 @@
 """A worker on a node: the same process as here, with the same requests and replies, started by the node's keeper.
 
 A request takes these steps: lease the device or a CPU, carry the files that the request names, pass the request to the
-keeper, bring compiled artifacts back. The keeper watches the deadlines, so that the way to it has no part in them. If
-the node is lost, whatever is under way fails with :class:`~ktuned.fleet.HostLost`.
+keeper, bring compiled artifacts back. The keeper watches the deadlines, so that the network does not affect them. If
+the node is lost, all current requests fail with :class:`~ktuned.fleet.HostLost`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 GRACE_S: Final = 10.0
-"""Time that an answer may take beyond the deadlines of its phases, which the keeper watches."""
+"""How long an answer may take in addition to the deadlines of its phases, which the keeper watches."""
 
 
 class RemoteWorker(Worker):
@@ -77,7 +77,7 @@ class RemoteWorker(Worker):
         """Send a request and wait for its reply, as :meth:`Worker.send_request`; ``on_computed`` is never called.
 
         Raises:
-            WorkerDied, DeadlineExpired, RequestFailed: as there.
+            WorkerDied, DeadlineExpired, RequestFailed: as for :meth:`Worker.send_request`.
             HostLost: the node is lost, or others have the device.
         """
         self.requests += 1
@@ -101,7 +101,7 @@ class RemoteWorker(Worker):
 
     @property
     def _resource(self) -> str | None:
-        """What a request must lease: the device, a CPU (an empty name), or nothing."""
+        """The resource that a request must lease: the device, a CPU (an empty name), or nothing."""
         if self.role is Role.COMPILE:
             return ""
         return self.device or None
@@ -148,11 +148,11 @@ class RemoteWorker(Worker):
         call = node_calls.Exchange(
             self._number, requests.to_map(_localize_request(request)), dict(deadlines), small or None
         )
-        # Each item begins the deadline again, as it does for a phase.
+        # Each item restarts the deadline, as it does for a phase.
         ended = await self._link.call_keeper(call, sum(deadlines.values()) + GRACE_S, take_item)
         ended_at = monotonic()
         for value, packed in brought:
-            # At most the group of units that was compiled.
+            # At most as many items as units were compiled in the group.
             pass_on(await files.bring_artifact(value, packed), Output())
         self._said.append(Output(ended.stdout, ended.stderr))
         self._phases = ended.phases or {}
@@ -191,7 +191,7 @@ class RemoteWorker(Worker):
             self._executor.kill_worker(self._link, self._number, self._stopped)
 
     def measure_memory(self) -> None:
-        """Keep :attr:`memory_bytes` as the last answer said: the keeper watches the limit."""
+        """Leave :attr:`memory_bytes` as in the last answer, because the keeper watches the limit."""
 
     def take_output(self) -> Output:
         """Return what was printed since this was last called."""

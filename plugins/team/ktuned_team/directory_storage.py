@@ -66,7 +66,7 @@ class DirectoryStorage(Storage):
         key = object()
 
         def run_watched() -> T:
-            # In the thread: one that is cancelled before it begins never runs this, and does not hang.
+            # Recorded in the thread itself, because work that is cancelled before it begins never hangs.
             self._running.add(key)
             try:
                 return work()
@@ -144,7 +144,7 @@ class DirectoryStorage(Storage):
         path = self._directory / name
         with suppress(FileNotFoundError):
             os.unlink(path)
-        # Fails while the directory has files; one that stays behind empty does no harm.
+        # Fails while the directory has files. An empty directory that stays behind does no harm.
         with suppress(OSError):
             os.rmdir(path.parent)
 

@@ -25,8 +25,8 @@ def _order_newest_first(entry: Entry) -> tuple[float, str]:
 def select_surplus(entries: Collection[Entry], now: float, retention_s: float, cap_bytes: int) -> list[str]:
     """Return the names of the objects to remove: expired ones, then the oldest until the cap holds.
 
-    With a retention of 0 nothing expires. Ages are by the storage's clock. Ours may be ahead of it, so the present is
-    at most the time of the newest object: a sweep follows a write.
+    With a retention of 0 nothing expires. Ages are by the storage's clock. Our clock may be ahead of it, so ``now`` is
+    limited to the time of the newest object, which is recent because a sweep follows a write.
     """
     ordered = sorted(entries, key=lambda entry: (entry.modified, entry.name))
     now = min(now, ordered[-1].modified) if ordered else now

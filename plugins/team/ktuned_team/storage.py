@@ -44,7 +44,7 @@ class StorageError(KtunedError):
 
 
 class UnreadableObject(StorageError):
-    """One object cannot be read, while the storage answers and others can."""
+    """One object cannot be read, although the storage answers and other objects can be read."""
 
 
 class Storage(ABC):
@@ -128,7 +128,7 @@ def _render_error(error: BaseException, url: str) -> str:
     words = " ".join(str(error).split()).partition(" Debug source:")[0].replace(url, hide_secrets(url))
     for secret in _find_secrets(url):
         words = words.replace(secret, "…")
-    # The cause comes after a long request, and servers answer in XML: keep the cause alone.
+    # The cause comes after a long request, and servers answer in XML: keep only the cause.
     words = _REQUEST.sub("", words)
     words = _XML.sub(lambda answer: f"{answer['code']}: {answer['message'] or ''}".rstrip(": "), words)
     # A message may contain another URL with a password.

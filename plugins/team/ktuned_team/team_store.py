@@ -28,7 +28,7 @@ from ktuned_team.storage import REDIS
 R = TypeVar("R")
 
 CALL_S: Final = 30.0
-"""Deadline of a call, or of its next item: the storage's own deadline and the bridge's start."""
+"""Deadline of a call or of its next item: it covers the storage's own deadline and the bridge's start."""
 
 SWEEP_S: Final = 600.0
 """Deadline of a sweep, which removes tens of thousands of objects at most, 16 at once."""
@@ -37,11 +37,11 @@ MAX_AT_ADDRESS: Final = 32
 """Most objects that are read at one address, the newest first; further ones repeat the same few configs."""
 
 MAX_HELD: Final = 16 * 2**20
-"""Limit for the weight of the objects in memory: 2,000 usual ones. Of one kernel the newest are read up to this limit;
-beyond it those that were not asked for the longest are dropped."""
+"""Limit for the weight of the objects in memory: some 2,000 usual objects. The newest objects of a kernel are read up
+to this limit; beyond it, the objects that were not used for the longest time are dropped."""
 
 OBJECT_WEIGHT: Final = 8 * 1024
-"""Memory of an object's values, which is added to its bytes."""
+"""Memory of an object's decoded values, which is added to the size of its bytes."""
 
 
 class TeamStore(SharedStore):
@@ -69,7 +69,7 @@ class TeamStore(SharedStore):
         listed = _select_newest((await self._exchange_call(call, CALL_S)).entries, MAX_HELD)
         faults = await self._read_objects([one for one in listed if one.name not in self._held])
         winners = []
-        # The newest goes last into the dict, so that it is dropped last.
+        # The newest object is added last to the dict, so that it is dropped last.
         for one in reversed(listed):
             held = self._held.pop(one.name, None)
             parts = ObjectName.parse(one.name)
@@ -80,7 +80,7 @@ class TeamStore(SharedStore):
         return Found(tuple(reversed(winners)), tuple(faults))
 
     async def tidy(self) -> None:
-        """Have the bridge sweep the storage."""
+        """Make the bridge sweep the storage."""
         settings = self.settings
         await self._exchange_call(calls.SweepObjects(settings.url, settings.retention_s, settings.cap_bytes), SWEEP_S)
 
@@ -115,7 +115,7 @@ class TeamStore(SharedStore):
             return await self.bridge.call_service(call, deadline_s, on_item=on_item)
         except (BridgeDown, BridgeSlow, CallFailed) as error:
             if isinstance(error, BridgeSlow):
-                # Its threads that hang in a file system end with it.
+                # The bridge's threads that hang in a file system end with it.
                 self.bridge.kill(f"the shared store did not answer: {call.operation}")
             hint = "install ktuned-team there" if error.code == "no_service" else error.hint
             raise SharedStoreDown(error.message, hint=hint) from error
@@ -128,5 +128,5 @@ def _select_newest(entries: Iterable[calls.Entry], most: int) -> list[calls.Entr
 
 
 def _weigh_entry(entry: calls.Entry) -> int:
-    # A larger one is rejected when it is read, so it is never held.
+    # A larger object is rejected when it is read, so it is never held.
     return OBJECT_WEIGHT + (entry.size if entry.size <= MAX_OBJECT_BYTES else 0)

@@ -26,7 +26,7 @@ def adopt(file: str, name: str, identity: str) -> None:
     files = AdoptedFiles(file, Call)
     declared = files.read_declaration(Declaration, identity)
     adopted = _AdoptedKernel(files)
-    # There is no reference but the first config's results.
+    # The only reference is the first config's results.
     judged: dict[str, Any] = {"check": None} if declared.skips_check else {"reference": "default"}
     kernel(
         backend="tilelang",

@@ -1,4 +1,4 @@
-"""An artifact's files, and how TileLang loads them again in a program without compiling."""
+"""An artifact's files, and how TileLang loads them in a program without compiling."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def load(artifact: str | os.PathLike[str]) -> Any:
     """Load an artifact and return TileLang's own kernel (a ``JITKernel``): it returns the parameters of ``out_idx``.
 
     Raises:
-        Unsupported: another TileLang compiled it, or a file that its execution backend needs is missing.
+        Unsupported: another series of TileLang compiled the artifact, or a file that its execution backend needs is
+            missing.
         BackendError: TileLang cannot be imported.
     """
     directory = Path(artifact)
@@ -89,10 +90,10 @@ def release_series(version: str) -> tuple[str, ...]:
 
 
 def check_version(version: str) -> None:
-    """Check that this plugin knows a version of TileLang: it calls TileLang's inner stages and its tuner.
+    """Check that this plugin supports a version of TileLang, because it calls TileLang's inner stages and its tuner.
 
     Raises:
-        ImportError: it is too old, or of a later series.
+        ImportError: the version is too old, or belongs to a later series.
     """
     if release_series(version) != KNOWN_SERIES or not (match := _PATCH.match(version)) or int(match[1]) < FIRST_PATCH:
         first = ".".join((*KNOWN_SERIES, str(FIRST_PATCH)))

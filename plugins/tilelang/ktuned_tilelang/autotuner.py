@@ -1,12 +1,12 @@
-"""The drop-in for TileLang's autotuner: a call gets the best kernel known now, and the daemon finds a better one.
+"""The drop-in for TileLang's autotuner: a call gets the best kernel known so far; the daemon looks for a better one.
 
 Both of TileLang's ways to tune end in ``AutoTuner.run``: ``tilelang.autotune`` makes such a tuner for each call, and
 programs make their own. So ``run`` is patched, in the class and once for a process. Instances and subclasses may be
 made at any time and anywhere, and a subclass's own ``run`` still does its part before it calls the base's.
 
 An instance is adopted if :func:`autotune` or :func:`make_tuner_class` made it, or if the process runs under
-``ktuned run``; every other instance behaves as before. No error of ours reaches the application: a call that cannot be
-evaluated is left to TileLang, with the reason in the log and in the account that ``ktuned run`` prints.
+``ktuned run``; every other instance behaves as in plain TileLang. No error of ours reaches the application: a call that
+cannot be evaluated is left to TileLang, with the reason in the log and in the account that ``ktuned run`` prints.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ WithoutDaemon = Literal["tilelang", "first"]
 
 _POLICY_ATTRIBUTE = "_ktuned_policy"
 _FUNCTION_ATTRIBUTE = "_ktuned_function"
-"""Attribute of a tuner: the autotuned function that made it for one call."""
+"""Attribute of a tuner: the autotuned function that made the tuner for one call."""
 
 _ONCE_ATTRIBUTE = "_ktuned_once"
 """Attribute of an autotuned function: the kernel that it must not keep for later calls."""
 
 _process_policy: Policy | None = None
-"""The policy of ``ktuned run``, for all tuners of this process that have none of their own."""
+"""The policy of ``ktuned run``; it holds for every tuner of this process without a policy of its own."""
 
 
 def autotune(
@@ -64,20 +64,20 @@ def autotune(
     pin: str | None = None,
     numerics: Literal["tolerance", "exact"] = "tolerance",
 ) -> Callable[[Any], Any]:
-    """Tune a ``@tilelang.jit`` function as ``tilelang.autotune`` does, in ktuned's daemon.
+    """Tune a ``@tilelang.jit`` function as ``tilelang.autotune`` does, but in ktuned's daemon.
 
     The arguments up to ``early_stop_factor`` are TileLang's; ``configs`` may also be a dict of axes. The others are:
 
     - ``mode``: with ``"wait"`` the first call of a key waits for its winner, as with TileLang. With ``"background"`` it
       gets the best kernel known, or else the first config's; the winner later takes its place in the same object.
     - ``upgrade``: how often a key's kernel may be replaced in a process: ``"once"``, ``"never"``, ``"always"``.
-    - ``without_daemon``: where no daemon runs, ``"tilelang"`` tunes in the call, or the ``"first"`` config is compiled.
+    - ``without_daemon``: if no daemon runs, ``"tilelang"`` tunes in the call; ``"first"`` compiles the first config.
       The call is recorded for a later daemon in both cases.
     - ``pin``: processes with the same pin see the same winners for good.
     - ``numerics``: with ``"exact"`` a winner must reproduce the bits of the first config, and no other is launched.
 
     Raises:
-        ValueError: an option has no such value, or the function is given without options.
+        ValueError: an option has a value that it cannot take, or the function is given without options.
         ImportError: TileLang is not installed, or this plugin does not know its version.
 
     Example:
@@ -128,7 +128,7 @@ def adopt_process(tuner: Any, mode: Mode, numerics: str = "tolerance") -> None:
 
 
 def explain_non_adoption(kind: type[Any]) -> str:
-    """Return why our ``run`` does not see a subclass's calls; empty if it does."""
+    """Return why a subclass's calls do not reach our ``run``; empty if they do."""
     reasons = (
         explain_bypass(kind, "TileLang", method, ("run", "get_tunner", method))
         for method in ("run", "__call__", "get_tunner")
@@ -180,7 +180,7 @@ def make_tuner_class() -> type[Any]:
 
 @cache
 def adopt_classes(tuner: Any) -> None:
-    """Patch TileLang's two classes and their subclasses, also later ones; a second call does nothing."""
+    """Patch TileLang's two classes and all their present and future subclasses; a second call does nothing."""
     tuner.AutoTuner.run = _wrap_run(tuner.AutoTuner.run, importlib.import_module("tilelang.autotuner.param"))
     tuner.AutoTuneImpl.__call__ = _wrap_call(tuner.AutoTuneImpl.__call__)
     for base in (tuner.AutoTuner, tuner.AutoTuneImpl):
@@ -189,7 +189,7 @@ def adopt_classes(tuner: Any) -> None:
 
 
 def _adopt_methods(cls: type[Any]) -> None:
-    """Wrap a class's own ``get_tunner``, and own methods that bypass ours, to report why they are not served."""
+    """Wrap a class's own ``get_tunner``, and make own methods that bypass ours report this when they are called."""
     reason = explain_non_adoption(cls)
     if "get_tunner" in vars(cls):
         cls.get_tunner = _wrap_get_tunner(vars(cls)["get_tunner"])
@@ -231,7 +231,7 @@ def _wrap_get_tunner(get_tunner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap_call(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``__call__`` that removes from TileLang's cache a kernel that was for one call alone."""
+    """Return a ``__call__`` that afterwards removes a kernel for a single call from TileLang's cache."""
 
     @wraps(call)
     def call_and_forget(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -247,7 +247,7 @@ def _wrap_call(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap_to_report(method: Callable[..., Any], name: str, reason: str) -> Callable[..., Any]:
-    """Return a method that reports, when it is called, that it is left to TileLang or its author."""
+    """Return a method that reports on each call that ktuned does not serve it, with the reason."""
 
     @wraps(method)
     def report_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -262,9 +262,9 @@ def _wrap_to_report(method: Callable[..., Any], name: str, reason: str) -> Calla
 
 
 def _decide_call(tuner: Any, policy: Policy, arguments: Mapping[str, Any]) -> TileLangCall | None:
-    """Return a call with its kernel, or ``None`` if TileLang tunes it.
+    """Return the call with the kernel that it gets, or ``None`` if TileLang tunes it.
 
-    A call that is wrong goes to TileLang, which then raises the error that it raises without ktuned.
+    A faulty call is left to TileLang, which raises the same error as without ktuned.
     """
     early_stop = arguments["early_stop_factor"] if arguments["early_stop"] else 0.0
     args, kwargs = tuner._kernel_parameters or ((), ())
@@ -299,7 +299,7 @@ def _decide_call(tuner: Any, policy: Policy, arguments: Mapping[str, Any]) -> Ti
 
 
 def _gives_knob(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether the call passes a knob itself; then nothing is tuned."""
+    """Return whether the call itself passes a value for a knob; then nothing is tuned."""
     if tuner._kernel_parameters is None:
         return False
     names = list(tuner._function_parameters or ())

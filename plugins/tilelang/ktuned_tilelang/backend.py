@@ -79,7 +79,7 @@ class TileLang(backends.Backend):
             raise BackendError(f"TileLang cannot be imported: {error}", hint=INSTALL_HINT) from error
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> TileLangKernel:
-        """Have TileLang load a kernel's code, without compiling.
+        """Load a kernel's code through TileLang, without compiling.
 
         Raises:
             Unsupported: it is for another architecture, or another TileLang compiled it.

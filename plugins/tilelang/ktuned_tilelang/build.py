@@ -1,4 +1,4 @@
-"""``Build``, a kernel file's recipe for one config: the TileLang function, its arguments and its kernel's."""
+"""``Build``, a kernel file's recipe for one config: the TileLang function, its arguments and the kernel's arguments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Build(backends.Build):
             ``inputs``, numbers are passed as they are. By default each parameter gets the tensor of its own name.
         out_idx: the index, or indices, of the parameters that an application's call returns instead of taking; ``None``
             for those of ``@tilelang.jit``.
-        target: TileLang's target, a name or a map; its ``arch`` is the device's, or that of ``--compile-only --arch``.
+        target: TileLang's target, a name or a map; its ``arch`` is the device's, or the one given by ``--arch``.
         execution_backend: ``auto``, ``tvm_ffi``, ``nvrtc``, ``cython``, ``cutedsl`` or ``torch``.
         pass_configs: TileLang's ``pass_configs``, over those of ``@tilelang.jit``.
         compile_flags: more options for the CUDA compiler, after those of ``@tilelang.jit``.
@@ -82,7 +82,7 @@ class Build(backends.Build):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The compiler's options, among which ktuned looks for include directories."""
+        """The compiler's options; ktuned finds the include directories in them."""
         return tuple(self.compile_flags)
 
 

@@ -1,11 +1,11 @@
 """One call of an autotuned function as plain data: the program of each config, and the tensors.
 
-Only the application has the function, its closure and its arguments, so it makes the program of each config, once for a
-key. A program is TVM's JSON, which the daemon compiles without importing anything of the application. Results are kept
-for the program, not for the source, so no edit can be missed.
+Only the application has the function, its closure and its arguments, so it makes the program of each config, once for
+each key. A program is TVM's JSON, which workers compile without importing anything of the application. Results belong
+to the program, not to the source, so no edit can be missed.
 
-Inputs are drawn as TileLang's supply of the call's name would draw them. Tensors that the application gives
-(``set_autotune_inputs``) and that are not floating-point are captured (:mod:`ktuned.dropin.recorded_call`).
+Inputs are drawn in the same way as by the supply type of TileLang that the call names. Tensors that the application
+gives (``set_autotune_inputs``) are captured if they are not floating-point (:mod:`ktuned.dropin.recorded_call`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from ktuned.model import Config, Problem, canonical
 from ktuned_tilelang.build import Build
 
 PASS_CONFIGS = "pass_configs"
-"""The one key of a config that is not a parameter of the function."""
+"""The only key of a config that is not a parameter of the function."""
 
 PROGRAMS_KEY: Final = "@programs"
-"""The problem key with the digest of a call's programs and of everything that they are compiled and called with."""
+"""The problem key with the digest of a call: its programs, their compile options and their arguments."""
 
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 _DRAWN_BY_AUTO = frozenset({"float32", "float16", "bfloat16"})
@@ -81,7 +81,7 @@ class Call(RecordedCall):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the tensors that a kernel writes: those of ``out_idx``, or all if it is not known which."""
+        """Names of the tensors that a kernel writes: those in ``out_idx``, or all tensors if it is empty."""
         names = [self.args[index] for index in self.options.out_idx]
         return tuple(names or self.tensors)
 
@@ -118,7 +118,7 @@ class EvaluatedCall:
 
     @property
     def problem(self) -> Problem:
-        """The tuning key: ``{"A": "f16[4096,4096]", …}`` for people, and a digest of all that decides results."""
+        """The tuning key: ``{"A": "f16[4096,4096]", …}`` for people, and a digest of all that decides the results."""
         shown = {
             name: f"{short_dtype(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
             for name, tensor in self.call.tensors.items()
@@ -143,7 +143,7 @@ def list_configs(configs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     """Return the configs of a call as a list; ``configs`` is a list, a dict of axes, or a function of the arguments.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no configs.
     """
     declared = configs(*args, **kwargs) if callable(configs) else configs
     if isinstance(declared, Mapping):
@@ -194,7 +194,7 @@ def evaluate_call(
             fault = fault or error
             continue
         text = canonical(to_knobs(config, names))
-        # Not of the JSON, which has places in the source: a new comment above the function must change nothing.
+        # The digest is not made of the JSON, which has line numbers: a new comment above the function must not matter.
         file = f"{digest_of(prim_func.script(show_meta=True))}.program.json.gz"
         files[text], programs[file], chosen[text] = file, prim_func, config
         if own := {**base, **(config.get(PASS_CONFIGS) or {})}:
@@ -307,7 +307,7 @@ def _find_torch_dtype(buffer: Any) -> str:
 
 
 def _describe_supplied(dtype: str, shape: tuple[int, ...], supply: str) -> Tensor:
-    """Describe a tensor that is filled as TileLang's supply of this name fills it."""
+    """Describe a tensor that is filled in the same way as by TileLang's supply type of this name."""
     if supply in ("Zero", "One"):
         return Tensor(dtype, shape, "zeros" if supply == "Zero" else "ones")
     is_float = dtype in _FLOATS

@@ -1,6 +1,6 @@
 """From a unit to its artifact: TileLang's own compiler, for any architecture and without a GPU.
 
-What a config can be blamed for becomes :class:`CompileError` or ``Unsupported``; a full disk is a ``BackendError``.
+A failure that is the config's fault is a :class:`CompileError` or ``Unsupported``; a full disk is a ``BackendError``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ktuned_tilelang.recipe import Recipe
 _TARGET = re.compile(r"sm_(\d+)(\d)[af]?")
 _COMPILER_ERROR = re.compile(r"^.*(?:\berror\b|fatal).*$", re.MULTILINE)
 _BEHIND_THE_SOURCE = "Compilation error:\n"
-"""In a message of TileLang's the whole generated source comes before this, and the compiler's output after it."""
+"""Separates, in a message of TileLang's, the whole generated source from the compiler's output."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NOT_THEIRS = frozenset({"tilelang", "tvm", "tvm_ffi", "inspect", "contextlib"})
@@ -50,7 +50,7 @@ class CompileError(Exception):
 
 
 def prepare_process() -> None:
-    """Import TileLang, once in a process before it compiles, so that these seconds count for no unit.
+    """Import TileLang before a process's first compile, so that these seconds are not counted for a unit.
 
     Raises:
         ImportError: TileLang is not installed or broken, or this plugin does not know its version.
@@ -168,7 +168,7 @@ def _summarise_resources(kernels: list[cubin.Kernel]) -> dict[str, int]:
 
 
 def _write_description(lowered: LoweredProgram, target: str, artifact: Path) -> None:
-    """Write the files that loading takes besides the code."""
+    """Write the files that loading needs in addition to the code."""
     tilelang: Any = importlib.import_module("tilelang")
     parameters: Any = importlib.import_module("tilelang.engine.param")
     program = lowered.program
@@ -208,7 +208,7 @@ def _make_signature(tvm: Any, prim_func: Any) -> str:
 
 
 def _make_variables(scratch: Path) -> dict[str, str]:
-    """Return the variables that have TileLang keep its files below ``scratch``, and print no announcements.
+    """Return the variables that make TileLang keep its files below ``scratch`` and print no announcements.
 
     In the user's own cache hundreds of losing configs would pile up.
     """

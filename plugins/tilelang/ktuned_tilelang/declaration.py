@@ -15,7 +15,7 @@ class Declaration(dropin.Declaration):
     Attributes:
         module: the function's module.
         qualname: its name there.
-        restored: the tensors that are restored before each run: all, if it is not known which the kernel writes.
+        restored: the tensors that are restored before each run: all if it is not known which tensors the kernel writes.
         rtol: relative tolerance of the comparison with the first config's results.
         atol: absolute tolerance.
         max_mismatched_ratio: share of elements that may differ.
@@ -38,5 +38,5 @@ class Declaration(dropin.Declaration):
 
     @property
     def name(self) -> FunctionName:
-        """How people call the function."""
+        """The function's name for people."""
         return name_function(self.module, self.qualname)

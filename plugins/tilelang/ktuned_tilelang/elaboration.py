@@ -1,8 +1,8 @@
 """From a Build to TileLang's program: finds the function, calls it with its arguments, and merges the compile options.
 
-Which option counts if there are several: a Build's target, execution backend and pass configs win over those of
-``@tilelang.jit``, and these over a program's own attributes and TileLang's defaults. Flags of the compiler are added
-up. A program that says itself which parameters it returns must not be contradicted.
+If an option is given several times, a Build's target, execution backend and pass configs override those of
+``@tilelang.jit``, which override a program's own attributes and TileLang's defaults. Compiler flags are added up. If
+the program itself says which parameters it returns, other values for them are an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COMPILE_FLAGS = "tilelang_compile_flags"
 
 
 class ElaborationError(Exception):
-    """A Build does not make a kernel; the message says why."""
+    """No kernel can be made of a Build; the message says why."""
 
 
 @dataclass(frozen=True)

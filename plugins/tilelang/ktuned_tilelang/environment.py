@@ -31,7 +31,7 @@ _COMPILERS: Final = ("CUDA_HOME", "CUDA_PATH")
 def find_deciding_variables() -> dict[str, str]:
     """Return the variables of this process that its kernels depend on, with their values."""
     prefixes = tuple(pattern.removesuffix("*") for pattern in VARIABLES)
-    # Importing TileLang sets some variables to its own directories, in a worker as well: they do not count.
+    # Importing TileLang sets some variables to its own directories, in a worker, too, so they do not count.
     own = os.path.dirname(importlib.import_module("tilelang").__file__ or "")
     return {
         name: value

@@ -64,5 +64,5 @@ def load_kernel_on(artifact: Path, device: Device, args: tuple[Argument, ...] | 
 
 
 def _call_kernel(function: Any, *values: Any) -> None:
-    """Launch, and drop the result: ktuned takes a value that a launch returns for its own timing."""
+    """Launch, and drop the result, because ktuned would take a launch's return value for the launch's own timing."""
     function(*values)

@@ -1,12 +1,12 @@
 """Decides which kernel a call gets, records the call for the daemon, and exchanges a kernel in use for a later winner.
 
-An application holds a kernel object of TileLang's, maybe for ever. A winner that comes later therefore replaces the
-content of that object (:func:`exchange_kernel`), in the thread that follows the daemon. Its next call launches the
-winner; a call that runs at that moment ends with the kernel that it began with.
+An application may keep a kernel object of TileLang's for ever. So a later winner replaces the content of that object
+(:func:`exchange_kernel`), in the thread that follows the daemon. The object's next call launches the winner; a call
+that is running at that moment ends with the kernel that it began with.
 
-A call that waits for a daemon gets a winner or an error (:class:`TuningFailed`), never just any config: programs read
-the kernel's latency at once, as they do with TileLang. Without a daemon TileLang tunes, unless the first config was
-asked for.
+A call that waits for the daemon gets a winner or an error (:class:`TuningFailed`), never just any config, because
+programs read the kernel's latency at once, as with TileLang. Without a daemon TileLang tunes, unless the author chose
+the first config.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Task:
 
 @dataclass
 class TunedKernel:
-    """A kernel of TileLang's and its config; latencies are in milliseconds, ``None`` if unknown."""
+    """A TileLang kernel and its config; latencies are in milliseconds, ``None`` if unknown."""
 
     kernel: Any
     config: Mapping[str, Any]
@@ -170,7 +170,7 @@ def decide_kernel(task: Task, policy: Policy) -> TileLangCall | None:
     except NotTunable as error:
         leave_to_framework(FRAMEWORK, task.name, str(error))
     except Exception as error:
-        # If the call itself is wrong, TileLang will raise the error.
+        # If the call itself is wrong, TileLang raises the error when it tunes.
         fault = str(error).partition("\n")[0]
         reason = f"a call cannot be evaluated: {type(error).__name__}: {fault}"
         leave_to_framework(FRAMEWORK, task.name, reason)
@@ -182,7 +182,7 @@ class TileLangCall(KeyedCall):
 
     Attributes:
         found: the kernel that the application holds; a later winner replaces its content.
-        is_once: whether the kernel is for this call alone, because a CUDA graph is being captured.
+        is_once: whether the kernel is only for this call, because a CUDA graph is being captured.
     """
 
     framework = FRAMEWORK
@@ -200,7 +200,7 @@ class TileLangCall(KeyedCall):
         account.record_adopted(task.name)
 
     def decide_kernel(self) -> bool:
-        """Decide which kernel the application gets; return whether there is one, so that TileLang need not tune.
+        """Decide which kernel the application gets; return ``False`` if TileLang has to tune.
 
         Raises:
             TuningFailed: the call waited, and its tuning ended without a winner.
@@ -239,7 +239,7 @@ class TileLangCall(KeyedCall):
         try:
             tuned = self._make_kernel(config, answer)
         except Exception as error:
-            # TileLang's own tuning skips a config, whatever it raises.
+            # Any error makes a config unfit, because TileLang's own tuning also skips it, whatever it raises.
             self._log.info("%s cannot launch %s: %s", self._task.name, config, str(error).partition("\n")[0])
             return False
         if answer is not None and not _confirm_results(self._task, tuned):
@@ -253,8 +253,8 @@ class TileLangCall(KeyedCall):
         return True
 
     def launch_config(self, config: str, *, once: bool) -> None:
-        """Give the application a config's kernel: a new object, or in place of the content of the one it holds."""
-        # While a graph is captured the machine launches without a load.
+        """Give the application a config's kernel, as a new object or as new content of the object that it holds."""
+        # While a graph is captured, the machine launches a config without loading it first.
         tuned = self._loaded.pop(config, None) or self._make_kernel(config, None)
         self.is_once = once
         if self.found is None:
@@ -274,7 +274,7 @@ class TileLangCall(KeyedCall):
                 return TunedKernel(kernel, chosen, latency)
             except (OSError, Unsupported, RuntimeError) as error:
                 self._log.info("%s cannot be loaded: %s", answer.artifact, error)
-        # A copy, because its content may be exchanged: TileLang caches the kernel for all who ask for this config.
+        # A copy, because its content may be exchanged, and TileLang's cache gives the original to others, too.
         return TunedKernel(copy.copy(self._task.compile(chosen)), chosen, latency)
 
 
@@ -282,7 +282,7 @@ def exchange_kernel(kernel: Any, better: Any) -> None:
     """Replace the content of a kernel that an application holds; its next call launches the better one."""
     for name in ("adapter", "artifact", "prim_func", "latency", "config", "ref_latency"):
         setattr(kernel, name, getattr(better, name, None))
-    # Last, because a call in another thread reads this alone: until then it launches the old kernel.
+    # Last, because calls in other threads read only this attribute; until it is set, they launch the old kernel.
     kernel.torch_function = better.torch_function
 
 

@@ -21,7 +21,7 @@ from ktuned_tilelang.elaboration import Program
 from ktuned_tilelang.execution import CODE_FILES, HOST_SOURCE_FILE, SOURCE_FILE
 
 CALLEE_ALLOCATES = "tilelang_callee_allocated_outputs"
-"""A program with this attribute at 0 takes its outputs and returns none, so that it writes where ktuned checks."""
+"""A program with this attribute set to 0 takes its outputs as arguments, so that it writes where ktuned checks."""
 
 _DEVICE_FLAGS = "tl.device_compile_flags"
 
@@ -155,9 +155,9 @@ def _find_missing_includes() -> list[str]:
 
 
 def _make_driver_stand_in(directory: Path) -> Path:
-    """Make an empty ``libcuda.so`` to link against where there is no driver; return its directory.
+    """Make an empty ``libcuda.so`` to link against on machines without a driver; return its directory.
 
-    Loading the code later finds the real library, by the same soname.
+    When the code is loaded later, the real library is found by the same soname.
     """
     name = "libcuda.so"
     compiler: Any = importlib.import_module("tilelang.contrib.cc")
@@ -167,7 +167,7 @@ def _make_driver_stand_in(directory: Path) -> Path:
 
 
 def _link_against(directory: Path) -> contextlib.AbstractContextManager[None]:
-    """Have compilers also look for libraries in a directory, after those that their command names."""
+    """Make compilers also search a directory for libraries, after the directories that their command names."""
     listed = filter(None, [str(directory), os.environ.get("LIBRARY_PATH")])
     return redirect_compiler({"LIBRARY_PATH": os.pathsep.join(listed)})
 

@@ -1,8 +1,8 @@
 """Precompiled headers for TileLang's own compiles by NVRTC.
 
-TileLang asks for one in each compile, but NVRTC's heap is too small for CUTLASS's headers: each attempt fails, after as
-long as the compile itself takes. With a larger heap a process makes the header once, and its later compiles take a
-quarter of the time. The machine code is the same.
+TileLang requests a precompiled header in each compile, but NVRTC's heap is too small for CUTLASS's headers: each
+attempt fails, after as much time as the compile itself takes. With a larger heap, a process makes the header once, and
+its later compiles take a quarter of the time. The machine code is the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FIRST_VERSION = (12, 8)
 """The first NVRTC with precompiled headers; for earlier ones TileLang asks for none."""
 
 HEAP_BYTES = 640 << 20
-"""Room for one header: a GEMM's takes 430 MiB. A second kind of kernel in the same process goes without."""
+"""Room for one header; a GEMM's takes 430 MiB. A second kind of kernel in the same process gets no header."""
 
 
 def make_options() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What ``ktuned run`` calls, by name, in every Python process: adopts all of TileLang's tuners."""
+"""``ktuned run`` calls this module by name in every Python process, to adopt all of TileLang's tuners."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ MODULE = "tilelang.autotuner.tuner"
 def install(mode: str, numerics: str) -> None:
     """Adopt TileLang's tuners, now or when TileLang is imported.
 
-    They wait for winners in every ``mode``, as TileLang's own do: programs read a kernel's latency at once.
+    They wait for winners in every ``mode``, as TileLang's own tuners do, because programs read a kernel's latency at
+    once.
     """
 
     def adopt(module: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 DTYPE: Final = "dtype"
 TORCH_DTYPE: Final = "torch_dtype"
 MEMBER: Final = "member"
-"""Keys of the maps by which values travel that are not scalars: ``{"dtype": "float16"}``."""
+"""Keys of the maps that stand for values that are not scalars: ``{"dtype": "float16"}``."""
 
 _MARKS = ({DTYPE}, {TORCH_DTYPE}, {MEMBER})
 _DTYPE_ROOTS = frozenset({"tilelang", "tvm", "tvm_ffi"})

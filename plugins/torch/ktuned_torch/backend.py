@@ -205,7 +205,7 @@ def _compile_for_cpu(function: Callable[..., Any], build: Build) -> bytes:
 
 
 def _render_error(error: Exception) -> str:
-    """Return an error's message, capped, with its type where that adds information."""
+    """Return an error's message, capped, with its type if that adds information."""
     message = str(error).strip()
     text = message if isinstance(error, KernelFileError | LookupError) else f"{type(error).__name__}: {message}"
     return cut_message(text)

@@ -16,7 +16,7 @@ _NEEDS_GPU = (
     # Triton, without a GPU and with one.
     "0 active drivers",
     "cannot be accessed from Triton (cpu tensor?)",
-    # torch.cuda, in a build for CPUs alone and without a GPU.
+    # torch.cuda, in a build only for CPUs and without a GPU.
     "Torch not compiled with CUDA enabled",
     "Found no NVIDIA driver on your system",
 )

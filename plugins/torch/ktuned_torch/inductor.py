@@ -1,8 +1,8 @@
 """``torch.compile``, with Inductor's code persisted as torch's cache artifacts.
 
 ``torch.compiler.save_cache_artifacts`` and ``load_cache_artifacts`` (torch 2.7 and later) write and read them, so an
-application can use them too. They have no trace of Dynamo's: tracing again takes about a second, and the trace then
-finds its code by the graph's content.
+application can use them, too. They do not contain Dynamo's trace: tracing again takes about a second, and the code is
+then found by the graph's content.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def compile_function(function: Callable[..., Any], options: Mapping[str, Any]) -
     import torch._inductor.config
 
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
-        # Otherwise Inductor's pool of processes would go on beside the timing, on the cores of other lanes.
+        # Otherwise Inductor's pool of processes would run during the timing, on the cores of other lanes.
         torch._inductor.config.compile_threads = 1
     torch.compiler.reset()
     _move_torch_first()

@@ -1,7 +1,7 @@
 """Declares an application's function as a kernel in ktuned's workers, from the record that the application left.
 
-A call is plain data, so the kernel file imports nothing of the application. Only the front end imports its library,
-because Triton translates Python; compile workers and lanes take the front end's result.
+A call is plain data, so the kernel file imports nothing of the application. Only the front end imports the
+application's library, because Triton compiles Python source; compile workers and lanes use the front end's result.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _AdoptedKernel:
         self._declared = declared
 
     def yield_configs(self, p: Any) -> Iterator[Config]:
-        """Yield the configs that are left after the application's pruning, in its order."""
+        """Yield the configs that are left after the application's pruning, in the application's order."""
         yield from (json.loads(text) for text in self._files.find_call(p).recipes)
 
     def declare_inputs(self, p: Any) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from ktuned_triton.launch_plan import LaunchPlan, Parameter
 from ktuned_triton.signature import ALIGNMENT_BYTES
 
 ALIGNMENT_OF_VALUES_BYTES = 64
-"""Alignment of a tensor map, the strictest of all values."""
+"""Alignment of every packed value. A tensor map needs it; no other value needs more."""
 
 _FORMATS = {
     "i1": "<b",

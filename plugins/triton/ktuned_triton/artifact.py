@@ -22,7 +22,7 @@ def load(artifact: str | os.PathLike[str], device: Device) -> TritonKernel:
     """Load ``kernel.cubin`` into a device's primary context, which becomes the current one; Triton is not imported.
 
     Raises:
-        Unsupported: it is for another architecture, or needs more than the device has.
+        Unsupported: the artifact is for another architecture, or needs more than the device has.
         BackendError: the device cannot be reached.
     """
     directory = Path(artifact)
@@ -33,10 +33,10 @@ def load(artifact: str | os.PathLike[str], device: Device) -> TritonKernel:
 
 
 def install(artifact: str | os.PathLike[str]) -> str:
-    """Put an artifact into Triton's cache, and return its key there.
+    """Put an artifact into Triton's disk cache, and return its key there.
 
-    A later call of the function with such arguments and this config compiles nothing, in any process that has the same
-    ``TRITON_CACHE_DIR``, the same Triton and the same source lines.
+    Triton then compiles nothing when the function is called with this config and matching arguments, in any process
+    that has the same ``TRITON_CACHE_DIR``, the same Triton and the same source lines.
     """
     from triton.runtime.cache import get_cache_manager
 

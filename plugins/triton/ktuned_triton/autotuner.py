@@ -1,4 +1,4 @@
-"""The drop-in for ``triton.autotune``: a call launches the best config known now, and the daemon finds a better one.
+"""The drop-in for ``triton.autotune``: a call launches the best config known so far; the daemon looks for a better one.
 
 Where it hooks in
     When Triton's in-memory cache misses, and only then, ``Autotuner.run`` calls ``prune_configs`` for the configs that
@@ -10,13 +10,12 @@ Where it hooks in
 What it patches
     The class ``Autotuner``, once for a process, and ``prune_configs`` and ``_bench`` of each subclass. An instance may
     therefore be made at any time and anywhere. It is adopted if :func:`autotune` made it, or if the process runs under
-    ``ktuned run``; every other instance behaves as before.
+    ``ktuned run``; every other instance behaves as in plain Triton.
 
 The three levels
     - :func:`adopt_class` patches the class; the wrappers below it find the instance's :class:`AdoptedFunction`.
     - :class:`AdoptedFunction` finds the tuning key of a call. If the call cannot be described, Triton tunes it.
-    - :class:`~ktuned_triton.keyed_call.TritonCall` is one key: a machine decides what is launched, and the object
-      carries that out.
+    - :class:`~ktuned_triton.keyed_call.TritonCall` is one key: it carries out what its launch machine decides.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _TRACED_ATTRIBUTES = ("configs", "early_config_prune", "perf_model")
 """Attributes of an autotuner that ``torch.compile`` reads while it traces."""
 
 _process_policy: Policy | None = None
-"""The policy of ``ktuned run``, for all autotuned functions of this process that have none of their own."""
+"""The policy of ``ktuned run``; it holds for every autotuned function of this process without a policy of its own."""
 
 
 def autotune(
@@ -81,7 +80,7 @@ def autotune(
     pin: str | None = None,
     numerics: Literal["tolerance", "exact"] = "tolerance",
 ) -> Callable[[Any], Any]:
-    """Tune a ``@triton.jit`` function as ``triton.autotune`` does, in ktuned's daemon.
+    """Tune a ``@triton.jit`` function as ``triton.autotune`` does, but in ktuned's daemon.
 
     A call with a new key launches the best config that the daemon knows. If it knows none, the call launches the first
     config that is left after pruning and that the device can launch. A call never waits for tuning, unless ``mode`` is
@@ -92,14 +91,14 @@ def autotune(
     - ``mode``: ``"background"``, or ``"wait"``: the first call of a key waits until its tuning has ended.
     - ``upgrade``: how often a key's config may change in a process: ``"once"``, for the first fresh winner;
       ``"never"`` after its first call; ``"always"``.
-    - ``without_daemon``: what a call does where no daemon runs: ``"triton"`` tunes in the call, or the ``"first"``
-      config is launched. The call is recorded for a later daemon in both cases.
+    - ``without_daemon``: what a call does if no daemon runs: with ``"triton"``, Triton tunes in the call; with
+      ``"first"``, the first config is launched. The call is recorded for a later daemon in both cases.
     - ``pin``: processes with the same pin see the same winners for good.
     - ``numerics``: with ``"exact"`` a winner must reproduce the bits of a key's first config, and no other config is
       launched, with or without a daemon.
 
     Raises:
-        ValueError: an option has no such value.
+        ValueError: an option has a value that it cannot take.
 
     Example:
         >>> @autotune(configs=[triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256})], key=["size"])
@@ -167,10 +166,10 @@ _adopted_classes: set[type[Any]] = set()
 
 
 def adopt_class(autotuner: type[Any]) -> None:
-    """Patch Triton's ``Autotuner`` and all its subclasses, also later ones; a second call does nothing.
+    """Patch Triton's ``Autotuner`` and all its present and future subclasses; a second call does nothing.
 
     Raises:
-        AttributeError: this version's class has other methods.
+        AttributeError: this Triton's class lacks a method that the drop-in wraps.
     """
     if autotuner in _adopted_classes:
         return
@@ -187,7 +186,8 @@ def adopt_class(autotuner: type[Any]) -> None:
 def _wrap_init(make: Callable[..., None]) -> Callable[..., None]:
     """Return an ``__init__`` that announces a library's first autotuned function to the daemon.
 
-    The daemon must import the library, too, which takes as long as here: it starts now, not at the first call.
+    The daemon must import the library, too, which takes as long as it does here, so it starts now instead of at the
+    first call.
     """
 
     @wraps(make)
@@ -209,7 +209,7 @@ def _wrap_init(make: Callable[..., None]) -> Callable[..., None]:
 
 
 _announced_libraries: set[str] = set()
-"""Libraries that were announced to the daemon."""
+"""Libraries that this process has announced to the daemon."""
 
 
 def _adopt_methods(cls: type[Any]) -> None:
@@ -221,12 +221,15 @@ def _adopt_methods(cls: type[Any]) -> None:
 
 
 def _wrap_prune_configs(prune: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``prune_configs`` that returns the one config to launch; of nested overrides the outermost decides."""
+    """Return a ``prune_configs`` that returns the one config to launch.
+
+    If an override calls its parent's, only the outermost chooses.
+    """
 
     @wraps(prune)
     def prune_configs(self: Any, kwargs: dict[str, Any]) -> Any:
         policy = self.__dict__.get(_POLICY_ATTRIBUTE, _process_policy)
-        # `kwargs` is part of it because a pruning function may itself call the kernel with other arguments.
+        # `kwargs` is part of the identity, because a pruning function may itself call the kernel with other arguments.
         pruning = threading.get_ident(), id(self), id(kwargs)
         # A launch passes `warmup=False`; `Autotuner.warmup` compiles all configs and passes nothing.
         if policy is None or kwargs.get("warmup", True) or pruning in _running_prunings:
@@ -247,7 +250,7 @@ def _wrap_prune_configs(prune: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _running_prunings: set[tuple[int, int, int]] = set()
-"""Prunings that are running, as (thread, autotuner, arguments): an override that calls its parent's is one pruning."""
+"""Prunings that are running, as (thread, autotuner, arguments). An override and its parent's method are one pruning."""
 
 
 def _wrap_bench(bench: Callable[..., Any]) -> Callable[..., Any]:
@@ -294,17 +297,17 @@ def _read_own_configs(tuner: Any) -> list[Any]:
 def _adopt_tuner(tuner: Any, policy: Policy) -> AdoptedFunction:
     adopted = tuner.__dict__.get(_ADOPTED_ATTRIBUTE)
     if adopted is None or adopted.tuner is not tuner:
-        # A copied autotuner has its original's state in its `__dict__`, but is a function of its own.
+        # A copy of an autotuner has the original's `AdoptedFunction` in its `__dict__`, but needs its own.
         adopted = tuner.__dict__[_ADOPTED_ATTRIBUTE] = AdoptedFunction(
             tuner, policy, reads_cache=tuner.cache_results and not policy.is_exact
         )
-        # Otherwise Triton would write our single config to its disk cache as the best of all.
+        # Otherwise Triton would write our single config to its disk cache as the measured best.
         tuner.cache_results = False
     return adopted  # type: ignore[no-any-return]
 
 
 class AdoptedFunction:
-    """An autotuned function of this process: how another process finds it, and its tuning keys."""
+    """An autotuned function of this process, with its declaration and its tuning keys."""
 
     def __init__(self, tuner: Any, policy: Policy, *, reads_cache: bool) -> None:
         self._tuner = weakref.ref(tuner)
@@ -325,7 +328,7 @@ class AdoptedFunction:
         return self._tuner()
 
     def choose_configs(self, pruned: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the one config that a call launches, in a list; ``pruned`` if Triton tunes the key.
+        """Return a list with the one config that a call launches, or ``pruned`` if Triton tunes the key.
 
         No error of ours may reach the application.
         """
@@ -345,13 +348,13 @@ class AdoptedFunction:
                 return self._find_keyed_call(self._declaration, call).choose_configs(call)
             except Exception as error:
                 fault = str(error).partition("\n")[0]
-                # If the call itself is wrong, Triton will raise the error.
+                # If the call itself is wrong, Triton raises the error when it tunes.
                 reason = f"a call cannot be evaluated: {type(error).__name__}: {fault}"
                 leave_to_framework("Triton", self.name, reason)
                 return pruned
 
     def _find_keyed_call(self, declaration: Declaration, call: CallArguments) -> TritonCall:
-        """Return the tuning key of a call; it is made when its first call comes."""
+        """Return the tuning key of a call; the key's first call makes it."""
         tuner, model = self.tuner, call.model
         texts = tuple(dict.fromkeys(canonical(read_knobs(config)) for config in call.pruned))
         problem = make_problem(tuner, call.args, call.kwargs)
@@ -363,7 +366,7 @@ class AdoptedFunction:
         return self._calls[key]
 
     def _move_cached_config_first(self, pruned: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the configs, first the winner that Triton once found and kept in its cache on disk.
+        """Return the configs, with the winner in Triton's disk cache first, if there is one.
 
         The application ran with that winner before ktuned, so it must not start with a worse config now.
         """
@@ -383,16 +386,16 @@ class AdoptedFunction:
         except Exception as error:
             find_log("Triton").info("Triton's cache of %s cannot be read: %s", self.name, error)
             return pruned
-        # Triton has put it into its in-memory cache, where our decision goes.
+        # Triton has put the winner into its in-memory cache; take it out, because our decision goes there.
         cached_config = tuner.cache.pop(key, None)
         return sorted(pruned, key=lambda config: config != cached_config)
 
     def renew_lock(self) -> None:
-        """Forget the lock in a forked child, where no thread is left to release it."""
+        """Make a new lock in a forked child, where the thread that held the old one does not exist."""
         self._lock = threading.RLock()
 
     def _find_common_winner(self) -> list[Any]:
-        """Return the one winner of all this process's keys, in a list; an empty list if they differ."""
+        """Return a list with the winner that all keys of this function share; an empty list if there is none."""
         winners = {
             None if call.winner is None else call.machine.config: call.winner for call in list(self._calls.values())
         }
@@ -411,7 +414,7 @@ os.register_at_fork(after_in_child=_renew_locks_after_fork)
 
 
 class _NoCachedConfig(Exception):
-    """Raised where Triton would measure because its disk cache has no winner."""
+    """Raised in place of Triton's measurement when its disk cache has no winner."""
 
 
 def _raise_no_cached_config() -> None:

@@ -50,7 +50,7 @@ class Triton(backends.Backend):
         }
 
     def toolchain_files(self) -> Iterable[Path]:
-        """Return the assemblers that replace Triton's own, if set; Triton brings everything else."""
+        """Return the assemblers that replace Triton's own, if any are set. Triton contains all other tools."""
         return [Path(os.environ[name]) for name in ASSEMBLERS if os.environ.get(name)]
 
     def devices(self) -> Sequence[Device] | Absent:

@@ -19,7 +19,7 @@ from ktuned_triton.descriptors import Descriptor
 DTYPE = "dtype"
 FUNCTION = "function"
 MEMBER = "member"
-"""Keys of the maps by which constants travel that are not plain values: ``{"dtype": "fp16"}``."""
+"""Keys of the maps that stand for constants that are not plain values: ``{"dtype": "fp16"}``."""
 
 _OF_LIBRARIES = ("library", "source", "cache_key", "globals_read")
 
@@ -51,7 +51,7 @@ class Build(backends.Build):
         dtypes: the dtypes of the tensors that ``args`` names; ktuned fills this in.
         library: for drop-ins: where functions are imported from instead of the kernel file
             (:meth:`ktuned_triton.library.Library.to_plain`).
-        source: with a ``library``: a Python file, relative to the kernel file, with the functions of no module.
+        source: with a ``library``: a Python file, relative to the kernel file, for functions that no import finds.
         cache_key: with a ``library``: Triton's digest of the function in the application.
         globals_read: with a ``cache_key``: the globals that Triton compiles in but leaves out of that digest
             (:func:`ktuned_triton.evaluation.list_constants_read`).
@@ -151,7 +151,7 @@ def _check_argument(value: Any) -> Argument:
 
 
 def is_named_tuple(value: object) -> bool:
-    """Return whether a value is a named tuple. Kernels read its fields by name, and its class does not travel."""
+    """Return whether a value is a named tuple; those cannot travel, because kernels need their class to read fields."""
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 

@@ -1,12 +1,12 @@
 """One call of an autotuned function as plain data: its tuning key, its arguments, and a recipe for each config.
 
 Pruning, heuristics and grids are functions of the application and need the call's arguments, so only the application
-can evaluate them. It does so once for each key, in the call; tuning then needs nothing but the results. What all
-configs share (tensors, numbers) is stored once in the call, and a recipe has what its config changes.
+can evaluate them. It does so once for each key, in the call; tuning then needs nothing but the results. Tensors and
+numbers that all configs share are stored once in the call; a recipe holds only what differs for its config.
 
 A tensor travels as dtype and size. Tensors of integers are captured (:mod:`ktuned.dropin.recorded_call`), unless a hook
-zeroes them. A table of pointers means nothing in another process; such a call is left to Triton, as is every other that
-a worker cannot repeat (:class:`~ktuned.dropin.NotTunable`).
+zeroes them. A call that a worker cannot repeat is left to Triton (:class:`~ktuned.dropin.NotTunable`), such as a call
+with a table of pointers, which mean nothing in another process.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from ktuned_triton.hook_effects import observe_config_hook, observe_tuner_hooks
 from ktuned_triton.signature import ALIGNMENT_BYTES
 
 FLOATING = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-"""Dtypes whose content is drawn at random; tensors of others are captured."""
+"""Dtypes whose content is drawn at random; tensors of all other dtypes are captured."""
 
 ADDRESS_BYTES = 8
 SMALLEST_ADDRESS, LARGEST_ADDRESS = 1 << 40, 1 << 57
-"""Range of a driver's addresses on 64-bit systems; an index is hardly ever that large."""
+"""Range of the driver's addresses on 64-bit systems. An index is hardly ever that large, so a number in this range is
+taken for an address."""
 
 _LAUNCH_ONLY = ("grid", "warmup")
 _SIZES = ("num_warps", "num_ctas", "num_stages", "maxnreg")
 
 
 class EmptyGrid(Exception):
-    """A call launches no program (a batch without elements, for example), so it says nothing about its key."""
+    """A call launches no program (its batch is empty, for example), so nothing can be tuned for it."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Call(RecordedCall):
     """A call of an autotuned function.
 
     Attributes:
-        tensors: its tensors by their parameters' names.
+        tensors: its tensors by the names of their parameters.
         args: the arguments that all configs share.
         recipes: a recipe for each config, by the text of its knobs.
     """
@@ -123,7 +124,7 @@ def is_descriptor(value: Any) -> bool:
 
 
 def list_tensor_names(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of a call's tensors; tensors that share memory and dtype go by their first parameter's name."""
+    """Return the names of a call's tensors; of tensors with equal address and dtype, only the first name."""
     places: dict[tuple[int, str], str] = {}
     for name, value in _walk_tensors(map_arguments(tuner, args, kwargs)):
         places.setdefault((value.data_ptr(), str(value.dtype)), name)
@@ -141,7 +142,7 @@ def _walk_tensors(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def map_arguments(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call's arguments of the function's own parameters, by name."""
+    """Return a call's arguments by name, without keywords (``grid``, ``warmup``) that are no parameters."""
     arguments = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
     return {name: value for name, value in arguments.items() if name in tuner.arg_names}
 
@@ -155,7 +156,7 @@ def evaluate_call(
 ) -> tuple[Call, dict[str, Any]]:
     """Describe a call as plain data.
 
-    Hooks are called here, as Triton would call them, to see what they do.
+    Hooks are called here, as Triton would call them, to find out which tensors they change.
 
     Args:
         tuner: Triton's autotuner.
@@ -186,7 +187,7 @@ def evaluate_call(
         if conflicts := sorted(kwargs.keys() & config.kwargs.keys()):
             raise ValueError(f"Conflicting meta-parameters: {', '.join(conflicts)}. Do not pass what is tuned.")
         chosen = config.all_kwargs()
-        # The config's own hook, which may also reshape descriptors: before the arguments are read.
+        # The config's own hook comes before the arguments are read, because it may reshape descriptors.
         if config.pre_hook is not None:
             reader.zeroed |= observe_config_hook(config.pre_hook, {**positional, **kwargs, **chosen})
         # All arguments by name, as Triton resolves them: the call's, the config's, then heuristics in their order.
@@ -203,7 +204,7 @@ def evaluate_call(
             own = tuple(reader.read_argument(name, values[name]) for name in plain_names)
             if shared is None or own == shared:
                 shared, own = own, None
-        # What is no parameter of the function is an option of the compiler.
+        # A name that is not a parameter of the function is an option of the compiler.
         options = {name: value for name, value in named.items() if name not in names and name not in _LAUNCH_ONLY}
         sizes = {name: options.pop(name) for name in _SIZES if name in options}
         plain_options = {name: _pack_constant(name, value) for name, value in options.items()}
@@ -214,7 +215,7 @@ def evaluate_call(
 
 
 def copy_contents(captured: Mapping[str, Any], elements: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Copy captured tensors to the CPU, each as one row of all its elements.
+    """Copy captured tensors to the CPU, each flattened to one row from its first element to the end of its storage.
 
     Raises:
         NotTunable: one holds addresses, or together they exceed ``MAX_CAPTURED_BYTES``.
@@ -234,7 +235,7 @@ def copy_contents(captured: Mapping[str, Any], elements: Mapping[str, Tensor]) -
 def _holds_address(row: Any) -> bool:
     import torch
 
-    # An unsigned number above 2**63 becomes negative here; it is no address either.
+    # An unsigned number above 2**63 becomes negative here, and is not taken for an address, which is right.
     numbers = row.view(torch.int64)
     return bool(((numbers >= SMALLEST_ADDRESS) & (numbers < LARGEST_ADDRESS)).any())
 
@@ -269,9 +270,9 @@ def list_heuristics(function: Any) -> list[tuple[str, Any]]:
 
 
 def is_wrapper(function: Any, kind: str = "") -> bool:
-    """Return whether this is an instance of Triton's ``Autotuner`` or ``Heuristics``, or only of ``kind``.
+    """Return whether this is an instance of Triton's ``Autotuner`` or ``Heuristics``; with ``kind``, of that class.
 
-    By the names of classes, so that Triton need not be imported.
+    Classes are compared by name, so that Triton need not be imported.
     """
     kinds = (kind,) if kind else ("Autotuner", "Heuristics")
     return any(base.__name__ in kinds for base in type(function).__mro__)
@@ -318,7 +319,7 @@ class _ArgumentReader:
         dtype = str(value.dtype).removeprefix("torch.")
         address: int = value.data_ptr()
         if (address, dtype) in self._places:
-            # One memory under two names: a kernel that works in place.
+            # The same memory under two names: the kernel works in place.
             return self._places[address, dtype]
         if address % ALIGNMENT_BYTES:
             raise NotTunable(f"its argument {name} is not aligned to {ALIGNMENT_BYTES} bytes")

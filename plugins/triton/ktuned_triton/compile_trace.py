@@ -1,7 +1,7 @@
-"""While ``torch.compile`` traces, an autotuned function shows only its winner, once that is known.
+"""While ``torch.compile`` traces, an autotuned function shows only its winner, once there is one.
 
-Dynamo and Inductor read an autotuner's configs, and Inductor tunes them itself, in the program. If it sees the winner
-alone, it compiles that and tunes nothing.
+Dynamo and Inductor read an autotuner's configs, and Inductor tunes them itself, in the program. If it sees only one
+config, it compiles that config and tunes nothing.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ ChooseConfigs = Callable[[], list[Any]]
 
 
 class TracedConfigs:
-    """The configs that traces see of one autotuner: the same from the beginning of a trace to its end.
+    """The configs of one autotuner that traces see; they stay the same during a trace.
 
-    A tuning may end during a trace, but a grid that was traced for one config is wrong for another.
+    A tuning may end during a trace, but the trace must not mix configs: a grid traced for one is wrong for another.
     """
 
     def __init__(self, choose: ChooseConfigs) -> None:
@@ -29,7 +29,7 @@ class TracedConfigs:
         self._shown: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
     def find_configs(self) -> list[Any]:
-        """Return the config for the current trace, in a list; an empty list if none is known, or outside a trace."""
+        """Return a list with the config for the current trace; it is empty if none is known, or outside a trace."""
         context = find_tracing_context()
         if context is None:
             return []
@@ -39,13 +39,13 @@ class TracedConfigs:
 
 
 _get_context: Callable[[], Any] | None = None
-"""Torch's function for it, kept once it is found, because each launch calls it."""
+"""Torch's function that returns the current trace's context. It is kept once found, because each launch calls it."""
 
 
 def find_tracing_context() -> Any:
-    """Return torch's context of this thread's current trace, also while its graph is compiled; else ``None``.
+    """Return torch's context of the trace, or of the compile after it, that runs in this thread; else ``None``.
 
-    A torch without such a context counts as one that never traces; Inductor then tunes all configs itself.
+    With a torch that has no such context, the result is always ``None``, and Inductor tunes all configs itself.
     """
     global _get_context
     if _get_context is not None:

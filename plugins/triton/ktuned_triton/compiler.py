@@ -1,13 +1,13 @@
 """From a unit to its artifact: Triton's own compiler, aimed at any architecture.
 
 Triton compiles for the device of its active driver. A compile worker has no device, so a stand-in driver
-(:class:`_AbsentDriver`) names the target instead. A unit is compiled in one of two ways, with the same machine code,
-key and metadata:
+(:class:`_AbsentDriver`) names the target instead. A unit is compiled in one of two ways, which give the same machine
+code, key and metadata:
 
 - in one piece, by calling the function's ``warmup``; this process then imports the kernel file, or
-- from the text that a front end has made of it (:mod:`ktuned_triton.lowering`); nothing of the user's is imported.
+- from the text that a front end has made of it (:mod:`ktuned_triton.lowering`); none of the user's code is imported.
 
-What a config can be blamed for becomes :class:`CompileError` or ``Unsupported``; a full disk is a ``BackendError``.
+A failure that is the config's fault is a :class:`CompileError` or ``Unsupported``; a full disk is a ``BackendError``.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ from ktuned_triton.lowering import Lowered, UnreadableText, compile_lowered, is_
 from ktuned_triton.signature import ArgumentMismatch, find_launch_parameters, make_call_arguments
 
 MAX_LOWERED_BYTES = 8 << 20
-"""Half of a message to a worker; a matrix product takes 40 KB. A function with more text is compiled in one piece."""
+"""Half of the largest message to a worker; a matrix product's text has 40 KB. A function with a longer text is compiled
+in one piece."""
 
 MAJOR_VERSION = "3"
-"""The major version of Triton that this calls."""
+"""The major version of Triton that this module supports."""
 
 _ASSEMBLER_ERROR = re.compile(r"^ptxas\S*\s.*(?:fatal|error).*$", re.MULTILINE)
 _TARGET = re.compile(r"sm_(\d+)(\d)([af]?)")
@@ -61,14 +62,14 @@ class CompileError(Exception):
 
 
 def prepare_process(installed: str = "") -> None:
-    """Do what a process does once before it compiles, so that its one or two seconds count for no unit.
+    """Do a process's one-time preparation, so that its one or two seconds are not counted for the first unit.
 
     Args:
         installed: Triton's version; by default that of the installed distribution.
 
     Raises:
         ImportError: Triton is not installed, or is broken.
-        BackendError: it is of another major version.
+        BackendError: Triton has another major version.
     """
     installed = installed or version("triton")
     if installed.partition(".")[0] != MAJOR_VERSION:
@@ -99,7 +100,7 @@ def compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
 
 
 def lower_unit(unit: Unit) -> bytes:
-    """Run Triton's front end on a unit's function, which this process imports.
+    """Run Triton's front end on a unit's function; this process imports the function's module.
 
     Returns:
         the data that :func:`compile_unit` takes in place of the function; empty if this Triton or this function must
@@ -179,7 +180,7 @@ def _compile_function(function: Any, unit: Unit, capability: int, artifact: Path
 
 
 def _compile_lowered_unit(unit: Unit, capability: int, artifact: Path, scratch: Path) -> dict[str, Any]:
-    """Compile the text that another process's front end made."""
+    """Compile the text that a front end made in another process."""
     lowered = Lowered.from_bytes(unit.lowered)
     report = io.StringIO()
     with _convert_errors(), _redirect_triton(capability, scratch), contextlib.redirect_stdout(report):
@@ -211,7 +212,7 @@ def _write_artifact(
 
 
 def _parse_capability(target: str) -> int:
-    """Return Triton's number of a target: 90 for ``sm_90a``.
+    """Return Triton's number for a target: 90 for ``sm_90a``.
 
     Raises:
         Unsupported: Triton makes no code for it.
@@ -236,7 +237,7 @@ class _AbsentDriver:
 
     def __init__(self, capability: int) -> None:
         self._target = _make_gpu_target(capability)
-        # Triton caches a function's kernels in memory by this number; a new one each time finds none.
+        # Triton caches a function's kernels in memory by this number; a new number each time avoids cache hits.
         self.number = next(_device_numbers)
 
     def get_current_target(self) -> Any:
@@ -254,10 +255,10 @@ class _AbsentDriver:
 
 @contextlib.contextmanager
 def _redirect_triton(capability: int, scratch: Path) -> Iterator[int]:
-    """Have Triton compile for an architecture, keep its files below ``scratch``, and print its assembler's report.
+    """Make Triton compile for an architecture, keep its files below ``scratch``, and print its assembler's report.
 
-    Triton's cache is below ``scratch``, too. In the user's own cache hundreds of losing configs would pile up, and a
-    kernel that is there already would come without a report.
+    Triton's cache is below ``scratch``, too, because in the user's own cache hundreds of losing configs would pile up,
+    and a kernel that is cached there already would have no report.
 
     Yields:
         the number of the device that Triton believes it compiles for.
@@ -270,7 +271,7 @@ def _redirect_triton(capability: int, scratch: Path) -> Iterator[int]:
         try:
             yield absent.number
         finally:
-            # Whoever asks next gets the real driver, found anew.
+            # The next user gets the real driver, which Triton then looks up again.
             driver.set_active(cast(Any, None))
 
 
@@ -295,7 +296,7 @@ def _make_plan(kernel: Any, parameters: tuple[Parameter, ...], build: Build, tar
 
 
 def _expand_descriptors(parameters: Iterable[Parameter], chosen: Sequence[Any]) -> Iterator[Parameter]:
-    """Yield the parameters of the machine code, each descriptor as the compiler has ``chosen``."""
+    """Yield the parameters of the machine code; each descriptor is expanded to the layout that the compiler chose."""
     major, minor = (int(part) for part in version("triton").split(".")[:2])
     layouts = iter(chosen)
     for parameter in parameters:
@@ -324,8 +325,8 @@ def _render_error(error: Exception, function: Any) -> str:
 def _find_reason_line(error: Exception, function: Any) -> str:
     """Return the line of Triton's message that says what is wrong, with a line break; empty if there is none.
 
-    Triton shows the source first, from the kernel down to the function that it calls, and the error last. Of the
-    assembler's output the first line with an error counts.
+    Triton shows the source first, from the kernel down to the function that it calls, and the error last. In the
+    assembler's output, the first line with an error is the reason.
     """
     if match := _ASSEMBLER_ERROR.search(str(error)):
         return f"{match[0].strip()}\n"
@@ -338,7 +339,7 @@ def _find_reason_line(error: Exception, function: Any) -> str:
 
 
 def _locate_error(cause: Any, function: Any) -> str:
-    """Return ``file:line: `` of an error in the function or in one of its module; empty for any other."""
+    """Return ``file:line: `` of an error in the function or in another one of its module; otherwise empty."""
     line = getattr(getattr(cause, "node", None), "lineno", None)
     if function is None or line is None:
         return ""

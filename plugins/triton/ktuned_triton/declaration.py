@@ -1,4 +1,4 @@
-"""The declaration of an autotuned function: how another process finds it, its configs, and what it reads.
+"""The declaration of an autotuned function: where another process finds it, its configs, and the values that it reads.
 
 Its digest is the function's identity. If the source, the configs or the environment change, the application declares
 another kernel when it runs again, so the daemon watches none of these files.
@@ -23,12 +23,13 @@ from ktuned_triton.script import is_importable, is_script, write_module
 
 @dataclass(frozen=True)
 class Origin:
-    """Where another process finds a function, and how people call it.
+    """Where another process finds a function, and its name for people.
 
     Attributes:
         module: the module to import, or the name of the module that travels as ``source``.
         qualname: the function's name in it.
-        source: whether that module's text travels, because no import finds the function (in a script, or a closure).
+        source: whether that module's text travels, because no import finds the function (it is in a script, or a
+            closure).
         package: the library's name, for people.
         release: the library's version.
         function: the function's name within the library.
@@ -54,14 +55,14 @@ class Declaration(dropin.Declaration):
     Attributes:
         origin: where the function is found.
         cache_key: Triton's digest of its source and of all functions that it calls.
-        configs: the texts of all its configs, and of those that pruning made.
+        configs: the texts of all its configs, and of the configs that pruning added.
         paths: the entries that the application added to ``sys.path``.
         evaluation: digest of the code that runs only in the application: pruning and heuristics.
         constants: the values of globals that it is compiled with and that ``cache_key`` does not cover.
         is_timed_by_graph: whether the application asked for CUDA graphs.
         tensors: its tensor parameters. All are restored before each run and compared after it, because it is not known
             which of them the kernel writes.
-        source: the text of the module that travels, if one does; it is a file of its own, and no part of plain data.
+        source: the text of the module that travels, if there is one; it is a separate file, not part of the plain data.
     """
 
     origin: Origin
@@ -82,7 +83,7 @@ class Declaration(dropin.Declaration):
 
     @property
     def name(self) -> FunctionName:
-        """How people call the function."""
+        """The function's name for people."""
         return FunctionName(self.origin.package, self.origin.release, self.origin.function)
 
     @property
@@ -123,12 +124,13 @@ def describe_function(tuner: Any, numerics: str) -> Declaration:
 
 
 def find_origin(function: Any) -> tuple[Origin, str]:
-    """Return where another process finds a ``@triton.jit`` function, and the source that travels.
+    """Return where another process finds a ``@triton.jit`` function, and the source that must travel.
 
-    The source is empty if an import finds the function; else it has the plain values that the function reads, too.
+    The source is empty if an import finds the function. Otherwise it also contains the plain values that the function
+    reads.
 
     Raises:
-        NotTunable: neither is possible; the message says why.
+        NotTunable: no import finds the function, and its source cannot travel; the message says why.
     """
     module, qualname = str(function.__module__), str(function.__qualname__)
     name = name_function(module, qualname)

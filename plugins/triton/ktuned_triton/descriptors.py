@@ -1,10 +1,10 @@
 """Tensor descriptors as kernel arguments, which the kernel reads with TMA.
 
 A descriptor has four forms on its way: Triton's object in the application, a :class:`Descriptor` in a Build, a fake
-object that Triton specialises a kernel for, and the parameters of the machine code. For these Triton passes three
-things: the tensor map (128 bytes, which the driver encodes from an address, a shape and the layout that the compiler
-chose), the shape, and the strides. The compiler's choice is in the kernel's metadata. If it chose no tensor map, the
-kernel gets the address with shape and strides in its place, and then shape and strides again.
+object that Triton specialises a kernel for, and the parameters of the machine code. The parameters are three things:
+the tensor map (128 bytes, which the driver encodes from an address, a shape and the layout that the compiler chose),
+the shape, and the strides. The compiler's choice is in the kernel's metadata. If it chose no tensor map, the kernel
+gets the address with shape and strides in place of the map, and then shape and strides again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Descriptor:
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """What the driver encodes a tensor map from, besides the tensor's address.
+    """The values from which, with the tensor's address, the driver encodes a tensor map.
 
     Attributes:
         tensor: the name of the tensor.
@@ -103,7 +103,7 @@ def make_fake_descriptor(argument: Descriptor, base: Any) -> Any:
     """Return a descriptor for Triton to specialise a kernel for; ``base`` stands for its tensor."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    # Not by its constructor, which checks that the base is a tensor.
+    # The constructor is bypassed, because it checks that the base is a tensor.
     descriptor = object.__new__(TensorDescriptor)
     descriptor.base = base
     descriptor.shape, descriptor.strides = list(argument.shape), list(argument.strides)
@@ -120,7 +120,7 @@ def expand_descriptor(
         kind: Triton's type: ``tensordesc<bf16[64,64]>``.
         argument: the descriptor.
         metadata: the layout that the compiler chose for the tensor map; ``None`` without a tensor map.
-        version: Triton's version; since 3.7 there is one more flag where there is no tensor map.
+        version: Triton's version; from 3.7 on, a descriptor without a tensor map has one more flag.
     """
     shape, strides = argument.shape, argument.strides
     is_nan = argument.padding == "nan"

@@ -1,7 +1,7 @@
 """Environment variables that change what Triton compiles.
 
-The backend's fingerprint counts every variable that may do so, because it must not import Triton. The application's
-drop-in asks Triton itself.
+The backend's fingerprint must not import Triton, so it includes every variable that may have an effect. The
+application's drop-in asks Triton itself which variables have one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 ASSEMBLERS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
 
 _NOT_DECIDING = frozenset({"TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_DUMP_PTXAS_LOG", "TRITON_HOME"})
-"""Triton's variables for the places of files; all its others may change what it compiles."""
+"""Triton's variables for the locations of files; all its other variables may change what it compiles."""
 
 _OTHERS_DECIDING = ("DISABLE_LLVM_OPT", "DISABLE_MMA_V3", "DISABLE_MMA_V5", "DISABLE_PTXAS_OPT", "NVPTX_ENABLE_DUMP")
 """Variables without Triton's prefix that are part of a kernel's key."""

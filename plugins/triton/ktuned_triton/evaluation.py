@@ -1,9 +1,9 @@
 """Digest of the code that only the application runs: the functions that prune configs and compute constants.
 
 Their results decide what a tuning measures, and no other process can repeat them, so they are part of the kernel's
-identity. What they do is taken from three things: their code, the plain values that they read, and the functions of
-their own package that they call. Code is described without its places in the source, so that moving a function changes
-nothing; values are described the same way in each process.
+identity. The digest covers three things: their code, the plain values that they read, and the functions of their own
+package that they call. Code is described without line numbers, so that moving a function changes nothing; the
+description of a value is the same in every process.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ktuned.dropin import digest_of
 from ktuned_triton.call import list_heuristics
 
 MAX_FUNCTIONS = 200
-"""Most functions that are followed from one."""
+"""Most functions that are followed, starting from one function."""
 
 MAX_ITEMS = 1000
-"""Most items of a container that counts; a larger one is data, not a setting."""
+"""Most items of a container that is part of the digest; a larger container is data, not a setting."""
 
 _SCALARS = (type(None), bool, int, float, str, bytes)
 
@@ -47,11 +47,11 @@ def list_constants_read(function: Any) -> tuple[str, ...]:
 
 
 def to_plain_code(part: Any) -> Any:
-    """Return code as plain data, without its places in the source."""
+    """Return code as plain data, without line numbers."""
     if isinstance(part, CodeType):
         return [part.co_code, part.co_names, part.co_varnames, part.co_freevars, [*map(to_plain_code, part.co_consts)]]
     if isinstance(part, frozenset):
-        # Its order differs between processes, because hashes of strings do.
+        # Its order differs between processes, because the hashes of strings differ.
         return sorted(map(repr, part))
     return [*map(to_plain_code, part)] if isinstance(part, tuple) else part
 
@@ -84,7 +84,7 @@ def _describe_code(item: Any) -> str:
 
 
 def _describe_reads(function: Any, seen: set[int]) -> list[Any]:
-    """Return everything besides code and arguments that a function's results depend on; ``seen`` ends cycles."""
+    """Return everything besides code and arguments that a function's results depend on; ``seen`` breaks cycles."""
     if id(function) in seen or len(seen) == MAX_FUNCTIONS:
         return []
     seen.add(id(function))

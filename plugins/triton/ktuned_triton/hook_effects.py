@@ -1,10 +1,10 @@
-"""Finds out what a hook does by calling it in the application: most zero a tensor or reshape a tensor descriptor.
+"""Finds out what a hook does by calling it in the application. Most hooks zero a tensor or reshape a tensor descriptor.
 
 A hook is user code, which no other process imports. But the application would call it anyway, and its effects can be
-seen there: tensors count their changes, and a descriptor's block shape is a list.
+observed there: torch counts the changes of a tensor, and a descriptor's block shape is a list that can be read.
 
-A hook that changes nothing else, and leaves zeros where it wrote, is replayed as data: the tensor begins as zeros, and
-the descriptor gets its config's block shape. A key with any other hook is left to Triton.
+A hook that changes nothing else, and leaves only zeros in the tensors that it changes, is replayed as data: the tensor
+starts as zeros, and the descriptor gets its config's block shape. A key with any other hook is left to Triton.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def observe_config_hook(hook: Callable[[Any], Any], arguments: Mapping[str, Any]
     Descriptors keep the block shapes that the hook has set; the caller reads them from the arguments.
 
     Raises:
-        NotTunable: it did something that cannot be replayed as data.
+        NotTunable: the hook did something that cannot be replayed as data.
         Exception: whatever it raises.
     """
     return _observe_call("a config's pre_hook", lambda: hook(dict(arguments)), arguments)
@@ -30,7 +30,7 @@ def observe_config_hook(hook: Callable[[Any], Any], arguments: Mapping[str, Any]
 def observe_tuner_hooks(tuner: Any, arguments: Mapping[str, Any]) -> set[int]:
     """Call an autotuner's user-defined hooks without a launch, and return the ``id`` of each tensor that they zeroed.
 
-    Triton's own hooks are not called: they zero and restore the tensors that the autotuner names.
+    Triton's own hooks, which zero and restore the tensors that the autotuner names, are not called.
 
     Raises:
         NotTunable: they did something that cannot be replayed as data.
@@ -68,7 +68,7 @@ def _read_version(value: Any) -> int:
     try:
         return int(value._version)
     except RuntimeError as error:
-        # Tensors of inference mode keep no version.
+        # Tensors made in inference mode do not count their changes.
         raise NotTunable(f"what its hooks do cannot be seen: {error}") from error
 
 

@@ -1,8 +1,8 @@
-"""One tuning key of a function: a call as data, and its config in Triton's cache.
+"""One tuning key of a function: its call as data, and its config in Triton's cache.
 
-A key's calls launch what Triton's in-memory cache holds for it, by Triton's own code. So a config is launched by
-putting a ``Config`` of ours into that cache: for good, or for one launch, after which it takes itself out again. A
-winner's machine code is put into Triton's cache on disk, where Triton finds it instead of compiling.
+Triton's own code launches the config that its in-memory cache holds for a key. To have a config launched, we put a
+``Config`` of our own into that cache: either for good, or for one launch, in which it removes itself again. A winner's
+machine code goes into Triton's disk cache, where Triton finds it instead of compiling.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ktuned_triton.declaration import Declaration
 
 @dataclass(frozen=True)
 class CallArguments:
-    """One call: the configs that pruning has left, and the arguments, of which ``grid`` is a keyword."""
+    """One call: the configs that are left after pruning, and the arguments; ``grid`` is among the keywords."""
 
     pruned: list[Any]
     args: tuple[Any, ...]
@@ -68,15 +68,15 @@ class TritonCall(KeyedCall):
         self._launched: Any = None
         self._recorded: Call | None = None
         self._present: CallArguments | None = None
-        """The call that is being decided; cleared after it, so that the application's tensors are not kept alive."""
+        """The call that is being decided; cleared afterwards, so that the application's tensors are not kept alive."""
 
     @property
     def winner(self) -> Any:
-        """The winner that calls launch, as the application's config; ``None`` if they launch none."""
+        """The winner that calls launch, as the application's own config object; ``None`` if they launch no winner."""
         return self._configs[self.machine.config] if self.machine.standing is Standing.WINNER else None
 
     def choose_configs(self, call: CallArguments) -> list[Any]:
-        """Return the one config that a call launches, in a list; all that pruning left if Triton tunes the key."""
+        """Return a list with the one config that a call launches, or the whole pruned list if Triton tunes the key."""
         self._configs = {canonical(read_knobs(config)): config for config in call.pruned}
         self._present = call
         self.device = getattr(call.device, "index", None) or 0
@@ -84,7 +84,7 @@ class TritonCall(KeyedCall):
             if not self.decide_launch():
                 return call.pruned
             if self.machine.standing is not Standing.NEW:
-                # Triton lost our config (another thread, a cleared cache): give it the same one again.
+                # Triton's cache lost our config (another thread, or the cache was cleared): put it there again.
                 self.launch_config(self.machine.config, once=False)
         except EmptyGrid:
             # An empty call says nothing about its key: launch the first config once; the next call decides.
@@ -95,11 +95,11 @@ class TritonCall(KeyedCall):
         return [self._launched]
 
     def pack_call(self) -> tuple[Call, Mapping[str, bytes]]:
-        """Return the present call as data, with copies of the tensors whose content it needs.
+        """Return the current call as data, with copies of the tensors whose content must travel.
 
         Raises:
-            NotTunable: another process cannot make it.
-            EmptyGrid: it launches nothing.
+            NotTunable: another process cannot repeat the call.
+            EmptyGrid: the call launches nothing.
         """
         present = self._present
         assert present is not None
@@ -110,7 +110,7 @@ class TritonCall(KeyedCall):
         return self._recorded, {**self._files, **files}
 
     def load_config(self, config: str, answer: Answer | None) -> bool:
-        """Load a config before its first launch: its artifact goes into Triton's cache, else it is compiled here.
+        """Load a config before its first launch: put its artifact into Triton's cache, or compile the config here.
 
         Returns:
             whether the device can launch it.
@@ -119,7 +119,7 @@ class TritonCall(KeyedCall):
             try:
                 install(answer.artifact)
             except (OSError, ValueError, KeyError) as error:
-                # Then Triton compiles it.
+                # Triton then compiles the config itself.
                 self._log.info("%s cannot be put into Triton's cache: %s", answer.artifact, error)
         try:
             kernel = self._compile_config(config)
@@ -136,7 +136,7 @@ class TritonCall(KeyedCall):
             chosen = self._configs[config]
             arguments = {**present.kwargs, **chosen.all_kwargs()}
             if chosen.pre_hook is not None:
-                # The hook may reshape a descriptor, and its block shape is compiled in.
+                # The hook may reshape a descriptor, and the descriptor's block shape is compiled in.
                 chosen.pre_hook({**dict(zip(tuner.arg_names, present.args, strict=False)), **arguments})
             return tuner.fn.run(*present.args, **{**arguments, "warmup": True})
         if self._recorded is None:
@@ -144,9 +144,9 @@ class TritonCall(KeyedCall):
         return compile_recorded_call(find_jit_function(tuner), self._recorded, config)
 
     def launch_config(self, config: str, *, once: bool) -> None:
-        """Have calls launch a config, by putting it into Triton's cache in place of the key's former one.
+        """Make calls launch a config, by putting it into Triton's cache in place of the key's former one.
 
-        A key that is not in the cache yet gets it from this call, when ``prune_configs`` returns it.
+        If the key is not in the cache yet, Triton puts the config there when ``prune_configs`` returns it.
         """
         kind = _define_passing_config() if once else define_launched_config()
         self._launched = kind(self._configs[config], self)
@@ -175,7 +175,7 @@ def compile_recorded_call(function: Any, call: Call, config: str) -> Any:
 
 @cache
 def define_launched_config() -> type[Any]:
-    """Define the class of the configs that we put into Triton's cache; here, because Triton must be imported first."""
+    """Define the class of the configs that we put into Triton's cache; in a function, because it imports Triton."""
     from triton.runtime.autotuner import Config
 
     class LaunchedConfig(Config):  # type: ignore[misc]
@@ -206,7 +206,7 @@ def define_launched_config() -> type[Any]:
 @cache
 def _define_passing_config() -> type[Any]:
     class PassingConfig(define_launched_config()):  # type: ignore[misc]
-        """A config for one launch: Triton reads ``pre_hook`` before the launch, and then it leaves Triton's cache."""
+        """A config for one launch. Triton reads ``pre_hook`` just before it; the config then leaves Triton's cache."""
 
         __slots__ = ()
 
@@ -220,7 +220,7 @@ def _define_passing_config() -> type[Any]:
 
 @cache
 def _list_unfit_errors() -> tuple[type[Exception], ...]:
-    """Return the error types that Triton's own tuning takes for a config that does not fit."""
+    """Return the types of errors for which Triton's own tuning skips a config."""
     from triton.compiler import errors as compiling
     from triton.runtime import errors as running
 

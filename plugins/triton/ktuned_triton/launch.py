@@ -1,4 +1,4 @@
-"""A kernel that Triton has compiled, launched as Triton's launcher does, without a C compiler or Triton."""
+"""Launches a kernel that Triton has compiled, as Triton's launcher does but without a C compiler or Triton."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARED_BY_DEFAULT_BYTES = 48 * 1024
 """Dynamic shared memory that a block may have without opt-in."""
 
 PORTABLE_CLUSTER_BLOCKS = 8
-"""Cluster size that every device with clusters supports; larger ones must be allowed for each kernel."""
+"""Cluster size that every device with clusters supports; a kernel with larger clusters must be allowed to have them."""
 
 
 class TritonKernel(DriverKernel):
@@ -47,7 +47,7 @@ class TritonKernel(DriverKernel):
         return self.make_launch(self._config, arguments.address, arguments, scratch, tensors)
 
     def _allocate_scratch(self) -> list[Any]:
-        """Allocate the global scratch memory and the profiler's, each for all blocks; ``None`` where none is needed."""
+        """Allocate the global scratch memory and the profiler's, each for all blocks; ``None`` if it is not needed."""
         import torch
 
         blocks = prod(self._plan.blocks)
@@ -93,7 +93,7 @@ def _make_launch_config(plan: LaunchPlan) -> Any:
 
 
 def _allow_launch(kernel: DriverKernel, config: Any, plan: LaunchPlan, device: Device) -> None:
-    """Set the kernel's attributes that its launch needs, as Triton does.
+    """Set the attributes of a kernel that its launch needs, as Triton does.
 
     Raises:
         Unsupported: the device cannot launch it; the message says what it lacks.

@@ -12,7 +12,8 @@ from ktuned_triton.descriptors import Descriptor, TensorMap
 WARP_THREADS = 32
 
 Value = bool | int | float | str | Descriptor | TensorMap
-"""A parameter's value: a tensor of ``inputs`` by its name, a number, a tensor map; before the compile a descriptor."""
+"""A parameter's value: a tensor of ``inputs`` by its name, a number, or a tensor map (a descriptor until the kernel is
+compiled)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class LaunchPlan:
         symbol: the kernel's name in the cubin.
         target: the architecture that it was compiled for: ``sm_90a``.
         parameters: the parameters in order. Arguments that Triton compiled in (constexprs, ints that are 1, ``None``)
-            are not among them. Two pointers follow them: to the global scratch memory and to the profiler's, null if
-            there is none.
+            are left out. Two more pointers follow: to the global scratch memory and to the profiler's, null if there is
+            none.
         grid: programs in x, y, z. A program is a whole cluster, so a program in x is ``cluster`` blocks.
         warps: warps of a block.
         cluster: blocks of a cluster.

@@ -1,8 +1,8 @@
-"""Finds functions of an application's library by name alone, in any process and without importing a kernel file.
+"""Finds functions of an application's library only by name, in any process and without importing a kernel file.
 
-Builds of the drop-in name a ``library``. One front end imports the library for all its functions. The library here may
-be another than the application's (edited, or another version), so each Build has the digest of the application's
-function, and :func:`find_difference` refuses any other.
+Builds of the drop-in name a ``library``. One front end imports the library for all its functions. The library found
+here may differ from the application's (edited, or another version). So each Build has the digest of the application's
+function, and a function with another digest is refused (:func:`find_difference`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Library:
 
     Attributes:
         module: the package to import ahead of the first function, such as ``fla``; empty for a script.
-        paths: the application's own entries of ``sys.path``, which are added behind the worker's.
+        paths: the application's own entries of ``sys.path``; they are appended to the worker's.
     """
 
     module: str = ""
@@ -64,7 +64,7 @@ class Library:
 
 
 def find_function(name: str, build: Build, kernel_file: Path) -> Callable[..., Any]:
-    """Return the function with a name that a Build has: its own function, or one among its constants.
+    """Return a function that a Build names: its own function, or a function among its constants.
 
     Raises:
         KernelFileError: the kernel file cannot be imported.
@@ -88,7 +88,7 @@ def find_function(name: str, build: Build, kernel_file: Path) -> Callable[..., A
 
 
 def find_difference(function: Any, build: Build) -> str:
-    """Return how a function that was found differs from the application's; empty if it is the same."""
+    """Return how the function found here differs from the application's; empty if it does not."""
     if build.cache_key and function.cache_key != build.cache_key:
         return (
             f"{build.function} is not the application's function: it changed after the application started, or the "

@@ -1,14 +1,14 @@
 """Splits a Triton compile: the front end makes a text (TTIR, before any pass), and another process compiles the text.
 
-Only the front end needs the user's Python, and takes some 40 ms for a config. So one worker imports the module and
-makes the texts; compile workers, which import nothing of the user's, do the rest.
+Only the front end needs the user's Python code, and it takes some 40 ms for a config. So one worker imports the module
+and makes the texts; compile workers, which import none of the user's code, do the rest.
 
 Both halves are Triton's own ``compile``. The first is stopped when it has made its module (:func:`run_front_end`); the
-second gets a source that reads its module from the text (:func:`compile_lowered`). Therefore the machine code, its key
-and its metadata are those of a compile in one piece.
+second gets a source that reads its module from the text (:func:`compile_lowered`). So the machine code, its key and its
+metadata are the same as from a compile in one piece.
 
-Configs that differ only in options that the front end never read share one text. To know this, the options that are
-passed to it record each access (:class:`_ObservedOptions`).
+Configs that differ only in options that the front end never read share one text. To find this out, the options object
+that it gets records each access (:class:`_ObservedOptions`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from weakref import WeakKeyDictionary
 from ktuned_triton.launch_plan import Parameter
 
 KNOWN_FROM = (3, 6)
-"""The first version of Triton that lets a source make its own module; earlier ones compile in one piece."""
+"""The first version of Triton that lets a source make its own module; earlier versions compile in one piece."""
 
 SIZES = ("num_warps", "num_stages", "maxnreg")
-"""Options that the front end passes on without reading them, unless a function asks for one."""
+"""Options that the front end reads only if the function asks for them."""
 
 MAX_TEXTS = 256
 """Most texts that are kept for a function: some 10 MB."""
@@ -41,7 +41,7 @@ class UnreadableText(Exception):
 
 
 class _FrontEndFinished(BaseException):
-    """Stops Triton's compiler behind its front end; a ``BaseException``, so that no handler in between catches it."""
+    """Stops Triton's compiler after its front end; a ``BaseException``, so that no handler in between catches it."""
 
     def __init__(self, result: FrontEndResult) -> None:
         self.result = result
@@ -64,7 +64,7 @@ class _ObservedOptions:
 
 @dataclass(frozen=True)
 class _LoweredText:
-    """A text and the options that decide it: all but the sizes that were not read."""
+    """A text and the options that it depends on: all except the sizes that the front end did not read."""
 
     unread: frozenset[str]
     deciding: Mapping[str, Any]
@@ -72,7 +72,7 @@ class _LoweredText:
 
 
 class _LoweredTexts:
-    """The texts of one function that were made so far, by the identity of their source."""
+    """The texts that were made so far for one function, by the identity of their source."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], list[_LoweredText]] = {}
@@ -98,7 +98,7 @@ class _LoweredTexts:
 
 
 def _identify_source(source: Any) -> tuple[str, ...]:
-    """Return the identity of a source: Triton's digest, and the types of constants (it has 1 and "1" as the same)."""
+    """Return the identity of a source: Triton's digest, and the types of constants (its digest equates 1 and "1")."""
     return source.hash(), *(type(value).__name__ for value in source.constants.values())
 
 
@@ -107,7 +107,7 @@ _texts: WeakKeyDictionary[Any, _LoweredTexts] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Lowered:
-    """A function for one config, as data that is compiled without the user's Python.
+    """A function lowered for one config, as data that can be compiled without the user's Python code.
 
     Attributes:
         name: the function's name.
@@ -117,7 +117,7 @@ class Lowered:
         signature: a type for each parameter.
         options: the compiler's options.
         parameters: the parameters of the launch.
-        text: the function in this representation.
+        text: the function in the representation ``ext``.
     """
 
     name: str
@@ -133,7 +133,7 @@ class Lowered:
         """Return the data to send to a compile worker.
 
         Raises:
-            TypeError: an option is no plain value.
+            TypeError: an option is not a plain value.
         """
         return json.dumps(asdict(self)).encode()
 
@@ -170,7 +170,7 @@ class FrontEndResult:
 
 
 def is_supported_version(version: str) -> bool:
-    """Return whether this version of Triton can be stopped behind its front end, and started there again."""
+    """Return whether this version of Triton can be stopped after its front end, and resumed there from a text."""
     major, minor = (int(part) for part in version.split(".")[:2])
     return KNOWN_FROM <= (major, minor) < (KNOWN_FROM[0] + 1, 0)
 
@@ -185,7 +185,7 @@ def run_front_end(function: Any, device: int, arguments: Mapping[str, Any], **la
         launch: grid and compiler options.
 
     Raises:
-        UnreadableText: this Triton cannot be stopped behind its front end.
+        UnreadableText: this Triton cannot be stopped after its front end.
         Exception: whatever the front end raises.
     """
     _load_type_lookup()
@@ -222,7 +222,7 @@ def run_front_end(function: Any, device: int, arguments: Mapping[str, Any], **la
 
 
 def _load_type_lookup() -> None:
-    """Have Triton look up the types of arguments now, with a stand-in for torch.
+    """Make Triton load its lookup of argument types now, with a stand-in for torch.
 
     Triton imports torch for this, which takes two seconds and 200 MiB. A front end has no tensors, so it does not need
     torch unless the user's module imports it.
@@ -236,14 +236,14 @@ def _load_type_lookup() -> None:
         return
     from triton.backends.compiler import BaseBackend
 
-    # A version with other parameters raises TypeError, and imports torch later.
+    # If this version's function has other parameters, it raises TypeError here, and Triton imports torch later.
     with _provide_module("torch", Tensor=type("Tensor", (), {})), suppress(TypeError):
         look_up(BaseBackend, 1, False, True, True)
 
 
 @contextmanager
 def _provide_module(name: str, **members: Any) -> Iterator[None]:
-    """Have imports find a module with these members while the block runs."""
+    """Make imports find a module with these members while the block runs."""
     module = ModuleType(name)
     vars(module).update(members)
     sys.modules[name] = module

@@ -1,12 +1,12 @@
-"""Writes functions that no import finds (of scripts, and closures) as a module that other processes can import.
+"""Writes functions that no import finds (in scripts, and closures) as a module that other processes can import.
 
 Importing a script would run it, and a closure exists only in its process. But a ``@triton.jit`` function needs only its
 own source and the values that it reads: globals and captured variables. So the module holds
 
-- in its first line, statements that bind everything that is read, and
-- the functions' sources at the line numbers of their file, because these are a part of Triton's digest.
+- in its first line, statements that bind everything that the functions read, and
+- the functions' sources at the line numbers of their file, because these are part of Triton's digest.
 
-A value that no expression can make again in another process ends this with :class:`NotTunable`.
+If a value cannot be written as an expression that another process can evaluate, :class:`NotTunable` is raised.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ktuned_triton.evaluation import find_globals_read, to_plain_code
 
 MAIN = "__main__"
 _MAINS = (MAIN, "__mp_main__")
-"""Names of the script's module; the second one in a process that multiprocessing spawned."""
+"""Names of the script's module; it has the second name in a process that multiprocessing spawned."""
 
 _AS_IT_IS = "_ktuned_as_it_is"
-"""A decorator that changes nothing; it takes the line of the first tuning decorator, which the module leaves out."""
+"""A decorator that changes nothing. It takes the line of the first tuning decorator, which the module leaves out."""
 
 _LAZY = __future__.annotations.compiler_flag
 _FUTURE = "from __future__ import annotations"
@@ -45,9 +45,9 @@ def is_script(function: Any) -> bool:
 
 
 def is_importable(name: str) -> bool:
-    """Return whether an import in another process finds the module that this process knows by a name.
+    """Return whether an import of ``name`` in another process finds the same module as in this process.
 
-    It does not find a module that the program made itself, or loaded from a file or with ``runpy``.
+    It does not for a module that the program made itself, or loaded from a file or with ``runpy``.
     """
     parent = name.rpartition(".")[0]
     module = sys.modules.get(name)
@@ -66,7 +66,7 @@ def write_module(function: Any) -> str:
     """Return the text of an importable module with a ``@triton.jit`` function.
 
     Raises:
-        NotTunable: the function reads something that only its own process has; the message says what.
+        NotTunable: the function reads something that exists only in this process; the message says what.
     """
     return _Module(function.fn.__globals__).render_text(function)
 
@@ -75,7 +75,7 @@ class _Module:
     """A module that is being written: sources of functions by first line, and statements that bind what they read."""
 
     def __init__(self, home: dict[str, Any]) -> None:
-        # Not `sys.modules[...]`: a debugger or a notebook that runs a script is itself the module of that name.
+        # `sys.modules["__main__"]` would be wrong: in a debugger or a notebook, that is the tool and not the script.
         self._home = home
         annotations = home.get("__annotations__", {})
         self._constants = {name for name, annotation in annotations.items() if "constexpr" in str(annotation)}
@@ -150,7 +150,7 @@ def _unwrap_function(value: Any) -> Any:
 def _read_source(
     name: str, value: Any, function: FunctionType, captured: Mapping[str, Any]
 ) -> tuple[list[str], int, ast.FunctionDef]:
-    """Return a function's lines, the number of the first, and its syntax tree, as of the time of its definition."""
+    """Return a function's lines when it was defined, the number of the first, and the syntax tree."""
     is_jitted = value is not function
     try:
         # Triton keeps the source that it read; the file may have been edited since.
@@ -170,10 +170,10 @@ def _read_source(
 
 
 def _is_code_of(tree: ast.FunctionDef, function: FunctionType) -> bool:
-    """Return whether compiling a definition gives a function's code; the file may have been edited since."""
+    """Return whether a definition compiles to a function's code; it does not if the file was edited since."""
     if tree.decorator_list:
         return False
-    # The compiler emits other instructions for calls of imported modules, so the imports must be there.
+    # Python emits different instructions for calls through an imported module, so the imports must be there.
     modules = sorted({name for name in function.__code__.co_names if name in function.__globals__})
     imports = ast.parse("\n".join(f"import {name}" for name in modules)).body
     compiled_constants = compile(ast.Module([*imports, tree], []), "", "exec", dont_inherit=True).co_consts
@@ -184,7 +184,7 @@ def _is_code_of(tree: ast.FunctionDef, function: FunctionType) -> bool:
 
 
 def _keep_last_decorator(lines: list[str], tree: ast.FunctionDef) -> list[str]:
-    """Return a function's lines without all decorators but the last, which is ``@triton.jit``."""
+    """Return a function's lines with only the last decorator, which is ``@triton.jit``."""
     kept = [line.rstrip("\n") for line in lines]
     if len(tree.decorator_list) < 2:
         return kept

@@ -1,4 +1,4 @@
-"""From a Build to the arguments of its Triton function: tensors without memory, numbers and constants."""
+"""Makes the arguments of a Build's Triton function: tensors without memory, numbers and constants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ktuned_triton.launch_plan import Parameter
 from ktuned_triton.library import find_function
 
 ALIGNMENT_BYTES = 16
-"""Alignment of every tensor, which Triton compiles for; torch's own allocations have it."""
+"""Alignment that kernels are compiled for and every tensor must have; torch's own allocations have it."""
 
 
 class ArgumentMismatch(Exception):
@@ -25,7 +25,7 @@ class ArgumentMismatch(Exception):
 
 
 class FakeTensor:
-    """What Triton looks at when it specialises a kernel for a tensor: a dtype, and an aligned address."""
+    """A tensor without memory: it has what Triton reads to specialise a kernel, a dtype and an aligned address."""
 
     def __init__(self, name: str, dtype: str) -> None:
         self.name = name
@@ -76,7 +76,7 @@ def _flatten_parameter(name: str, kind: Any, value: Any) -> Iterator[Parameter]:
         for inner, item in zip(kind, value, strict=True):
             yield from _flatten_parameter(name, inner, item)
     elif is_descriptor_type(kind):
-        # The parameters that replace it are known only after the compile.
+        # The parameters that replace a descriptor are known only after the compile.
         yield Parameter(kind, Descriptor.read(value, value.base.name))
     elif kind != "constexpr":
         yield Parameter(kind, value.name if isinstance(value, FakeTensor) else value)

@@ -1,4 +1,4 @@
-"""What ``ktuned run`` calls, by name, in every Python process: adopts all of Triton's autotuned functions."""
+"""``ktuned run`` calls this module by name in every Python process, to adopt all of Triton's autotuned functions."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Nvcc(Compiler):
 
     @classmethod
     def list_files(cls) -> Iterator[Path]:
-        """Yield the files that decide which nvcc and which host compiler are found, and those of both."""
+        """Yield the files that decide which nvcc and which host compiler are found, and the files of both compilers."""
         asked = shlex.split(os.environ.get("CUDACXX", ""))
         for path in asked[:1] or _yield_candidates():
             yield from on_path(path or "nvcc")

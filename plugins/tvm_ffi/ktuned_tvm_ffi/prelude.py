@@ -1,7 +1,7 @@
 """Precompiles tvm-ffi's headers, which take two thirds of a small kernel's compile time.
 
-Each set of flags needs a precompiled header of its own, of some 70 MB, so the cache keeps only the
-:data:`MAX_PRECOMPILED` last used. This is done for GCC alone: GCC checks a precompiled header before use and reads the
+Each set of flags needs its own precompiled header of some 70 MB, so the cache keeps only the :data:`MAX_PRECOMPILED`
+most recently used. This is done only for GCC: GCC checks a precompiled header before use and reads the
 headers' text if it does not match, so a wrong one costs time but never gives a wrong kernel.
 """
 
@@ -80,7 +80,7 @@ def _make_prelude(compiler: Compiler, flags: Sequence[str], prelude: Path) -> No
     making = Path(tempfile.mkdtemp(prefix="making-", dir=prelude.parent.parent))
     try:
         text = making / PRELUDE
-        # Its name is that of no file that comes and goes: a compiler that quotes a line asks for it for ever after.
+        # The #line name must not be that of a temporary file: a compiler that quotes a line opens the file later, too.
         name = Path(__file__).with_name(PRELUDE)
         text.write_text(f'#line 1 "{name}"\n' + "".join(f"#include <{header}>\n" for header in _HEADERS))
         header = making / _PRECOMPILED
@@ -104,7 +104,7 @@ def _make_prelude(compiler: Compiler, flags: Sequence[str], prelude: Path) -> No
 
 
 def _evict_preludes(cache: Path, *, keep: Path) -> None:
-    """Remove all headers but the last used, and unfinished ones of killed processes."""
+    """Remove all headers except the most recently used, and unfinished headers of killed processes."""
     with contextlib.suppress(OSError):
         headers = sorted(cache.glob(f"*/{_PRECOMPILED}"), key=lambda path: path.stat().st_mtime, reverse=True)
         finished = [path for path in headers if not path.parent.name.startswith("making-")]

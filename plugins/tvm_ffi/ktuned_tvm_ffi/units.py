@@ -1,4 +1,4 @@
-"""Compiles units; those that differ only in their functions' names are one library.
+"""Compiles units; units that differ only in their functions' names are one library.
 
 Such functions need not be exported by the sources: a generated source includes the first one and exports them. Headers
 are then parsed once for the group.
