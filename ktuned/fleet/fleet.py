@@ -70,8 +70,8 @@ def count_compile_workers(slots: int) -> int:
     """Return how many compile workers are needed to keep all compile slots busy.
 
     A slot goes to the next compile as soon as the compiler is done, but its worker needs another 4 to 10 ms, a few
-    percent of a compile, to write the artifact. So more workers than slots have work. With two more, one is nearly
-    always free; one more is not enough.
+    percent of a compile, to write the artifact. So more workers than slots have work: a quarter more,
+    of which one is nearly always free.
     """
     return slots + slots // 4
 

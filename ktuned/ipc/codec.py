@@ -53,7 +53,7 @@ def to_plain(value: Any) -> dict[str, Any]:
 
 
 def to_message(value: Any) -> dict[str, Any]:
-    """Return a dataclass as plain data, at any depth without fields that hold their default: most of a trial's do."""
+    """Return a dataclass as plain data without fields that hold their default, at any depth: most of a trial's do."""
     kind: Any = type(value)
     plain: dict[str, Any] = _make_message_writer(kind)(value)
     return plain

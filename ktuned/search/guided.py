@@ -1,4 +1,4 @@
-"""Guided search: first a few configs spread over the space, then those with the most gain by a Gaussian process.
+"""Guided search: first a few configs spread over the space, then those that a Gaussian process expects to gain most.
 
 Each choice after the first ones maximises the expected improvement, times the chance that the config works. Two kinds
 of choices take turns:
@@ -63,12 +63,14 @@ LOG_WEIGHT_PRIORS = {"main": -1.0, "power": -1.5, "pair": -2.0, "choice": -1.5}
 """Logarithms of the usual weights, by kind of feature: an axis is about one correlation length long."""
 
 LOG_WEIGHT_SPREAD = 1.2
+"""Standard deviation of the prior of each log weight."""
 
 MAX_MODELLED = 180
 """Most measurements in the model, because its time grows with their cube. They are the best, and a random sample of
 the rest."""
 
 MAX_MODELLED_BEST = 110
+"""How many of them are the best; the sample of the others has the rest."""
 
 POOL_SAMPLE = 800
 """Number of points from the whole space that a wide choice compares."""
@@ -83,6 +85,7 @@ LEARNING_STEPS = ((60, 4), (130, 2), (MAX_MODELLED, 1))
 """Steps of the model's climb for each choice, by the number of its measurements."""
 
 FIRST_LEARNING_STEPS = 25
+"""Gradient steps of the first fit of the weights; later fits begin with the weights of the one before."""
 
 SOUGHT_IMPROVEMENTS = (0.05, 0.02)
 """Improvements that choices seek alternately, in standard deviations of the log latency."""

@@ -81,11 +81,11 @@ class Limits(msgspec.Struct, frozen=True):
 class Connection(asyncio.BufferedProtocol, Peer):
     """One client. Methods get it as their second argument.
 
+    A ``BufferedProtocol``: a plain one allocates 256 KiB for each read, which costs more than the rest of a lookup.
+
     Attributes:
         pending: How many of its requests have methods that still wait.
     """
-
-    # With a plain Protocol, 256 KiB are allocated for each read, which costs more than the rest of a lookup.
 
     def __init__(self, server: Server) -> None:
         self.pending = 0

@@ -1,4 +1,4 @@
-"""The measure stage: brings each compiled config of a job to its figure, or to the outcome that says why it has none.
+"""The measure stage: measures each compiled config of a job, or records why it could not be measured.
 
 *Turns.* A lane belongs to one holder at a time. In one *turn* (:class:`_LaneTurn`) a job holds the lane, opens the
 problem on it if necessary, and measures a batch: one request after the other, with as many configs in each as the trial

@@ -1,6 +1,6 @@
 """The bench: opens one problem after another on a device, and measures configs of the one that is open.
 
-Opening a problem makes what all configs share: inputs, expected outputs, guards, a timer, observers
+Opening a problem prepares what all its configs share: inputs, expected outputs, guards, a timer, observers
 (:mod:`ktuned.worker.open_problem`). Each config is loaded and bound to the tensors; on a GPU this was done while the
 device timed the config before. Then it is launched, checked and timed (:mod:`ktuned.worker.config_run`).
 
