@@ -10,7 +10,7 @@ import gc
 import os
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,11 @@ class Snapshot:
 
         Leaked processes are killed, so that they disturb no other test.
         """
-        found = [f"process {text}" for text in _end(self._new_processes(), grace_s)]
+        end = monotonic() + grace_s
+        # Looked at anew each time: a worker that was forked just now shows its daemon's mark only after a moment.
+        while (new := self._new_processes()) and monotonic() < end:
+            psutil.wait_procs(new, timeout=0.05)
+        found = [f"process {text}" for text in _kill(new)]
         for thread in set(threading.enumerate()) - self.threads:
             if thread.name in _KEPT_THREADS:
                 continue
@@ -144,14 +148,14 @@ def _find_daemon(process: psutil.Process) -> set[int]:
     return {int(mark.partition("-")[0])} if mark else set()
 
 
-def _end(processes: Iterable[psutil.Process], grace_s: float) -> list[str]:
-    _, alive = psutil.wait_procs(list(processes), timeout=grace_s)
+def _kill(processes: Sequence[psutil.Process]) -> list[str]:
+    """Kill processes, and return a line for each that was there."""
     texts = []
-    for process in alive:
+    for process in processes:
         with suppress(psutil.NoSuchProcess):
             texts.append(f"{process.pid}: {' '.join(process.cmdline())}")
             process.kill()
-    psutil.wait_procs(alive, timeout=GRACE_S)
+    psutil.wait_procs(processes, timeout=GRACE_S)
     return texts
 
 
