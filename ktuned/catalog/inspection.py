@@ -198,7 +198,7 @@ class FileInspector:
         environment = environment_of(root)
         kills = 0
 
-        def shorten(path: str) -> str:
+        def make_path_relative(path: str) -> str:
             return make_relative(path, environment.cwd)
 
         while len(done) < len(files):
@@ -207,8 +207,11 @@ class FileInspector:
             learned = self._catalog.learned_names(root, set(rest)) if names is None else names
             request = requests.Inspect(
                 environment.project,
-                tuple(map(shorten, rest)),
-                {name: tuple(one.convert_places(shorten) for one in entries) for name, entries in learned.items()},
+                tuple(map(make_path_relative, rest)),
+                {
+                    name: tuple(one.convert_places(make_path_relative) for one in entries)
+                    for name, entries in learned.items()
+                },
                 root.name,
             )
             try:
@@ -249,22 +252,22 @@ def printable_path(path: str) -> str:
 def _with_absolute_paths(item: replies.InspectedFile, root: Root) -> Inspection:
     """Return an inspected file with absolute paths, as the catalog has them."""
 
-    def locate(path: str) -> str:
+    def make_path_absolute(path: str) -> str:
         return make_absolute(path, environment_of(root).cwd)
 
     return Inspection(
-        file=locate(item.file),
-        kernels=tuple(_locate_kernel(kernel, root, locate) for kernel in item.kernels),
+        file=make_path_absolute(item.file),
+        kernels=tuple(_locate_kernel(kernel, root, make_path_absolute) for kernel in item.kernels),
         errors=tuple(
             FileError(error.path, error.line, error.message, error.hint, error.excerpt) for error in item.errors
         ),
-        stamps={locate(path): digest for path, digest in item.digests.items()},
+        stamps={make_path_absolute(path): digest for path, digest in item.digests.items()},
     )
 
 
-def _locate_kernel(kernel: KernelInfo, root: Root, locate: Callable[[str], str]) -> KernelInfo:
+def _locate_kernel(kernel: KernelInfo, root: Root, make_path_absolute: Callable[[str], str]) -> KernelInfo:
     """Return a kernel with its absolute paths, and its project's defaults where its file sets no budgets."""
     return replace(
-        kernel.with_plan_defaults(root.defaults).convert_paths(locate),
-        learned={name: entry.convert_places(locate) for name, entry in kernel.learned.items()},
+        kernel.with_plan_defaults(root.defaults).convert_paths(make_path_absolute),
+        learned={name: entry.convert_places(make_path_absolute) for name, entry in kernel.learned.items()},
     )

@@ -123,7 +123,7 @@ class BitsComparison:
         self._own.append(self._data.digest_outputs())
         self._digest_us = (perf_counter() - began) * 1e6
 
-    def complete(
+    def complete_result(
         self, timed: TrialResult, synchronize: Callable[[], None], on_input: Callable[[], None]
     ) -> TrialResult:
         """Add the digests of a timed config's outputs, on all inputs if that is wanted or takes next to no time."""

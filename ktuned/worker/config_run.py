@@ -205,7 +205,9 @@ class ConfigRun:
             timed = TrialResult(Outcome.MEASURED, known_us)
             if known_us is None:
                 timed = self._sample_launches(launches, request, most_compared, first_us)
-            timed = self._problem.observers.complete(timed, launches, partial(self._phases.begin_phase, Phase.TIMING))
+            timed = self._problem.observers.complete_result(
+                timed, launches, partial(self._phases.begin_phase, Phase.TIMING)
+            )
         except WrongLaunch as wrong:
             # "Right" means equal to the default's outputs if those are the expected ones.
             message = f"the first launch was right, a later one was not: {wrong.verdict.message}"
@@ -236,7 +238,9 @@ class ConfigRun:
 
     def _compare_bits(self, bits: BitsComparison, timed: TrialResult) -> TrialResult:
         try:
-            return bits.complete(timed, self._problem.timer.synchronize, partial(self._phases.begin_phase, Phase.CHECK))
+            return bits.complete_result(
+                timed, self._problem.timer.synchronize, partial(self._phases.begin_phase, Phase.CHECK)
+            )
         except Exception as error:
             failed = make_raised_result(error, Phase.CHECK)
             return replace(failed, message=f"on inputs that compare bits: {failed.message}")

@@ -239,7 +239,7 @@ class ContentionWatch(LaunchObserver):
             return timed
         return self._make_contended_result() if self._watch.is_contended(samples) else timed
 
-    def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
+    def complete_result(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
         """Judge the energy, if it was measured. If use by others cannot be seen, say so in the result."""
         if self._watch is None or timed.latency_us is None:
             return timed

@@ -115,7 +115,7 @@ class CoreCounter(LaunchObserver):
             return first
         return TrialResult(None, detail=TrialDetail(phase=Phase.TIMING, cores=self.cores))
 
-    def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
+    def complete_result(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
         """Add the number of cores."""
         return timed if self._granted is None else timed.add_details(cores=self.cores)
 

@@ -74,7 +74,7 @@ class FileMetrics(LaunchObserver):
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
 
-    def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
+    def complete_result(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
         """Add the metrics, some of which need the energy."""
         if timed.outcome is not Outcome.MEASURED or timed.latency_us is None:
             return timed

@@ -66,7 +66,7 @@ class EnergyMeter(LaunchObserver):
         self._returns_early = returns_early
         self._compute_cost = compute_cost
 
-    def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
+    def complete_result(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
         """Measure the energy, and add the figures that are computed from energy and latency."""
         latency_us, request = timed.latency_us, self.request
         if timed.outcome is not Outcome.MEASURED or latency_us is None:

@@ -11,12 +11,12 @@ An observer belongs to the open problem. These methods are called for one config
 ``end_first_launch``  after the first launch was judged: right, or at most different from the default's outputs
 ``begin_samples``     before the timing
 ``end_samples``       after it; not called if the latency is known already
-``complete``          at the end, for launches of the observer's own, and for figures that need other figures
+``complete_result``   at the end, for launches of the observer's own, and for figures that need other figures
 ====================  =================================================================================================
 
-``end_first_launch``, ``end_samples`` and ``complete`` return the config's result, with their own figures added. Or they
-return another result in its place, which ends the config. So no energy is measured after a contended timing. Observers
-act in the order of their list.
+``end_first_launch``, ``end_samples`` and ``complete_result`` return the config's result, with their own figures added.
+Or they return another result in its place, which ends the config. So no energy is measured after a contended timing.
+Observers act in the order of their list.
 
 Two measurements are no observers. The comparison of timed launches belongs to the launches
 (:mod:`ktuned.worker.timed_launches`), because a timer must leave room for it in its queue. The comparison of bits
@@ -66,7 +66,7 @@ class LaunchObserver:
         """Return the result of the timing that took ``samples``."""
         return timed
 
-    def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
+    def complete_result(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
         """Return the config's final result."""
         return timed
 
@@ -100,8 +100,8 @@ class ObserverGroup(LaunchObserver):
             timed = observer.end_samples(timed, samples)
         return timed
 
-    def complete(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
+    def complete_result(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
         """Pass the result through all observers."""
         for observer in self._observers:
-            timed = observer.complete(timed, launches, restart)
+            timed = observer.complete_result(timed, launches, restart)
         return timed

@@ -51,7 +51,7 @@ def observe(observer: LaunchObserver, request: requests.Trial, timed: TrialResul
         return first
     observer.begin_samples()
     timed = observer.end_samples(timed, Samples([100.0], [100.0]))
-    return observer.complete(timed, TimedLaunches(launch), lambda: None)
+    return observer.complete_result(timed, TimedLaunches(launch), lambda: None)
 
 
 class Watch:
@@ -152,7 +152,7 @@ def test_cores_are_counted_where_a_request_grants_some(granted: int | None) -> N
     launch = counter.begin_config(make_request(cores=granted), lambda: None)
     launch()
     assert counter.end_first_launch(TIMED) == TIMED
-    completed = counter.complete(TIMED, TimedLaunches(launch), lambda: None)
+    completed = counter.complete_result(TIMED, TimedLaunches(launch), lambda: None)
     assert completed.detail.cores == granted
 
 
