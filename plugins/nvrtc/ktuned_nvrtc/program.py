@@ -25,8 +25,6 @@ _TOOLS_VERSION = re.compile(rb"release [\d.]+, V(\d+\.\d+\.\d+)")
 
 
 _TRACED_HEADER = "Processing Header File"
-_BLAMED = re.compile(r"^(.+?)\(\d+\): ", re.MULTILINE)
-_MISSING = re.compile(r'cannot open source file "([^"\n]+)"')
 
 
 class NoNvrtc(Exception):

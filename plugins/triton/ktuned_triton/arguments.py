@@ -65,9 +65,7 @@ class Arguments:
         packed += [struct.pack("<Q", address) for address in scratch]
         values = _fit_values(plan.symbol, packed, len(scratch), sizes)
         self._values = [ctypes.create_string_buffer(len(value) + ALIGNMENT_OF_VALUES_BYTES) for value in values]
-        addresses = [
-            -ctypes.addressof(buffer) % ALIGNMENT_OF_VALUES_BYTES + ctypes.addressof(buffer) for buffer in self._values
-        ]
+        addresses = [_align_address(ctypes.addressof(buffer)) for buffer in self._values]
         for address, value in zip(addresses, values, strict=True):
             ctypes.memmove(address, value, len(value))
         self._pointers = (ctypes.c_void_p * max(len(values), 1))(*addresses)
