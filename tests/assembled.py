@@ -155,7 +155,7 @@ class Parts:
         figures: Mapping[float, float],
         problem: Problem | None = None,
         *,
-        is_opening: bool = False,
+        keeps_winner: bool = False,
         metrics: Mapping[str, float] | None = None,
         **detail: Any,
     ) -> None:
@@ -170,7 +170,7 @@ class Parts:
         for us, latency_us in figures.items():
             trial = await self.store.begin_trial(context, kernel.select_key_values(problem), job.id, {"us": us})
             result = TrialResult(Outcome.MEASURED, latency_us, 0.1, detail=TrialDetail(**detail), metrics=metrics or {})
-            await self.store.finish_trial(trial, result, is_opening=is_opening)
+            await self.store.finish_trial(trial, result, keeps_winner=keeps_winner)
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:

@@ -97,7 +97,7 @@ class Traces:
             changed = [entry for name, entry in learned.learned.items() if now.learned.get(name) != entry]
             self._catalog.update_learned(learned)
             for follower in [one for one in self._followers if one.kernel.name == learned.name]:
-                follower.follow(self._catalog.with_learned_names(follower.kernel))
+                follower.follow_kernel(self._catalog.with_learned_names(follower.kernel))
             self._renamed(learned.name, fresh)
             await self._store.learned.learn_names(learned, changed, fresh)
         names = tuple(entry.name for entry in fresh)

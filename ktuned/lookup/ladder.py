@@ -1,7 +1,7 @@
 """The ladder of answers to a lookup: ``fresh``, ``stale``, ``near``, ``default``, ``unknown``. Decides; no IO.
 
 An answer is replaced only by one that is known to be no worse: a job declares no winner before it has measured the
-configs that lookups were answered with so far (:mod:`ktuned.tuning.opening`).
+configs that lookups were answered with so far (:mod:`ktuned.tuning.served_configs`).
 """
 
 from __future__ import annotations

@@ -301,12 +301,12 @@ class Store(Queries):
         return await self._write_to_disk(lambda connection: writes.begin_trials(connection, context, job, configs, now))
 
     async def finish_trial(
-        self, number: int, result: TrialResult, *, objective: Objective = LATENCY, is_opening: bool = False
+        self, number: int, result: TrialResult, *, objective: Objective = LATENCY, keeps_winner: bool = False
     ) -> Winner | None:
         """Store a trial's result; return the winner by an objective if the result made or changed it.
 
         - A measured trial becomes the winner of its (kernel, problem, device) if it is better than the present winner,
-          or if the present winner was measured in another context. While its job ``is_opening``, it does not.
+          or if the present winner was measured in another context. While its job ``keeps_winner``, it does not.
         - If the winner itself was measured again, it stays the winner, with its new figure.
         - If the winner was tried again and ended otherwise, the best measured trial of its context replaces it, and is
           returned. If there is none, the key has no winner any more, and ``None`` is returned, as for "unchanged":
@@ -321,12 +321,12 @@ class Store(Queries):
         now = time.time()
         return await self._write_to_disk(
             lambda connection: writes.finish_trial(
-                connection, number, result, now, objective=objective, is_opening=is_opening
+                connection, number, result, now, objective=objective, keeps_winner=keeps_winner
             )
         )
 
     async def finish_trials(
-        self, results: Sequence[tuple[int, TrialResult]], *, objective: Objective = LATENCY, is_opening: bool = False
+        self, results: Sequence[tuple[int, TrialResult]], *, objective: Objective = LATENCY, keeps_winner: bool = False
     ) -> Winner | None:
         """Store several results in one transaction, each as :meth:`finish_trial`; return the final winner.
 
@@ -337,7 +337,9 @@ class Store(Queries):
         """
         now = time.time()
         return await self._write_to_disk(
-            lambda connection: writes.finish_all(connection, results, now, objective=objective, is_opening=is_opening)
+            lambda connection: writes.finish_all(
+                connection, results, now, objective=objective, keeps_winner=keeps_winner
+            )
         )
 
     async def settle_final_round(

@@ -26,20 +26,20 @@ class Effect(Enum):
     VACATE = auto()
 
 
-def judge_result(result: Standing, incumbent: Standing | None, *, is_opening: bool = False) -> Effect:
+def judge_result(result: Standing, incumbent: Standing | None, *, keeps_winner: bool = False) -> Effect:
     """Decide about the winner of one key, by its objective, after a trial's result.
 
     Figures of two contexts are never compared: a measurement in the present context replaces a winner of an older one.
     If the winner is measured again, it stays the winner, with its new figure, even if older trials now look faster: the
     two figures are from different times, and noise differs. A later trial that beats the new figure becomes the winner.
-    While its job ``is_opening``, no other trial becomes the winner, because it is not yet known to be better than the
+    While its job ``keeps_winner``, no other trial becomes the winner, because it is not yet known to be better than the
     config that is served.
     """
     if result.cost is None:
         return Effect.VACATE if incumbent and incumbent.trial == result.trial else Effect.KEEP
     if incumbent is not None and incumbent.trial == result.trial:
         return Effect.TAKE
-    if is_opening:
+    if keeps_winner:
         return Effect.KEEP
     if incumbent is None or incumbent.cost is None:
         return Effect.TAKE

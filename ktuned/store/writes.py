@@ -157,7 +157,7 @@ def finish_trial(
     now: float,
     *,
     objective: Objective = LATENCY,
-    is_opening: bool = False,
+    keeps_winner: bool = False,
 ) -> Winner | None:
     """Store a result; return the winner by an objective if the result changed it.
 
@@ -170,7 +170,7 @@ def finish_trial(
     if not _write_result(connection, trial_id, result, now):
         return None
     measured, incumbent = _load_standings(connection, trial_id, objective)
-    effect = judge_result(measured, incumbent, is_opening=is_opening)
+    effect = judge_result(measured, incumbent, keeps_winner=keeps_winner)
     if effect is Effect.TAKE:
         return _make_winner(connection, trial_id, objective, now)
     vacated = {objective} if effect is Effect.VACATE else set()
@@ -183,12 +183,14 @@ def finish_all(
     now: float,
     *,
     objective: Objective = LATENCY,
-    is_opening: bool = False,
+    keeps_winner: bool = False,
 ) -> Winner | None:
     """Store results in their order, each by :func:`finish_trial`; return the last winner that resulted."""
     winner = None
     for trial_id, result in results:
-        winner = finish_trial(connection, trial_id, result, now, objective=objective, is_opening=is_opening) or winner
+        winner = (
+            finish_trial(connection, trial_id, result, now, objective=objective, keeps_winner=keeps_winner) or winner
+        )
     return winner
 
 

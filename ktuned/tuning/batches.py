@@ -86,7 +86,7 @@ def limit_configs_under_way(*, slots: int, group: int, lanes: int, batch: int, i
     return most + OPENING_AHEAD if is_opening else most
 
 
-PAYS = 0.75
+WORTHWHILE = 0.75
 """Groups pay if a config in a group costs at most this share of a config alone. Less gain is not worth the delay."""
 
 TRY_EVERY = 8
@@ -118,7 +118,7 @@ class GroupSize:
         self._count += 1
         if self._largest == 1 or self._count == 1:
             return 1
-        if not self.pays:
+        if not self.saves_time:
             return 2 if self._count % TRY_EVERY == 2 else 1
         size = self._size
         self._size = max(1, size // 2) if lanes_starve else min(self._largest, size * 2)
@@ -129,8 +129,8 @@ class GroupSize:
         (self._together if configs > 1 else self._alone).append(seconds / configs)
 
     @property
-    def pays(self) -> bool:
+    def saves_time(self) -> bool:
         """True if a config in a group is known to take clearly less time than a config alone."""
         if not (self._alone and self._together):
             return False
-        return median(self._together) <= PAYS * median(self._alone)
+        return median(self._together) <= WORTHWHILE * median(self._alone)

@@ -24,7 +24,7 @@ from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.progress import COMPILED, Progress
 from ktuned.tuning.stages import JobStage, StageReport
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent
-from ktuned.tuning.trial_machine import End, NotBuilt, find_ends
+from ktuned.tuning.trial_machine import End, NotBuilt, select_ends
 
 ASK_AT_ONCE = 16
 """Configs in one question to the strategy. There are no figures to learn from, so many at once do no harm."""
@@ -148,7 +148,7 @@ class CompileOnly:
             await enqueue(Attempt(0, proposal.config, unit))
             return
         attempt = Attempt(0, proposal.config, requests.UnitRef("", {}))
-        for end in find_ends(self.brief.make_trial_machine().handle_report(NotBuilt(attempt, proposal))):
+        for end in select_ends(self.brief.make_trial_machine().handle_report(NotBuilt(attempt, proposal))):
             self._publish_config(end.attempt, end.result)
 
     async def _publish_group(self, group: Sequence[Attempt], ends: Sequence[End]) -> None:
@@ -171,7 +171,7 @@ class CompileOnly:
             ConfigCompiled(
                 kernel=self.brief.job.kernel,
                 job=self.brief.job.id,
-                problem=self.brief.specialized,
+                problem=self.brief.specialized_problem,
                 target=self.brief.target,
                 config=attempt.config,
                 outcome=None if result is None else result.outcome,

@@ -66,7 +66,7 @@ from ktuned.tuning.trial_machine import (
     EndJob,
     Failure,
     Instruction,
-    find_ends,
+    select_ends,
 )
 from ktuned.tuning.trial_order import LAST_OF_SLOT
 
@@ -198,7 +198,7 @@ class CompileStage:
         if first is None:
             return self._last.popleft() if self._last else None
         now = channel.statistics()
-        most = self.slots * (1 if self._pays_together else LAST_OF_SLOT)
+        most = self.slots * (1 if self._saves_time_together else LAST_OF_SLOT)
         if now.open_send_streams or now.current_buffer_used >= most:
             return first
         self._last.extend(sorted(receive_waiting(first, channel), key=lambda attempt: -attempt.expected_s))
@@ -214,9 +214,9 @@ class CompileStage:
         return receive_waiting(first, channel, min(size, most))
 
     @property
-    def _pays_together(self) -> bool:
+    def _saves_time_together(self) -> bool:
         """True if requests of several configs pay; the last configs then stay in the channel to be grouped."""
-        return self._batch_size.next_size > 1 if self._machine.compiles_one_by_one else self._group_size.pays
+        return self._batch_size.next_size > 1 if self._machine.compiles_one_by_one else self._group_size.saves_time
 
     async def compile_attempts(self, attempts: Sequence[Attempt], *, is_reference: bool = False) -> list[End]:
         """Bring each trial to its artifact or to its end; return the ends.
@@ -254,7 +254,7 @@ class CompileStage:
                 if mine:
                     with self._artifacts.mark_in_progress({attempt.unit.key for attempt in mine}):
                         instructions = await self._compile_group(mine, compiler, slot)
-                    ends += find_ends(instructions)
+                    ends += select_ends(instructions)
                     requests_to_make.extend(list(one.attempts) for one in instructions if isinstance(one, Compile))
             # Whether the others succeeded or failed is found out by starting over with these trials.
             for attempt in others:
@@ -428,7 +428,7 @@ class CompileStage:
             while attempt.lowered is None and attempt.outcome is None and not is_made_by_others(attempt.unit.key):
                 instructions = await self._lower_function(attempt)
                 await self._raise_job_error(instructions)
-                ends += find_ends(instructions)
+                ends += select_ends(instructions)
         return ends
 
     async def _lower_function(self, attempt: Attempt) -> list[Instruction]:

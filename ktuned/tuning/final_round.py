@@ -56,13 +56,13 @@ from ktuned.tuning.finalists import (
     Figure,
     Range,
     Rounds,
+    are_rounds_contradictory,
+    are_rounds_noisy,
     choose_finalists,
     compute_figures,
     elect_winner,
     find_remaining_rivals,
     is_reference_implausible,
-    is_undecided,
-    is_unsettled,
 )
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
@@ -195,10 +195,10 @@ class FinalRound:
             return
         # Stop if this is decided already.
         have_competed = all(self._count_rounds(finalist.trial) >= rounds for finalist in finalists)
-        seated = self._find_seated_trial()
-        if seated is not None and (have_competed or self._is_decided(seated, rounds)):
-            self._progress.reference_us = seated.detail.reference_us
-            self._progress.reference_spread_us = seated.detail.reference_spread_us
+        incumbent = self._find_incumbent_trial()
+        if incumbent is not None and (have_competed or self._is_decided(incumbent, rounds)):
+            self._progress.reference_us = incumbent.detail.reference_us
+            self._progress.reference_spread_us = incumbent.detail.reference_spread_us
             return
         # Check that they are right on other inputs, too.
         if is_judged:
@@ -337,17 +337,17 @@ class FinalRound:
                 continue
             return contest
 
-    def _find_seated_trial(self) -> Trial | None:
+    def _find_incumbent_trial(self) -> Trial | None:
         """Return the present winner's trial, if that winner is of exactly this context."""
-        seated = self._find_incumbent()
-        return None if seated is None else self._store.get_trial(seated.trial)
+        incumbent = self._find_incumbent()
+        return None if incumbent is None else self._store.get_trial(incumbent.trial)
 
-    def _is_decided(self, seated: Trial, rounds: int) -> bool:
+    def _is_decided(self, incumbent: Trial, rounds: int) -> bool:
         """Return whether the winner has had its rounds, and nothing was measured since.
 
         Among many equally fast configs another may have a figure below the winner's: that is no reason to repeat them.
         """
-        return not self._progress.has_measured and self._count_rounds(seated) >= rounds
+        return not self._progress.has_measured and self._count_rounds(incumbent) >= rounds
 
     def _count_rounds(self, trial: Trial) -> int:
         """Return the number of rounds in which a trial competed by this job's figure."""
@@ -453,7 +453,7 @@ class _Contest:
         """True if the reference must be timed again, or the result is in doubt and the preset allows more rounds."""
         if is_reference_implausible(self.rounds, self.rivals):
             return True
-        is_doubtful = is_undecided(self.rounds, self.rivals) or is_unsettled(self.rounds, self.rivals)
+        is_doubtful = are_rounds_contradictory(self.rounds, self.rivals) or are_rounds_noisy(self.rounds, self.rivals)
         return is_doubtful and len(self.rounds) < self._brief.preset.most_rounds
 
     async def run_round(self, turn: int) -> None:
@@ -465,7 +465,7 @@ class _Contest:
             if finalist.trial.id in competing:
                 await self._time_finalist(finalist)
         is_reference_known = turn >= FEWEST_ROUNDS and not (
-            is_unsettled(self.rounds, []) or is_reference_implausible(self.rounds, self.rivals)
+            are_rounds_noisy(self.rounds, []) or is_reference_implausible(self.rounds, self.rivals)
         )
         if needs_metric(self._brief.objective) or is_reference_known:
             # Skip the reference if its latency is known well enough, or if a metric decides: it only has a latency.

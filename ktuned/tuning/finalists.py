@@ -123,7 +123,7 @@ def compute_figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None,
     return found
 
 
-def is_unsettled(rounds: Rounds, rivals: Collection[int]) -> bool:
+def are_rounds_noisy(rounds: Rounds, rivals: Collection[int]) -> bool:
     """Return whether the rounds of the best rival, or of the reference, differ so much that more rounds are needed."""
     best, found = _find_best(rounds, rivals), compute_figures(rounds, rivals)
     return any(name in found and is_noisy(found[name].latency_us, found[name].spread_us) for name in (best, None))
@@ -160,7 +160,7 @@ def elect_winner(
     return best if latencies_us[best] < latencies_us[incumbent] else incumbent
 
 
-def is_undecided(rounds: Rounds, rivals: Collection[int]) -> bool:
+def are_rounds_contradictory(rounds: Rounds, rivals: Collection[int]) -> bool:
     """Return whether rounds contradict the decision.
 
     They do if another rival was more than 1 % faster than the best in so many of them that it may be as fast.

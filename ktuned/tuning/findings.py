@@ -3,10 +3,10 @@
 :class:`Findings` are oddities of a kernel file that its author should know about: knobs without effect, inputs that are
 overwritten, metrics that fail.
 
-:class:`Dissent` is for kernels whose only reference is the default's outputs. It decides whether a config whose outputs
-differ is wrong. Atomics, random numbers, and buffers whose shape depends on the config differ without a fault. So if
-most configs differ from the default, or the default from itself, its outputs prove nothing, and no config counts as
-wrong.
+:class:`DisputedOutputs` is for kernels whose only reference is the default's outputs. It decides whether a config whose
+outputs differ is wrong. Atomics, random numbers, and buffers whose shape depends on the config differ without a fault.
+So if most configs differ from the default, or the default from itself, its outputs prove nothing, and no config counts
+as wrong.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def find_knobs_without_effect(contents: Mapping[tuple[tuple[str, Scalar], ...], 
     return found
 
 
-class Dissent:
+class DisputedOutputs:
     """The trials of a job whose outputs were compared with the ``default`` config's outputs."""
 
     def __init__(self, default: Config | None) -> None:
@@ -110,7 +110,7 @@ class Dissent:
             if trial.outcome is Outcome.MISMATCH
         ]
 
-    def describe_dissent(self) -> str:
+    def describe_dispute(self) -> str:
         """Return a sentence for the job's message; empty if the default's outputs can be trusted."""
         if not self._differing or not self.is_default_doubtful:
             return ""

@@ -69,7 +69,7 @@ from ktuned.tuning.trial_machine import (
     Measure,
     TryDevice,
     TwinFound,
-    find_ends,
+    select_ends,
 )
 
 RecordEnds = Callable[[Sequence[End]], Awaitable[None]]
@@ -395,7 +395,7 @@ class _LaneTurn:
             twin = prior.find_twin(attempt.content)
             if twin is not None:
                 self._waiting.remove(attempt)
-                ends += find_ends(self._stage.machine.handle_report(TwinFound(attempt, twin)))
+                ends += select_ends(self._stage.machine.handle_report(TwinFound(attempt, twin)))
         return ends
 
     async def _send_request(self) -> None:
@@ -491,7 +491,7 @@ class _LaneTurn:
 
     async def _carry_out_instructions(self, instructions: Sequence[Instruction]) -> list[End]:
         """Put trials into the lists as the machine says; return the ends that it has decided."""
-        ends = find_ends(instructions)
+        ends = select_ends(instructions)
         for instruction in instructions:
             match instruction:
                 case Measure(attempts, at_once=True):

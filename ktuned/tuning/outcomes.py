@@ -4,15 +4,14 @@
 winner, that is announced next. Then the end is counted, which may show that the job is hopeless; it is kept for the
 strategy's next question; and it is published.
 
-*When a winner may change.* A job begins with an *opening* (:mod:`~ktuned.tuning.opening`): nothing becomes the winner
-before the configs that lookups get now have their outcomes, because it might be worse than those. So ends are committed
-one by one until the opening is over. From then on a config that beats the winner replaces it at once. The final round
-has the last word.
+*When a winner may change.* Nothing becomes the winner before the config that lookups get now has an outcome
+(:mod:`~ktuned.tuning.served_configs`), because it might be worse. Until then ends are committed one by one. From then
+on a config that beats the winner replaces it at once. The final round has the last word.
 
 *Three judgements need the results of several configs.* Exact numerics compare bits with the anchor's
 (:mod:`~ktuned.tuning.anchor`), so a new anchor re-marks all trials so far. Where the default's own outputs prove
-nothing, mismatches are taken back (:class:`~ktuned.tuning.findings.Dissent`). And if all configs fail alike, the job is
-given up (:mod:`~ktuned.tuning.hopeless`).
+nothing, mismatches are taken back (:class:`~ktuned.tuning.findings.DisputedOutputs`). And if all configs fail alike,
+the job is given up (:mod:`~ktuned.tuning.hopeless`).
 
 *When the job is stopped*, trials without an outcome are recorded as stopped. That is shielded from cancellation, and
 bounded in time, because a broken store may be the reason for the stop.
@@ -49,15 +48,15 @@ from ktuned.model import (
 from ktuned.protocol import PublishEvent
 from ktuned.store import Store
 from ktuned.tuning.exploration import SearchSummary
-from ktuned.tuning.findings import Dissent, Findings
+from ktuned.tuning.findings import DisputedOutputs, Findings
 from ktuned.tuning.hopeless import Hopelessness
 from ktuned.tuning.job_brief import JobBrief
-from ktuned.tuning.opening import Opening, choose_served_configs
 from ktuned.tuning.prior_results import complete_result, restore_winner
 from ktuned.tuning.progress import Progress, publish_trial, publish_winner
+from ktuned.tuning.served_configs import ServedConfigs, choose_served_configs
 from ktuned.tuning.shared_lead import SharedLead
 from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.trial_machine import End, Stopped, find_ends, is_settled
+from ktuned.tuning.trial_machine import End, Stopped, is_outcome_final, select_ends
 
 _log = structlog.get_logger()
 
@@ -75,7 +74,7 @@ class Outcomes:
         progress: The job's figures so far.
         summary: The search in one line, for the job's message.
         under_way: The attempts without an outcome, by trial.
-        opening: The configs that lookups are answered with, which are tried first.
+        served_configs: The configs that lookups get now, which are tried first.
         lead: The config that others share, if there is one.
         hopelessness: Decides whether the job is given up.
         given_up: Set once the job is given up.
@@ -86,7 +85,7 @@ class Outcomes:
         self.progress = Progress(budget_s=brief.job.plan.seconds, objective=brief.objective)
         self.summary = SearchSummary(brief.objective)
         self.under_way: dict[int, Attempt] = {}
-        self.opening = Opening(())
+        self.served_configs = ServedConfigs()
         self.lead = SharedLead(objective=brief.objective)
         self._brief = brief
         self._store = store
@@ -95,7 +94,7 @@ class Outcomes:
         self.given_up = anyio.Event()
         self.hopelessness = Hopelessness(keeps_going=brief.job.plan.keep_going, on_given_up=self.given_up.set)
         self._findings = Findings()
-        self._dissent = Dissent(brief.kernel.default)
+        self._disputed_outputs = DisputedOutputs(brief.kernel.default)
         self.final_fault = ""
         self._first_failure = ""
         self._first_unjudged = ""
@@ -116,7 +115,7 @@ class Outcomes:
                 return JobState.FAILED, f"no config was measured within {self._brief.job.plan.seconds:g} s"
             lost = f"; {self.progress.lost}" if self.progress.lost else self._first_failure
             return JobState.FAILED, f"no config could be measured{lost}"
-        if (unknown := self.opening.awaited_config) is not None:
+        if (unknown := self.served_configs.awaited_config) is not None:
             words = ", ".join(f"{name}={value}" for name, value in unknown.items())
             return JobState.FAILED, f"lookups go on with {words}, which could not be measured here: tune again"
         lead, search = self.lead.describe_lead(), self.summary.describe_search(self.progress.done, self.progress.best)
@@ -124,7 +123,7 @@ class Outcomes:
         notices = (
             shared,
             self.summary.prior_fault,
-            self._dissent.describe_dissent(),
+            self._disputed_outputs.describe_dispute(),
             *self._findings.describe_findings(),
             self.final_fault,
             *self._find_classes().describe_classes(),
@@ -141,12 +140,12 @@ class Outcomes:
     @property
     def is_default_doubtful(self) -> bool:
         """True if the default's outputs prove nothing."""
-        return self._dissent.is_default_doubtful
+        return self._disputed_outputs.is_default_doubtful
 
     async def open_job(self) -> None:
         """Find what the job begins with; make the best known config the winner if it is certainly no worse."""
         await self._find_anchor()
-        await self.refresh_opening()
+        await self.refresh_served_configs()
         self.lead = await self._find_shared_lead()
 
     async def _find_anchor(self) -> None:
@@ -178,18 +177,18 @@ class Outcomes:
             await self._store.anchors.choose_anchor(self._brief.key, None if is_declared else chosen)
         await self._store.mark_same_bits(self._brief.context, anchor.bits)
 
-    async def refresh_opening(self) -> None:
+    async def refresh_served_configs(self) -> None:
         """Look again at the served configs, before anything is measured: another job may have changed them."""
-        opening = await self._find_opening()
-        if opening.served != self.opening.served:
-            self.opening = opening
-        await self._elect_winner(decided_only=not self.opening.is_over)
+        served = await self._find_served_configs()
+        if served.configs != self.served_configs.configs:
+            self.served_configs = served
+        await self._elect_winner(decided_only=not self.served_configs.are_judged)
 
     def outcome_stands(self, known: Trial) -> bool:
         """Return whether a known outcome needs no new try in this job."""
         if self._brief.job.plan.again or self._brief.lacks_figure(known):
             return False
-        return is_settled(known, self._brief.deadlines["compile"])
+        return is_outcome_final(known, self._brief.deadlines["compile"])
 
     def record_known_trial(self, known: Trial) -> None:
         """Count a config whose known outcome stands, so that it needs neither compiler nor lane."""
@@ -198,14 +197,14 @@ class Outcomes:
         self._findings.record_result(known.config, known.detail)
         self._count_outcome(known)
 
-    def take_tried(self) -> list[requests.TriedConfig]:
+    def collect_tried_configs(self) -> list[requests.TriedConfig]:
         """Return the configs that were tried since the last call, with their outcomes."""
         tried, self._tried = self._tried, []
         self._changed = anyio.Event()
         return tried
 
-    async def await_untaken_outcome(self) -> None:
-        """Wait until :meth:`take_tried` has something to return."""
+    async def await_tried_config(self) -> None:
+        """Wait until :meth:`collect_tried_configs` has something to return."""
         await self._changed.wait()
 
     async def await_next_outcome(self) -> None:
@@ -214,8 +213,8 @@ class Outcomes:
         await self._changed.wait()
 
     async def record_ends(self, ends: Sequence[End]) -> None:
-        """Commit outcomes together, then publish them; during the opening one by one, because each may end it."""
-        while ends and not self.opening.is_over:
+        """Commit outcomes together, then publish them; one by one until the served configs are judged."""
+        while ends and not self.served_configs.are_judged:
             await self._record_batch(ends[:1])
             ends = ends[1:]
         if ends:
@@ -223,7 +222,7 @@ class Outcomes:
 
     async def _record_batch(self, ends: Sequence[End]) -> None:
         # Commit, shielded: cancelling must not lose a result that a worker has reported.
-        is_opening = not self.opening.is_over
+        keeps_winner = not self.served_configs.are_judged
         kept = [
             (end.attempt, end.result if end.attempt.known is None else complete_result(end.attempt.known, end.result))
             for end in ends
@@ -232,7 +231,7 @@ class Outcomes:
             winner = await self._store.finish_trials(
                 [(attempt.trial, result) for attempt, result in kept],
                 objective=self._brief.objective,
-                is_opening=is_opening,
+                keeps_winner=keeps_winner,
             )
         # Compare with the anchor, whose own trial may be among these.
         anchor = self._brief.anchor
@@ -244,7 +243,7 @@ class Outcomes:
         # Many tasks wait for one commit, and all continue at once; give lookups a turn first.
         await self._pace.wait_for_step()
         # Count what each trial has cost in this job; another job paid for a carried-over figure.
-        is_over_now = False
+        are_judged_now = False
         for attempt, result in [(end.attempt, end.result) for end in ends]:
             assert result.outcome is not None
             del self.under_way[attempt.trial]
@@ -255,13 +254,13 @@ class Outcomes:
                 self.progress.add_cost("reused", 1)
             if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
                 _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
-            is_over_now |= self.opening.record_outcome(attempt.config, result.outcome)
-        # Announce the winner. If a result beats the present winner, the store has made it the new one. If the opening
-        # ends here, or there was no winner yet, the best of all known trials becomes the winner.
+            are_judged_now |= self.served_configs.record_outcome(attempt.config, result.outcome)
+        # Announce the winner. If a result beats the present winner, the store has made it the new one. If these
+        # ends judge the served configs, or there was no winner yet, the best of all known trials becomes the winner.
         has_measured = any(result.outcome is Outcome.MEASURED for _, result in kept)
         if winner is not None:
             await self._announce_winner(winner)
-        elif is_over_now or (not is_opening and not self._has_winner and has_measured):
+        elif are_judged_now or (not keeps_winner and not self._has_winner and has_measured):
             await self._elect_winner()
         # Publish after the winner, so that a client that hears of the trial can look the winner up.
         for attempt, result in kept:
@@ -270,13 +269,13 @@ class Outcomes:
 
     async def acquit_mismatches(self) -> None:
         """Take mismatches back if the default's outputs prove nothing; let the fastest config win."""
-        acquitted = self._dissent.find_acquitted()
+        acquitted = self._disputed_outputs.find_acquitted()
         for trial, result in acquitted:
             await self._store.finish_trial(trial.id, result, objective=self._brief.objective)
             self.progress.count_acquittal(result)
             published = replace(trial, outcome=result.outcome, detail=result.detail)
             publish_trial(self._publish, self._brief, self.progress, published)
-        if acquitted and self.opening.is_over:
+        if acquitted and self.served_configs.are_judged:
             await self._elect_winner()
 
     def _make_trial(self, attempt: Attempt, result: TrialResult) -> Trial:
@@ -287,7 +286,7 @@ class Outcomes:
             id=attempt.trial,
             job=brief.job.id,
             kernel=brief.job.kernel,
-            problem=brief.specialized,
+            problem=brief.specialized_problem,
             device=brief.context.device,
             config=attempt.config,
             digest=brief.context.digest,
@@ -306,7 +305,7 @@ class Outcomes:
             self._first_unjudged = trial.message.partition("\n")[0] or f"{why}, and must be finite and above 0"
         is_default = config == self._brief.kernel.default
         self.progress.count_outcome(trial, is_default=is_default)
-        self._dissent.record_trial(trial)
+        self._disputed_outputs.record_trial(trial)
         # A config whose only fault is to differ from the default's outputs may be acquitted: no reason to give up.
         is_disputed = trial.detail.undisputed is not None
         self.hopelessness.record_outcome(
@@ -321,10 +320,10 @@ class Outcomes:
 
     def skip_unoffered_served(self) -> None:
         """Stop waiting for served configs that the strategy did not offer, because the space does not hold them."""
-        while (config := self.opening.awaited_config) is not None:
+        while (config := self.served_configs.awaited_config) is not None:
             if self._store.find_trial(self._brief.context, config) is not None:
                 return
-            self.opening.record_outcome(config, Outcome.UNSUPPORTED)
+            self.served_configs.record_outcome(config, Outcome.UNSUPPORTED)
 
     async def record_stopped_trials(self) -> None:
         """Record the trials under way as stopped, which says nothing about their configs. Bounded, raises nothing."""
@@ -336,14 +335,14 @@ class Outcomes:
             self.under_way.clear()
             machine = self._brief.make_trial_machine()
             try:
-                for end in [end for attempt in stopped for end in find_ends(machine.handle_report(Stopped(attempt)))]:
+                for end in [end for attempt in stopped for end in select_ends(machine.handle_report(Stopped(attempt)))]:
                     if end.attempt.known is None:
                         await self._store.finish_trial(end.attempt.trial, end.result)
             except StoreError as error:
                 _log.warning("trials_not_recorded", job=self._brief.job.id, reason=error.message)
 
-    async def _find_opening(self) -> Opening:
-        """Return the opening: the configs that lookups are answered with now; none if this context has a winner."""
+    async def _find_served_configs(self) -> ServedConfigs:
+        """Return the configs that lookups get now; none if this context has a winner."""
         brief = self._brief
         kernel, winners = brief.kernel, brief.served()
         # This may be another checkout's winner; a job here must find its own winner, which must be no worse.
@@ -355,16 +354,17 @@ class Outcomes:
         # The same order as in lookups: a portfolio comes before near problems.
         leaves = () if is_exact(brief.objective) else brief.portfolio()
         near = [complete_config(kernel, config) for config in leaves] or [
-            complete_config(kernel, winner.config) for winner in find_stand_ins(brief.key, brief.specialized, winners)
+            complete_config(kernel, winner.config)
+            for winner in find_stand_ins(brief.key, brief.specialized_problem, winners)
         ]
         before = None if incumbent is None else complete_config(kernel, incumbent.config)
         asked = [config for config in (before, *near, kernel.default) if config is not None]
         verdicts = dict(zip(map(canonical, asked), await brief.check_configs(asked), strict=True))
         if own is not None and own.context == brief.context and await brief.check_configs([own.config]) == [True]:
             self._has_winner = True
-            return Opening(())
+            return ServedConfigs()
         served = choose_served_configs(before, near, kernel.default, lambda config: verdicts[canonical(config)])
-        return Opening(served, self._find_known_outcome)
+        return ServedConfigs(served, self._find_known_outcome)
 
     async def _find_shared_lead(self) -> SharedLead:
         """Ask what others have found in this context, if the job may use it."""
@@ -372,7 +372,7 @@ class Outcomes:
         if brief.find_shared is None or brief.kernel.batch_invariant or plan.no_share or plan.configs or plan.again:
             return SharedLead(objective=brief.objective)
         candidate = await brief.find_shared(brief.present_key)
-        served = [*self.opening.served, *([] if brief.kernel.default is None else [brief.kernel.default])]
+        served = [*self.served_configs.configs, *([] if brief.kernel.default is None else [brief.kernel.default])]
         # If the context has a winner already, the job was asked to find a better one, and must search.
         return SharedLead(candidate, served, objective=brief.objective, is_decisive=not self._has_winner)
 

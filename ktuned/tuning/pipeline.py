@@ -65,7 +65,7 @@ from ktuned.tuning.outcomes import Outcomes
 from ktuned.tuning.prior_results import PriorResults
 from ktuned.tuning.stages import JobStage, LaneAccess, StageReport, describe_stream, receive_waiting
 from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.trial_machine import End, NotBuilt, find_ends
+from ktuned.tuning.trial_machine import End, NotBuilt, select_ends
 
 STRAGGLER_LOOK_S = 0.2
 """Interval at which the last compiles are checked for stragglers."""
@@ -199,7 +199,7 @@ class Pipeline:
                     self._outcomes.skip_unoffered_served()
                 # Let the finalists decide, unless a served config has no outcome: nothing may take its place then.
                 # Other jobs may measure first, so that the finalists of several jobs compete in one quiet window.
-                if self._outcomes.opening.is_over:
+                if self._outcomes.served_configs.are_judged:
                     self._access.withdraw_lanes()
                     self._stages.report_stage(JobStage.MEASURED)
                     # A hopeless job needs no lanes: it has no finalists, and its client waits for the message.
@@ -340,7 +340,7 @@ class Pipeline:
                 elif monotonic() - fruitful_at > self.brief.deadlines["inspect"]:
                     raise self._no_config_error(found.strategy)
                 if not answer.proposals and outcomes.under_way:
-                    await outcomes.await_untaken_outcome()
+                    await outcomes.await_tried_config()
             self.progress.total = asked
             outcomes.hopelessness.record_last_proposed(is_exhausted=is_exhausted)
 
@@ -353,7 +353,7 @@ class Pipeline:
         outcomes = self._outcomes
         while True:
             is_early = self._follows_same_kernel and not self._access.is_granted
-            served = outcomes.opening.served
+            served = outcomes.served_configs.configs
             order = self._prior.plan_order(served, outcomes.lead.configs, slots=self._compiling.slots)
             request = self.brief.make_explore_request(order.first, order.last, order.earlier, served=served)
             async with self._fleet.gate.hold_for_computing(COURTESY_S):
@@ -400,7 +400,7 @@ class Pipeline:
         return self._outcomes.lead.ends_job
 
     async def _request_proposals(self, explorer: Explorer, count: int, *, anywhere: bool) -> replies.Proposals:
-        tried = self._outcomes.take_tried()
+        tried = self._outcomes.collect_tried_configs()
         # A strategy's computing would disturb a timing that uses every core.
         async with self._fleet.gate.hold_for_computing():
             answer = await explorer.ask_for_configs(tried, count, anywhere=anywhere)
@@ -433,7 +433,9 @@ class Pipeline:
         configs = [proposal.config for proposal in fresh]
         # Enter the trials. Shielded, because each row that was entered needs an attempt that leads to its outcome.
         with anyio.CancelScope(shield=True):
-            ids = await self._store.begin_trials(self.brief.context, self.brief.specialized, self.brief.job.id, configs)
+            ids = await self._store.begin_trials(
+                self.brief.context, self.brief.specialized_problem, self.brief.job.id, configs
+            )
         attempts = [
             self._make_attempt(trial, proposal, lacking.get(canonical(proposal.config)))
             for trial, proposal in zip(ids, fresh, strict=True)
@@ -442,7 +444,7 @@ class Pipeline:
         # A config without a Build has its outcome already; the others go to the compilers.
         for attempt, proposal in zip(attempts, fresh, strict=True):
             if proposal.build is None:
-                await self._outcomes.record_ends(find_ends(self._machine.handle_report(NotBuilt(attempt, proposal))))
+                await self._outcomes.record_ends(select_ends(self._machine.handle_report(NotBuilt(attempt, proposal))))
         for attempt in attempts:
             if attempt.trial in self._outcomes.under_way:
                 await enqueue(attempt)
@@ -464,7 +466,7 @@ class Pipeline:
         await self._access.await_lanes()
         async with self._refresh_lock:
             if not self._knows_served and not self.progress.has_measured:
-                await self._outcomes.refresh_opening()
+                await self._outcomes.refresh_served_configs()
             self._knows_served = True
 
     async def _start_compilers(self) -> None:

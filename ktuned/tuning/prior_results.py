@@ -139,9 +139,9 @@ async def restore_winner(
     Raises:
         WorkerError: The worker that has the space could not check the configs.
     """
-    seated = store.get_winner(key.winner_key)
-    if seated is not None and seated.context == key.context:
-        (is_admitted,) = await admission.check_configs(key.kernel, key.problem, [seated.config])
+    incumbent = store.get_winner(key.winner_key)
+    if incumbent is not None and incumbent.context == key.context:
+        (is_admitted,) = await admission.check_configs(key.kernel, key.problem, [incumbent.config])
         if is_admitted:
             return None
     best = find_last_winner(await load_admitted_trials(store, admission, key, finalists), key.objective)
@@ -179,7 +179,7 @@ class PriorResults:
     def plan_order(self, served: Sequence[Config], lead: Sequence[Config] = (), *, slots: int = 1) -> TrialOrder:
         """Return the order in which to try configs, for a number of compile slots; see :func:`order_configs`."""
         context, objective = self._brief.context, self._brief.objective
-        seated = self._store.get_winner(self._brief.key)
+        incumbent = self._store.get_winner(self._brief.key)
         newest: dict[str, KnownConfig] = {}
         for known in self._store.load_past_searches(context, RECENT_CONTEXTS, MAX_PREDICTED, objective=objective):
             newest.setdefault(known.text, known)
@@ -195,9 +195,15 @@ class PriorResults:
         winners = sort_by_similarity(self._brief.key, self._store.list_winners(context.kernel))
         best = self._store.list_measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
         near = choose_near_configs(winners, [known.config for known in best])
-        settled = self._store.list_failed_configs(context, MAX_PREDICTED)
+        failed_here = self._store.list_failed_configs(context, MAX_PREDICTED)
         found = order_configs(
-            None if seated is None else seated.config, self._brief.kernel.default, past, near, settled, served, lead
+            None if incumbent is None else incumbent.config,
+            self._brief.kernel.default,
+            past,
+            near,
+            failed_here,
+            served,
+            lead,
         )
         return msgspec.structs.replace(found, earlier=load_earlier_searches(self._store, winners, objective))
 

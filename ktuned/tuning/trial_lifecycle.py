@@ -64,8 +64,8 @@ class TrialEvent(StrEnum):
     CANNOT_RUN = "cannot_run"
     KILLED = "killed"
     HOST_LOST = "host_lost"
-    DOUBTED = "doubted"
-    GIVEN_BACK = "given_back"
+    WORKER_DAMAGED = "worker_damaged"
+    DEVICE_SICK = "device_sick"
     DISTURBED = "disturbed"
     DISTURBED_AGAIN = "disturbed_again"
     SPARED = "spared"
@@ -78,8 +78,8 @@ class TrialEvent(StrEnum):
 
 EXCUSES: Final[Mapping[TrialEvent, int]] = {
     TrialEvent.KILLED: KILLS_EXCUSED,
-    TrialEvent.GIVEN_BACK: 1,
-    TrialEvent.DOUBTED: 1,
+    TrialEvent.DEVICE_SICK: 1,
+    TrialEvent.WORKER_DAMAGED: 1,
     TrialEvent.DISTURBED: CONTENDED_TRIES - 1,
 }
 """How often in its life a trial is tried again, for each reason that may lie outside its config."""
@@ -139,8 +139,8 @@ MOVES: Final[dict[Place, _Moves]] = {
         TrialEvent.ARTIFACT_DAMAGED: TrialState.ASKED,
         **_make_retry_moves(
             TrialState.COMPILED,
-            TrialEvent.DOUBTED,
-            TrialEvent.GIVEN_BACK,
+            TrialEvent.WORKER_DAMAGED,
+            TrialEvent.DEVICE_SICK,
             TrialEvent.DISTURBED,
             TrialEvent.SET_APART,
             TrialEvent.NEEDS_CORES,
@@ -157,7 +157,7 @@ MOVES: Final[dict[Place, _Moves]] = {
     TrialState.REFINING: {
         TrialEvent.TIMED: Outcome.MEASURED,
         TrialEvent.DISTURBED: Outcome.MEASURED,
-        **_make_retry_moves(TrialState.FINALIST, TrialEvent.DOUBTED, TrialEvent.GIVEN_BACK),
+        **_make_retry_moves(TrialState.FINALIST, TrialEvent.WORKER_DAMAGED, TrialEvent.DEVICE_SICK),
         **_ON_LANE,
         **dict.fromkeys(_STOPPED, Outcome.MEASURED),
     },

@@ -35,23 +35,24 @@ stop       the failure concerns the whole job (its file, the disk)    ``EndJob``
 *Excuses.* Even the first config without a report may be innocent. Each of these reasons is accepted a limited number of
 times in a trial's life (:data:`~ktuned.tuning.trial_lifecycle.EXCUSES`); the trial's story counts them.
 
-==========  ====  =================================================================================================
-excuse      most  the reason, and why it ends
-==========  ====  =================================================================================================
-killed      2     a user sent SIGKILL, or the kernel did because memory ran out. A config that is killed in every try
-                  is the cause
-doubted     1     the config before it, in the same worker, had written outside its tensors. The second try has a new
-                  worker. A missed deadline is never excused this way: checking it would cost a second full deadline
-given back  1     the GPU fails its canary afterwards, and another GPU can take the retry (otherwise the job would never
-                  end). If a second GPU fails after it, too, the config is the cause
-disturbed   2     other programs used the device, so the figure is not the config's. If the disturbance comes from the
-                  application being tuned for, the last try is not checked for disturbance, because that application
-                  may run for days
-==========  ====  =================================================================================================
+==============  ====  =============================================================================================
+excuse          most  the reason, and why it ends
+==============  ====  =============================================================================================
+killed          2     a user sent SIGKILL, or the kernel did because memory ran out. A config that is killed in every
+                      try is the cause
+worker damaged  1     the config before it, in the same worker, had written outside its tensors. The second try has a
+                      new worker. A missed deadline is never excused this way: checking it would cost a second full
+                      deadline
+device sick     1     the GPU fails its canary afterwards, and another GPU can take the retry (otherwise the job would
+                      never end). If a second GPU fails after it, too, the config is the cause
+disturbed       2     other programs used the device, so the figure is not the config's. If the disturbance comes from
+                      the application being tuned for, the last try is not checked for disturbance, because that
+                      application may run for days
+==============  ====  =============================================================================================
 
-They are considered in this order: killed, doubted, given back. The last costs a worker and a canary. Failures of the
-infrastructure (a lost host, a damaged artifact, cores that a config was not known to need) need no excuse and are not
-counted: the next try corrects them.
+They are considered in this order: killed, worker damaged, device sick. The last costs a worker and a canary. Failures
+of the infrastructure (a lost host, a damaged artifact, cores that a config was not known to need) need no excuse and
+are not counted: the next try corrects them.
 
 *Finalists* already have a figure. They keep it if a round says nothing about them; a disturbed round is not repeated.
 Evidence against a finalist ends its trial with a new outcome, so it can no longer be the winner.
@@ -471,11 +472,11 @@ class TrialMachine:
 
     def _judge_verdict(self, attempt: Attempt, verdict: Verdict, lane: LaneFacts) -> Instruction:
         """End a trial by a verdict, unless the worker or the device may be the reason for it."""
-        if lane.is_doubtful and verdict.event in _MAY_BE_DAMAGE and attempt.has_excuse(TrialEvent.DOUBTED):
-            attempt.make_move(TrialEvent.DOUBTED)
+        if lane.is_doubtful and verdict.event in _MAY_BE_DAMAGE and attempt.has_excuse(TrialEvent.WORKER_DAMAGED):
+            attempt.make_move(TrialEvent.WORKER_DAMAGED)
             return Measure([attempt], at_once=False)
-        is_other_to_blame = not lane.is_cpu and lane.has_stand_in and attempt.has_excuse(TrialEvent.GIVEN_BACK)
-        if is_other_to_blame and verdict.event in _MAY_BE_DEVICE:
+        may_be_device = not lane.is_cpu and lane.has_stand_in and attempt.has_excuse(TrialEvent.DEVICE_SICK)
+        if may_be_device and verdict.event in _MAY_BE_DEVICE:
             attempt.accused = verdict
             return TryDevice(attempt)
         return _end_trial(attempt, verdict)
@@ -486,11 +487,11 @@ class TrialMachine:
             raise IllegalMove(f"trial {attempt.trial} stands accused of nothing")
         if not is_sick:
             return _end_trial(attempt, verdict)
-        attempt.make_move(TrialEvent.GIVEN_BACK)
+        attempt.make_move(TrialEvent.DEVICE_SICK)
         return Measure([attempt], at_once=False)
 
 
-def is_settled(known: Trial, compile_deadline_s: float) -> bool:
+def is_outcome_final(known: Trial, compile_deadline_s: float) -> bool:
     """Return whether a config with this outcome is not tried again in the same context.
 
     This quarantines configs that hang or crash. A compile that timed out is tried again if its deadline is longer now.
@@ -500,7 +501,7 @@ def is_settled(known: Trial, compile_deadline_s: float) -> bool:
     return known.outcome is not None and known.outcome not in RETRIED_BY_NEXT_JOB
 
 
-def find_ends(instructions: Sequence[Instruction]) -> list[End]:
+def select_ends(instructions: Sequence[Instruction]) -> list[End]:
     """Return the ends of trials among instructions."""
     return [instruction for instruction in instructions if isinstance(instruction, End)]
 
@@ -544,13 +545,13 @@ def _is_fault_of_job(error: Failure) -> bool:
 
 def _convict_config(error: Failure, expired: TrialEvent, refused: TrialEvent) -> Verdict:
     """Return the verdict on the config that was at work when a request failed."""
-    said: dict[str, Any] = {"phase": error.phase}
+    details: dict[str, Any] = {"phase": error.phase}
     event = refused
     if isinstance(error, WorkerDied):
-        event, said["signal"] = TrialEvent.DIED, error.signal
+        event, details["signal"] = TrialEvent.DIED, error.signal
     elif isinstance(error, DeadlineExpired):
-        event, said["after_s"] = expired, error.deadline_s
-    return _make_failure(event, error.message, error.output, **said)
+        event, details["after_s"] = expired, error.deadline_s
+    return _make_failure(event, error.message, error.output, **details)
 
 
 def _make_failure(event: TrialEvent, message: str, output: Output | None = None, **details: Any) -> Verdict:

@@ -34,11 +34,11 @@ class TrialOrder(msgspec.Struct, frozen=True):
 
 
 def order_configs(
-    seated: Config | None,
+    incumbent: Config | None,
     default: Config | None,
     past: Sequence[KnownConfig],
     near: Sequence[Config] = (),
-    settled: Sequence[KnownConfig] = (),
+    failed_here: Sequence[KnownConfig] = (),
     served: Sequence[Config] = (),
     lead: Sequence[Config] = (),
 ) -> TrialOrder:
@@ -47,22 +47,22 @@ def order_configs(
     First come, in this order:
 
     1. the ``lead`` of shared winners;
-    2. the ``seated`` winner and the configs ``served`` to lookups, so that lookups soon have a fresh answer that is no
+    2. the ``incumbent`` and the configs ``served`` to lookups, so that lookups soon have a fresh answer that is not
        slower; then the ``default``, to which speed-ups are relative;
     3. the measured configs of the ``past`` in their order (the newest context first, each context's fastest first); if
        there are none, the ``near`` configs: winners of near problems and of other devices;
-    4. the ``settled`` configs, which are known to fail in exactly this context. They cost nothing, but count towards
-       the budget. So a job that is requested again has nothing left to do, whatever its strategy would propose now.
+    4. the configs that ``failed_here``, in exactly this context. They cost nothing, but count towards the budget. So a
+       job that is requested again has nothing left to do, whatever its strategy would propose now.
 
     Last come the configs of the ``past`` that were hopelessly slow, and finally those that failed.
     """
     known: dict[str, KnownConfig] = {}
     for entry in past:
         known.setdefault(entry.text, entry)
-    first = {canonical(config): config for config in (*lead, seated, *served, default) if config is not None}
+    first = {canonical(config): config for config in (*lead, incumbent, *served, default) if config is not None}
     measured = {text: entry.config for text, entry in known.items() if entry.outcome is Outcome.MEASURED}
     first |= measured or {canonical(config): config for config in near}
-    first |= {entry.text: entry.config for entry in settled}
+    first |= {entry.text: entry.config for entry in failed_here}
     failed = [(text, entry) for text, entry in known.items() if text not in first]
     failed.sort(key=lambda pair: pair[1].outcome is not Outcome.SLOWER)
     return TrialOrder(tuple(first.values()), tuple(entry.config for _, entry in failed))

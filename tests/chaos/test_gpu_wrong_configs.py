@@ -106,7 +106,9 @@ def test_gpu_wrong_configs(tmp_path: Path, row: Row) -> None:
             kinds.setdefault(trial["config"]["kind"], []).append(trial)
         for kind, found in kinds.items():
             row[kind] = f"{len(found)}: {found[0]['outcome']}: {found[0]['message'][:90]}"
-        row["retried in a new worker"] = sum("doubted" in (trial["detail"].get("story") or ()) for trial in trials)
+        row["retried in a new worker"] = sum(
+            "worker_damaged" in (trial["detail"].get("story") or ()) for trial in trials
+        )
         assert {kind: len(found) for kind, found in kinds.items()} == dict(OUTSIDE=20, DIRTY=20, SEED=20, RIGHT=40)
         assert {trial["outcome"] for trial in kinds["RIGHT"]} == {"measured"}, [
             trial["message"] for trial in kinds["RIGHT"] if trial["outcome"] != "measured"

@@ -268,20 +268,20 @@ class FullDisk(Store):
         await super().check_writable()
 
     async def finish_trial(
-        self, number: int, result: TrialResult, *, objective: Objective = LATENCY, is_opening: bool = False
+        self, number: int, result: TrialResult, *, objective: Objective = LATENCY, keeps_winner: bool = False
     ) -> Winner | None:
         """Refuse, or do as any store."""
         if self.is_full:
             raise StoreError("the disk is full")
-        return await super().finish_trial(number, result, objective=objective, is_opening=is_opening)
+        return await super().finish_trial(number, result, objective=objective, keeps_winner=keeps_winner)
 
     async def finish_trials(
-        self, results: Sequence[tuple[int, TrialResult]], *, objective: Objective = LATENCY, is_opening: bool = False
+        self, results: Sequence[tuple[int, TrialResult]], *, objective: Objective = LATENCY, keeps_winner: bool = False
     ) -> Winner | None:
         """Refuse, or do as any store."""
         if self.is_full:
             raise StoreError("the disk is full")
-        return await super().finish_trials(results, objective=objective, is_opening=is_opening)
+        return await super().finish_trials(results, objective=objective, keeps_winner=keeps_winner)
 
 
 async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from ktuned.model import PRESETS, Outcome, Scalar, canonical
 from ktuned.search import Strategy, load_strategy
 from ktuned.search.gaussian_process import GaussianProcess
 from ktuned.search.guided import Guided
-from ktuned.tuning.finalists import MOST_TIMES, compute_figures, is_undecided
+from ktuned.tuning.finalists import MOST_TIMES, are_rounds_contradictory, compute_figures
 
 BOWL_KNOBS: Any = {
     "x": list(range(10)),
@@ -70,7 +70,7 @@ def named(name: str, seed: int, trials: int) -> float:
     finalists = [config for _, config in sorted(measured, key=lambda pair: pair[0])[: 5 * MOST_TIMES]]
     rounds: list[Mapping[int | None, float]] = []
     while len(rounds) < 5 or (
-        len(rounds) < PRESETS["default"].most_rounds and is_undecided(rounds, range(len(finalists)))
+        len(rounds) < PRESETS["default"].most_rounds and are_rounds_contradictory(rounds, range(len(finalists)))
     ):
         rounds.append({rival: bowl(config) * noise.lognormvariate(0, 0.05) for rival, config in enumerate(finalists)})
     decided = compute_figures(rounds, range(len(finalists)))

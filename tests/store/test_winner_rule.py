@@ -48,6 +48,6 @@ def test_another_ground_is_never_compared() -> None:
 def test_while_a_job_opens_no_other_trial_wins() -> None:
     """Neither an empty place nor one of another context is taken; the incumbent's own new result counts."""
     for incumbent in (None, Standing(1, 1, 5.0), Standing(1, 2, 5.0)):
-        assert judge_result(Standing(2, 2, 1.0), incumbent, is_opening=True) is Effect.KEEP
-    assert judge_result(Standing(1, 1, 9.0), Standing(1, 1, 5.0), is_opening=True) is Effect.TAKE
-    assert judge_result(Standing(1, 1, None), Standing(1, 1, 5.0), is_opening=True) is Effect.VACATE
+        assert judge_result(Standing(2, 2, 1.0), incumbent, keeps_winner=True) is Effect.KEEP
+    assert judge_result(Standing(1, 1, 9.0), Standing(1, 1, 5.0), keeps_winner=True) is Effect.TAKE
+    assert judge_result(Standing(1, 1, None), Standing(1, 1, 5.0), keeps_winner=True) is Effect.VACATE

@@ -81,7 +81,7 @@ def test_an_artifacts_key_changes_with_what_decides_its_bytes(change: dict[str, 
 
 def test_only_the_keys_part_of_the_problem_is_specialized() -> None:
     """Workers get the whole problem, the key its specialised part."""
-    assert BRIEF.specialized == {"M": 1}
+    assert BRIEF.specialized_problem == {"M": 1}
     assert BRIEF.make_explore_request().problem == {"M": 1, "N": 2}
 
 

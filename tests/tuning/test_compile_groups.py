@@ -56,12 +56,12 @@ def test_a_later_gain_of_groups_is_noticed() -> None:
     """Once headers are precompiled pairs take less than the first ones did: then groups grow after all."""
     group_size = taught(4, alone_s=1.0, pair_s=3.0)
     group_size.record_group(2, 0.6)
-    assert not group_size.pays
+    assert not group_size.saves_time
     group_size.record_group(2, 0.6)
     assert sizes(group_size, 3) == [2, 4, 4]
     for _ in range(9):
         group_size.record_group(1, 0.3)
-    assert not group_size.pays
+    assert not group_size.saves_time
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from ktuned.tuning.finalists import (
     ROBUST_ROUNDS,
     Figure,
     Range,
+    are_rounds_contradictory,
+    are_rounds_noisy,
     choose_finalists,
     compute_figures,
     elect_winner,
     find_remaining_rivals,
     is_reference_implausible,
-    is_undecided,
-    is_unsettled,
 )
 
 RATIOS = st.lists(st.floats(1.0, 5.0), min_size=1, max_size=6)
@@ -105,7 +105,7 @@ def test_contradicting_rounds_leave_it_undecided(rounds: list[dict[int | None, f
     """Another finalist that beat the best in one of its rounds may be better, until so many others say that it is not;
     one per cent is no matter.
     """
-    assert is_undecided(rounds, [1, 2]) is expected
+    assert are_rounds_contradictory(rounds, [1, 2]) is expected
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,11 @@ def test_the_winner_is_the_fastest_of_those_timed_together(
 def test_noisy_rounds_ask_for_more_until_they_settle() -> None:
     """A contender or a reference that jumps between rounds is unsettled, until enough rounds agree."""
     steady = [{1: 100.0, None: 200.0}] * 3
-    assert not is_unsettled(steady, [1])
-    assert is_unsettled([*steady[:2], {1: 190.0, None: 200.0}], [1])
-    assert is_unsettled([*steady[:2], {1: 100.0, None: 900.0}], [1])
-    assert not is_unsettled([*steady, {1: 190.0, None: 900.0}, *steady], [1])
-    assert not is_unsettled([], [1])
+    assert not are_rounds_noisy(steady, [1])
+    assert are_rounds_noisy([*steady[:2], {1: 190.0, None: 200.0}], [1])
+    assert are_rounds_noisy([*steady[:2], {1: 100.0, None: 900.0}], [1])
+    assert not are_rounds_noisy([*steady, {1: 190.0, None: 900.0}, *steady], [1])
+    assert not are_rounds_noisy([], [1])
 
 
 def test_a_reference_far_above_the_winner_is_timed_again_though_its_rounds_agree() -> None:

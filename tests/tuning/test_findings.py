@@ -15,7 +15,7 @@ from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.trial import Trial
 from ktuned.model.values import Config, Outcome, Scalar
 from ktuned.scheduling import TuningRequest
-from ktuned.tuning.findings import COMPARED, Dissent, Findings, find_knobs_without_effect
+from ktuned.tuning.findings import COMPARED, DisputedOutputs, Findings, find_knobs_without_effect
 from tests.assembled import Parts, kernel_text
 from tests.tuning.test_pipeline import tune
 
@@ -121,12 +121,12 @@ def differing(number: int, undisputed: Outcome = Outcome.MEASURED) -> Trial:
     return trial(number, Outcome.MISMATCH, undisputed)
 
 
-def judged(*trials: Trial) -> Dissent:
+def judged(*trials: Trial) -> DisputedOutputs:
     """Return what is known after these ends."""
-    dissent = Dissent(DEFAULT)
+    disputed = DisputedOutputs(DEFAULT)
     for one in trials:
-        dissent.record_trial(one)
-    return dissent
+        disputed.record_trial(one)
+    return disputed
 
 
 class TestTheRule:
@@ -134,16 +134,16 @@ class TestTheRule:
 
     def test_few_that_differ_are_wrong(self) -> None:
         """Also where as many agree as differ: the default agrees with itself."""
-        dissent = judged(trial(0), differing(1))
-        assert (dissent.find_acquitted(), dissent.describe_dissent()) == ([], "")
+        disputed = judged(trial(0), differing(1))
+        assert (disputed.find_acquitted(), disputed.describe_dispute()) == ([], "")
 
     def test_if_most_differ_none_is_wrong(self) -> None:
         """Each gets the outcome that its figures give it."""
-        dissent = judged(trial(0), differing(1), differing(2, Outcome.SLOWER))
-        outcomes = [(one.id, result.outcome, result.latency_us) for one, result in dissent.find_acquitted()]
+        disputed = judged(trial(0), differing(1), differing(2, Outcome.SLOWER))
+        outcomes = [(one.id, result.outcome, result.latency_us) for one, result in disputed.find_acquitted()]
         assert outcomes == [(1, "measured", 11.0), (2, "slower", 12.0)]
-        assert dissent.describe_dissent().startswith("2 of 3 configs differ from the default's outputs")
-        assert dissent.describe_dissent().endswith("give a reference=")
+        assert disputed.describe_dispute().startswith("2 of 3 configs differ from the default's outputs")
+        assert disputed.describe_dispute().endswith("give a reference=")
 
     def test_a_default_that_differs_from_itself_proves_nothing(self) -> None:
         """Whatever others do."""
@@ -151,13 +151,13 @@ class TestTheRule:
 
     def test_a_config_with_another_fault_stays_failed(self) -> None:
         """A config that crashes, or writes outside its tensors, is wrong by itself."""
-        dissent = judged(trial(0), *(trial(n, Outcome.MISMATCH) for n in (1, 2)), trial(3, Outcome.CRASHED))
-        assert (dissent.find_acquitted(), dissent.is_default_doubtful) == ([], False)
+        disputed = judged(trial(0), *(trial(n, Outcome.MISMATCH) for n in (1, 2)), trial(3, Outcome.CRASHED))
+        assert (disputed.find_acquitted(), disputed.is_default_doubtful) == ([], False)
 
     def test_an_acquitted_trial_stays_acquitted(self) -> None:
         """The next job meets those trials as measured ones."""
-        dissent = judged(trial(0), *(trial(n, Outcome.MEASURED, Outcome.MEASURED) for n in (1, 2)))
-        assert (dissent.find_acquitted(), dissent.is_default_doubtful) == ([], True)
+        disputed = judged(trial(0), *(trial(n, Outcome.MEASURED, Outcome.MEASURED) for n in (1, 2)))
+        assert (disputed.find_acquitted(), disputed.is_default_doubtful) == ([], True)
 
 
 def default_text(does: str, **options: str) -> str:

@@ -315,7 +315,7 @@ async def test_a_trial_on_a_failing_device_is_measured_on_another(tmp_path: Path
     other = PlayedLane("cuda:1", [MEASURED])
     outcome, attempt = await measured(tmp_path, failing, other)
     assert (outcome, other.asked) == (Outcome.MEASURED, 1)
-    assert attempt.story[-3:] == [TrialEvent.GIVEN_BACK, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
+    assert attempt.story[-3:] == [TrialEvent.DEVICE_SICK, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ async def test_a_failure_after_a_config_that_did_damage_is_tried_once_more(tmp_p
     assert (await measured(tmp_path / "1", lane))[0] is Outcome.MISMATCH
     outcome, attempt = await measured(tmp_path / "2", lane)
     assert (outcome, lane.asked, lane.dropped) == (Outcome.MEASURED, 3, 1)
-    assert attempt.story[-3:] == [TrialEvent.DOUBTED, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
+    assert attempt.story[-3:] == [TrialEvent.WORKER_DAMAGED, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
     lane = PlayedLane("cuda:0", [GUILTY, failure, failure, MEASURED])
     await measured(tmp_path / "3", lane)
     assert (await measured(tmp_path / "4", lane))[0] in (Outcome.MISMATCH, Outcome.LAUNCH_ERROR, Outcome.CRASHED)
@@ -408,7 +408,7 @@ async def test_a_worker_whose_data_was_damaged_is_replaced(tmp_path: Path) -> No
     lane = PlayedLane("cuda:0", [replace(GUILTY, is_unsound=True), WRONG])
     assert (await measured(tmp_path / "1", lane))[0] is Outcome.MISMATCH
     assert lane.dropped == 1
-    assert TrialEvent.DOUBTED not in (await measured(tmp_path / "2", lane))[1].story
+    assert TrialEvent.WORKER_DAMAGED not in (await measured(tmp_path / "2", lane))[1].story
 
 
 async def test_devices_of_one_model_share_a_job(parts: Parts) -> None:

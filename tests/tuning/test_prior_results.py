@@ -109,7 +109,7 @@ def test_a_failed_winner_or_default_still_comes_first() -> None:
 def test_known_failures_count_towards_the_budget() -> None:
     """A config whose failure here is known comes before all unknown ones, after the measured ones."""
     settled = [past(3, Outcome.HUNG), past(4, Outcome.HUNG)]
-    found = order_configs(None, {"n": 7}, [past(1), settled[0]], settled=settled)
+    found = order_configs(None, {"n": 7}, [past(1), settled[0]], failed_here=settled)
     assert [config["n"] for config in found.first] == [7, 1, 3, 4]
     assert found.last == ()
 

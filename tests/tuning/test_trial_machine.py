@@ -41,7 +41,7 @@ from ktuned.tuning.trial_machine import (
     TrialMachine,
     TryDevice,
     TwinFound,
-    is_settled,
+    is_outcome_final,
 )
 from tests.trials import make_result
 
@@ -592,14 +592,14 @@ def test_a_story_is_kept_of_failed_and_retried_trials() -> None:
 def test_outcomes_that_say_something_about_a_config_are_settled(outcome: Outcome | None, is_quarantined: bool) -> None:
     """The next job does not try it again."""
     known = replace(TWIN, outcome=outcome)
-    assert is_settled(known, compile_deadline_s=180.0) is is_quarantined
+    assert is_outcome_final(known, compile_deadline_s=180.0) is is_quarantined
 
 
 def test_a_compile_that_took_too_long_is_tried_again_with_a_longer_deadline() -> None:
     """It is not known whether that is enough."""
     known = replace(TWIN, outcome=Outcome.COMPILE_TIMEOUT, detail=TrialDetail(after_s=60.0))
-    assert is_settled(known, compile_deadline_s=60.0)
-    assert not is_settled(known, compile_deadline_s=61.0)
+    assert is_outcome_final(known, compile_deadline_s=60.0)
+    assert not is_outcome_final(known, compile_deadline_s=61.0)
 
 
 def test_a_verdict_that_ends_nothing_is_refused() -> None:

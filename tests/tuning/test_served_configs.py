@@ -1,4 +1,4 @@
-"""Answers never get worse within one context: the ladder, the opening and the store's rule together."""
+"""Answers never get worse within one context: the ladder, the served configs and the store's rule together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ktuned.model.trial import Context, Winner
 from ktuned.model.values import Config, Outcome, Status, canonical
 from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.store.winner_rule import Effect, Standing, judge_result
-from ktuned.tuning.opening import Opening, choose_served_configs
+from ktuned.tuning.served_configs import ServedConfigs, choose_served_configs
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
 KNOBS = range(6)
@@ -67,19 +67,19 @@ def test_no_answer_is_slower_than_the_one_before(
     kernel = _info(None if default is None else {"B": default})
     others = [] if near is None else [_winner(128, near, 1.0)]
     winner = None if before is None else _winner(64, before, 2.0, "before the edit")
-    opening = Opening(
+    served = ServedConfigs(
         choose_served_configs(
             None if winner is None else winner.config, [one.config for one in others], kernel.default, lambda _: True
         )
     )
-    served: list[int] = []
+    answers: list[int] = []
     measured: dict[int, float] = {}
 
     def look_up() -> None:
         known = [*others, *([] if winner is None else [winner])]
         found = decide_answer(kernel, {"M": 64}, MODEL, _context(64), known, lambda _: True)
         if found.config is not None:
-            served.append(int(found.config["B"]))
+            answers.append(int(found.config["B"]))
         if found.status is Status.FRESH:
             assert found.config is not None
             assert measured[int(found.config["B"])] == min(measured.values())
@@ -92,20 +92,20 @@ def test_no_answer_is_slower_than_the_one_before(
         if incumbent is not None and winner is not None and incumbent.context == 2:
             incumbent = Standing(winner.trial, 2, winner.latency_us)
         # A trial of this context is another row than that of the context before.
-        effect = judge_result(Standing(knob, 2, latency_us), _other_row(incumbent), is_opening=not opening.is_over)
+        effect = judge_result(Standing(knob, 2, latency_us), _other_row(incumbent), keeps_winner=not served.are_judged)
         if latency_us is not None:
             measured[knob] = latency_us
         if effect is Effect.TAKE and latency_us is not None:
             winner = _winner(64, knob, latency_us)
-        if opening.record_outcome({"B": knob}, outcome) and measured:
+        if served.record_outcome({"B": knob}, outcome) and measured:
             best = min(measured, key=lambda one: measured[one])
             winner = _winner(64, best, measured[best])
         if is_asked:
             look_up()
     look_up()
-    known_us = [latency_us for knob in served if (latency_us := here[knob])]
+    known_us = [latency_us for knob in answers if (latency_us := here[knob])]
     assert known_us == sorted(known_us, reverse=True)
-    for left, right in pairwise(served):
+    for left, right in pairwise(answers):
         assert left == right or _outcome(here[left]) is not Outcome.CONTENDED, "it gave way unmeasured"
 
 
@@ -122,28 +122,30 @@ def _other_row(incumbent: Standing | None) -> Standing | None:
 
 
 def test_a_near_winner_gives_way_once_its_config_has_its_outcome() -> None:
-    """The served config closes the opening once it is known here; others do not, nor does an outcome without sense."""
-    opening = Opening(choose_served_configs(None, [{"B": 1}, {"B": 2}], {"B": 3}, lambda config: config != {"B": 1}))
-    assert opening.served == ({"B": 2}, {"B": 3})
-    assert [opening.record_outcome({"B": knob}, Outcome.MEASURED) for knob in (1, 3, 4)] == [False] * 3
-    assert not opening.record_outcome({"B": 2}, Outcome.CONTENDED)
-    assert opening.awaited_config == {"B": 2}
-    assert [opening.record_outcome({"B": 2}, Outcome.SLOWER) for _ in range(2)] == [True, False]
+    """Only a telling outcome of the served config lets others win; their outcomes do not, nor does a contended one."""
+    served = ServedConfigs(
+        choose_served_configs(None, [{"B": 1}, {"B": 2}], {"B": 3}, lambda config: config != {"B": 1})
+    )
+    assert served.configs == ({"B": 2}, {"B": 3})
+    assert [served.record_outcome({"B": knob}, Outcome.MEASURED) for knob in (1, 3, 4)] == [False] * 3
+    assert not served.record_outcome({"B": 2}, Outcome.CONTENDED)
+    assert served.awaited_config == {"B": 2}
+    assert [served.record_outcome({"B": 2}, Outcome.SLOWER) for _ in range(2)] == [True, False]
 
 
 def test_the_opening_waits_for_the_next_served_config_if_the_first_fails() -> None:
     """Lookups get the default then."""
-    opening = Opening([{"B": 1}, {"B": 2}])
-    assert not opening.record_outcome({"B": 1}, Outcome.CRASHED)
-    assert opening.awaited_config == {"B": 2}
-    assert opening.record_outcome({"B": 2}, Outcome.HUNG)
-    assert opening.awaited_config is None
+    served = ServedConfigs([{"B": 1}, {"B": 2}])
+    assert not served.record_outcome({"B": 1}, Outcome.CRASHED)
+    assert served.awaited_config == {"B": 2}
+    assert served.record_outcome({"B": 2}, Outcome.HUNG)
+    assert served.awaited_config is None
 
 
 def test_the_opening_does_not_wait_for_a_known_outcome() -> None:
     """A job that was interrupted goes on where it was: a served config with an outcome needs no second one."""
-    assert Opening([{"B": 1}], lambda config: Outcome.MEASURED).is_over
-    assert not Opening([{"B": 1}], lambda config: None).is_over
+    assert ServedConfigs([{"B": 1}], lambda config: Outcome.MEASURED).are_judged
+    assert not ServedConfigs([{"B": 1}], lambda config: None).are_judged
 
 
 @pytest.mark.anyio
@@ -197,7 +199,7 @@ async def test_after_an_undone_edit_only_decided_winners_are_served(parts: Parts
     text = kernel_text(configs="[dict(us=2000.0), dict(us=50.0)]", problems="[dict(n=64), dict(n=128)]")
     kernel = await parts.inspect(text)
     await parts.measured(kernel, {50.0: 50.0}, {"n": 128}, rounds=ALL_ROUNDS)
-    await parts.measured(kernel, {2000.0: 2000.0}, is_opening=True)
+    await parts.measured(kernel, {2000.0: 2000.0}, keeps_winner=True)
     edited = kernel_text(configs="[dict(us=2000.0), dict(us=50.0)]", problems="[dict(n=64), dict(n=128)]", rtol="0.5")
     kernel = await parts.inspect(edited)
     await parts.measured(kernel, {50.0: 50.0}, rounds=ALL_ROUNDS)
