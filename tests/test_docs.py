@@ -330,9 +330,20 @@ def test_limits() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
-    """Every relative link of a document names a file that is there."""
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text())
-    assert [link for link in links if not (document.parent / link).exists()] == []
+    """Every relative link of a document names a file that is there, and a heading in it."""
+    broken = []
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", document.read_text()):
+        name, _, anchor = link.partition("#")
+        target = document.parent / name if name else document
+        if not target.exists() or (anchor and anchor not in _anchors(target.read_text())):
+            broken.append(link)
+    assert broken == []
+
+
+def _anchors(text: str) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_glossary_names_types() -> None:
