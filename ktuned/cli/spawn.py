@@ -24,6 +24,8 @@ START_DEADLINE_S = 15.0
 PROBE_INTERVAL_S = 0.02
 LOG_NAME = "serve.log"
 LOG_TAIL_BYTES = 8192
+LOG_BYTES = 1 << 20
+"""A daemon starts with an empty log once the earlier ones have filled this much. It holds what they print: little."""
 
 MAX_WORDS = 500
 """Most characters of a daemon's last message; many, because the remedy is at its end."""
@@ -102,6 +104,9 @@ def start_daemon(
     try:
         state_directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(log_path, "ab", opener=_open_private) as log:
+            if log.tell() > LOG_BYTES:
+                log.truncate(0)
+                log.seek(0)
             offset = log.tell()
             process = subprocess.Popen(
                 [sys.executable, "-m", "ktuned", "start", "--foreground", *arguments],

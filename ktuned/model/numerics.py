@@ -145,7 +145,9 @@ def describe_price(exact_us: float, fastest_us: float | None) -> str:
     """
     if fastest_us is None or exact_us <= fastest_us:
         return f"exact costs nothing: the fastest config, {exact_us:.4g} µs, has the anchor's bits"
-    return f"exact costs {100 * (exact_us / fastest_us - 1):.2g} %: {exact_us:.4g} against {fastest_us:.4g} µs"
+    percent = 100 * (exact_us / fastest_us - 1)
+    shown = f"{percent:.2g}" if percent < 100 else f"{percent:.0f}"
+    return f"exact costs {shown} %: {exact_us:.4g} against {fastest_us:.4g} µs"
 
 
 def _read_latency_us(trial: Trial) -> float:

@@ -66,6 +66,7 @@ class TrialEvent(StrEnum):
     HOST_LOST = "host_lost"
     WORKER_DAMAGED = "worker_damaged"
     DEVICE_SICK = "device_sick"
+    CROWDED = "crowded"
     DISTURBED = "disturbed"
     DISTURBED_AGAIN = "disturbed_again"
     SPARED = "spared"
@@ -78,6 +79,7 @@ class TrialEvent(StrEnum):
 
 EXCUSES: Final[Mapping[TrialEvent, int]] = {
     TrialEvent.KILLED: KILLS_EXCUSED,
+    TrialEvent.CROWDED: KILLS_EXCUSED,
     TrialEvent.DEVICE_SICK: 1,
     TrialEvent.WORKER_DAMAGED: 1,
     TrialEvent.DISTURBED: CONTENDED_TRIES - 1,
@@ -140,6 +142,7 @@ MOVES: Final[dict[Place, _Moves]] = {
         **_make_retry_moves(
             TrialState.COMPILED,
             TrialEvent.WORKER_DAMAGED,
+            TrialEvent.CROWDED,
             TrialEvent.DEVICE_SICK,
             TrialEvent.DISTURBED,
             TrialEvent.SET_APART,
@@ -157,7 +160,7 @@ MOVES: Final[dict[Place, _Moves]] = {
     TrialState.REFINING: {
         TrialEvent.TIMED: Outcome.MEASURED,
         TrialEvent.DISTURBED: Outcome.MEASURED,
-        **_make_retry_moves(TrialState.FINALIST, TrialEvent.WORKER_DAMAGED, TrialEvent.DEVICE_SICK),
+        **_make_retry_moves(TrialState.FINALIST, TrialEvent.WORKER_DAMAGED, TrialEvent.CROWDED, TrialEvent.DEVICE_SICK),
         **_ON_LANE,
         **dict.fromkeys(_STOPPED, Outcome.MEASURED),
     },

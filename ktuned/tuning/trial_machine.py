@@ -43,6 +43,8 @@ killed          2     a user sent SIGKILL, or the kernel did because memory ran 
 worker damaged  1     the config before it, in the same worker, had written outside its tensors. The second try has a
                       new worker. A missed deadline is never excused this way: checking it would cost a second full
                       deadline
+crowded         2     the GPU had no memory left for the launch, which other programs may hold. A config that finds none
+                      in every try needs too much
 device sick     1     the GPU fails its canary afterwards, and another GPU can take the retry (otherwise the job would
                       never end). If a second GPU fails after it, too, the config is the cause
 disturbed       2     other programs used the device, so the figure is not the config's. If the disturbance comes from
@@ -50,9 +52,9 @@ disturbed       2     other programs used the device, so the figure is not the c
                       application may run for days
 ==============  ====  =============================================================================================
 
-They are considered in this order: killed, worker damaged, device sick. The last costs a worker and a canary. Failures
-of the infrastructure (a lost host, a damaged artifact, cores that a config was not known to need) need no excuse and
-are not counted: the next try corrects them.
+They are considered in this order: killed, worker damaged, crowded, device sick. The last costs a worker and a canary.
+Failures of the infrastructure (a lost host, a damaged artifact, cores that a config was not known to need) need no
+excuse and are not counted: the next try corrects them.
 
 *Finalists* already have a figure. They keep it if a round says nothing about them; a disturbed round is not repeated.
 Evidence against a finalist ends its trial with a new outcome, so it can no longer be the winner.
@@ -475,6 +477,9 @@ class TrialMachine:
         if lane.is_doubtful and verdict.event in _MAY_BE_DAMAGE and attempt.has_excuse(TrialEvent.WORKER_DAMAGED):
             attempt.make_move(TrialEvent.WORKER_DAMAGED)
             return Measure([attempt], at_once=False)
+        if not lane.is_cpu and _lacked_memory(verdict) and attempt.has_excuse(TrialEvent.CROWDED):
+            attempt.make_move(TrialEvent.CROWDED)
+            return Measure([attempt], at_once=False)
         may_be_device = not lane.is_cpu and lane.has_stand_in and attempt.has_excuse(TrialEvent.DEVICE_SICK)
         if may_be_device and verdict.event in _MAY_BE_DEVICE:
             attempt.accused = verdict
@@ -529,6 +534,11 @@ def _move_all(attempts: Sequence[Attempt], event: TrialEvent) -> None:
 def _is_timed_as(attempt: Attempt, first: Attempt) -> bool:
     """Return whether two trials are timed on equally many cores, and both or neither of their configs declare them."""
     return (attempt.cores, attempt.declares_cores) == (first.cores, first.declares_cores)
+
+
+def _lacked_memory(verdict: Verdict) -> bool:
+    """Return whether a launch failed because it could not allocate memory, in the words of CUDA and torch."""
+    return verdict.event is TrialEvent.RAISED and "out of memory" in verdict.result.message.lower()
 
 
 def _is_source_change(error: Exception) -> bool:

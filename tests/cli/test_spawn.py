@@ -71,6 +71,15 @@ def test_a_daemon_that_says_nothing_is_told_so(tmp_path: Path, interpreter: Path
         spawn.start_daemon(str(tmp_path / "s" / "ktuned.sock"), tmp_path)
 
 
+def test_a_full_log_is_emptied_before_the_next_start(tmp_path: Path, interpreter: Path) -> None:
+    """The lines of this start are kept, and its last words found."""
+    (tmp_path / spawn.LOG_NAME).write_text("an old failure\n" * (spawn.LOG_BYTES // 10))
+    behave(interpreter, "echo the disk is full; exit 1")
+    with pytest.raises(spawn.DaemonNotStarted, match="the disk is full"):
+        spawn.start_daemon(str(tmp_path / "s" / "ktuned.sock"), tmp_path)
+    assert (tmp_path / spawn.LOG_NAME).read_text() == "the disk is full\n"
+
+
 def test_a_daemon_that_is_late_is_ended(tmp_path: Path, interpreter: Path) -> None:
     """Past the deadline the process is killed and reaped, and the line says how long was waited."""
     behave(interpreter, "exec sleep 600")

@@ -54,6 +54,7 @@ FINE = make_result(Outcome.MEASURED, latency_us=5.0, spread_us=0.1)
 SLOWER = make_result(Outcome.SLOWER)
 WRONG = make_result(Outcome.MISMATCH, "y is wrong", Phase.CHECK)
 RAISED = make_result(Outcome.LAUNCH_ERROR, "refused", Phase.FIRST_LAUNCH)
+NO_MEMORY = make_result(Outcome.LAUNCH_ERROR, "CUDA error: out of memory", Phase.FIRST_LAUNCH)
 UNSUPPORTED = make_result(Outcome.UNSUPPORTED, "no such instruction")
 CONTENDED = make_result(Outcome.CONTENDED, "others used it")
 DAMAGED = make_result(None, "its digest is another one")
@@ -104,7 +105,7 @@ TWIN = Trial(
     detail=TrialDetail(count=5),
 )
 
-MEASUREMENTS = [FINE, SLOWER, WRONG, RAISED, UNSUPPORTED, CONTENDED, DAMAGED, NEEDS_CORES]
+MEASUREMENTS = [FINE, SLOWER, WRONG, RAISED, NO_MEMORY, UNSUPPORTED, CONTENDED, DAMAGED, NEEDS_CORES]
 ERRORS: list[Error] = [died(), killed(), expired(), refused("usage", Phase.TIMING), HostLost("n", "gone", Phase.TIMING)]
 REPORTS: list[Callable[[Attempt], Report]] = [
     lambda one: NotBuilt(one, Proposal({}, outcome=Outcome.COMPILE_ERROR, message="no")),
@@ -461,6 +462,19 @@ def test_a_trial_of_a_gpu_that_works_has_its_outcome() -> None:
     (end,) = MACHINE.handle_report(DeviceTried(attempt, is_sick=False))
     assert isinstance(end, End)
     assert (end.result.outcome, end.result.message) == (Outcome.LAUNCH_ERROR, "refused")
+
+
+def test_a_launch_without_memory_on_a_gpu_is_retried_twice_and_then_the_config_is_blamed() -> None:
+    """A neighbour may have held the memory; a config that finds none in three tries needs too much."""
+    (attempt,) = trials(1)
+    for _ in range(EXCUSES[TrialEvent.CROWDED]):
+        assert measured(attempt, NO_MEMORY, ONLY_GPU) == [Measure([attempt], at_once=False)]
+    assert outcomes(measured(attempt, NO_MEMORY, ONLY_GPU)) == [Outcome.LAUNCH_ERROR]
+
+
+def test_a_launch_without_memory_on_a_cpu_is_a_launch_error() -> None:
+    """There the worker has a limit of its own, which no neighbour takes from it."""
+    assert outcomes(measured(trials(1)[0], NO_MEMORY, CPU)) == [Outcome.LAUNCH_ERROR]
 
 
 @pytest.mark.parametrize("lane", [CPU, ONLY_GPU], ids=["a-cpu", "the-only-gpu"])
