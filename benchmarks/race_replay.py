@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from ktuned.ipc import replies
+from ktuned.measuring.noise import Noise
+from ktuned.measuring.race import Ending, Race, RaceRules
 from ktuned.model import Preset
 from ktuned.tuning.finalists import Range, choose_finalists, compute_figures, find_remaining_rivals, is_undecided
-from ktuned.worker.noise import Noise
-from ktuned.worker.race import Ending, Race, RaceRules
 
 CLOSE = 0.02
 """A config that is this close to the best must not be given up."""

@@ -22,26 +22,31 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from ktuned.backends import Backend, Kernel, Registry
+from ktuned.checking import CAPTURE_AGAIN, DEFAULT_CONFIG, Guards, ProblemData, require_room, require_room_for_spare
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests, stamp
+from ktuned.measuring import (
+    EVENTS,
+    GRAPH,
+    Costs,
+    CudaTimer,
+    HostTimer,
+    RaceRules,
+    TimedLaunches,
+    ends_batch,
+    make_failed_result,
+    make_raised_result,
+    make_timed_result,
+)
 from ktuned.model import KtunedError, Outcome, Phase, TrialResult, Unsupported, UsageError, canonical, strip_numerics
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import make_unit
 from ktuned.worker.config_run import ConfigRun
-from ktuned.worker.costs import Costs
-from ktuned.worker.cuda_timer import EVENTS, GRAPH, CudaTimer
 from ktuned.worker.fault_reporter import FaultReporter
-from ktuned.worker.guards import Guards
 from ktuned.worker.inspect import load_kernel
-from ktuned.worker.measurement import ends_batch, make_failed_result, make_raised_result, make_timed_result
 from ktuned.worker.open_problem import OpenProblem, attach_observers
-from ktuned.worker.problem import CAPTURE_AGAIN, DEFAULT_CONFIG, ProblemData
 from ktuned.worker.process_state import ProcessState
-from ktuned.worker.race import RaceRules
 from ktuned.worker.reply import Phases, Reply, TimedPhases
-from ktuned.worker.room import require_room, require_room_for_spare
-from ktuned.worker.timed_launches import TimedLaunches
-from ktuned.worker.timing import HostTimer
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel

@@ -6,10 +6,10 @@ An exception in any of these steps is the config's outcome:
 2.  **Check** the outputs. A wrong config is not timed, unless it only differs from the default config, which may be
     the wrong one. A config that uses more cores than it was given is not timed either: it will be measured again with
     all the cores that it needs.
-3.  **Time** it as long as it can still win (:mod:`ktuned.worker.race`). Some timed launches are compared with the first
-    one. Observers (:mod:`ktuned.worker.launch_observer`) measure everything but the time, such as the energy.
+3.  **Time** it as long as it can still win (:mod:`ktuned.measuring.race`). Some timed launches are compared with the
+    first one. Observers (:mod:`ktuned.measuring.launch_observer`) measure everything but the time, such as the energy.
 4.  **Check again** after the last launch: outputs, and that no input was overwritten.
-5.  **Compare bits**, if exact numerics are wanted (:mod:`ktuned.worker.bits`).
+5.  **Compare bits**, if exact numerics are wanted (:mod:`ktuned.checking.bits`).
 6.  **Look for damage** outside the tensors, even if an earlier step has failed. Otherwise the next config would be
     blamed for it.
 
@@ -24,23 +24,26 @@ from functools import partial
 from time import perf_counter
 
 from ktuned.backends import Launch
+from ktuned.checking import BitsComparison, JudgedOutputs
 from ktuned.dependencies import ACCESSES
 from ktuned.ipc import replies, requests
-from ktuned.model import Outcome, Phase, TrialDetail, TrialResult, Unsupported
-from ktuned.worker.bits import BitsComparison
-from ktuned.worker.cuda_timer import GRAPH_BYTES, CudaTimer
-from ktuned.worker.judged_outputs import JudgedOutputs
-from ktuned.worker.measurement import (
+from ktuned.measuring import (
+    FINALIST_COMPARED,
+    GRAPH_BYTES,
+    RING_BYTES,
+    SURE_COMPARED,
+    CudaTimer,
+    TimedLaunches,
+    WrongLaunch,
     add_check_errors,
     make_disputed_result,
     make_failed_result,
     make_raised_result,
     make_timed_result,
 )
+from ktuned.model import Outcome, Phase, TrialDetail, TrialResult, Unsupported
 from ktuned.worker.open_problem import OpenProblem
 from ktuned.worker.reply import Phases
-from ktuned.worker.timed_launches import FINALIST_COMPARED, SURE_COMPARED, TimedLaunches, WrongLaunch
-from ktuned.worker.timing import RING_BYTES
 
 
 class ConfigRun:

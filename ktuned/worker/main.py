@@ -31,8 +31,7 @@ from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import JOURNAL_VARIABLE, InvalidMessage, Journal, Places, Trust, frames, parent, replies, requests
 from ktuned.model import Role
 from ktuned.worker import imports
-from ktuned.worker.failures import describe_failure
-from ktuned.worker.reply import Reply, flush_output
+from ktuned.worker.reply import Reply, describe_failure, flush_output
 from ktuned.worker.restart import ProcessStart, read_resumed_request
 
 _READ_BYTES = 1 << 16
@@ -144,9 +143,9 @@ def _load_compilation(registry: Registry, places: Places) -> _OperationTable:
 
 
 def _load_peaks(registry: Registry, places: Places) -> _OperationTable:
-    from ktuned.worker.peaks import measure_peaks
+    from ktuned.measuring import measure_peaks
 
-    return {requests.MeasurePeaks: measure_peaks}
+    return {requests.MeasurePeaks: lambda request, reply: measure_peaks(request.device, on_phase=reply.begin_phase)}
 
 
 def _load_bench(registry: Registry, places: Places) -> _OperationTable:

@@ -9,22 +9,26 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ktuned.backends import Backend, Kernel, Launch, energy_counter
+from ktuned.checking import ProblemData
 from ktuned.dependencies import ACCESSES
 from ktuned.ipc import requests
+from ktuned.measuring import (
+    ContentionWatch,
+    CoreCounter,
+    Costs,
+    CudaTimer,
+    EnergyMeter,
+    FileMetrics,
+    HostTimer,
+    LaunchObserver,
+    Noise,
+    ObserverGroup,
+    RaceRules,
+)
 from ktuned.model import Device, Phase, Unsupported
-from ktuned.worker.contention import ContentionWatch
-from ktuned.worker.core_count import CoreCounter
-from ktuned.worker.costs import Costs, FileMetrics
-from ktuned.worker.cuda_timer import CudaTimer
-from ktuned.worker.energy import EnergyMeter
 from ktuned.worker.fault_reporter import FaultReporter
-from ktuned.worker.launch_observer import LaunchObserver, ObserverGroup
-from ktuned.worker.noise import Noise
-from ktuned.worker.problem import ProblemData
 from ktuned.worker.process_state import ProcessState
-from ktuned.worker.race import RaceRules
 from ktuned.worker.reply import Phases
-from ktuned.worker.timing import HostTimer
 
 
 def attach_observers(device: Device, backend: Backend, timer: HostTimer | CudaTimer, costs: Costs) -> ObserverGroup:

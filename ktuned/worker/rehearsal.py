@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from ktuned.checking import ProblemData
 from ktuned.model import Device, KernelFileError
 from ktuned.spec import kernel, space, tensor
-from ktuned.worker.problem import ProblemData
 
 _SIDE = 16
 """Rows and columns: just enough to load the kernels, because the GPU's lanes wait for the rehearsal."""

@@ -18,12 +18,17 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from time import monotonic, perf_counter
 from typing import Any, Protocol
 
 from ktuned.ipc import MAX_HELD_BYTES, Journal, replies
-from ktuned.model import Phase
+from ktuned.model import KernelFileError, KtunedError, Phase, describe_error, escape_surrogates
+from ktuned.worker.trace import SourceChanged
+
+_TRACE_CHARS = 8_000
+"""Most characters of a traceback that are sent: its last ones, which name the error."""
 
 
 class Phases(Protocol):
@@ -153,3 +158,16 @@ def flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+
+
+def describe_failure(error: BaseException) -> replies.Failure:
+    """Return an exception's code, message, hint, place and traceback, each capped."""
+    trace = escape_surrogates("".join(traceback.format_exception(error)))[-_TRACE_CHARS:]
+    if isinstance(error, KernelFileError):
+        return replies.Failure(error.code, error.message, error.hint, trace, path=error.path, line=error.line)
+    if isinstance(error, SourceChanged):
+        return replies.Failure(error.code, error.message, error.hint, trace, observed=error.observed)
+    if isinstance(error, KtunedError):
+        return replies.Failure(error.code, error.message, error.hint, trace)
+    errno = error.errno if isinstance(error, OSError) else None
+    return replies.Failure("raised", describe_error(error), "", trace, errno)

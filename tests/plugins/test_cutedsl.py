@@ -365,7 +365,7 @@ class TestExample:
     @pytest.mark.gpu
     def test_its_configs_are_right(self, rmsnorm: Kernel, tmp_path: Path) -> None:
         """Against the reference, which computes in float32."""
-        from ktuned.worker.problem import ProblemData
+        from ktuned.checking.problem_data import ProblemData
 
         device = gpu()
         data = ProblemData(rmsnorm, rmsnorm.list_problems()[0], device)

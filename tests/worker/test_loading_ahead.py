@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import Any, cast
 
 from ktuned.backends import Kernel, Launch, Registry
+from ktuned.checking.verdict import Verdict
 from ktuned.ipc import Places, replies, requests
+from ktuned.measuring.costs import Costs
+from ktuned.measuring.cuda_timer import CudaTimer
+from ktuned.measuring.launch_observer import LaunchObserver
+from ktuned.measuring.race import Ending, Race, RaceRules
+from ktuned.measuring.timed_launches import TimedLaunches
 from ktuned.model import LATENCY
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Phase, Target
 from ktuned.model.plan import PRESETS
 from ktuned.model.values import Outcome
 from ktuned.worker.bench import Bench
-from ktuned.worker.check import Verdict
-from ktuned.worker.costs import Costs
-from ktuned.worker.cuda_timer import CudaTimer
-from ktuned.worker.launch_observer import LaunchObserver
 from ktuned.worker.open_problem import OpenProblem
 from ktuned.worker.process_state import ProcessState
-from ktuned.worker.race import Ending, Race, RaceRules
 from ktuned.worker.reply import Reply
-from ktuned.worker.timed_launches import TimedLaunches
 
 GPU = Device(DeviceName("cuda:0"), DeviceModel("a GPU"), Target("sm_90"))
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from ktuned.checking.problem_data import ProblemData
 from ktuned.model import Device, DeviceModel, DeviceName, Target
 from ktuned.worker import rehearsal
-from ktuned.worker.problem import ProblemData
 from ktuned.worker.rehearsal import rehearse_problem, rehearsed
 
 CPU = Device(DeviceName("cpu:0"), DeviceModel("cpu-x"), Target("x86_64"))

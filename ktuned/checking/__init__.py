@@ -1,0 +1,26 @@
+"""Whether a config is right: the tensors that it works on, what must be in its outputs, and what it must leave alone.
+
+Start reading at :mod:`~ktuned.checking.problem_data`: the inputs, which are the same for every config, and the expected
+outputs. :mod:`~ktuned.checking.verdict` compares outputs with them by a tolerance, and :mod:`~ktuned.checking.bits` bit
+by bit. :mod:`~ktuned.checking.guards` are the memory around the tensors, which reveals a write beyond them. All of this
+handles tensors of torch or NumPy through :mod:`~ktuned.checking.tensor_library`.
+"""
+
+from ktuned.checking.bits import BitsComparison
+from ktuned.checking.free_memory import require_room, require_room_for_spare
+from ktuned.checking.guards import Guards
+from ktuned.checking.judged_outputs import JudgedOutputs
+from ktuned.checking.problem_data import CAPTURE_AGAIN, DEFAULT_CONFIG, ProblemData
+from ktuned.checking.verdict import Verdict
+
+__all__ = [
+    "CAPTURE_AGAIN",
+    "DEFAULT_CONFIG",
+    "BitsComparison",
+    "Guards",
+    "JudgedOutputs",
+    "ProblemData",
+    "Verdict",
+    "require_room",
+    "require_room_for_spare",
+]

@@ -1,0 +1,136 @@
+"""Exact numerics: digests of a config's outputs on several inputs, and whether its launches agree on them.
+
+The first digest is made of the launch that is judged before timing, so it costs no further launch. It decides which
+configs race against each other. Launches on further inputs follow after timing. On inputs of ordinary numbers there are
+two launches each: outputs that differ reveal atomics or a race. None of these launches is judged, since no tolerance
+says what is right for a denormal or a NaN.
+
+All inputs together take some ten launches and as many digests. So only the anchor, the finalists, and configs so quick
+that it does not matter (:data:`FREE_US`) run on all of them. All other configs only have the first digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from time import perf_counter
+from typing import Any
+
+from ktuned.backends import Launch
+from ktuned.checking.problem_data import ProblemData
+from ktuned.ipc import requests
+from ktuned.model import Record, TrialResult, have_same_bits, record
+
+LAUNCHES = 2
+"""Launches of each input of ordinary numbers, to reveal a race. Hard inputs are launched once."""
+
+FREE_US = 5_000.0
+"""Time, in µs, that further inputs may take for a config that need not run on them. They show which configs agree."""
+
+
+@record
+class LaunchDigests(Record):
+    """Digests of what launches left.
+
+    Attributes:
+        bits: a digest for each input; empty texts for inputs that the kernel does not have.
+        has_differed: whether two launches of the same input have left different bits.
+        rows: for each smaller problem of a batch-invariant group, the digests of its rows on each input.
+    """
+
+    bits: tuple[str, ...]
+    has_differed: bool
+    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def launch_inputs(
+    data: ProblemData,
+    launch: Launch,
+    synchronize: Callable[[], None],
+    own: Sequence[Any],
+    inputs: int,
+    on_input: Callable[[], None],
+) -> LaunchDigests:
+    """Launch a config on several inputs, and return the digests of what it left.
+
+    Args:
+        data: the open problem.
+        launch: the config's launch on the problem's tensors.
+        synchronize: waits for the device.
+        own: digests of the outputs that the config has already left on the problem's own inputs.
+        inputs: how many inputs to launch on, counted from number 0, the problem's own.
+        on_input: called before each input.
+    """
+    from ktuned.spec import HARD_FILLS
+
+    digests: list[list[Any]] = []
+    wants_rows = data.has_smaller_batches and inputs > 1
+    rows: list[dict[str, Any]] = []
+    for number in range(inputs):
+        digests.append([] if number else list(own))
+        rows.append({})
+        with data.holding_inputs(number) as are_other:
+            if number and not are_other:
+                continue
+            on_input()
+            launches = 1 if 0 < number <= len(HARD_FILLS) else LAUNCHES
+            # The digests in ``own`` have none of rows, so rows take one more launch.
+            while len(digests[-1]) < launches or (wants_rows and not rows[-1]):
+                data.begin_checked_launch()
+                launch()
+                synchronize()
+                digests[-1].append(data.digest_outputs())
+                if wants_rows and not rows[-1]:
+                    rows[-1] = data.digest_rows()
+    read = iter(data.read_digests([one for found in (*digests, *(each.values() for each in rows)) for one in found]))
+    texts = [[next(read) for _ in found] for found in digests]
+    row_texts = [{problem: next(read) for problem in each} for each in rows]
+    return LaunchDigests(
+        tuple(found[0] if found else "" for found in texts),
+        any(len(set(found)) > 1 for found in texts),
+        {problem: tuple(each.get(problem, "") for each in row_texts) for problem in row_texts[0]},
+    )
+
+
+def add_bits(timed: TrialResult, found: LaunchDigests, wanted: requests.SameBits) -> TrialResult:
+    """Return a result with the digests of its launches, and whether they equal the anchor's."""
+    differs = timed.detail.nondeterministic or found.has_differed
+    same = False if differs else have_same_bits(found.bits, wanted.anchor) if wanted.anchor else None
+    return timed.add_details(
+        bits=found.bits, row_bits=found.rows or None, same_bits=same, nondeterministic=differs or None
+    )
+
+
+class BitsComparison:
+    """Collects the digests of one config's outputs, and compares them with the anchor's.
+
+    Args:
+        data: the open problem's data.
+        launch: the config's launch on the problem's tensors.
+        wanted: on how many inputs, and what the anchor's digests are.
+    """
+
+    def __init__(self, data: ProblemData, launch: Launch, wanted: requests.SameBits) -> None:
+        self._data = data
+        self._launch = launch
+        self._wanted = wanted
+        self._own: list[Any] = []
+        self._digest_us = 0.0
+
+    def digest_own_outputs(self) -> None:
+        """Digest the outputs that the last launch has left on the problem's own inputs, before they are poisoned."""
+        began = perf_counter()
+        self._own.append(self._data.digest_outputs())
+        self._digest_us = (perf_counter() - began) * 1e6
+
+    def complete_result(
+        self, timed: TrialResult, synchronize: Callable[[], None], on_input: Callable[[], None]
+    ) -> TrialResult:
+        """Add the digests of a timed config's outputs, on all inputs if that is wanted or takes next to no time."""
+        inputs = self._wanted.inputs
+        # Copying an input into place takes as long as digesting it.
+        takes_us = inputs * LAUNCHES * ((timed.latency_us or 0.0) + 2 * self._digest_us)
+        if not self._wanted.on_all_inputs and takes_us > FREE_US:
+            inputs = 1
+        digests = launch_inputs(self._data, self._launch, synchronize, self._own, inputs, on_input)
+        return add_bits(timed, digests, self._wanted)
