@@ -10,7 +10,9 @@ from ktuned.checking.bits import BitsComparison
 from ktuned.checking.free_memory import require_room, require_room_for_spare
 from ktuned.checking.guards import Guards
 from ktuned.checking.judged_outputs import JudgedOutputs
-from ktuned.checking.problem_data import CAPTURE_AGAIN, DEFAULT_CONFIG, ProblemData
+from ktuned.checking.problem_data import ProblemData
+from ktuned.checking.problem_inputs import CAPTURE_AGAIN
+from ktuned.checking.reference import DEFAULT_CONFIG
 from ktuned.checking.verdict import Verdict
 
 __all__ = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ktuned.checking.tensor_library import library_of
+from ktuned.checking.tensor_library import find_library
 from ktuned.model import Problem, canonical
 
 if TYPE_CHECKING:
@@ -24,25 +24,24 @@ class BatchRows:
 
     Attributes:
         largest: the largest problem of the group.
-        own: this problem's inputs as they are declared, by name.
         smaller: the shapes of the outputs under each smaller problem, by that problem's canonical text; empty unless
             this problem is the largest.
     """
 
     def __init__(self, kernel: DeclaredKernel, problem: Problem, group: Sequence[Problem]) -> None:
         self.largest = group[-1]
-        self.own = kernel.evaluate_inputs(problem)
+        self._declared = kernel.evaluate_inputs(problem)
         self.smaller: dict[str, dict[str, Shape]] = {}
         self._kernel = kernel
         self._is_smaller = canonical(problem) != canonical(self.largest)
         if not self._is_smaller:
             for smaller_problem in group[:-1]:
                 declared = kernel.evaluate_inputs(smaller_problem)
-                self._check_narrowing(declared, self.own)
+                self._check_narrowing(declared, self._declared)
                 outputs = {name: entry for name, entry in declared.items() if getattr(entry, "output", False)}
                 self.smaller[canonical(smaller_problem)] = {name: _shape_of(entry) for name, entry in outputs.items()}
 
-    def check_own(self, of_largest: Mapping[str, Any]) -> None:
+    def check_declared_shapes(self, of_largest: Mapping[str, Any]) -> None:
         """Check that the largest problem's inputs can be narrowed to this one's.
 
         Raises:
@@ -50,11 +49,11 @@ class BatchRows:
                 the batch.
         """
         if self._is_smaller:
-            self._check_narrowing(self.own, of_largest)
+            self._check_narrowing(self._declared, of_largest)
 
     def narrow_input(self, name: str, tensor: Any) -> Any:
         """Return this problem's part of the largest problem's tensor."""
-        shape = _shape_of(self.own[name])
+        shape = _shape_of(self._declared[name])
         return tensor if _shape_of(tensor) == shape else narrow_tensor(tensor, shape)
 
     def _check_narrowing(self, found: Mapping[str, Any], of_largest: Mapping[str, Any]) -> None:
@@ -78,7 +77,7 @@ class BatchRows:
 def narrow_tensor(tensor: Any, shape: Iterable[int]) -> Any:
     """Return a contiguous copy of a tensor's first elements along each dimension, as ``shape`` counts them."""
     part = tensor[tuple(slice(0, size) for size in shape)]
-    return library_of(tensor).make_contiguous(part)
+    return find_library(tensor).make_contiguous(part)
 
 
 def _shape_of(entry: Any) -> Shape:

@@ -22,8 +22,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ktuned.checking.damage import PATTERN, Damage
-from ktuned.checking.placement import Span, make_own_span
+from ktuned.checking.placement import PATTERN, Damage, Span, make_own_span
 from ktuned.ipc import Region
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ _WORD = 8
 """Bytes of a word. Sums are of words, modulo 2^64; a change that leaves the sum equal is not noticed."""
 
 
-class DeviceMemory:
+class GuardBands:
     """A problem's tensors on a GPU."""
 
     def __init__(self) -> None:

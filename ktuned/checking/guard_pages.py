@@ -21,10 +21,9 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ktuned.checking.damage import PATTERN, Damage
 from ktuned.checking.numpy_tensors import ALIGNMENT
-from ktuned.checking.placement import Span, make_own_span
-from ktuned.checking.tensor_library import library_of
+from ktuned.checking.placement import PATTERN, Damage, Span, make_own_span
+from ktuned.checking.tensor_library import find_library
 from ktuned.ipc import Region, describe_place
 
 GUARD_BYTES = 16 << 20
@@ -42,7 +41,7 @@ _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-class HostMemory:
+class GuardPages:
     """A problem's tensors on the CPU."""
 
     def __init__(self) -> None:
@@ -54,7 +53,7 @@ class HostMemory:
         """Return copies of a span's tensors, with one guard before and one after all of them."""
         self._placed[span.name] = pages = _Pages(span)
         return {
-            name: library_of(values[name]).copy_into_memory(pages.memory, offset, values[name])
+            name: find_library(values[name]).copy_into_memory(pages.memory, offset, values[name])
             for name, offset in span.offsets.items()
         }
 
@@ -62,7 +61,7 @@ class HostMemory:
         """Return a copy that is read-only once it is sealed."""
         self._kept[name] = pages = _Pages(make_own_span(name, value))
         self._is_sealed = False
-        return library_of(value).copy_into_memory(pages.memory, 0, value)
+        return find_library(value).copy_into_memory(pages.memory, 0, value)
 
     def seal_copies(self) -> None:
         """Make the kept copies read-only."""

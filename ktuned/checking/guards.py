@@ -18,11 +18,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ktuned.checking.damage import Damage, Memory
-from ktuned.checking.guard_bands import DeviceMemory
-from ktuned.checking.guard_pages import HostMemory
-from ktuned.checking.placement import Span, find_spans, place_without_guards
-from ktuned.checking.tensor_library import library_of
+from ktuned.checking.guard_bands import GuardBands
+from ktuned.checking.guard_pages import GuardPages
+from ktuned.checking.placement import Damage, Span, find_spans, place_without_guards
+from ktuned.checking.tensor_library import find_library
 from ktuned.ipc import Region
 
 
@@ -34,11 +33,13 @@ class Guards:
     """
 
     def __init__(self, *, is_active: bool = True) -> None:
-        self._memories: Mapping[str, Memory] = {"cpu": HostMemory(), "cuda": DeviceMemory()} if is_active else {}
+        self._memories: Mapping[str, GuardPages | GuardBands] = (
+            {"cpu": GuardPages(), "cuda": GuardBands()} if is_active else {}
+        )
 
     def find_spans(self, values: Mapping[str, Any]) -> list[Span]:
         """Return how tensors lie relative to each other in memory. A tensor that is not plain numbers is in no span."""
-        kinds = {name: library_of(value).find_guarded_kind(value) for name, value in values.items()}
+        kinds = {name: find_library(value).find_guarded_kind(value) for name, value in values.items()}
         alike = [
             [name for name in values if kinds[name] == kind] for kind in dict.fromkeys(filter(None, kinds.values()))
         ]
@@ -55,10 +56,10 @@ class Guards:
             memory = self._find_memory(first)
             if memory is not None:
                 placed |= memory.place_span(span, values)
-            elif not span.is_plain(values) and library_of(first).find_guarded_kind(first) == "cpu":
+            elif not span.is_plain(values) and find_library(first).find_guarded_kind(first) == "cpu":
                 placed |= place_without_guards(span, values)
         return {
-            name: placed[name] if name in placed else library_of(value).clone_tensor(value)
+            name: placed[name] if name in placed else find_library(value).clone_tensor(value)
             for name, value in values.items()
         }
 
@@ -70,9 +71,9 @@ class Guards:
         memory = self._find_memory(value)
         return value if memory is None else memory.keep_copy(name, value)
 
-    def _find_memory(self, value: Any) -> Memory | None:
+    def _find_memory(self, value: Any) -> GuardPages | GuardBands | None:
         """Return the guarded memory for a tensor; ``None`` if its device has none, or it is not plain numbers."""
-        return self._memories.get(library_of(value).find_guarded_kind(value))
+        return self._memories.get(find_library(value).find_guarded_kind(value))
 
     def seal_copies(self) -> None:
         """Protect the kept copies: their present contents must stay. Does nothing if they are sealed already."""

@@ -42,7 +42,7 @@ class JudgedOutputs:
         self._fills: list[list[tuple[Callable[[int], object], tuple[int, int]]]] = []
         self._right = [
             self._library.clone_tensor(view)
-            for name in (data.outputs if is_judged else ())
+            for name in (data.roles.outputs if is_judged else ())
             for view, _ in self._library.view_bits(data.tensors[name])
         ]
         self._has_one_answer = True
@@ -53,7 +53,7 @@ class JudgedOutputs:
     @property
     def poisons(self) -> bool:
         """True if there are outputs to poison."""
-        return bool(self._data.poisoned)
+        return bool(self._data.roles.poisoned)
 
     @property
     def copies(self) -> int:
@@ -71,7 +71,7 @@ class JudgedOutputs:
         turn = self._launches % 2
         while len(self._fills) < min(count, self.copies):
             tensors = self._find_set(len(self._fills))
-            views = [one for name in self._data.poisoned for one in self._library.view_bits(tensors[name])]
+            views = [one for name in self._data.roles.poisoned for one in self._library.view_bits(tensors[name])]
             self._fills.append([(getattr(view, "fill_", None) or view.fill, poisons) for view, poisons in views])
         for fills in self._fills[:count]:
             for fill, poisons in fills:
@@ -116,7 +116,7 @@ class JudgedOutputs:
         return self._data.provide_output_copy(place) if place else self._data.tensors
 
     def _pair_views(self, tensors: Mapping[str, Any]) -> Iterable[tuple[Any, Any]]:
-        views = [view for name in self._data.outputs for view, _ in self._library.view_bits(tensors[name])]
+        views = [view for name in self._data.roles.outputs for view, _ in self._library.view_bits(tensors[name])]
         return zip(views, self._right, strict=True)
 
     def _has_same_bits(self, tensors: Mapping[str, Any]) -> bool:

@@ -25,9 +25,9 @@ _NEEDS_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/c
 
 
 class NumPyTensors:
-    """The operations on tensors that measuring needs. ``word`` is the tensors' type, as messages name it."""
+    """The operations on tensors that measuring needs. ``type_name`` is the tensors' type, as messages name it."""
 
-    word = "numpy.ndarray"
+    type_name = "numpy.ndarray"
 
     @property
     def arithmetic(self) -> Any:

@@ -8,6 +8,8 @@ copies must be alike in all of this. Therefore:
 - A span that contains the start of its allocation is aligned there. The allocator has chosen that start, and not the
   kernel file: NumPy's allocations start at any multiple of 16.
 - A span of views alone keeps its distance from the last boundary, because the file may have chosen that distance.
+
+The bytes around a span hold a pattern. What a launch has written there is its damage.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from ktuned.checking.numpy_tensors import ALIGNMENT
-from ktuned.checking.tensor_library import library_of
+from ktuned.checking.tensor_library import find_library
 from ktuned.model import Record, record
 
 MOST_UNUSED = 1 << 30
 """Most bytes between two tensors of one span. Views of a mapped file may lie farther apart, and are separate spans."""
+
+
+PATTERN = 0xA5
+"""The byte around tensors: in no dtype does it make a small integer or a common float."""
 
 
 @record
@@ -49,14 +55,31 @@ class Span(Record):
         An ordinary clone of such a tensor is as good as a placed copy. For a sanitizer it is better, because sanitizers
         know the bounds of allocations but not of their parts.
         """
-        sizes = [library_of(values[name]).count_element_bytes(values[name]) for name in self.offsets]
+        sizes = [find_library(values[name]).count_element_bytes(values[name]) for name in self.offsets]
         return len(sizes) == 1 and not self.remainder and sizes[0] == self.size
+
+
+@record
+class Damage(Record):
+    """A write outside the tensors, in words.
+
+    ``is_contained`` is true if the write was undone and cannot have hit anything else. Otherwise the process can no
+    longer be trusted.
+    """
+
+    message: str
+    is_contained: bool
+
+    @classmethod
+    def at(cls, place: str, *, is_contained: bool) -> Damage:
+        """Describe damage by the place of its first byte, such as ``32 bytes after y``."""
+        return cls(f"wrote outside its tensors: {place}", is_contained)
 
 
 def find_spans(tensors: Mapping[str, Any]) -> list[Span]:
     """Return the spans of the tensors that have memory. Tensors that share an allocation are in one span."""
-    extents = {name: library_of(tensor).find_extent(tensor) for name, tensor in tensors.items()}
-    owners = {name: library_of(tensor).find_allocation(tensor) for name, tensor in tensors.items()}
+    extents = {name: find_library(tensor).find_extent(tensor) for name, tensor in tensors.items()}
+    owners = {name: find_library(tensor).find_allocation(tensor) for name, tensor in tensors.items()}
     spans = []
     for names in _group_by_owner(owners, extents):
         start = min(extents[name][0] for name in names)
@@ -69,7 +92,7 @@ def find_spans(tensors: Mapping[str, Any]) -> list[Span]:
 
 def make_own_span(name: str, tensor: Any) -> Span:
     """Return the span of a tensor alone, as if it had its own allocation."""
-    return Span({name: 0}, library_of(tensor).find_extent(tensor)[1], 0)
+    return Span({name: 0}, find_library(tensor).find_extent(tensor)[1], 0)
 
 
 def place_without_guards(span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +100,7 @@ def place_without_guards(span: Span, values: Mapping[str, Any]) -> dict[str, Any
     memory = (ctypes.c_ubyte * (span.size + 2 * ALIGNMENT))()
     first = -ctypes.addressof(memory) % ALIGNMENT + span.remainder
     return {
-        name: library_of(values[name]).copy_into_memory(memory, first + offset, values[name])
+        name: find_library(values[name]).copy_into_memory(memory, first + offset, values[name])
         for name, offset in span.offsets.items()
     }
 

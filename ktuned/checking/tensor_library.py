@@ -1,21 +1,18 @@
 """Tensor libraries that a worker can measure with: torch, or NumPy on a CPU where torch is not installed.
 
-All code that measures handles tensors through a :data:`TensorLibrary`. :func:`choose_library` picks the library that
-makes a problem's tensors. :func:`library_of` finds the library of a given tensor, because a kernel file's own code may
+All code that measures handles tensors through a :data:`TensorLibrary`. :func:`choose_library` chooses the library that
+makes a problem's tensors. :func:`find_library` finds that of a given tensor, because a kernel file's own code may
 return tensors of either.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ktuned.checking.numpy_tensors import NumPyTensors
 from ktuned.checking.torch_tensors import TorchTensors
 from ktuned.model import Device
-
-if TYPE_CHECKING:
-    pass
 
 TORCH = TorchTensors()
 NUMPY = NumPyTensors()
@@ -31,12 +28,12 @@ def choose_library(device: Device) -> TensorLibrary:
     return TORCH
 
 
-def library_of(tensor: Any) -> TensorLibrary:
+def find_library(tensor: Any) -> TensorLibrary:
     """Return the library that a tensor belongs to."""
     return NUMPY if type(tensor).__module__ == "numpy" else TORCH
 
 
-def never_written(tensor: Any) -> bool:
+def is_unwritten(tensor: Any) -> bool:
     """Return whether a poisoned tensor still holds nothing but the poison; false if it has no elements."""
-    still = library_of(tensor).find_unwritten(tensor)
+    still = find_library(tensor).find_unwritten(tensor)
     return bool(len(tensor.shape) == 0 or all(tensor.shape)) and bool(still.all())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class TorchTensors:
     """The operations of :class:`~ktuned.checking.numpy_tensors.NumPyTensors`, on torch's tensors."""
 
-    word = "torch.Tensor"
+    type_name = "torch.Tensor"
 
     @property
     def arithmetic(self) -> Any:

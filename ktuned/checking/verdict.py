@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ktuned.checking.tensor_library import TensorLibrary, library_of
+from ktuned.checking.tensor_library import TensorLibrary, find_library
 from ktuned.model import Record, record
 
 
@@ -86,7 +86,7 @@ def compare_outputs(
 def _compare_tensor(
     name: str, out: Any, reference: Any, rtol: float, atol: float, allowed: float, *, is_poisoned: bool
 ) -> Verdict:
-    tensors = library_of(out)
+    tensors = find_library(out)
     if tuple(out.shape) != tuple(reference.shape):
         return Verdict(False, f"{name} has shape {tuple(out.shape)}, the reference {tuple(reference.shape)}", 0.0, 1.0)
     if not (count := math.prod(out.shape)):
@@ -139,7 +139,7 @@ def _compare_tensor(
 
 
 def _holds_integers(tensor: Any) -> bool:
-    return library_of(tensor).find_number_kind(tensor) == "int"
+    return find_library(tensor).find_number_kind(tensor) == "int"
 
 
 SURE_SHARE = 1 - 1e-5
@@ -177,7 +177,7 @@ def _format_element(element: Any) -> object:
     if not isinstance(value, float) or not math.isfinite(value):
         return value
     shorter = (float(f"{value:.{digits}g}") for digits in range(1, 18))
-    rounded = library_of(element).round_number
+    rounded = find_library(element).round_number
     return next((number for number in shorter if rounded(number, element) == value), value)
 
 

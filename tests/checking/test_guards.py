@@ -10,9 +10,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ktuned.checking.damage import Memory
-from ktuned.checking.guard_bands import BAND_BYTES, DeviceMemory
-from ktuned.checking.guard_pages import GUARD_BYTES, HostMemory
+from ktuned.checking.guard_bands import BAND_BYTES, GuardBands
+from ktuned.checking.guard_pages import GUARD_BYTES, GuardPages
 from ktuned.checking.guards import Guards
 from ktuned.checking.placement import make_own_span
 from ktuned.checking.torch_tensors import count_bytes
@@ -21,7 +20,7 @@ from ktuned.ipc.memory_fault import MAX_FAULT_BYTES, Region, prepare_fault
 from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.open_problem import restore_default_signals
 
-MEMORIES = (HostMemory, DeviceMemory)
+MEMORIES = (GuardPages, GuardBands)
 """The guards of a GPU are made of torch's operations, which a CPU has as well."""
 
 
@@ -31,7 +30,7 @@ def place(guards: Guards, value: torch.Tensor, name: str = "y") -> torch.Tensor:
     return placed
 
 
-def place_in(memory: Memory, value: torch.Tensor) -> torch.Tensor:
+def place_in(memory: GuardPages | GuardBands, value: torch.Tensor) -> torch.Tensor:
     """Return a copy in one kind of memory."""
     placed: torch.Tensor = memory.place_span(make_own_span("y", value), {"y": value})["y"]
     return placed
@@ -105,15 +104,17 @@ def test_a_fault_in_a_thread_without_the_interpreters_lock_is_reported(threads: 
 @pytest.mark.parametrize("memory_type", MEMORIES)
 @pytest.mark.parametrize("numel", [1, 3, 5, 15, 1000, 1024])
 @pytest.mark.parametrize("offset", [0, 1])
-def test_damage_beside_a_tensor_is_named_and_repaired(memory_type: type[Memory], numel: int, offset: int) -> None:
+def test_damage_beside_a_tensor_is_named_and_repaired(
+    memory_type: type[GuardPages | GuardBands], numel: int, offset: int
+) -> None:
     """By its distance, where it is nearest; the next config is innocent."""
     memory = memory_type()
     y = place_in(memory, torch.ones(numel, dtype=torch.float16))
     memory.seal_copies()
     assert memory.find_damage() is None
     size, start = 2 * numel, y.data_ptr()
-    slack_after = BAND_BYTES if memory_type is DeviceMemory else -size % 64
-    slack_before = BAND_BYTES if memory_type is DeviceMemory else start % 4096
+    slack_after = BAND_BYTES if memory_type is GuardBands else -size % 64
+    slack_before = BAND_BYTES if memory_type is GuardBands else start % 4096
     for distance, begins, place in (
         (slack_after, start + size + offset, f"{offset} bytes after y"),
         (slack_before, start - 2 - offset, f"{2 + offset} bytes before y"),
@@ -131,7 +132,7 @@ def test_damage_beside_a_tensor_is_named_and_repaired(memory_type: type[Memory],
 
 def test_damage_to_the_outer_end_of_a_band_is_not_contained() -> None:
     """So it is not contained: the worker is replaced."""
-    memory = DeviceMemory()
+    memory = GuardBands()
     y = place_in(memory, torch.ones(16))
     memory.seal_copies()
     for start, size in ((y.data_ptr() + 64, BAND_BYTES), (y.data_ptr() - BAND_BYTES, 4)):
@@ -143,7 +144,7 @@ def test_damage_to_the_outer_end_of_a_band_is_not_contained() -> None:
 
 def test_damage_to_what_ktuned_owns_is_not_contained() -> None:
     """The pristine inputs and the expected outputs are watched as a whole, with their bands."""
-    memory = DeviceMemory()
+    memory = GuardBands()
     place_in(memory, torch.ones(16))
     kept = memory.keep_copy("ktuned's copy of x", torch.ones(16))
     memory.seal_copies()
@@ -155,7 +156,7 @@ def test_damage_to_what_ktuned_owns_is_not_contained() -> None:
 
 
 @pytest.mark.parametrize("memory_type", MEMORIES)
-def test_user_code_may_write_to_unsealed_copies(memory_type: type[Memory]) -> None:
+def test_user_code_may_write_to_unsealed_copies(memory_type: type[GuardPages | GuardBands]) -> None:
     """A check that writes to its inputs is no config that writes outside its tensors."""
     memory = memory_type()
     kept = memory.keep_copy("ktuned's copy of x", torch.ones(16))
@@ -173,7 +174,7 @@ DTYPES = (torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (7,), (3, 5, 2)], ids=str)
 def test_a_guarded_tensor_is_laid_out_as_the_given_one(
-    memory_type: type[Memory], dtype: torch.dtype, shape: tuple[int, ...]
+    memory_type: type[GuardPages | GuardBands], dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
     """Of every dtype, shape and layout: content, strides, an aligned start, a storage of what it spans alone."""
     value = (torch.rand(shape) * 3).to(dtype)
