@@ -38,13 +38,24 @@ from ktuned.measuring import (
     make_raised_result,
     make_timed_result,
 )
-from ktuned.model import KtunedError, Outcome, Phase, TrialResult, Unsupported, UsageError, canonical, strip_numerics
+from ktuned.model import (
+    Device,
+    KtunedError,
+    Outcome,
+    Phase,
+    Problem,
+    TrialResult,
+    Unsupported,
+    UsageError,
+    canonical,
+    strip_numerics,
+)
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import make_unit
 from ktuned.worker.config_run import ConfigRun
 from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.inspect import load_kernel
-from ktuned.worker.open_problem import OpenProblem, attach_observers
+from ktuned.worker.open_problem import OpenProblem, make_observers
 from ktuned.worker.process_state import ProcessState
 from ktuned.worker.reply import Phases, Reply, TimedPhases
 
@@ -90,47 +101,18 @@ class Bench:
         self._open = None
         reply.begin_phase(Phase.REFERENCE)
         if request.device.kind == "cuda":
-            self._require_room(kernel, request)
-        captured = self._find_captured_file(request.captured) if request.captured else None
-        expected = self._places.locate_reference(request.expected)
-        timer: HostTimer | CudaTimer = HostTimer()
-        if request.device.kind == "cuda" and not backend.times_on_host:
-            timer = CudaTimer(request.device.name, kernel.timing)
-            # In parallel with making the inputs: loading the GPU's matrix-product library takes about as long.
-            timer.begin_warm_up()
-        data = ProblemData(
-            kernel,
-            request.problem,
-            request.device,
-            captured=captured,
-            seed=request.seed,
-            guards=Guards(is_active=request.guarded),
-        )
+            self._require_free_memory(kernel, request)
+        # The timer comes first: its GPU warms up while the host makes the inputs.
+        timer = _make_timer(kernel, backend, request.device)
+        data = self._make_data(kernel, request)
         # Read the baseline after the kernel file's Python, which applies to all configs, but before its reference runs.
         with ACCESSES.pause_recording():
-            self._state.take_baseline((self._places.artifacts, self._places.expected))
+            self._state.read_baseline((self._places.artifacts, self._places.expected))
         load = partial(self._load_artifact, backend, request)
-        default: Kernel | None = None
-        if kernel.expects_default_outputs and not expected.is_file():
-            if request.reference is None:
-                raise UsageError(f"the default config of {kernel.name} is the reference, and its artifact is not named")
-            try:
-                default = load(request.reference)
-            except (Unsupported, DamagedArtifact) as error:
-                return replies.Opened(unusable=str(error), is_damaged=isinstance(error, DamagedArtifact))
-            except Exception as error:
-                raise kernel.site.make_failure(DEFAULT_CONFIG, error) from error
-        data.provide_expected_outputs(expected, default)
-        if isinstance(timer, CudaTimer):
-            from concurrent.futures import ThreadPoolExecutor
-
-            # Save the expected outputs while the GPU loads the kernels that each check needs.
-            with ThreadPoolExecutor(1) as executor:
-                saved = executor.submit(data.save_expected, expected)
-                data.rehearse_judging()
-                saved.result()
-        else:
-            data.save_expected(expected)
+        try:
+            self._provide_expected_outputs(data, kernel, request, load, timer)
+        except (Unsupported, DamagedArtifact) as error:
+            return replies.Opened(unusable=str(error), is_damaged=isinstance(error, DamagedArtifact))
         costs = Costs(
             strip_numerics(request.objective),
             partial(kernel.evaluate_metrics, request.problem),
@@ -141,20 +123,72 @@ class Bench:
             data,
             timer,
             costs,
-            attach_observers(request.device, backend, timer, costs),
+            make_observers(request.device, backend, timer, costs),
             load,
             FaultReporter(reply.descriptor),
             self._state,
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
+        identity = self._digest_identity(kernel, request.problem, data)
+        return replies.Opened(self._trace.take_new_observations(is_data=True), identity)
+
+    def _make_data(self, kernel: DeclaredKernel, request: requests.Open) -> ProblemData:
+        return ProblemData(
+            kernel,
+            request.problem,
+            request.device,
+            captured=self._find_captured_file(request.captured) if request.captured else None,
+            seed=request.seed,
+            guards=Guards(is_active=request.guarded),
+        )
+
+    def _provide_expected_outputs(
+        self,
+        data: ProblemData,
+        kernel: DeclaredKernel,
+        request: requests.Open,
+        load: Callable[[requests.UnitRef], Kernel],
+        timer: HostTimer | CudaTimer,
+    ) -> None:
+        """Read the expected outputs, or compute and save them.
+
+        Raises:
+            DamagedArtifact: they come from the default config, and its artifact must be compiled again.
+            KernelFileError: the reference fails.
+            Unsupported: they come from the default config, and the device cannot run it.
+            UsageError: they come from the default config, and the request does not name its artifact.
+        """
+        saved = self._places.locate_reference(request.expected)
+        default: Kernel | None = None
+        if kernel.expects_default_outputs and not saved.is_file():
+            if request.reference is None:
+                raise UsageError(f"the default config of {kernel.name} is the reference, and its artifact is not named")
+            try:
+                default = load(request.reference)
+            except (Unsupported, DamagedArtifact):
+                raise
+            except Exception as error:
+                raise kernel.site.make_failure(DEFAULT_CONFIG, error) from error
+        data.provide_expected_outputs(saved, default)
+        if isinstance(timer, HostTimer):
+            data.save_expected(saved)
+            return
+        from concurrent.futures import ThreadPoolExecutor
+
+        # Save them while the GPU loads the kernels that each check needs.
+        with ThreadPoolExecutor(1) as executor:
+            saving = executor.submit(data.save_expected, saved)
+            data.rehearse_judging()
+            saving.result()
+
+    def _digest_identity(self, kernel: DeclaredKernel, problem: Problem, data: ProblemData) -> str:
+        """Return a digest of everything that decides the results of configs besides their artifacts."""
         with ACCESSES.pause_recording():
             self._state.complete_baseline()
-            settings = self._state.find_settings(OBSERVER.environ)
-        work = repr(kernel.evaluate_work(request.problem))
+            settings = self._state.find_file_settings(OBSERVER.environ)
+        work = repr(kernel.evaluate_work(problem))
         identity = canonical({"bits": data.digest_problem(), "work": work, "settings": settings})
-        return replies.Opened(
-            self._trace.take_new_observations(is_data=True), hashlib.sha256(identity.encode()).hexdigest()
-        )
+        return hashlib.sha256(identity.encode()).hexdigest()
 
     def _load_artifact(self, backend: Backend, request: requests.Open, unit: requests.UnitRef) -> Kernel:
         """Verify a unit's artifact and load its kernel.
@@ -179,7 +213,7 @@ class Bench:
             raise UsageError(f"the captured inputs in {path} are damaged or gone", hint=CAPTURE_AGAIN)
         return path
 
-    def _require_room(self, kernel: DeclaredKernel, request: requests.Open) -> None:
+    def _require_free_memory(self, kernel: DeclaredKernel, request: requests.Open) -> None:
         """Keep within the memory that an application leaves on the GPU; without an application, lift the limit.
 
         Raises:
@@ -352,3 +386,15 @@ class Bench:
         if self._open is None:
             raise UsageError("no problem is open: `open` comes first")
         return self._open
+
+
+def _make_timer(kernel: DeclaredKernel, backend: Backend, device: Device) -> HostTimer | CudaTimer:
+    """Return the timer for a device. A GPU's begins to warm up.
+
+    The warm-up also loads the GPU's matrix-product library, which takes about as long as making the inputs.
+    """
+    if device.kind != "cuda" or backend.times_on_host:
+        return HostTimer()
+    timer = CudaTimer(device.name, kernel.timing)
+    timer.begin_warm_up()
+    return timer

@@ -98,8 +98,7 @@ _OperationTable = Mapping[type[requests.Request[Any, Any]], Operation]
 
 
 def _load_probing(registry: Registry, places: Places) -> _OperationTable:
-    from ktuned.worker.gpu_users import count_gpu_users
-    from ktuned.worker.probe import import_ahead, probe_interpreter
+    from ktuned.worker.probe import count_gpu_users, import_ahead, probe_interpreter
 
     return {
         requests.Prepare: lambda request, reply: import_ahead(registry, request),
@@ -120,9 +119,17 @@ def _load_inspection(registry: Registry, places: Places) -> _OperationTable:
 
 
 def _load_fitting(registry: Registry, places: Places) -> _OperationTable:
-    from ktuned.worker.portfolio import fit_matrix
+    from ktuned.portfolio import Matrix, fit_portfolio
 
-    return {requests.FitPortfolio: lambda request, reply: fit_matrix(request)}
+    def fit_matrix(request: requests.FitPortfolio, reply: Reply) -> replies.FittedPortfolio:
+        # Workers do this, because it takes tenths of a second and the daemon must answer lookups.
+        try:
+            fitted = fit_portfolio(Matrix.from_wire(request.matrix), request.max_configs, request.wanted_loss)
+        except ValueError as error:
+            return replies.FittedPortfolio({}, str(error))
+        return replies.FittedPortfolio(fitted.to_wire())
+
+    return {requests.FitPortfolio: fit_matrix}
 
 
 def _load_exploration(registry: Registry, places: Places) -> _OperationTable:
@@ -133,11 +140,16 @@ def _load_exploration(registry: Registry, places: Places) -> _OperationTable:
 
 
 def _load_compilation(registry: Registry, places: Places) -> _OperationTable:
-    from ktuned.worker.compile import compile_units, lower_unit, open_front_end
+    from ktuned.worker.compile import compile_units
+
+    return {requests.Compile: lambda request, reply: compile_units(registry, places, request, reply)}
+
+
+def _load_front_end(registry: Registry, places: Places) -> _OperationTable:
+    from ktuned.worker.front_end import lower_unit, open_front_end
 
     return {
         requests.OpenFrontEnd: lambda request, reply: open_front_end(registry, places, request, reply),
-        requests.Compile: lambda request, reply: compile_units(registry, places, request, reply),
         requests.Lower: lambda request, reply: lower_unit(registry, places, request, reply),
     }
 
@@ -168,7 +180,8 @@ _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places],
     **dict.fromkeys((requests.Inspect, requests.Admits, requests.Represent), _load_inspection),
     requests.FitPortfolio: _load_fitting,
     **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration),
-    **dict.fromkeys((requests.Compile, requests.OpenFrontEnd, requests.Lower), _load_compilation),
+    requests.Compile: _load_compilation,
+    **dict.fromkeys((requests.OpenFrontEnd, requests.Lower), _load_front_end),
     requests.MeasurePeaks: _load_peaks,
     **dict.fromkeys(
         (

@@ -31,7 +31,7 @@ from ktuned.worker.process_state import ProcessState
 from ktuned.worker.reply import Phases
 
 
-def attach_observers(device: Device, backend: Backend, timer: HostTimer | CudaTimer, costs: Costs) -> ObserverGroup:
+def make_observers(device: Device, backend: Backend, timer: HostTimer | CudaTimer, costs: Costs) -> ObserverGroup:
     """Return the observers of a problem's configs, in the order in which they act.
 
     Raises:
@@ -117,7 +117,7 @@ class OpenProblem:
                 self._bound, self._loaded_ahead = ready, None
                 return ready[1]
         self._bound = self._loaded_ahead = None
-        with self.state.learn_while_loading(unit.key):
+        with self.state.record_loaded_state(unit.key):
             self._bound = self._load_and_bind(unit)
         return self._bound[1]
 
@@ -125,7 +125,7 @@ class OpenProblem:
         """Load the config that follows. If that fails, it is loaded again in its turn, which gives it its outcome."""
         phases.begin_phase(Phase.LOAD_NEXT)
         try:
-            with ACCESSES.resume_recording(), self.state.learn_while_loading_ahead(unit.key):
+            with ACCESSES.resume_recording(), self.state.record_loaded_state_ahead(unit.key):
                 self._loaded_ahead = self._load_and_bind(unit)
         except Exception:
             # This config may hold the memory that the next one lacked.

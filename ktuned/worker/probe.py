@@ -1,8 +1,12 @@
-"""Probe of an interpreter: its backends, their versions and devices, and the files and variables that decide these.
+"""Questions about an interpreter and its machine.
+
+A *probe* reports the interpreter's backends, their versions and devices, and the files and variables that decide these.
 
 A backend that cannot be imported or probed is reported with its error, and the others are still reported. Devices
 belong to a backend. So do two kinds of fingerprints: of everything that decides its artifacts, and for each device, of
 everything that decides its measurements.
+
+For the idle policy, the processes that use each GPU are counted.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ import gc
 import os
 import sys
 import threading
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +27,7 @@ from ktuned.backends import (
     cpu,
     cuda_devices,
     explain_missing_energy,
+    gpu_uuids,
     hold_only_context,
     nvml,
 )
@@ -129,3 +136,33 @@ def import_ahead(registry: Registry, request: requests.Prepare) -> replies.Empty
             # torch's objects stay for good, and no user code has run yet: exclude them from garbage collections.
             gc.freeze()
     return replies.Empty()
+
+
+RECENT_US = 5_000_000
+"""Age in µs up to which GPU work counts as current; NVML keeps some seconds of samples."""
+
+
+def count_gpu_users(ours: Iterable[int]) -> replies.GpuUsers:
+    """Count the processes, other than ``ours``, that worked on each GPU lately, by the GPU's name.
+
+    Processes of another PID namespace are not counted: they may be ours.
+    """
+    own_pids = set(ours)
+    since_us = time.time_ns() // 1000 - RECENT_US
+    try:
+        users = {name: len(_find_working_pids(uuid, since_us) - own_pids) for name, uuid in gpu_uuids().items()}
+    except nvml.Unavailable as error:
+        return replies.GpuUsers({}, str(error))
+    # Without GPUs, NVML has not been asked yet, so ask why.
+    return replies.GpuUsers(users, "" if users else nvml.absence())
+
+
+def _find_working_pids(uuid: str, since_us: int) -> set[int]:
+    try:
+        with nvml.Gpu(uuid) as gpu:
+            samples = gpu.samples(since_us)
+    except nvml.Unsupported:
+        # A partition of a GPU does not report its processes.
+        return set()
+    pids = {sample.pid for sample in samples if sample.percent > 0 and sample.at_us > since_us}
+    return {pid for pid in pids if os.path.exists(f"/proc/{pid}")}

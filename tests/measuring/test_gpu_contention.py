@@ -17,8 +17,8 @@ from ktuned.ipc import replies
 from ktuned.measuring import contention
 from ktuned.measuring.contention import FOREIGN_PIDS, GpuWatch, gpu_is_contended
 from ktuned.measuring.samples import Samples
-from ktuned.worker import gpu_users
-from ktuned.worker.gpu_users import count_gpu_users
+from ktuned.worker import probe
+from ktuned.worker.probe import count_gpu_users
 
 OWN, OTHER = os.getpid(), 1
 STEADY = Samples([100.0] * 18 + [400.0] * 2)
@@ -202,7 +202,7 @@ def test_a_gpu_that_cannot_be_judged_says_why(nvml: PlayedNvml) -> None:
 
 def test_processes_at_work_on_a_gpu_are_counted(nvml: PlayedNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours, idle ones and those that cannot be seen do not count; a partition, which reports none, has none."""
-    monkeypatch.setattr(gpu_users, "gpu_uuids", lambda: {"cuda:0": "GPU-a"})
+    monkeypatch.setattr(probe, "gpu_uuids", lambda: {"cuda:0": "GPU-a"})
     now_us = time_ns() // 1000
     nvml.samples = [(OWN, now_us, 50), (OTHER, now_us, 50), (os.getppid(), now_us, 0), (2**22 + 1, now_us, 50)]
     assert count_gpu_users([OWN]) == replies.GpuUsers({"cuda:0": 1})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from ktuned.backends import Kernel, Launch, Registry
+from ktuned.checking.problem_inputs import TensorRoles
 from ktuned.checking.verdict import Verdict
 from ktuned.ipc import Places, replies, requests
 from ktuned.measuring.costs import Costs
@@ -49,7 +50,7 @@ class PlayedData:
     """Data that every config leaves right."""
 
     tensors: dict[str, Any] = {}
-    outputs: tuple[str, ...] = ()
+    roles = TensorRoles((), (), (), ())
     library = quick_look = None
     was_surely_right = False
     restores = False
