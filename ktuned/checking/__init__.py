@@ -7,7 +7,7 @@ handles tensors of torch or NumPy through :mod:`~ktuned.checking.tensor_library`
 """
 
 from ktuned.checking.bits import BitsComparison
-from ktuned.checking.free_memory import require_room, require_room_for_spare
+from ktuned.checking.free_memory import require_free_memory, require_free_memory_for_spare
 from ktuned.checking.guards import Guards
 from ktuned.checking.judged_outputs import JudgedOutputs
 from ktuned.checking.problem_data import ProblemData
@@ -23,6 +23,6 @@ __all__ = [
     "JudgedOutputs",
     "ProblemData",
     "Verdict",
-    "require_room",
-    "require_room_for_spare",
+    "require_free_memory",
+    "require_free_memory_for_spare",
 ]

@@ -43,11 +43,11 @@ class LaunchDigests(Record):
     rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def launch_inputs(
+def digest_launches_on_inputs(
     data: ProblemData,
     launch: Launch,
     synchronize: Callable[[], None],
-    own: Sequence[Any],
+    known_digests: Sequence[Any],
     inputs: int,
     on_input: Callable[[], None],
 ) -> LaunchDigests:
@@ -57,7 +57,7 @@ def launch_inputs(
         data: the open problem.
         launch: the config's launch on the problem's tensors.
         synchronize: waits for the device.
-        own: digests of the outputs that the config has already left on the problem's own inputs.
+        known_digests: digests of the outputs that the config has already left on the problem's own inputs.
         inputs: how many inputs to launch on, counted from number 0, the problem's own.
         on_input: called before each input.
     """
@@ -67,16 +67,16 @@ def launch_inputs(
     wants_rows = data.has_smaller_batches and inputs > 1
     rows: list[dict[str, Any]] = []
     for number in range(inputs):
-        digests.append([] if number else list(own))
+        digests.append([] if number else list(known_digests))
         rows.append({})
-        with data.holding_inputs(number) as are_other:
+        with data.use_numbered_inputs(number) as are_other:
             if number and not are_other:
                 continue
             on_input()
             launches = 1 if 0 < number <= len(HARD_FILLS) else LAUNCHES
-            # The digests in ``own`` have none of rows, so rows take one more launch.
+            # The digests in ``known_digests`` have none of rows, so rows take one more launch.
             while len(digests[-1]) < launches or (wants_rows and not rows[-1]):
-                data.begin_checked_launch()
+                data.prepare_checked_launch()
                 launch()
                 synchronize()
                 digests[-1].append(data.digest_outputs())
@@ -114,13 +114,13 @@ class BitsComparison:
         self._data = data
         self._launch = launch
         self._wanted = wanted
-        self._own: list[Any] = []
+        self._known_digests: list[Any] = []
         self._digest_us = 0.0
 
-    def digest_own_outputs(self) -> None:
+    def digest_last_outputs(self) -> None:
         """Digest the outputs that the last launch has left on the problem's own inputs, before they are poisoned."""
         began = perf_counter()
-        self._own.append(self._data.digest_outputs())
+        self._known_digests.append(self._data.digest_outputs())
         self._digest_us = (perf_counter() - began) * 1e6
 
     def complete_result(
@@ -132,5 +132,7 @@ class BitsComparison:
         takes_us = inputs * LAUNCHES * ((timed.latency_us or 0.0) + 2 * self._digest_us)
         if not self._wanted.on_all_inputs and takes_us > FREE_US:
             inputs = 1
-        digests = launch_inputs(self._data, self._launch, synchronize, self._own, inputs, on_input)
+        digests = digest_launches_on_inputs(
+            self._data, self._launch, synchronize, self._known_digests, inputs, on_input
+        )
         return add_bits(timed, digests, self._wanted)

@@ -55,7 +55,7 @@ def estimate_needed_bytes(tensors: Mapping[str, tuple[int, int]], *, has_context
     return total + max((CHECK_BYTES * elements for _, elements in tensors.values()), default=0)
 
 
-def require_room(device: str, declared: Mapping[str, Any]) -> None:
+def require_free_memory(device: str, declared: Mapping[str, Any]) -> None:
     """Check that a device has room for a problem's tensors, and limit torch to it.
 
     Raises:
@@ -84,7 +84,7 @@ def require_room(device: str, declared: Mapping[str, Any]) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, choose_limit_bytes(need, available) / total), device)
 
 
-def require_room_for_spare(device: str) -> None:
+def require_free_memory_for_spare(device: str) -> None:
     """Check that a device has room for the context of a spare worker, before the context is made.
 
     Raises:

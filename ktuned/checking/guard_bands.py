@@ -22,7 +22,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ktuned.checking.placement import PATTERN, Damage, Span, make_own_span
+from ktuned.checking.placement import PATTERN, Damage, Span, make_single_span
 from ktuned.ipc import Region
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class GuardBands:
 
     def keep_copy(self, name: str, value: Any) -> Any:
         """Return a copy whose sum is watched once it is sealed."""
-        self._kept[name] = banded = _Banded(make_own_span(name, value), {name: value})
+        self._kept[name] = banded = _Banded(make_single_span(name, value), {name: value})
         self._sums = None
         return banded.tensors[name]
 

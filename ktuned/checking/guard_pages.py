@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ktuned.checking.numpy_tensors import ALIGNMENT
-from ktuned.checking.placement import PATTERN, Damage, Span, make_own_span
+from ktuned.checking.placement import PATTERN, Damage, Span, make_single_span
 from ktuned.checking.tensor_library import find_library
 from ktuned.ipc import Region, describe_place
 
@@ -59,7 +59,7 @@ class GuardPages:
 
     def keep_copy(self, name: str, value: Any) -> Any:
         """Return a copy that is read-only once it is sealed."""
-        self._kept[name] = pages = _Pages(make_own_span(name, value))
+        self._kept[name] = pages = _Pages(make_single_span(name, value))
         self._is_sealed = False
         return find_library(value).copy_into_memory(pages.memory, 0, value)
 

@@ -39,7 +39,7 @@ class Guards:
 
     def find_spans(self, values: Mapping[str, Any]) -> list[Span]:
         """Return how tensors lie relative to each other in memory. A tensor that is not plain numbers is in no span."""
-        kinds = {name: find_library(value).find_guarded_kind(value) for name, value in values.items()}
+        kinds = {name: find_library(value).find_guardable_kind(value) for name, value in values.items()}
         alike = [
             [name for name in values if kinds[name] == kind] for kind in dict.fromkeys(filter(None, kinds.values()))
         ]
@@ -56,7 +56,7 @@ class Guards:
             memory = self._find_memory(first)
             if memory is not None:
                 placed |= memory.place_span(span, values)
-            elif not span.is_plain(values) and find_library(first).find_guarded_kind(first) == "cpu":
+            elif not span.is_plain(values) and find_library(first).find_guardable_kind(first) == "cpu":
                 placed |= place_without_guards(span, values)
         return {
             name: placed[name] if name in placed else find_library(value).clone_tensor(value)
@@ -73,7 +73,7 @@ class Guards:
 
     def _find_memory(self, value: Any) -> GuardPages | GuardBands | None:
         """Return the guarded memory for a tensor; ``None`` if its device has none, or it is not plain numbers."""
-        return self._memories.get(find_library(value).find_guarded_kind(value))
+        return self._memories.get(find_library(value).find_guardable_kind(value))
 
     def seal_copies(self) -> None:
         """Protect the kept copies: their present contents must stay. Does nothing if they are sealed already."""

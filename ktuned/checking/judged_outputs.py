@@ -39,8 +39,8 @@ class JudgedOutputs:
         self._library = data.library
         self._arithmetic = arithmetic
         self._launches = 0
-        self._fills: list[list[tuple[Callable[[int], object], tuple[int, int]]]] = []
-        self._right = [
+        self._poison_calls: list[list[tuple[Callable[[int], object], tuple[int, int]]]] = []
+        self._right_bits = [
             self._library.clone_tensor(view)
             for name in (data.roles.outputs if is_judged else ())
             for view, _ in self._library.view_bits(data.tensors[name])
@@ -48,7 +48,7 @@ class JudgedOutputs:
         self._has_one_answer = True
         self.has_differed = False
         # If the quick look was not sure about the first launch, it will not be about later ones.
-        self._look = data.quick_look if data.was_surely_right else None
+        self._quick_look = data.quick_look if data.was_surely_right else None
 
     @property
     def poisons(self) -> bool:
@@ -63,17 +63,17 @@ class JudgedOutputs:
     @property
     def is_flag_certain(self) -> bool:
         """True if an unset flag means wrong outputs, and not just other bits."""
-        return self._look is not None
+        return self._quick_look is not None
 
     def poison_sets(self, count: int) -> None:
         """Poison the outputs of the first ``count`` sets, with the other poison than last time."""
         self._launches += 1
         turn = self._launches % 2
-        while len(self._fills) < min(count, self.copies):
-            tensors = self._find_set(len(self._fills))
+        while len(self._poison_calls) < min(count, self.copies):
+            tensors = self._find_set(len(self._poison_calls))
             views = [one for name in self._data.roles.poisoned for one in self._library.view_bits(tensors[name])]
-            self._fills.append([(getattr(view, "fill_", None) or view.fill, poisons) for view, poisons in views])
-        for fills in self._fills[:count]:
+            self._poison_calls.append([(getattr(view, "fill_", None) or view.fill, poisons) for view, poisons in views])
+        for fills in self._poison_calls[:count]:
             for fill, poisons in fills:
                 fill(poisons[turn])
 
@@ -83,7 +83,7 @@ class JudgedOutputs:
         if self._has_one_answer and self._has_same_bits(tensors):
             return Verdict(ok=True)
         verdict = Verdict(ok=True)
-        if self._look is None or not self._look.finds_right(tensors):
+        if self._quick_look is None or not self._quick_look.finds_right(tensors):
             with self._arithmetic():
                 verdict = self._data.check_outputs(tensors)
         self.has_differed |= verdict.ok
@@ -92,9 +92,9 @@ class JudgedOutputs:
     def make_flag(self, place: int) -> Any:
         """Return a flag on the device that is true if a set's outputs are right; ``None`` if only judging can tell."""
         tensors = self._find_set(place)
-        if self._look is not None:
-            return self._look.make_flag(tensors)
-        if not self._has_one_answer or not self._right:
+        if self._quick_look is not None:
+            return self._quick_look.make_flag(tensors)
+        if not self._has_one_answer or not self._right_bits:
             return None
         import torch
 
@@ -117,7 +117,7 @@ class JudgedOutputs:
 
     def _pair_views(self, tensors: Mapping[str, Any]) -> Iterable[tuple[Any, Any]]:
         views = [view for name in self._data.roles.outputs for view, _ in self._library.view_bits(tensors[name])]
-        return zip(views, self._right, strict=True)
+        return zip(views, self._right_bits, strict=True)
 
     def _has_same_bits(self, tensors: Mapping[str, Any]) -> bool:
         try:

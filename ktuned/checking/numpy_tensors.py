@@ -79,7 +79,7 @@ class NumPyTensors:
 
         save_file({name: self.arithmetic.ascontiguousarray(value) for name, value in tensors.items()}, file)
 
-    def find_guarded_kind(self, tensor: Any) -> str:
+    def find_guardable_kind(self, tensor: Any) -> str:
         """Return the kind of a tensor's device, or nothing if the tensor cannot be guarded.
 
         Only plain numbers in strided memory can be: no sparse or quantized tensors, subclasses or lazy views.
@@ -167,7 +167,7 @@ class NumPyTensors:
                 still[...] = False
         return still
 
-    def are_same_tensors(self, one: Any, other: Any) -> bool:
+    def hold_equal_bits(self, one: Any, other: Any) -> bool:
         """Return whether two tensors of the same dtype and shape hold the same bits; equal NaNs are equal."""
         parts = zip(self._view_parts(one), self._view_parts(other), strict=True)
         return all(bool((bits == others).all()) for (bits, _), (others, _) in parts)

@@ -90,7 +90,7 @@ def find_spans(tensors: Mapping[str, Any]) -> list[Span]:
     return spans
 
 
-def make_own_span(name: str, tensor: Any) -> Span:
+def make_single_span(name: str, tensor: Any) -> Span:
     """Return the span of a tensor alone, as if it had its own allocation."""
     return Span({name: 0}, find_library(tensor).find_extent(tensor)[1], 0)
 

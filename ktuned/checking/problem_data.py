@@ -108,7 +108,7 @@ class ProblemData:
         self._output_copies: list[Mapping[str, Any]] = []
         self._layouts = {name: self.library.read_layout(tensor) for name, tensor in self.tensors.items()}
 
-    def recreate_changed_tensors(self) -> bool:
+    def replace_changed_tensors(self) -> bool:
         """Place all tensors again if a config has resized one or replaced its memory; return whether it has.
 
         Launches that were bound to the old tensors must then be bound again.
@@ -135,7 +135,7 @@ class ProblemData:
         if callable(self._kernel.setup):
             self._kernel.setup(self.tensors)
 
-    def begin_trial(self) -> None:
+    def reset_tensors(self) -> None:
         """Give every tensor its pristine content again, and poison the outputs that are only written."""
         self._guards.seal_copies()
         # Nothing is launched between trials, so inputs that were untouched after the last launch still are.
@@ -191,7 +191,7 @@ class ProblemData:
         return bool(self.roles.outputs)
 
     @contextmanager
-    def holding_inputs(self, number: int) -> Iterator[bool]:
+    def use_numbered_inputs(self, number: int) -> Iterator[bool]:
         """Let launches run on the inputs with this number (:mod:`ktuned.checking.problem_inputs`) within the context.
 
         Yields:
@@ -219,7 +219,7 @@ class ProblemData:
         """
         # A failure here repeats in every trial, which reports it.
         with suppress(RuntimeError):
-            self.begin_trial()
+            self.reset_tensors()
             for name, value in self._expected.items():
                 self.library.copy_elements(value, self.tensors[name])
             # Judge in both ways: by the quick look, and if that is not enough, in full.
@@ -253,7 +253,7 @@ class ProblemData:
         """How many copies of the poisoned outputs there are, besides the problem's own."""
         return len(self._output_copies)
 
-    def begin_checked_launch(self) -> None:
+    def prepare_checked_launch(self) -> None:
         """Prepare a launch that is judged: poison the outputs that are only written, and do what ``setup`` asks for."""
         for name in self.roles.poisoned:
             self.library.poison_tensor(self.tensors[name])
@@ -346,11 +346,13 @@ class ProblemData:
             # User code may write to the kept copies, so look first for damage that a launch has done to them.
             self._damage_found = self._damage_found or self._guards.find_damage()
             with self._guards.unseal_temporarily():
-                own = run_check(kernel.check, self._pristine, outputs)
-            if own.ok:
+                file_verdict = run_check(kernel.check, self._pristine, outputs)
+            if file_verdict.ok:
                 return verdict
             unwritten = [name for name in self.roles.poisoned if is_unwritten(tensors[name])]
-            return replace(own, message=f"{unwritten[0]} was never written; {own.message}") if unwritten else own
+            if not unwritten:
+                return file_verdict
+            return replace(file_verdict, message=f"{unwritten[0]} was never written; {file_verdict.message}")
         return verdict
 
     def _compare_with_expected(self, tensors: Mapping[str, Any]) -> Verdict:
@@ -372,5 +374,5 @@ class ProblemData:
             name
             for name in self.roles.read_only
             if self.library.read_layout(self.tensors[name]) == self._layouts[name]
-            and not self.library.are_same_tensors(self.tensors[name], self._pristine[name])
+            and not self.library.hold_equal_bits(self.tensors[name], self._pristine[name])
         )

@@ -77,7 +77,7 @@ class TorchTensors:
 
         save_file({name: value.to("cpu", copy=True).contiguous() for name, value in tensors.items()}, file)
 
-    def find_guarded_kind(self, tensor: Any) -> str:
+    def find_guardable_kind(self, tensor: Any) -> str:
         """Guard strided tensors of plain numbers."""
         import torch
 
@@ -123,7 +123,7 @@ class TorchTensors:
         """Clone; a tensor with gaps or overlapping elements gets memory laid out like its own."""
         import torch
 
-        if not self.find_guarded_kind(tensor) or count_bytes(tensor) == self.count_element_bytes(tensor):
+        if not self.find_guardable_kind(tensor) or count_bytes(tensor) == self.count_element_bytes(tensor):
             return tensor.clone()
         storage = torch.zeros(count_bytes(tensor), dtype=torch.uint8, device=tensor.device).untyped_storage()
         copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -169,7 +169,7 @@ class TorchTensors:
 
         return find_unwritten(tensor)
 
-    def are_same_tensors(self, one: Any, other: Any) -> bool:
+    def hold_equal_bits(self, one: Any, other: Any) -> bool:
         """Compare on the tensors' device."""
         from ktuned.spec import hold_same_bits
 

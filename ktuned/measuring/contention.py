@@ -72,7 +72,7 @@ class CpuTimes(Record):
         return cls(read_ticks() or _NO_TICKS, (own.user + own.system) * os.sysconf("SC_CLK_TCK"))
 
 
-def cpu_is_contended(before: CpuTimes, after: CpuTimes) -> bool:
+def is_cpu_contended(before: CpuTimes, after: CpuTimes) -> bool:
     """Return whether other programs took the CPUs that the kernel needed, between two readings."""
     passed = after.machine.since(before.machine)
     if passed.total < MIN_WINDOW_TICKS:
@@ -81,7 +81,7 @@ def cpu_is_contended(before: CpuTimes, after: CpuTimes) -> bool:
     return passed.unused / passed.total < IDLE_SHARE and others / passed.total > CONTENDED_SHARE
 
 
-def gpu_is_contended(
+def is_gpu_contended(
     foreign: Sequence[nvml.Sample], samples: Samples, tolerated: Collection[int] = frozenset()
 ) -> bool:
     """Return whether other processes' use of a GPU changed the median of a timing.
@@ -105,7 +105,7 @@ def gpu_is_contended(
     return samples.quantile(UNDISTURBED) < samples.median_us * (1 - SHIFTED)
 
 
-def gpu_is_shared(foreign: Sequence[nvml.Sample]) -> bool:
+def is_gpu_shared(foreign: Sequence[nvml.Sample]) -> bool:
     """Return whether other processes used a GPU so much that its energy is not that of one process."""
     return _sum_shares(foreign) >= STRETCHING_SHARE
 
@@ -128,7 +128,7 @@ class CpuWatch:
 
     def is_contended(self, samples: Samples | None = None) -> bool:
         """Return whether other programs took the CPUs since the watch began."""
-        return cpu_is_contended(self._before, CpuTimes.read())
+        return is_cpu_contended(self._before, CpuTimes.read())
 
     is_shared = is_contended
 
@@ -175,8 +175,8 @@ class GpuWatch:
         self._clock = clock
         self._watched = _find_watched_gpu(uuid)
         self.absence = self._watched.absence
-        self._follows = self._is_recent()
-        if not self._follows:
+        self._continues_last_watch = self._is_recent()
+        if not self._continues_last_watch:
             self._read_samples(0)
         self._since_us = self._watched.sample_us
 
@@ -197,14 +197,14 @@ class GpuWatch:
 
     def is_contended(self, samples: Samples) -> bool:
         """Return whether other processes changed the median of the samples that were taken since the watch began."""
-        return gpu_is_contended(self._read_foreign_samples(), samples, self._tolerated)
+        return is_gpu_contended(self._read_foreign_samples(), samples, self._tolerated)
 
     def is_shared(self) -> bool:
         """Return whether other processes have used a part of the energy since the watch began."""
-        return gpu_is_shared(self._read_foreign_samples())
+        return is_gpu_shared(self._read_foreign_samples())
 
     def _read_foreign_samples(self) -> list[nvml.Sample]:
-        if self._follows and self._is_recent():
+        if self._continues_last_watch and self._is_recent():
             # There may be a new sample. The next watch will see it, just as this watch saw those of the previous one.
             return []
         unknown_or_own = (0, os.getpid())

@@ -121,13 +121,13 @@ class CoreCounter(LaunchObserver):
 
 
 def _wait_for_calm() -> None:
-    own = threading.get_native_id()
+    this_thread = threading.get_native_id()
     for _ in range(_CALM_TRIES):
         before = _read_thread_times()
         if len(before) < 2:
             return
         select.select([], [], [], _CALM_S)
         after = _read_thread_times()
-        spun = sum(spent - before.get(thread, 0) for thread, spent in after.items() if thread != own)
+        spun = sum(spent - before.get(thread, 0) for thread, spent in after.items() if thread != this_thread)
         if spun < RAN_SHARE * _CALM_S * 1e9:
             return

@@ -53,7 +53,7 @@ class Costs(Record):
                 return None
         return cost_of(self.objective, figure_of(self.objective, latency_us, known))
 
-    def compute_range(self, result: TrialResult) -> replies.CostRange | None:
+    def compute_cost_range(self, result: TrialResult) -> replies.CostRange | None:
         """Return a measured config's cost and its interval; ``None`` if a figure that it needs was not measured now."""
         latency_us, joules, detail = result.latency_us, result.metrics.get(ENERGY), result.detail
         if result.outcome is not Outcome.MEASURED or latency_us is None:
@@ -79,7 +79,7 @@ class FileMetrics(LaunchObserver):
         if timed.outcome is not Outcome.MEASURED or timed.latency_us is None:
             return timed
         try:
-            own = self._costs.metrics(timed.latency_us, timed.metrics.get(ENERGY))
+            metrics = self._costs.metrics(timed.latency_us, timed.metrics.get(ENERGY))
         except KernelFileError as error:
             return replace(timed, message=error.message).add_details(metrics_fault=error.message)
-        return replace(timed, metrics={**timed.metrics, **own})
+        return replace(timed, metrics={**timed.metrics, **metrics})

@@ -161,11 +161,11 @@ class CudaTimer:
             single = self._warming[:64, :64].float()
             single @ single
             began = perf_counter()
-            while not self._clock.is_warm(self._time_piece_us(), perf_counter() - began):
+            while not self._clock.is_warm(self._time_warming_work_us(), perf_counter() - began):
                 pass
             self._last_work = perf_counter()
 
-    def _time_piece_us(self) -> float:
+    def _time_warming_work_us(self) -> float:
         """Give the device a piece of work, and return how long it took, in µs."""
         start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         self._enqueue_lead_in()
@@ -249,7 +249,7 @@ class CudaTimer:
         self._wait_for_batch()
         for start, end in [pairs[place] for place in self._lead.judge_samples(were_late)]:
             samples.add(start.elapsed_time(end) * 1000 / len(launches.ring))
-        launches.inspect_flags([flag for flag in flags if flag is not None], self._limit_s, self.synchronize)
+        launches.judge_flags([flag for flag in flags if flag is not None], self._limit_s, self.synchronize)
 
     def _capture_graph(self, launches: TimedLaunches) -> Callable[[], object]:
         """Capture a ring of launches; return the function that replays it."""

@@ -103,15 +103,17 @@ class EnergyMeter(LaunchObserver):
         """
         launch, restore = launches.ring[0], launches.restore
         limit_s = SETTLED_S + max(LEAST_S, preset.timing_s)
-        apart_j = 0.0
+        restoring_j = 0.0
         if restore is not None:
             restoring = EnergyTrace(limit_s)
             self._run_repeatedly(restore, latency_us, restoring)
             assert restoring.energy is not None
-            apart_j = restoring.energy.joules
+            restoring_j = restoring.energy.joules
         cost = partial(self._compute_cost, latency_us)
-        trace = EnergyTrace(limit_s, incumbent=incumbent, cost=cost, apart_j=apart_j)
-        self._run_repeatedly(launch if restore is None else _restore_before(restore, launch), latency_us, trace)
+        trace = EnergyTrace(limit_s, incumbent=incumbent, cost=cost, restoring_j=restoring_j)
+        self._run_repeatedly(
+            launch if restore is None else _join_restore_and_launch(restore, launch), latency_us, trace
+        )
         return trace
 
     def _run_repeatedly(self, work: Callable[[], object], latency_us: float, trace: EnergyTrace) -> None:
@@ -124,7 +126,7 @@ class EnergyMeter(LaunchObserver):
             return
         chunk = count_launches_per_sample(int(latency_us * 1000), restores=False)
         launches, began = 0, perf_counter()
-        while trace.wants_more():
+        while trace.wants_reading():
             for _ in range(chunk):
                 work()
             launches += chunk
@@ -143,7 +145,7 @@ class EnergyMeter(LaunchObserver):
         waiting: list[Any] = []
         done, each_s = 0, 0.0
         began = chunk_began = perf_counter()
-        while trace.wants_more():
+        while trace.wants_reading():
             while len(waiting) < IN_FLIGHT:
                 for _ in range(chunk):
                     work()
@@ -155,9 +157,9 @@ class EnergyMeter(LaunchObserver):
                 # Interpolate, assuming that this chunk's launches take as long as those of the previous chunk.
                 share = min(1.0, (now - chunk_began) / each_s) if each_s else 0.0
                 trace.add_reading(done + share * chunk, self._counter(), now - began)
-                if not trace.wants_more():
+                if not trace.wants_reading():
                     break
-            if not trace.wants_more():
+            if not trace.wants_reading():
                 break
             waiting.pop(0)
             done += chunk
@@ -167,7 +169,7 @@ class EnergyMeter(LaunchObserver):
         torch.cuda.synchronize(self._device)
 
 
-def _restore_before(restore: Callable[[], None], launch: Launch) -> Callable[[], None]:
+def _join_restore_and_launch(restore: Callable[[], None], launch: Launch) -> Callable[[], None]:
     def restore_and_launch() -> None:
         restore()
         launch()

@@ -59,7 +59,7 @@ class EnergyTrace:
         limit_s: the time for the config, in s.
         incumbent: the best config so far, to race against.
         cost: returns the cost of a launch by its energy in J.
-        apart_j: the part of each launch's energy that is not the kernel's, in J.
+        restoring_j: the part of each launch's energy that is not the kernel's, in J.
     """
 
     def __init__(
@@ -68,17 +68,17 @@ class EnergyTrace:
         *,
         incumbent: replies.CostRange | None = None,
         cost: Cost = lambda joules: joules,
-        apart_j: float = 0.0,
+        restoring_j: float = 0.0,
     ) -> None:
         self.ending: Ending | None = None
         self._limit_s = limit_s
         self._incumbent = incumbent
         self._cost = cost
-        self._apart_j = apart_j
+        self._restoring_j = restoring_j
         self._steps: list[_Step] = []
         self._last: tuple[float, float] | None = None
 
-    def wants_more(self) -> bool:
+    def wants_reading(self) -> bool:
         """Return whether to take more readings."""
         return self.ending is None
 
@@ -129,8 +129,8 @@ class EnergyTrace:
 
             error = _T95[len(energies)] * stdev(energies) / math.sqrt(len(energies))
             doubt = max(doubt, error)
-        own_j = joules - self._apart_j
-        return Energy(own_j, own_j - doubt, own_j + doubt)
+        kernel_j = joules - self._restoring_j
+        return Energy(kernel_j, kernel_j - doubt, kernel_j + doubt)
 
     def _split_energies(self) -> list[float]:
         """Return the energy of a launch in each of several equal parts of the run."""

@@ -124,5 +124,5 @@ def _time_ring(launches: TimedLaunches) -> tuple[int, float | None]:
     elapsed_ns = perf_counter_ns() - begin
     # At least 1 ns: for an empty launch, nothing may remain after the subtraction.
     elapsed_ns = max(1, elapsed_ns - measure_clock_cost_ns())
-    launches.inspect_ring(elapsed_ns)
+    launches.compare_ring(elapsed_ns)
     return elapsed_ns, None if reported_us is None else require_valid_time(reported_us)

@@ -61,7 +61,7 @@ class _Distances:
         """Return the number of samples beyond a distance."""
         return len(self.sorted) - bisect_right(self.sorted, distance)
 
-    def share_of_spells_beyond(self, distance: float, count: int) -> float:
+    def compute_spell_share(self, distance: float, count: int) -> float:
         """Return the share of runs of ``count`` samples in a row of which all lie beyond a distance."""
         if count not in self._spells:
             places = range(len(self._taken) - count + 1)
@@ -101,7 +101,9 @@ class Noise:
             pool and _compute_chance(pool, _find_farthest(pool), count) <= chance for pool in (self._above, self._below)
         )
 
-    def is_above(self, samples: Samples, latency_us: float, chance: float, first_us: float | None = None) -> bool:
+    def is_median_above(
+        self, samples: Samples, latency_us: float, chance: float, first_us: float | None = None
+    ) -> bool:
         """Return whether a config's median is above a latency, with at most this chance of an error.
 
         The time of its checked launch, ``first_us``, is further evidence if it is longer than is usual for a config
@@ -128,7 +130,7 @@ class Noise:
         expected = Samples()
         for count in range(1, most if self._firsts else 1):
             expected.add(first_us / median(self._firsts))
-            if self.is_above(expected, latency_us, chance, first_us):
+            if self.is_median_above(expected, latency_us, chance, first_us):
                 return count
         return most
 
@@ -175,7 +177,7 @@ def _compute_chance(pool: Sequence[_Distances], distance: float, count: int, by_
     # A slow spell that covers the samples also covers the launch before them.
     spell = count + (by_first < 1)
     chances = [
-        max(rate**count * by_first, config.share_of_spells_beyond(distance, spell))
+        max(rate**count * by_first, config.compute_spell_share(distance, spell))
         for rate, config in zip(rates, pool, strict=True)
     ]
     return math.fsum(chances) / len(chances)

@@ -132,8 +132,8 @@ class Race:
         self._warm_counts = warm_counts
         self._noise = rules.noise
         self._first_us = first_us = rules.first_us
-        self._least = max(FEWEST_FOR_CI, preset.repetitions // 2)
-        self._fewest = self._count_deciding_samples()
+        self._interval_count = max(FEWEST_FOR_CI, preset.repetitions // 2)
+        self._deciding_count = self._count_deciding_samples()
         # A config in a race has just been launched for its check, so it needs less warm-up.
         is_racing = rules.incumbent is not None or rules.stop_above_us < math.inf
         is_quick = first_us is not None and first_us <= min(QUICK_US, FAR * self._stop_above_us)
@@ -157,7 +157,7 @@ class Race:
         n, repetitions = len(self.samples), self._preset.repetitions
         if n == 0 and len(self.warm) and self.warm.sorted_us[0] > FAR * self._stop_above_us:
             return 1
-        for target in (self._fewest, self._least // 2, self._least, repetitions):
+        for target in (self._deciding_count, self._interval_count // 2, self._interval_count, repetitions):
             if n < target:
                 return target - n
         return max(BATCH, repetitions, n // 2)
@@ -168,20 +168,20 @@ class Race:
             return None
         is_late = elapsed_s >= self._preset.timing_s
         is_far = elapsed_s >= FAR_AFTER_S and self._fastest_us > FAR * self._stop_above_us
-        if self._fastest_us > self._stop_above_us and (is_late or is_far or n >= self._least // 2):
+        if self._fastest_us > self._stop_above_us and (is_late or is_far or n >= self._interval_count // 2):
             return Ending.HOPELESS
         if elapsed_s >= LOOK_AFTER_S and self._is_beaten:
             return Ending.BEATEN
         if is_late:
             return Ending.OUT_OF_TIME
         is_behind = elapsed_s >= LOOK_AFTER_S and self._is_behind
-        if n >= (self._least // 2 if is_behind else self._preset.repetitions) and self._is_known:
+        if n >= (self._interval_count // 2 if is_behind else self._preset.repetitions) and self._is_known:
             return Ending.KNOWN
         return None
 
     def _count_deciding_samples(self) -> int:
         """Return how many samples it takes to call the config beaten: fewer if its checked launch was slow already."""
-        most = self._least // 2
+        most = self._interval_count // 2
         if self._incumbent is None or self._cost is not None or self._first_us is None:
             return most
         return self._noise.count_deciding_samples(
@@ -193,7 +193,7 @@ class Race:
         """True if the median is surely above the incumbent's, so that fewer samples are enough."""
         if self._incumbent is None or self._cost is not None:
             return False
-        margin = 0.0 if len(self.samples) >= self._least else FEW_BEHIND
+        margin = 0.0 if len(self.samples) >= self._interval_count else FEW_BEHIND
         return self.interval_us[0] > self._find_beaten_above_us(margin)
 
     def _find_beaten_above_us(self, margin: float) -> float:
@@ -251,20 +251,20 @@ class Race:
     @property
     def _is_beaten(self) -> bool:
         """True if the median is above the incumbent's interval by more than its own uncertainty and a margin."""
-        if self._incumbent is None or len(self.samples) < self._fewest:
+        if self._incumbent is None or len(self.samples) < self._deciding_count:
             return False
-        is_sampled = len(self.samples) >= self._least
+        is_sampled = len(self.samples) >= self._interval_count
         margin = MARGIN if is_sampled else FEW_MARGIN
         if self._cost is None:
             beyond_us = self._find_beaten_above_us(margin)
             is_beyond = is_sampled and self.samples.interval_us[0] > beyond_us
-            return is_beyond or self._noise.is_above(self.samples, beyond_us, FALSE_END, self._first_us)
+            return is_beyond or self._noise.is_median_above(self.samples, beyond_us, FALSE_END, self._first_us)
         beyond = self._incumbent.high * (1 + margin)
         # By another objective a longer launch may be cheaper, so both ends of the interval count.
         low_us = self._noise.find_lowest_median_us(self.samples, FALSE_END)
         high_us = self._noise.find_highest_median_us(self.samples, FALSE_END)
         if is_sampled:
-            own_us = self.samples.interval_us
-            low_us, high_us = max(low_us, own_us[0]), min(high_us, own_us[1])
+            sampled_us = self.samples.interval_us
+            low_us, high_us = max(low_us, sampled_us[0]), min(high_us, sampled_us[1])
         costs = [self._cost(end) for end in (low_us - self._resolution_us, high_us + self._resolution_us)]
         return min((cost for cost in costs if cost is not None), default=beyond) > beyond

@@ -68,7 +68,7 @@ class TimedLaunches:
     """A config's launches, as a timer uses them.
 
     For each sample the timer calls :meth:`prepare_ring`, then each launch of the :attr:`ring`, which it times, and then
-    :meth:`inspect_ring`.
+    :meth:`compare_ring`.
 
     Args:
         launch: the launch on the problem's own outputs.
@@ -134,7 +134,7 @@ class TimedLaunches:
         if self.restore is not None:
             self.restore()
 
-    def inspect_ring(self, launching_ns: int) -> None:
+    def compare_ring(self, launching_ns: int) -> None:
         """Compare some of the ring's launches, which have just taken ``launching_ns`` together.
 
         Raises:
@@ -145,18 +145,18 @@ class TimedLaunches:
         self._launching_ns += launching_ns
         began = perf_counter_ns()
         for place in range(min(len(self.ring), self._judged.copies)):
-            if self._random.random() < self._choose_share():
-                self._judge_place(place)
+            if self._random.random() < self._choose_compared_share():
+                self._judge_launch(place)
         self._comparing_ns += perf_counter_ns() - began
 
-    def _judge_place(self, place: int) -> None:
+    def _judge_launch(self, place: int) -> None:
         assert self._judged is not None
         verdict = self._judged.judge_set(place)
         self.compared += 1
         if not verdict.ok:
             raise WrongLaunch(verdict)
 
-    def _choose_share(self) -> float:
+    def _choose_compared_share(self) -> float:
         wanted = 1.0 if self.compared < SURE_COMPARED else LATER_SHARE
         afforded = (self._launching_ns + FREE_NS) / max(1, 2 * self._comparing_ns)
         return max(LEAST_SHARE, min(wanted, afforded))
@@ -176,7 +176,7 @@ class TimedLaunches:
                 launch()
             synchronize()
             for place in range(min(len(self.ring), self._judged.copies)):
-                self._judge_place(place)
+                self._judge_launch(place)
 
     def draw_launches_to_compare(self, count: int) -> frozenset[int]:
         """Choose the numbers of the launches in a GPU's batch of ``count`` that will be compared."""
@@ -191,10 +191,10 @@ class TimedLaunches:
         return self._random.randrange(min(len(self.ring), 1 if self._judged is None else self._judged.copies))
 
     def make_flag(self, place: int) -> Any:
-        """Return a flag on the device that is true if a launch left the right outputs, for :meth:`inspect_flags`."""
+        """Return a flag on the device that is true if a launch left the right outputs, for :meth:`judge_flags`."""
         return None if self._judged is None else self._judged.make_flag(place)
 
-    def inspect_flags(self, flags: Sequence[Any], limit_s: float, synchronize: Callable[[], None]) -> None:
+    def judge_flags(self, flags: Sequence[Any], limit_s: float, synchronize: Callable[[], None]) -> None:
         """Read the flags of launches that are over.
 
         An unset flag does not prove a wrong launch: bits also differ if sums were added in another order. So further

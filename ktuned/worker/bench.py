@@ -22,7 +22,14 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from ktuned.backends import Backend, Kernel, Registry
-from ktuned.checking import CAPTURE_AGAIN, DEFAULT_CONFIG, Guards, ProblemData, require_room, require_room_for_spare
+from ktuned.checking import (
+    CAPTURE_AGAIN,
+    DEFAULT_CONFIG,
+    Guards,
+    ProblemData,
+    require_free_memory,
+    require_free_memory_for_spare,
+)
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests, stamp
 from ktuned.measuring import (
@@ -223,7 +230,7 @@ class Bench:
 
         if request.is_shared:
             torch.cuda.empty_cache()
-            require_room(request.device.name, kernel.evaluate_inputs(request.problem))
+            require_free_memory(request.device.name, kernel.evaluate_inputs(request.problem))
         elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.set_per_process_memory_fraction(1.0, request.device.name)
 
@@ -273,9 +280,9 @@ class Bench:
         problem, began = self._require_open_problem(), monotonic()
         phases = TimedPhases(reply, request.first_phase)
         with self._state.isolate_config(unit.key):
-            measured = self._run_config(unit, phases, lambda run: run.measure(request, known_us, following))
+            measured = self._run_config(unit, phases, lambda run: run.measure_config(request, known_us, following))
             # Within the isolation, because a metric of the kernel file is user code.
-            cost = problem.costs.compute_range(measured.result)
+            cost = problem.costs.compute_cost_range(measured.result)
         leftover = self._state.leftover or self._describe_outdated_file()
         observed = () if self._trace is None else self._trace.take_new_observations(is_data=True)
         return replace(
@@ -289,11 +296,11 @@ class Bench:
 
     def check_config(self, request: requests.Check, reply: Reply) -> replies.Measurement:
         """Launch a config once and judge its outputs, without timing it."""
-        return self._run_config_alone(request.unit, reply, ConfigRun.check)
+        return self._run_config_alone(request.unit, reply, ConfigRun.check_config)
 
     def time_finalist(self, request: requests.Time, reply: Reply) -> replies.Measurement:
         """Time a config again in the final round, against the other finalists."""
-        return self._run_config_alone(request.unit, reply, lambda run: run.time_again(request))
+        return self._run_config_alone(request.unit, reply, lambda run: run.time_finalist(request))
 
     def _run_config_alone(
         self, unit: requests.UnitRef, reply: Reply, steps: Callable[[ConfigRun], TrialResult]
@@ -312,16 +319,16 @@ class Bench:
         """
         problem = self._require_open_problem()
         try:
-            launch = problem.find_launch(unit)
+            launch = problem.provide_launch(unit)
         except DamagedArtifact as error:
             return replies.Measurement(TrialResult(None, message=str(error)))
         except Unsupported as error:
             return replies.Measurement(make_failed_result(Outcome.UNSUPPORTED, str(error), Phase.LOAD))
         except Exception as error:
             return replies.Measurement(make_raised_result(error, Phase.LOAD))
-        problem.data.begin_trial()
+        problem.data.reset_tensors()
         run = ConfigRun(problem, unit.key, launch, phases)
-        return run.look_for_damage(steps(run))
+        return run.check_damage(steps(run))
 
     def _require_current_files(self) -> None:
         """Check that the files that this process has mapped are still those on the disk.
@@ -344,7 +351,7 @@ class Bench:
         if request.device.kind == "cpu":
             return replies.Empty()
         if request.warms_up:
-            require_room_for_spare(request.device.name)
+            require_free_memory_for_spare(request.device.name)
         import torch
 
         numbers = torch.arange(8, device=request.device.name)

@@ -14,7 +14,7 @@ from pathlib import Path
 from ktuned.dependencies import ACCESSES, OBSERVER
 from ktuned.ipc import ABSENT, DIRECTORY, Places, is_directory_stamp, make_relative, requests, stamps_agree
 from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation, digest_variable
-from ktuned.worker.trace import EXECUTED, SourceChanged, look_again
+from ktuned.worker.trace import EXECUTED, SourceChanged, refresh_observation
 
 
 class CodeTrace:
@@ -43,17 +43,17 @@ class CodeTrace:
             return ()
         self._extent = extent
         opened, imported = ACCESSES.files, OBSERVER.files
-        executed = name_files({path: imported[path] for path in OBSERVER.executed_files}, self._root).keys()
-        files = name_files({**opened, **imported}, self._root)
+        executed = name_files_in_project({path: imported[path] for path in OBSERVER.executed_files}, self._root).keys()
+        files = name_files_in_project({**opened, **imported}, self._root)
         for name in files.keys() & self._kernel.digests.keys():
             if not stamps_agree(self._kernel.digests[name], files[name]):
                 raise SourceChanged(f"{name} changed after it was inspected")
         # The inspection identifies an executed file by its syntax. If the file was also opened, its text counts.
-        texts = name_files(opened, self._root).keys() & executed
+        texts = name_files_in_project(opened, self._root).keys() & executed
         unknown = {name: one for name, one in files.items() if name in texts or name not in self._kernel.digests}
-        entries = make_entries(unknown, self._root, executed - texts, is_data=is_data)
+        entries = make_observations(unknown, self._root, executed - texts, is_data=is_data)
         for entry in entries:
-            if look_again(entry, self._root).digest != entry.digest and not entry.name.startswith(ENVIRONMENT):
+            if refresh_observation(entry, self._root).digest != entry.digest and not entry.name.startswith(ENVIRONMENT):
                 raise SourceChanged(f"{entry.name} changed while it was read")
         if not self._is_declared:
             prefix = f"{UNOBSERVED}{self._kernel.version}:"
@@ -63,7 +63,7 @@ class CodeTrace:
         return new_entries
 
 
-def name_files(files: Mapping[Path, str], root: str) -> dict[str, str]:
+def name_files_in_project(files: Mapping[Path, str], root: str) -> dict[str, str]:
     """Return files by their names in the project. The name of a directory that only has to exist ends in a slash."""
     return {
         f"{make_relative(str(path), root)}/" if is_directory_stamp(digest) else make_relative(str(path), root): digest
@@ -73,7 +73,7 @@ def name_files(files: Mapping[Path, str], root: str) -> dict[str, str]:
     }
 
 
-def make_entries(
+def make_observations(
     files: Mapping[str, str],
     root: str,
     executed: Container[str] = (),
@@ -93,7 +93,7 @@ def make_entries(
     entries = []
     for name, digest in sorted(files.items()):
         meaning = EXECUTED if name in executed else ""
-        entry = look_again(Observation(name, ABSENT, meaning, is_source=is_source, is_data=is_data), root)
+        entry = refresh_observation(Observation(name, ABSENT, meaning, is_source=is_source, is_data=is_data), root)
         entries.append(entry if entry.digest == digest else replace(entry, digest=digest, meaning=""))
     for name, value in sorted(ACCESSES.variables.items()):
         entries.append(Observation(ENVIRONMENT + name, digest_variable(value), is_source=is_source, is_data=is_data))

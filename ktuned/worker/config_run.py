@@ -63,7 +63,7 @@ class ConfigRun:
         self._launch = launch
         self._phases = phases
 
-    def measure(
+    def measure_config(
         self, request: requests.Trial, known_us: float | None, following: requests.UnitRef | None
     ) -> TrialResult:
         """Check the config, time it unless its latency is known, and check it again.
@@ -89,7 +89,7 @@ class ConfigRun:
         bits = None
         if request.same_bits is not None and data.has_outputs:
             bits = BitsComparison(data, self._launch, request.same_bits)
-            bits.digest_own_outputs()
+            bits.digest_last_outputs()
         launches = self._make_timed_launches(is_right=is_right, following=following)
         timed = self._time_launches(launches, request, SURE_COMPARED, known_us, first_us)
         if not is_right:
@@ -103,7 +103,7 @@ class ConfigRun:
             if last.outcome is not Outcome.MEASURED:
                 return replace(last, message=f"the first launch was right, a later one was not: {last.message}")
             if bits is not None:
-                bits.digest_own_outputs()
+                bits.digest_last_outputs()
         if bits is not None and timed.outcome in (Outcome.MEASURED, Outcome.SLOWER):
             timed = self._compare_bits(bits, timed)
         return timed.add_details(
@@ -112,22 +112,22 @@ class ConfigRun:
             overwritten=last.detail.overwritten,
         )
 
-    def check(self) -> TrialResult:
+    def check_config(self) -> TrialResult:
         """Launch the config once and judge its outputs, without timing it."""
         launched = self._launch_once(self._launch, Phase.FIRST_LAUNCH)
         return launched if isinstance(launched, TrialResult) else self._judge_last_launch()
 
-    def time_again(self, request: requests.Time) -> TrialResult:
+    def time_finalist(self, request: requests.Time) -> TrialResult:
         """Check the config, and time it for the final round."""
         self._problem.observers.begin_config(request, self._launch)
-        first = self.check()
+        first = self.check_config()
         is_right = first.outcome is Outcome.MEASURED
         if not is_right and first.detail.undisputed is None:
             return first
         launches = self._make_timed_launches(is_right=is_right)
         return self._time_launches(launches, request, FINALIST_COMPARED, request.known_us)
 
-    def look_for_damage(self, result: TrialResult) -> replies.Measurement:
+    def check_damage(self, result: TrialResult) -> replies.Measurement:
         """Return the config's measurement, or one that says where it wrote outside its tensors."""
         self._phases.begin_phase(Phase.CHECK)
         try:
@@ -145,7 +145,7 @@ class ConfigRun:
         self._phases.begin_phase(phase)
         try:
             began = perf_counter()
-            self._data.begin_checked_launch()
+            self._data.prepare_checked_launch()
             launch()
             self._problem.timer.synchronize()
         except Unsupported as error:
@@ -186,10 +186,10 @@ class ConfigRun:
             self._launch,
             restore=data.restore_inputs if data.restores else None,
             judged=judged,
-            bind=problem.bind_copy,
+            bind=problem.bind_to_output_copy,
             most_copies=data.count_affordable_copies(GRAPH_BYTES if is_graph else RING_BYTES),
             compared=problem.compared.get(self._key, 0),
-            meanwhile=None if following is None else partial(problem.load_ahead, following, self._phases),
+            meanwhile=None if following is None else partial(problem.load_next_config, following, self._phases),
         )
 
     def _time_launches(

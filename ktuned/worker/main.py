@@ -213,7 +213,7 @@ def main(argv: list[str]) -> int:
         argv: the worker's role, the descriptors to read requests from and to write answers to, the daemon's process id
             and this machine's :class:`Places`; after a restart also the request to carry on with.
     """
-    start = ProcessStart.of_this_process()
+    start = ProcessStart.read_this_process()
     (role, *numbers, places), pending = argv[:5], read_resumed_request(argv[5:])
     read_fd, write_fd, daemon_pid = map(int, numbers)
     parent.die_with(daemon_pid)
@@ -251,7 +251,7 @@ def main(argv: list[str]) -> int:
             flush_output()
             reply.send_held_frames()
             assert not isinstance(request, InvalidMessage)
-            start.restart_with(needed.rest or request, descriptors)
+            start.restart_process(needed.rest or request, descriptors)
         except BaseException as error:
             # User code may raise anything; its SystemExit must not end this process.
             answer = replies.Failed(describe_failure(error))

@@ -7,6 +7,7 @@ import math
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from ktuned.backends import Backend, Kernel, Launch, energy_counter
 from ktuned.checking import ProblemData
@@ -51,6 +52,14 @@ def make_observers(device: Device, backend: Backend, timer: HostTimer | CudaTime
     return ObserverGroup([*observers, ContentionWatch(device), FileMetrics(costs)])
 
 
+class LoadedConfig(NamedTuple):
+    """A config that is loaded and bound to the problem's tensors, by its artifact's key."""
+
+    key: str
+    launch: Launch
+    kernel: Kernel
+
+
 class OpenProblem:
     """The open problem, and the configs that are loaded for it: the current one, and perhaps the next one.
 
@@ -90,9 +99,8 @@ class OpenProblem:
         self.compared: dict[str, int] = {}
         self._load = load
         self._faults = faults
-        # By the artifact's key.
-        self._bound: tuple[str, Launch, Kernel] | None = None
-        self._loaded_ahead: tuple[str, Launch, Kernel] | None = None
+        self._current: LoadedConfig | None = None
+        self._next: LoadedConfig | None = None
 
     def make_race_rules(self, request: requests.Trial | requests.Time, first_us: float | None) -> RaceRules:
         """Return the rules by which a config of a request is sampled, after a checked launch of ``first_us``."""
@@ -107,45 +115,45 @@ class OpenProblem:
             stop_above_us=math.inf if request.stop_above_us is None else request.stop_above_us,
         )
 
-    def find_launch(self, unit: requests.UnitRef) -> Launch:
+    def provide_launch(self, unit: requests.UnitRef) -> Launch:
         """Return a unit's bound launch: the current one, the one loaded ahead, or a new one."""
         # A config may have resized a tensor. Then the bound launches refer to tensors that are gone.
-        if self.data.recreate_changed_tensors():
-            self._bound = self._loaded_ahead = None
-        for ready in (self._bound, self._loaded_ahead):
-            if ready is not None and ready[0] == unit.key:
-                self._bound, self._loaded_ahead = ready, None
-                return ready[1]
-        self._bound = self._loaded_ahead = None
+        if self.data.replace_changed_tensors():
+            self._current = self._next = None
+        for loaded in (self._current, self._next):
+            if loaded is not None and loaded.key == unit.key:
+                self._current, self._next = loaded, None
+                return loaded.launch
+        self._current = self._next = None
         with self.state.record_loaded_state(unit.key):
-            self._bound = self._load_and_bind(unit)
-        return self._bound[1]
+            self._current = self._load_and_bind(unit)
+        return self._current.launch
 
-    def load_ahead(self, unit: requests.UnitRef, phases: Phases) -> None:
+    def load_next_config(self, unit: requests.UnitRef, phases: Phases) -> None:
         """Load the config that follows. If that fails, it is loaded again in its turn, which gives it its outcome."""
         phases.begin_phase(Phase.LOAD_NEXT)
         try:
             with ACCESSES.resume_recording(), self.state.record_loaded_state_ahead(unit.key):
-                self._loaded_ahead = self._load_and_bind(unit)
+                self._next = self._load_and_bind(unit)
         except Exception:
             # This config may hold the memory that the next one lacked.
-            self._loaded_ahead = None
+            self._next = None
         phases.begin_phase(Phase.TIMING)
 
-    def bind_copy(self, number: int) -> Launch:
+    def bind_to_output_copy(self, number: int) -> Launch:
         """Return the current config's launch on a copy of the outputs, by the copy's number."""
-        assert self._bound is not None
-        launch = self._bound[2].bind(self.data.provide_output_copy(number))
-        self._watch_faults()
+        assert self._current is not None
+        launch = self._current.kernel.bind(self.data.provide_output_copy(number))
+        self._install_fault_reporter()
         return launch
 
-    def _load_and_bind(self, unit: requests.UnitRef) -> tuple[str, Launch, Kernel]:
-        loaded = self._load(unit)
-        launch = loaded.bind(self.data.tensors)
-        self._watch_faults()
-        return unit.key, launch, loaded
+    def _load_and_bind(self, unit: requests.UnitRef) -> LoadedConfig:
+        kernel = self._load(unit)
+        launch = kernel.bind(self.data.tensors)
+        self._install_fault_reporter()
+        return LoadedConfig(unit.key, launch, kernel)
 
-    def _watch_faults(self) -> None:
+    def _install_fault_reporter(self) -> None:
         """Install the fault reporter again: loading a library may have installed other handlers."""
         restore_default_signals()
         self._faults.name_regions(self.data.list_regions())

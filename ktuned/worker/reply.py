@@ -89,7 +89,7 @@ class Reply:
 
     def begin_phase(self, phase: Phase) -> None:
         """Report that a phase begins: the daemon counts its deadline from now on."""
-        self._require_worker()
+        self._exit_if_forked()
         self._phase = phase
         self._journal.enter_phase(phase)
 
@@ -100,7 +100,7 @@ class Reply:
             value: the result, as :mod:`ktuned.ipc.replies` defines it.
             hold_s: how long, in seconds, the first held item may wait for later ones.
         """
-        self._require_worker()
+        self._exit_if_forked()
         # Begin the phase again before anything is written: a deadline that passes from now on is the next item's.
         self._journal.enter_phase(self._phase)
         frame = replies.encode(replies.Item(value))
@@ -140,13 +140,13 @@ class Reply:
         self._held.clear()
         self._held_bytes = 0
 
-    def _require_worker(self) -> None:
+    def _exit_if_forked(self) -> None:
         """Exit if this is a child that user code forked: only the worker itself may answer."""
         if os.getpid() != self._pid:
             os._exit(1)
 
     def _write_frames(self, frames: bytes) -> None:
-        self._require_worker()
+        self._exit_if_forked()
         data = memoryview(frames)
         while data:
             data = data[os.write(self._write_fd, data) :]

@@ -102,10 +102,10 @@ def _move_into_place(directory: Path, place: Path) -> Manifest | None:
         try:
             return manifest.read(place)
         except DamagedArtifact:
-            _set_aside(place, directory.with_name(f"{directory.name}.damaged"))
+            _remove_damaged(place, directory.with_name(f"{directory.name}.damaged"))
 
 
-def _set_aside(place: Path, aside: Path) -> None:
+def _remove_damaged(place: Path, aside: Path) -> None:
     """Remove a damaged artifact. It is renamed first, so that no reader finds a part of it."""
     try:
         place.rename(aside)

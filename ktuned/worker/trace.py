@@ -58,7 +58,7 @@ class SourceChanged(UsageError):
         self.observed = observed
 
 
-def look_again(entry: Observation, root: str) -> Observation:
+def refresh_observation(entry: Observation, root: str) -> Observation:
     """Return an entry with the present digest of its name, in the project whose directory is ``root``.
 
     A file counts by its bytes. If the entry has a ``meaning``, the file counts by its syntax if it is Python.
@@ -170,7 +170,9 @@ class Trace:
             if is_directory_stamp(read.get(path, ABSENT)):
                 name = f"{name}/"
             meaning = EXECUTED if path in executed else ""
-            entries.append(look_again(Observation(name, ABSENT, meaning, places=(place,), is_source=True), self._root))
+            entries.append(
+                refresh_observation(Observation(name, ABSENT, meaning, places=(place,), is_source=True), self._root)
+            )
             if not stamps_agree(entries[-1].digest, self._seen.get(path, entries[-1].digest)):
                 raise SourceChanged(f"{path} changed while it was compiled", tuple(entries))
         for variable, value in sorted(variables.items()):

@@ -11,7 +11,7 @@ import pytest
 
 from ktuned import tensor
 from ktuned.checking import torch_tensors
-from ktuned.checking.bits import LaunchDigests, add_bits, launch_inputs
+from ktuned.checking.bits import LaunchDigests, add_bits, digest_launches_on_inputs
 from ktuned.checking.problem_data import ProblemData
 from ktuned.checking.tensor_library import NUMPY, TORCH
 from ktuned.ipc import requests
@@ -96,11 +96,11 @@ def test_a_measurement_says_whether_its_bits_equal_the_anchors(
 
 def _launched(kernel: Any, launch: Callable[[dict[str, Any]], Any], inputs: int = 9, **options: Any) -> LaunchDigests:
     data = ProblemData(kernel, {"M": 4}, CPU, **options)
-    data.begin_trial()
+    data.reset_tensors()
     before = {name: one.clone() for name, one in data.tensors.items() if name == "x"}
-    data.begin_checked_launch()
+    data.prepare_checked_launch()
     launch(data.tensors)
-    found = launch_inputs(
+    found = digest_launches_on_inputs(
         data, lambda: launch(data.tensors), lambda: None, [data.digest_outputs()], inputs, lambda: None
     )
     assert data.find_damage() is None
@@ -152,8 +152,8 @@ def test_an_in_place_kernel_starts_from_each_input() -> None:
         seen.append(data.tensors["x"].clone())
         data.tensors["x"].mul_(2)
 
-    data.begin_trial()
-    found = launch_inputs(data, launch, lambda: None, [], 3, lambda: None)
+    data.reset_tensors()
+    found = digest_launches_on_inputs(data, launch, lambda: None, [], 3, lambda: None)
     assert len(set(found.bits)) == 3
     assert torch.equal(seen[0], seen[1])
     assert not torch.equal(seen[1], seen[2])

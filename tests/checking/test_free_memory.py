@@ -13,7 +13,7 @@ from ktuned.checking.free_memory import (
     MARGIN,
     choose_limit_bytes,
     estimate_needed_bytes,
-    require_room_for_spare,
+    require_free_memory_for_spare,
 )
 
 
@@ -43,10 +43,10 @@ def test_spares_leave_half_of_a_gpu_free(
     monkeypatch.setattr(room, "gpu_uuids", lambda: {"cuda:0": "GPU-1"})
     monkeypatch.setattr(nvml, "memory", lambda uuid: (free, total))
     if has_room:
-        require_room_for_spare("cuda:0")
+        require_free_memory_for_spare("cuda:0")
     else:
         with pytest.raises(RuntimeError, match=f"^only {free >> 20} of {total >> 20} MiB are free"):
-            require_room_for_spare("cuda:0")
-    require_room_for_spare("cuda:1")
+            require_free_memory_for_spare("cuda:0")
+    require_free_memory_for_spare("cuda:1")
     monkeypatch.setattr(nvml, "memory", lambda uuid: None)
-    require_room_for_spare("cuda:0")
+    require_free_memory_for_spare("cuda:0")

@@ -13,7 +13,7 @@ import torch
 from ktuned.checking.guard_bands import BAND_BYTES, GuardBands
 from ktuned.checking.guard_pages import GUARD_BYTES, GuardPages
 from ktuned.checking.guards import Guards
-from ktuned.checking.placement import make_own_span
+from ktuned.checking.placement import make_single_span
 from ktuned.checking.torch_tensors import count_bytes
 from ktuned.ipc import MemoryFault, describe_fault, frames, replies
 from ktuned.ipc.memory_fault import MAX_FAULT_BYTES, Region, prepare_fault
@@ -32,7 +32,7 @@ def place(guards: Guards, value: torch.Tensor, name: str = "y") -> torch.Tensor:
 
 def place_in(memory: GuardPages | GuardBands, value: torch.Tensor) -> torch.Tensor:
     """Return a copy in one kind of memory."""
-    placed: torch.Tensor = memory.place_span(make_own_span("y", value), {"y": value})["y"]
+    placed: torch.Tensor = memory.place_span(make_single_span("y", value), {"y": value})["y"]
     return placed
 
 

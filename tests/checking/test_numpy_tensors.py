@@ -32,8 +32,8 @@ def opened(cached: Path | None = None, **arguments: Any) -> ProblemData:
 
 def run(data: ProblemData, launch: Callable[[dict[str, Any]], object]) -> Any:
     """Try one config, as the bench does, and return the verdict."""
-    data.begin_trial()
-    data.begin_checked_launch()
+    data.reset_tensors()
+    data.prepare_checked_launch()
     launch(data.tensors)
     assert data.find_damage() is None
     return data.check_outputs()
@@ -127,8 +127,8 @@ def test_a_kernel_file_may_compute_with_numpy(tmp_path: Path, library: Any) -> N
     kernel = declare(inputs=inputs, reference=lambda x: dict(y=np.asarray(x) * 2))
     data = ProblemData(kernel, PROBLEM, CPU, library=library)
     data.provide_expected_outputs(tmp_path / "expected.safetensors")
-    data.begin_trial()
-    data.begin_checked_launch()
+    data.reset_tensors()
+    data.prepare_checked_launch()
     data.tensors["y"][:] = 2 * data.tensors["x"]
     assert data.check_outputs().ok
 

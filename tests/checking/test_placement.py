@@ -34,7 +34,7 @@ def declare(inputs: Callable[[Any], dict[str, Any]]) -> Kernel:
 def opened(given: dict[str, Any], library: Any, guards: Guards) -> ProblemData:
     """Return the data of a problem with given tensors, as a config finds them."""
     data = ProblemData(declare(lambda p: given), {}, CPU, library=library, guards=guards)
-    data.begin_trial()
+    data.reset_tensors()
     return data
 
 
@@ -105,7 +105,7 @@ def test_tensors_that_share_memory_share_it_in_launches() -> None:
     data = opened({"x": whole[:32], "y": whole[16:48]}, NUMPY, Guards())
     data.tensors["x"][20] = 7
     assert data.tensors["y"][4] == 7
-    data.begin_trial()
+    data.reset_tensors()
     assert data.tensors["y"][4] == 0
 
 
@@ -115,7 +115,7 @@ def test_a_tensor_that_is_expanded_is_restored(tmp_path: Path) -> None:
     data = opened({"x": one.expand(1 << 20, 1 << 12)}, TORCH, Guards())
     assert data.tensors["x"].stride() == (0, 0)
     data.tensors["x"][:1, :1] = 5
-    data.begin_trial()
+    data.reset_tensors()
     assert float(data.tensors["x"][3, 3]) == 1
 
 

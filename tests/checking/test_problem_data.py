@@ -33,8 +33,8 @@ def opened(kernel: Kernel, cached: Path) -> ProblemData:
 
 def run(data: ProblemData, launch: Callable[[dict[str, torch.Tensor]], object]) -> Any:
     """Try one config, as the bench does, and return the verdict."""
-    data.begin_trial()
-    data.begin_checked_launch()
+    data.reset_tensors()
+    data.prepare_checked_launch()
     launch(data.tensors)
     assert data.find_damage() is None
     return data.check_outputs()
@@ -92,7 +92,7 @@ def test_an_overwritten_input_is_named(x: Any, arguments: dict[str, Any], found:
         return dict(x=x, y=tensor(N, output=True))
 
     data = ProblemData(declare(inputs=inputs, check=None, **arguments), PROBLEM, CPU)
-    data.begin_trial()
+    data.reset_tensors()
     data.tensors["y"].zero_()
     assert data.find_overwritten_inputs() == ()
     data.tensors["x"][N - 1] = 7
@@ -102,7 +102,7 @@ def test_an_overwritten_input_is_named(x: Any, arguments: dict[str, Any], found:
 def test_a_failed_check_says_that_nothing_was_written() -> None:
     """The kernel file's own check sees the poison as numbers; the message says what it is."""
     data = ProblemData(declare(check=lambda inputs, outputs: False), PROBLEM, CPU)
-    data.begin_trial()
+    data.reset_tensors()
     assert data.check_outputs().message == "y was never written; check returned False"
 
 
@@ -303,16 +303,16 @@ def test_a_resized_tensor_is_made_anew(cached: Path, name: str) -> None:
         tensors[name].data = torch.zeros(3, dtype=torch.int32)
 
     data = opened(declare(), cached)
-    assert not data.recreate_changed_tensors()
+    assert not data.replace_changed_tensors()
     for spoil in (swap, lambda tensors: tensors[name].resize_(3)):
-        data.begin_trial()
+        data.reset_tensors()
         spoil(data.tensors)
-        assert data.recreate_changed_tensors()
+        assert data.replace_changed_tensors()
         assert run(data, double).ok
-        assert not data.recreate_changed_tensors()
+        assert not data.replace_changed_tensors()
     with pytest.raises(RuntimeError, match="not resizable"):
         data.tensors[name].resize_(100_000)
-    data.recreate_changed_tensors()
+    data.replace_changed_tensors()
     assert run(data, double).ok
 
 
@@ -332,8 +332,8 @@ def test_one_quick_look_replaces_the_checks_of_outputs_inputs_and_guards(cached:
     )
 
     def look(launch: Callable[[dict[str, torch.Tensor]], object], *, is_last: bool = True) -> bool:
-        data.begin_trial()
-        data.begin_checked_launch()
+        data.reset_tensors()
+        data.prepare_checked_launch()
         launch(data.tensors)
         return data.is_surely_right(is_last=is_last)
 

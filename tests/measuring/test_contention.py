@@ -4,7 +4,7 @@ import pytest
 
 from ktuned.backends import nvml
 from ktuned.backends.cpu import CpuTicks
-from ktuned.measuring.contention import MIN_WINDOW_TICKS, CpuTimes, cpu_is_contended, gpu_is_contended
+from ktuned.measuring.contention import MIN_WINDOW_TICKS, CpuTimes, is_cpu_contended, is_gpu_contended
 from ktuned.measuring.samples import Samples
 
 
@@ -48,7 +48,7 @@ def test_cpus_are_contended_only_if_others_leave_no_core(
     before_after: tuple[CpuTimes, CpuTimes], contended: bool
 ) -> None:
     """Our own time, niced time and idle cores excuse; others that take most of all CPUs do not."""
-    assert cpu_is_contended(*before_after) is contended
+    assert is_cpu_contended(*before_after) is contended
 
 
 def test_cpu_times_are_read_from_the_system() -> None:
@@ -73,5 +73,5 @@ def test_an_applications_use_of_a_gpu_counts_only_if_it_moved_the_median(
     for place in range(100):
         samples.add(latency_us * (1.0 if not shifted or place < 20 else 1.5))
     busy = [nvml.Sample(7, 1, 95)]
-    assert gpu_is_contended(busy, samples, (7,)) is contended
-    assert gpu_is_contended(busy, samples)
+    assert is_gpu_contended(busy, samples, (7,)) is contended
+    assert is_gpu_contended(busy, samples)

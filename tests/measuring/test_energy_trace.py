@@ -15,7 +15,7 @@ LAUNCH_S = 0.0001
 def run(trace: EnergyTrace, joules: float, *, step_s: float, at_once: int = 1, until_s: float = 100.0) -> EnergyTrace:
     """Feed a trace with a counter that moves each ``step_s``, read after every few launches."""
     launches = 0
-    while trace.wants_more() and launches * LAUNCH_S < until_s:
+    while trace.wants_reading() and launches * LAUNCH_S < until_s:
         launches += at_once
         elapsed_s = launches * LAUNCH_S
         trace.add_reading(launches, elapsed_s // step_s * step_s / LAUNCH_S * joules, elapsed_s)
@@ -40,7 +40,7 @@ def test_readings_before_the_power_has_settled_do_not_count() -> None:
         elapsed_s = launch * LAUNCH_S
         early = 0.9 * min(elapsed_s, SETTLED_S) / LAUNCH_S
         trace.add_reading(launch, launch - early, elapsed_s)
-        if not trace.wants_more():
+        if not trace.wants_reading():
             break
     assert trace.energy is not None
     assert trace.energy.joules == pytest.approx(1.0, rel=0.02)
@@ -64,7 +64,7 @@ def test_configs_race_by_the_objectives_cost_of_their_energy() -> None:
 
 def test_the_energy_of_restoring_is_subtracted() -> None:
     """The energy of restoring its tensors does not count."""
-    trace = run(EnergyTrace(0.6, apart_j=0.2), 0.5, step_s=0.02)
+    trace = run(EnergyTrace(0.6, restoring_j=0.2), 0.5, step_s=0.02)
     assert trace.energy is not None
     assert trace.energy.joules == pytest.approx(0.3, rel=0.02)
 

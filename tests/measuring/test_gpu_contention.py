@@ -15,7 +15,7 @@ import pytest
 from ktuned.backends.nvml import NOT_INSTALLED, Sample
 from ktuned.ipc import replies
 from ktuned.measuring import contention
-from ktuned.measuring.contention import FOREIGN_PIDS, GpuWatch, gpu_is_contended
+from ktuned.measuring.contention import FOREIGN_PIDS, GpuWatch, is_gpu_contended
 from ktuned.measuring.samples import Samples
 from ktuned.worker import probe
 from ktuned.worker.probe import count_gpu_users
@@ -188,7 +188,7 @@ def test_a_neighbour_on_the_gpu_counts_only_if_it_moved_the_median(
 ) -> None:
     """A light one counts if it moved the median, or if launches are so long that it must have stretched them all."""
     foreign = [Sample(pid, 20, percent) for pid, percent in enumerate(percents, start=1)]
-    assert gpu_is_contended(foreign, samples) is contended
+    assert is_gpu_contended(foreign, samples) is contended
 
 
 def test_a_gpu_that_cannot_be_judged_says_why(nvml: PlayedNvml) -> None:

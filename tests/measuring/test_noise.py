@@ -40,9 +40,9 @@ def test_an_empty_pool_decides_nothing() -> None:
     """Three samples that are far off decide, fewer never do."""
     noise = Noise()
     assert not noise.is_informative(3, CHANCE)
-    assert noise.is_above(samples(*[116.0] * 3), 100.0, CHANCE)
-    assert not noise.is_above(samples(*[114.0] * 3), 100.0, CHANCE)
-    assert not noise.is_above(samples(500.0, 500.0), 100.0, CHANCE)
+    assert noise.is_median_above(samples(*[116.0] * 3), 100.0, CHANCE)
+    assert not noise.is_median_above(samples(*[114.0] * 3), 100.0, CHANCE)
+    assert not noise.is_median_above(samples(500.0, 500.0), 100.0, CHANCE)
     assert noise.find_lowest_median_us(samples(*[118.0] * 3), CHANCE) == pytest.approx(118 / (1 + UNKNOWN))
 
 
@@ -50,21 +50,21 @@ def test_a_quiet_pool_decides_by_three_samples() -> None:
     """Where no config was more than 1 % above its median, three samples 2 % above a latency are slower."""
     noise = pool(*[QUIET] * 8)
     assert noise.is_informative(3, CHANCE)
-    assert noise.is_above(samples(*[102.0] * 3), 100.0, CHANCE)
-    assert not noise.is_above(samples(101.9, 99.9, 102.0), 100.0, CHANCE)
+    assert noise.is_median_above(samples(*[102.0] * 3), 100.0, CHANCE)
+    assert not noise.is_median_above(samples(101.9, 99.9, 102.0), 100.0, CHANCE)
 
 
 def test_one_sample_below_the_latency_is_enough_not_to_be_above_it() -> None:
     """However many are slow: the least of them counts."""
-    assert not pool(*[QUIET] * 8).is_above(samples(99.0, *[200.0] * 20), 100.0, CHANCE)
+    assert not pool(*[QUIET] * 8).is_median_above(samples(99.0, *[200.0] * 20), 100.0, CHANCE)
 
 
 def test_one_noisy_config_in_the_pool_makes_others_doubtful() -> None:
     """The next one may be like it: its late samples count as its own rate, not as a fraction of everyone's."""
     quiet, noisy = [100.0] * 10, [100.0, 150.0] * 5 + [100.0]
-    assert pool(*[quiet] * 20).is_above(samples(*[120.0] * 4), 100.0, CHANCE)
-    assert not pool(*[quiet] * 20, noisy).is_above(samples(*[120.0] * 4), 100.0, CHANCE)
-    assert pool(*[quiet] * 20, noisy).is_above(samples(*[160.0] * 4), 100.0, CHANCE)
+    assert pool(*[quiet] * 20).is_median_above(samples(*[120.0] * 4), 100.0, CHANCE)
+    assert not pool(*[quiet] * 20, noisy).is_median_above(samples(*[120.0] * 4), 100.0, CHANCE)
+    assert pool(*[quiet] * 20, noisy).is_median_above(samples(*[160.0] * 4), 100.0, CHANCE)
 
 
 def test_late_samples_in_a_row_count_more_than_single_ones() -> None:
@@ -73,13 +73,13 @@ def test_late_samples_in_a_row_count_more_than_single_ones() -> None:
     in_a_row = [100.0] * 15 + [110.0] * 5
     for values, decides in ((alone, True), (in_a_row, False)):
         noise = pool(*[[100.0] * 20] * 8, values)
-        assert noise.is_above(samples(*[108.0] * 5), 100.0, CHANCE) is decides
+        assert noise.is_median_above(samples(*[108.0] * 5), 100.0, CHANCE) is decides
 
 
 def test_the_pool_is_bounded() -> None:
     """What was long ago is forgotten."""
     noise = pool([100.0, 200.0] * 10, *[QUIET] * MOST_CONFIGS)
-    assert noise.is_above(samples(*[102.0] * 3), 100.0, CHANCE)
+    assert noise.is_median_above(samples(*[102.0] * 3), 100.0, CHANCE)
 
 
 @settings(max_examples=50, deadline=None)
@@ -93,7 +93,7 @@ def test_the_interval_and_the_verdict_agree(configs: list[list[float]], taken: l
     noise, found = pool(*configs), samples(*taken)
     low, high = (end(found, CHANCE) for end in (noise.find_lowest_median_us, noise.find_highest_median_us))
     assert low <= min(taken) <= max(taken) <= high
-    if noise.is_above(found, latency, CHANCE):
+    if noise.is_median_above(found, latency, CHANCE):
         assert low >= latency * (1 - 1e-9)
     elif math.isfinite(low) and low > latency * (1 + 1e-9):
         raise AssertionError("the interval says more than the verdict")

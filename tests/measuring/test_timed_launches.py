@@ -47,8 +47,8 @@ def opened(tmp_path: Any, declared: Kernel) -> ProblemData:
     """Return the data of a problem whose first launch was right."""
     data = ProblemData(declared, {}, CPU)
     data.provide_expected_outputs(tmp_path / "none")
-    data.begin_trial()
-    data.begin_checked_launch()
+    data.reset_tensors()
+    data.prepare_checked_launch()
     data.tensors["y"].copy_(doubled(data.tensors["x"]))
     return data
 
@@ -105,8 +105,8 @@ def test_poison_is_found_where_the_reference_has_nan(tmp_path: Any) -> None:
     """NaN equals NaN, but no launch that writes nothing is right."""
     data = ProblemData(declare(reference=lambda x: {"y": torch.full((64,), torch.nan)}), {}, CPU)
     data.provide_expected_outputs(tmp_path / "none")
-    data.begin_trial()
-    data.begin_checked_launch()
+    data.reset_tensors()
+    data.prepare_checked_launch()
     assert data.check_outputs().message == "y was never written"
     data.tensors["y"].fill_(torch.nan)
     assert data.check_outputs().ok
@@ -173,11 +173,11 @@ def test_flags_of_a_device_say_which_launches_are_right(tmp_path: Any) -> None:
             found.append(launches.make_flag(0))
         return found
 
-    launches.inspect_flags(flags(3), 1.0, lambda: None)
+    launches.judge_flags(flags(3), 1.0, lambda: None)
     assert launches.compared == 3
     is_wrong = True
     with pytest.raises(WrongLaunch, match=r"y: 1 of 64 elements .* the first at \[7\]"):
-        launches.inspect_flags(flags(2), 1.0, lambda: None)
+        launches.judge_flags(flags(2), 1.0, lambda: None)
 
 
 def test_a_flag_by_bounds_is_believed_even_if_later_launches_are_right(tmp_path: Any) -> None:
@@ -191,7 +191,7 @@ def test_a_flag_by_bounds_is_believed_even_if_later_launches_are_right(tmp_path:
     launches.prepare_ring()
     launches.ring[0]()
     with pytest.raises(WrongLaunch, match="1 of 1 timed launches left outputs out of tolerance"):
-        launches.inspect_flags([launches.make_flag(0)], 1.0, lambda: None)
+        launches.judge_flags([launches.make_flag(0)], 1.0, lambda: None)
 
 
 def test_a_flag_by_bits_is_dropped_if_later_launches_are_right(tmp_path: Any) -> None:
@@ -200,5 +200,5 @@ def test_a_flag_by_bits_is_dropped_if_later_launches_are_right(tmp_path: Any) ->
     launches = launches_of(data, lambda x, y, number: y.copy_(x + x + (number == 0)))
     launches.prepare_ring()
     launches.ring[0]()
-    launches.inspect_flags([launches.make_flag(0)], 1.0, lambda: None)
+    launches.judge_flags([launches.make_flag(0)], 1.0, lambda: None)
     assert launches.make_flag(0) is None

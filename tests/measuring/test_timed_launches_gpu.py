@@ -39,8 +39,8 @@ def launches_of(tmp_path: Path, launch: Callable[[Any, Any], object]) -> tuple[P
     assert isinstance(doubled, Kernel)
     data = ProblemData(doubled, {}, GPU)
     data.provide_expected_outputs(tmp_path / "none")
-    data.begin_trial()
-    data.begin_checked_launch()
+    data.reset_tensors()
+    data.prepare_checked_launch()
     data.tensors["y"].copy_(2 * data.tensors["x"])
     assert data.is_surely_right(is_last=False)
 

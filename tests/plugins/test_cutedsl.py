@@ -374,7 +374,7 @@ class TestExample:
         for result, unit in zip(CuteDsl().compile(units, tmp_path), units, strict=True):
             assert result.outcome is None, result.message
             launch = CuteDsl().load(tmp_path / unit.key, unit, device).bind(data.tensors)
-            data.begin_trial()
+            data.reset_tensors()
             launch()
             verdict = data.check_outputs()
             assert verdict.ok, f"{unit.key}: {verdict.message}"

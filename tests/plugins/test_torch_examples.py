@@ -106,7 +106,7 @@ def beats_the_default(trials: Trials) -> None:
             launch = trials.launch(config)
         except Unsupported:
             continue
-        trials.data.begin_trial()
+        trials.data.reset_tensors()
         launch()
         verdict = trials.data.check_outputs()
         assert verdict.ok, f"{config}: {verdict.message}"

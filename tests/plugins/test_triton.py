@@ -574,7 +574,7 @@ class TestExample:
                 continue
             assert result.outcome is None, result.message
             launch = Triton().load(tmp_path / unit.key, unit, device).bind(data.tensors)
-            data.begin_trial()
+            data.reset_tensors()
             launch()
             verdict = data.check_outputs()
             assert verdict.ok, f"{unit.key}: {verdict.message}"

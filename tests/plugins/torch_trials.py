@@ -47,6 +47,6 @@ class Trials:
     def is_right(self, config: Config) -> bool:
         """Launch a config once and compare it with the reference."""
         launch = self.launch(config)
-        self.data.begin_trial()
+        self.data.reset_tensors()
         launch()
         return self.data.check_outputs().ok

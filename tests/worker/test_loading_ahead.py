@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from ktuned.backends import Kernel, Launch, Registry
+from ktuned.backends import Kernel, Registry
 from ktuned.checking.problem_inputs import TensorRoles
 from ktuned.checking.verdict import Verdict
 from ktuned.ipc import Places, replies, requests
@@ -19,7 +19,7 @@ from ktuned.model.keys import DeviceModel, DeviceName, Phase, Target
 from ktuned.model.plan import PRESETS
 from ktuned.model.values import Outcome
 from ktuned.worker.bench import Bench
-from ktuned.worker.open_problem import OpenProblem
+from ktuned.worker.open_problem import LoadedConfig, OpenProblem
 from ktuned.worker.process_state import ProcessState
 from ktuned.worker.reply import Reply
 
@@ -56,14 +56,14 @@ class PlayedData:
     restores = False
     is_judged = True
 
-    def recreate_changed_tensors(self) -> bool:
+    def replace_changed_tensors(self) -> bool:
         """Leave all as it is."""
         return False
 
-    def begin_trial(self) -> None:
+    def reset_tensors(self) -> None:
         """Poison nothing."""
 
-    begin_checked_launch = begin_trial
+    prepare_checked_launch = reset_tensors
 
     def find_damage(self, *, whole: bool = True) -> None:
         """Find nothing."""
@@ -94,11 +94,11 @@ class PlayedProblem(OpenProblem):
         super().__init__(GPU, data, PlayedTimer(diary), costs, LaunchObserver(), nothing, nothing, ProcessState())
         self._diary = diary
 
-    def _load_and_bind(self, unit: requests.UnitRef) -> tuple[str, Launch, Kernel]:
+    def _load_and_bind(self, unit: requests.UnitRef) -> LoadedConfig:
         self._diary.append(f"load {unit.key}")
         if unit.key == "heavy" and self._diary[-2] == "load_next":
             raise RuntimeError("out of memory")
-        return unit.key, lambda: self._diary.append(f"launch {unit.key}"), cast("Kernel", None)
+        return LoadedConfig(unit.key, lambda: self._diary.append(f"launch {unit.key}"), cast("Kernel", None))
 
 
 class Diary(Reply):

@@ -13,7 +13,7 @@ from ktuned.ipc.places import Places
 from ktuned.ipc.requests import KernelRef
 from ktuned.ipc.stamps import stamp
 from ktuned.model.trace import Observation, digest_variable
-from ktuned.worker.trace import SourceChanged, Trace, look_again
+from ktuned.worker.trace import SourceChanged, Trace, refresh_observation
 
 
 @pytest.fixture
@@ -92,13 +92,13 @@ def test_a_library_counts_by_its_distribution(project: Path) -> None:
     header = installed(project, "1.0")
     (entry,) = read(trace(project), header, header.with_name("missed.h"))
     assert entry.name == "dist:mathlib"
-    assert look_again(entry, str(project)) == entry
+    assert refresh_observation(entry, str(project)) == entry
     installed(project, "2.0")
-    other = look_again(entry, str(project))
+    other = refresh_observation(entry, str(project))
     assert other.places != entry.places
     assert other.meaning != entry.meaning
     os.rename(header.parent.parent, project.parent / "gone")
-    assert look_again(other, str(project)).decisive == ""
+    assert refresh_observation(other, str(project)).decisive == ""
 
 
 def test_a_variable_counts_by_its_value(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +107,6 @@ def test_a_variable_counts_by_its_value(project: Path, monkeypatch: pytest.Monke
     # Another test may have imported a kernel file in this process.
     monkeypatch.setattr(OBSERVER, "kernel_file", None)
     monkeypatch.setenv("KTUNED_TEST", "1")
-    assert look_again(entry, str(project)).digest
+    assert refresh_observation(entry, str(project)).digest
     monkeypatch.delenv("KTUNED_TEST")
-    assert look_again(replace(entry, digest="ff"), str(project)).digest == ""
+    assert refresh_observation(replace(entry, digest="ff"), str(project)).digest == ""
