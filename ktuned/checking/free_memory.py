@@ -104,7 +104,7 @@ def choose_limit_bytes(need: int, available: int) -> float:
 def _ask_nvml(device: str) -> tuple[int, int] | None:
     """Return the free and the total memory of a device in bytes; ``None`` if NVML does not know."""
     uuid = gpu_uuids().get(device, "")
-    return nvml.memory(uuid) if uuid else None
+    return nvml.read_memory(uuid) if uuid else None
 
 
 def _read_memory(device: str) -> tuple[int, int]:

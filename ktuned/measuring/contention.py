@@ -155,7 +155,7 @@ def _find_watched_gpu(uuid: str) -> _WatchedGpu:
     try:
         gpu = nvml.Gpu(f"GPU-{uuid}")
         # In another PID namespace, this process's own work would look like another process's.
-        return _WatchedGpu(gpu, "" if os.getpid() in gpu.context_pids() else FOREIGN_PIDS)
+        return _WatchedGpu(gpu, "" if os.getpid() in gpu.list_context_pids() else FOREIGN_PIDS)
     except nvml.Unavailable as error:
         return _WatchedGpu(None, str(error))
 
@@ -187,7 +187,7 @@ class GpuWatch:
         if self._watched.gpu is None or self.absence:
             return []
         try:
-            samples = self._watched.gpu.samples(since_us)
+            samples = self._watched.gpu.read_samples(since_us)
         except nvml.Unavailable as error:
             self.absence = str(error)
             return []

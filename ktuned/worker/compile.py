@@ -59,7 +59,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     backend = registry.load(kernel.backend)
     into = places.locate_staging(request.staging)
     units = [make_unit(registry, places, kernel, request.target, unit) for unit in request.units]
-    plugin = registry.plugin(kernel.backend)
+    plugin = registry.find_plugin_name(kernel.backend)
     recipes = {unit.key: Recipe(unit.build.to_plain(), unit.target, unit.kernel, plugin) for unit in units}
     for unit in units:
         _empty_directory(into / unit.key)

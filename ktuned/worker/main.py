@@ -80,7 +80,7 @@ class Operations:
         with contextlib.suppress(Exception):
             for request in _NEEDED_FIRST.get(role, ()):
                 self._import_operation(request)
-            self._registry.find()
+            self._registry.find_plugins()
 
     def carry_out_request(self, request: requests.Request[Any, Any], reply: Reply) -> Any:
         """Carry out a request and return its reply; phases and items are sent on the way."""

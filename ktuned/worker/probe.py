@@ -52,7 +52,7 @@ def probe_interpreter(registry: Registry, request: requests.Probe, environ: Path
     return replies.ProbeReport(
         sys.version.split()[0],
         backends,
-        nvml.absence() if has_gpu else "",
+        nvml.explain_absence() if has_gpu else "",
         tuple(search.installed_strategies()),
         observation.make_report(),
         read_installed_versions(),
@@ -66,8 +66,8 @@ def _read_environment(environ: Path) -> dict[str, str]:
 
 
 def _probe_backend(registry: Registry, name: str, observation: ToolchainObservation) -> BackendReport:
-    version = registry.version(name)
-    required = observation.observe_distribution(registry.distribution(name))
+    version = registry.read_version(name)
+    required = observation.observe_distribution(registry.find_distribution(name))
     try:
         backend = registry.load(name)
     except BackendError as raised:
@@ -97,7 +97,7 @@ def _probe_backend(registry: Registry, name: str, observation: ToolchainObservat
     except BackendError as raised:
         error = Fault(raised.code, raised.message, raised.hint)
     except ModuleNotFoundError as raised:
-        error = _describe_missing_library(raised, registry.plugin(name))
+        error = _describe_missing_library(raised, registry.find_plugin_name(name))
     except Exception as raised:
         error = Fault("backend", f"{type(raised).__name__}: {raised}")
     return BackendReport(
@@ -154,13 +154,13 @@ def count_gpu_users(ours: Iterable[int]) -> replies.GpuUsers:
     except nvml.Unavailable as error:
         return replies.GpuUsers({}, str(error))
     # Without GPUs, NVML has not been asked yet, so ask why.
-    return replies.GpuUsers(users, "" if users else nvml.absence())
+    return replies.GpuUsers(users, "" if users else nvml.explain_absence())
 
 
 def _find_working_pids(uuid: str, since_us: int) -> set[int]:
     try:
         with nvml.Gpu(uuid) as gpu:
-            samples = gpu.samples(since_us)
+            samples = gpu.read_samples(since_us)
     except nvml.Unsupported:
         # A partition of a GPU does not report its processes.
         return set()

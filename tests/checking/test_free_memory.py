@@ -41,12 +41,12 @@ def test_spares_leave_half_of_a_gpu_free(
 ) -> None:
     """The next problem may be larger; where it is not known how much is free, the driver decides."""
     monkeypatch.setattr(room, "gpu_uuids", lambda: {"cuda:0": "GPU-1"})
-    monkeypatch.setattr(nvml, "memory", lambda uuid: (free, total))
+    monkeypatch.setattr(nvml, "read_memory", lambda uuid: (free, total))
     if has_room:
         require_free_memory_for_spare("cuda:0")
     else:
         with pytest.raises(RuntimeError, match=f"^only {free >> 20} of {total >> 20} MiB are free"):
             require_free_memory_for_spare("cuda:0")
     require_free_memory_for_spare("cuda:1")
-    monkeypatch.setattr(nvml, "memory", lambda uuid: None)
+    monkeypatch.setattr(nvml, "read_memory", lambda uuid: None)
     require_free_memory_for_spare("cuda:0")

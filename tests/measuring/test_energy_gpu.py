@@ -25,7 +25,7 @@ def measured(launch: Callable[[], object], restore: Callable[[], None] | None = 
     launches = TimedLaunches(lambda: (launch(), None)[1])
     timing = CudaTimer("cuda:0", EVENTS).time_launches(launches, RaceRules(PRESETS["default"]))
     latency_us = timing.samples.median_us
-    meter = EnergyMeter(nvml.Gpu(uuid).energy_j, "cuda:0", returns_early=True)
+    meter = EnergyMeter(nvml.Gpu(uuid).read_energy_j, "cuda:0", returns_early=True)
     restored = TimedLaunches(lambda: (launch(), None)[1], restore=restore)
     found = meter.measure_energy(restored, PRESETS["default"], latency_us).energy
     assert found is not None
