@@ -267,12 +267,12 @@ class Replays:
         samples, launches, cost_us = recorded.samples_us, recorded.launches, recorded.cost_us
         began = device.now_us
         while race.wants_warm_up((device.now_us - began) / 1e6):
-            race.warm.add(device.take(samples[place - 1], 1, cost_us + recorded.batch_us))
+            race.warm.add_sample(device.take(samples[place - 1], 1, cost_us + recorded.batch_us))
         began, end = device.now_us, device.now_us + self._preset.timing_s * 1e6
         while batch := race.choose_next_batch((device.now_us - began) / 1e6):
             device.now_us += recorded.batch_us
             for _ in range(batch):
-                race.samples.add(device.take(samples[place], launches, cost_us))
+                race.samples.add_sample(device.take(samples[place], launches, cost_us))
                 place = (place + 1) % len(samples)
                 if device.now_us >= end:
                     break

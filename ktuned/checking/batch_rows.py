@@ -39,7 +39,7 @@ class BatchRows:
                 declared = kernel.evaluate_inputs(smaller_problem)
                 self._check_narrowing(declared, self._declared)
                 outputs = {name: entry for name, entry in declared.items() if getattr(entry, "output", False)}
-                self.smaller[canonical(smaller_problem)] = {name: _shape_of(entry) for name, entry in outputs.items()}
+                self.smaller[canonical(smaller_problem)] = {name: _read_shape(entry) for name, entry in outputs.items()}
 
     def check_declared_shapes(self, of_largest: Mapping[str, Any]) -> None:
         """Check that the largest problem's inputs can be narrowed to this one's.
@@ -53,8 +53,8 @@ class BatchRows:
 
     def narrow_input(self, name: str, tensor: Any) -> Any:
         """Return this problem's part of the largest problem's tensor."""
-        shape = _shape_of(self._declared[name])
-        return tensor if _shape_of(tensor) == shape else narrow_tensor(tensor, shape)
+        shape = _read_shape(self._declared[name])
+        return tensor if _read_shape(tensor) == shape else narrow_tensor(tensor, shape)
 
     def _check_narrowing(self, found: Mapping[str, Any], of_largest: Mapping[str, Any]) -> None:
         for name, entry in of_largest.items():
@@ -62,7 +62,7 @@ class BatchRows:
                 raise self._kernel.site.make_error(
                     f"batch_invariant: inputs(p) makes {name} for the largest problem alone"
                 )
-            small, large = _shape_of(found[name]), _shape_of(entry)
+            small, large = _read_shape(found[name]), _read_shape(entry)
             if len(small) != len(large) or any(size > most for size, most in zip(small, large, strict=True)):
                 raise self._kernel.site.make_error(
                     f"batch_invariant: {name} of shape {small} does not fit into that of the largest problem, {large}"
@@ -80,5 +80,5 @@ def narrow_tensor(tensor: Any, shape: Iterable[int]) -> Any:
     return find_library(tensor).make_contiguous(part)
 
 
-def _shape_of(entry: Any) -> Shape:
+def _read_shape(entry: Any) -> Shape:
     return tuple(entry.shape)

@@ -90,7 +90,7 @@ def require_free_memory_for_spare(device: str) -> None:
     Raises:
         RuntimeError: there is too little.
     """
-    memory = _ask_nvml(device)
+    memory = _read_memory_by_nvml(device)
     if memory is not None and memory[0] - CONTEXT_BYTES < SPARED_SHARE * memory[1]:
         free, total = (size >> 20 for size in memory)
         raise RuntimeError(f"only {free} of {total} MiB are free, and spares must leave half of the memory free")
@@ -101,7 +101,7 @@ def choose_limit_bytes(need: int, available: int) -> float:
     return max(MARGIN * need, available / LIMIT_SHARE)
 
 
-def _ask_nvml(device: str) -> tuple[int, int] | None:
+def _read_memory_by_nvml(device: str) -> tuple[int, int] | None:
     """Return the free and the total memory of a device in bytes; ``None`` if NVML does not know."""
     uuid = gpu_uuids().get(device, "")
     return nvml.read_memory(uuid) if uuid else None
@@ -109,7 +109,7 @@ def _ask_nvml(device: str) -> tuple[int, int] | None:
 
 def _read_memory(device: str) -> tuple[int, int]:
     """Return the free and the total memory of a device in bytes."""
-    if (memory := _ask_nvml(device)) is not None:
+    if (memory := _read_memory_by_nvml(device)) is not None:
         return memory
     import torch
 

@@ -102,11 +102,11 @@ class GuardBands:
             # The bands are filled again and have their old sums. If a sum still differs, it is a kept copy's. Those
             # come last.
             index = same[-len(self._kept) :].tolist().index(False)
-            return damages[0] if damages else Damage.at(f"into {list(self._kept)[index]}", is_contained=False)
+            return damages[0] if damages else Damage.from_place(f"into {list(self._kept)[index]}", is_contained=False)
         is_contained = all(damage.is_contained for damage in damages)
         return Damage(damages[0].message, is_contained)
 
-    def list_regions(self) -> Iterable[Region]:
+    def list_guarded_regions(self) -> Iterable[Region]:
         """Return nothing, because bands do not stop the process."""
         return ()
 
@@ -139,7 +139,7 @@ class _Banded:
         self.tensors: dict[str, torch.Tensor] = {}
         for name, offset in span.offsets.items():
             value = values[name]
-            part = _make_part(self._bytes, BAND_BYTES + span.remainder + offset, count_bytes(value))
+            part = _make_tensor_on_part(self._bytes, BAND_BYTES + span.remainder + offset, count_bytes(value))
             placed = torch.empty(0, dtype=value.dtype, device=device)
             placed.set_(part.untyped_storage(), 0, value.shape, value.stride())
             copy_elements(value, placed)
@@ -158,16 +158,18 @@ class _Banded:
             is_contained = int(damaged_after[-1]) < after.numel() - 1 and not (
                 damaged_before.numel() and int(damaged_before[0]) == 0
             )
-            return Damage.at(f"{offset} bytes after {self.name}", is_contained=is_contained)
+            return Damage.from_place(f"{offset} bytes after {self.name}", is_contained=is_contained)
         if damaged_before.numel():
             # The run of bytes nearest to the span is taken for one write, which began at the run's first byte.
             gaps = (damaged_before.diff() != 1).nonzero().flatten()
             begin = int(damaged_before[gaps[-1] + 1] if gaps.numel() else damaged_before[0])
-            return Damage.at(f"{BAND_BYTES - begin} bytes before {self.name}", is_contained=int(damaged_before[0]) > 0)
+            return Damage.from_place(
+                f"{BAND_BYTES - begin} bytes before {self.name}", is_contained=int(damaged_before[0]) > 0
+            )
         return None
 
 
-def _make_part(memory: torch.Tensor, offset: int, size: int) -> torch.Tensor:
+def _make_tensor_on_part(memory: torch.Tensor, offset: int, size: int) -> torch.Tensor:
     """Return part of an allocation as a tensor whose storage is that part alone.
 
     It is not a view, because a view's storage is the whole allocation, and ``resize_`` could let it grow into the band.

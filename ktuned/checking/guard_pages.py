@@ -89,9 +89,9 @@ class GuardPages:
             for pages in self._placed.values()
             if (address := pages.refill_slacks())
         ]
-        return Damage.at(places[0], is_contained=True) if places else None
+        return Damage.from_place(places[0], is_contained=True) if places else None
 
-    def list_regions(self) -> Iterable[Region]:
+    def list_guarded_regions(self) -> Iterable[Region]:
         """Return all allocations, placed and kept."""
         return [pages.region for pages in (*self._placed.values(), *self._kept.values())]
 

@@ -104,6 +104,6 @@ class Guards:
         flags = [flag for memory in self._memories.values() if (flag := memory.make_intact_flag()) is not None]
         return flags[0] if flags else None
 
-    def list_regions(self) -> Iterable[Region]:
+    def list_guarded_regions(self) -> Iterable[Region]:
         """Return the allocations whose guards stop the process, so that a fault's address can be named."""
-        return [region for memory in self._memories.values() for region in memory.list_regions()]
+        return [region for memory in self._memories.values() for region in memory.list_guarded_regions()]

@@ -65,35 +65,35 @@ class JudgedOutputs:
         """True if an unset flag means wrong outputs, and not just other bits."""
         return self._quick_look is not None
 
-    def poison_sets(self, count: int) -> None:
+    def poison_output_sets(self, count: int) -> None:
         """Poison the outputs of the first ``count`` sets, with the other poison than last time."""
         self._launches += 1
         turn = self._launches % 2
         while len(self._poison_calls) < min(count, self.copies):
-            tensors = self._find_set(len(self._poison_calls))
+            tensors = self._find_output_set(len(self._poison_calls))
             views = [one for name in self._data.roles.poisoned for one in self._library.view_bits(tensors[name])]
             self._poison_calls.append([(getattr(view, "fill_", None) or view.fill, poisons) for view, poisons in views])
         for fills in self._poison_calls[:count]:
             for fill, poisons in fills:
                 fill(poisons[turn])
 
-    def judge_set(self, place: int) -> Verdict:
+    def judge_output_set(self, place: int) -> Verdict:
         """Judge the outputs of a set: by their bits if that is enough, else as the first launch was judged."""
-        tensors = self._find_set(place)
+        tensors = self._find_output_set(place)
         if self._has_one_answer and self._has_same_bits(tensors):
             return Verdict(ok=True)
         verdict = Verdict(ok=True)
-        if self._quick_look is None or not self._quick_look.finds_right(tensors):
+        if self._quick_look is None or not self._quick_look.are_outputs_right(tensors):
             with self._arithmetic():
                 verdict = self._data.check_outputs(tensors)
         self.has_differed |= verdict.ok
         return verdict
 
-    def make_flag(self, place: int) -> Any:
+    def make_right_flag(self, place: int) -> Any:
         """Return a flag on the device that is true if a set's outputs are right; ``None`` if only judging can tell."""
-        tensors = self._find_set(place)
+        tensors = self._find_output_set(place)
         if self._quick_look is not None:
-            return self._quick_look.make_flag(tensors)
+            return self._quick_look.make_right_flag(tensors)
         if not self._has_one_answer or not self._right_bits:
             return None
         import torch
@@ -112,7 +112,7 @@ class JudgedOutputs:
         self._has_one_answer = False
         self.has_differed = True
 
-    def _find_set(self, place: int) -> Mapping[str, Any]:
+    def _find_output_set(self, place: int) -> Mapping[str, Any]:
         return self._data.provide_output_copy(place) if place else self._data.tensors
 
     def _pair_views(self, tensors: Mapping[str, Any]) -> Iterable[tuple[Any, Any]]:

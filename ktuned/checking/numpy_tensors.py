@@ -30,7 +30,7 @@ class NumPyTensors:
     type_name = "numpy.ndarray"
 
     @property
-    def arithmetic(self) -> Any:
+    def module(self) -> Any:
         """The library's module, for functions that both libraries have; imported when first used."""
         import numpy
 
@@ -38,7 +38,7 @@ class NumPyTensors:
 
     def seed_generator(self, number: int) -> None:
         """Seed the library's global generator, which a kernel file's ``inputs`` may draw from."""
-        self.arithmetic.random.seed(number % 2**32)
+        self.module.random.seed(number % 2**32)
 
     def make_tensor(self, spec: TensorSpec, name: str, seed_text: str, device: str) -> Any:
         """Make a tensor that a kernel file declares, with equal bytes in each library.
@@ -49,7 +49,7 @@ class NumPyTensors:
         """
         from ktuned.spec import materialise_numpy
 
-        if not hasattr(self.arithmetic, spec.dtype) and spec.dtype != "bool":
+        if not hasattr(self.module, spec.dtype) and spec.dtype != "bool":
             raise UsageError(f"NumPy has no {spec.dtype}, and torch is not installed here", hint=_NEEDS_TORCH)
         try:
             return materialise_numpy(spec, name, seed_text)
@@ -65,7 +65,7 @@ class NumPyTensors:
         Raises:
             UsageError: the library cannot represent it.
         """
-        return self.arithmetic.asarray(value) if type(value).__module__ == "numpy" else None
+        return self.module.asarray(value) if type(value).__module__ == "numpy" else None
 
     def load_tensors(self, file: Path, device: str) -> dict[str, Any]:
         """Read the tensors of a safetensors file to a device."""
@@ -77,14 +77,14 @@ class NumPyTensors:
         """Write a safetensors file."""
         from safetensors.numpy import save_file
 
-        save_file({name: self.arithmetic.ascontiguousarray(value) for name, value in tensors.items()}, file)
+        save_file({name: self.module.ascontiguousarray(value) for name, value in tensors.items()}, file)
 
     def find_guardable_kind(self, tensor: Any) -> str:
         """Return the kind of a tensor's device, or nothing if the tensor cannot be guarded.
 
         Only plain numbers in strided memory can be: no sparse or quantized tensors, subclasses or lazy views.
         """
-        numpy = self.arithmetic
+        numpy = self.module
         return "cpu" if type(tensor) is numpy.ndarray and tensor.size > 0 and tensor.dtype.kind in "fiucb" else ""
 
     def count_element_bytes(self, tensor: Any) -> int:
@@ -112,7 +112,7 @@ class NumPyTensors:
     def copy_into_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
         """Copy a tensor into a buffer of the host, starting at the byte ``offset``, with the tensor's own strides."""
         first = offset + tensor.ctypes.data - self.find_extent(tensor)[0]
-        copy = self.arithmetic.ndarray(tensor.shape, tensor.dtype, memory, first, tensor.strides)
+        copy = self.module.ndarray(tensor.shape, tensor.dtype, memory, first, tensor.strides)
         copy[...] = tensor
         return copy
 
@@ -122,7 +122,7 @@ class NumPyTensors:
 
     def clone_tensor(self, tensor: Any) -> Any:
         """Return a copy with the same strides."""
-        numpy = self.arithmetic
+        numpy = self.module
         size = self.find_extent(tensor)[1]
         if size == tensor.nbytes and tensor.flags.forc:
             return numpy.array(tensor, copy=True)
@@ -130,7 +130,7 @@ class NumPyTensors:
 
     def make_contiguous(self, tensor: Any) -> Any:
         """Return a copy with contiguous memory of its own."""
-        return self.arithmetic.array(tensor, copy=True, order="C")
+        return self.module.array(tensor, copy=True, order="C")
 
     def copy_elements(self, source: Any, target: Any) -> None:
         """Copy the elements of a tensor into another one of the same shape and dtype."""
@@ -146,12 +146,12 @@ class NumPyTensors:
 
     def poison_tensor(self, tensor: Any) -> None:
         """Fill a tensor with its dtype's poison (see :mod:`ktuned.spec.poisons`)."""
-        for bits, poison in self._view_parts(tensor):
+        for bits, poison in self._view_number_parts(tensor):
             bits[...] = poison.pattern
 
     def view_bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
         """Return views of a tensor's memory as integers, each with its two poisons, for even and for odd launches."""
-        return [(bits, (poison.pattern, poison.other)) for bits, poison in self._view_parts(tensor)]
+        return [(bits, (poison.pattern, poison.other)) for bits, poison in self._view_number_parts(tensor)]
 
     def are_equal_bits(self, one: Any, other: Any) -> bool:
         """Return whether two results of :meth:`view_bits` are equal."""
@@ -159,9 +159,9 @@ class NumPyTensors:
 
     def find_unwritten(self, tensor: Any) -> Any:
         """Return which elements of a poisoned tensor still hold the poison, as bools of its shape."""
-        numpy = self.arithmetic
+        numpy = self.module
         still = numpy.ones(tensor.shape, "bool")
-        for bits, poison in self._view_parts(tensor):
+        for bits, poison in self._view_number_parts(tensor):
             still &= bits == poison.pattern
             if not poison.is_distinct and not still.all():
                 still[...] = False
@@ -169,7 +169,7 @@ class NumPyTensors:
 
     def hold_equal_bits(self, one: Any, other: Any) -> bool:
         """Return whether two tensors of the same dtype and shape hold the same bits; equal NaNs are equal."""
-        parts = zip(self._view_parts(one), self._view_parts(other), strict=True)
+        parts = zip(self._view_number_parts(one), self._view_number_parts(other), strict=True)
         return all(bool((bits == others).all()) for (bits, _), (others, _) in parts)
 
     def digest_tensors(self, tensors: Sequence[Any]) -> str:
@@ -179,7 +179,7 @@ class NumPyTensors:
         """
         digest = hashlib.blake2b(digest_size=8)
         for tensor in tensors:
-            digest.update(self.arithmetic.ascontiguousarray(tensor).reshape(-1).view("uint8"))
+            digest.update(self.module.ascontiguousarray(tensor).reshape(-1).view("uint8"))
         return digest.hexdigest()
 
     def read_digests(self, digests: Sequence[str]) -> list[str]:
@@ -192,7 +192,7 @@ class NumPyTensors:
 
     def cast_tensor(self, tensor: Any, dtype: str) -> Any:
         """Return a tensor converted to a dtype."""
-        return self.arithmetic.asarray(tensor).astype(dtype)
+        return self.module.asarray(tensor).astype(dtype)
 
     def round_number(self, number: float, element: Any) -> object:
         """Return a number rounded to an element's dtype."""
@@ -200,10 +200,10 @@ class NumPyTensors:
 
     def silence_warnings(self) -> AbstractContextManager[object]:
         """Suppress warnings about arithmetic with infinities and NaNs, for a while."""
-        quiet: AbstractContextManager[object] = self.arithmetic.errstate(all="ignore")
+        quiet: AbstractContextManager[object] = self.module.errstate(all="ignore")
         return quiet
 
-    def _view_parts(self, tensor: Any) -> list[tuple[Any, Poison]]:
+    def _view_number_parts(self, tensor: Any) -> list[tuple[Any, Poison]]:
         """Return real and imaginary parts as unsigned integers, with their poison."""
         from ktuned.spec import look_up_poison
 

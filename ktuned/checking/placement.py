@@ -71,7 +71,7 @@ class Damage(Record):
     is_contained: bool
 
     @classmethod
-    def at(cls, place: str, *, is_contained: bool) -> Damage:
+    def from_place(cls, place: str, *, is_contained: bool) -> Damage:
         """Describe damage by the place of its first byte, such as ``32 bytes after y``."""
         return cls(f"wrote outside its tensors: {place}", is_contained)
 

@@ -265,9 +265,9 @@ class ProblemData:
         is_intact, self._guards_are_intact = self._guards_are_intact, False
         return seen if seen or is_intact else self._guards.find_damage()
 
-    def list_regions(self) -> Iterable[Region]:
+    def list_guarded_regions(self) -> Iterable[Region]:
         """Return the allocations whose guards stop the process, for naming the address of a fault."""
-        return self._guards.list_regions()
+        return self._guards.list_guarded_regions()
 
     def provide_expected_outputs(self, cached: Path, default: Kernel | None = None) -> None:
         """Read the expected outputs from ``cached`` if an earlier worker has saved them, else run the reference.
@@ -285,9 +285,9 @@ class ProblemData:
             expected = self.library.load_tensors(cached, "cpu")
         else:
             expected = self._reference.compute_outputs(self._pristine, default)
-        self._keep_expected(expected)
+        self._keep_expected_outputs(expected)
 
-    def save_expected(self, cached: Path) -> None:
+    def save_expected_outputs(self, cached: Path) -> None:
         """Save the expected outputs for later workers, unless they were saved before. May run in another thread."""
         if not self._expected or cached.is_file():
             return
@@ -296,7 +296,7 @@ class ProblemData:
         self.library.save_tensors(self._expected, staged)
         staged.replace(cached)
 
-    def _keep_expected(self, expected: Mapping[str, Any]) -> None:
+    def _keep_expected_outputs(self, expected: Mapping[str, Any]) -> None:
         """Keep the expected outputs on the outputs' device, so that no check has to copy them there."""
         self._expected = {
             name: self._guards.keep_copy(
@@ -327,10 +327,10 @@ class ProblemData:
         ):
             return False
         if not is_last:
-            self.was_surely_right = look.finds_right(self.tensors)
+            self.was_surely_right = look.are_outputs_right(self.tensors)
         else:
             inputs = [(self.tensors[name], self._pristine[name]) for name in self.roles.read_only]
-            self.was_surely_right = look.finds_right(self.tensors, inputs, self._guards.make_intact_flag())
+            self.was_surely_right = look.are_outputs_right(self.tensors, inputs, self._guards.make_intact_flag())
             self._guards_are_intact = self._inputs_are_untouched = self.was_surely_right
         return self.was_surely_right
 

@@ -64,7 +64,7 @@ class QuickLook:
             bounds[name] = _make_bounds(name, wide, rtol, atol, keep)
         return cls(bounds)
 
-    def finds_right(
+    def are_outputs_right(
         self, tensors: Mapping[str, Any], unchanged: Sequence[tuple[Any, Any]] = (), intact: Any = None
     ) -> bool:
         """Return whether the outputs are within their bounds, and nothing else has changed.
@@ -79,16 +79,16 @@ class QuickLook:
         from ktuned.spec import view_as_bits
 
         # All flags are made before the only wait for the device.
-        flags = [flag for name, ends in self._bounds.items() for flag in _flag_within(tensors[name], *ends)]
+        flags = [flag for name, ends in self._bounds.items() for flag in _make_bound_flags(tensors[name], *ends)]
         flags += [(view_as_bits(one) == view_as_bits(other)).all() for one, other in unchanged]
         flags += [] if intact is None else [intact]
         return all(torch.stack(flags).tolist())
 
-    def make_flag(self, tensors: Mapping[str, Any]) -> Any:
+    def make_right_flag(self, tensors: Mapping[str, Any]) -> Any:
         """Return a flag on the device that is true if the outputs are within their bounds, without waiting for it."""
         import torch
 
-        flags = [flag for name, ends in self._bounds.items() for flag in _flag_within(tensors[name], *ends)]
+        flags = [flag for name, ends in self._bounds.items() for flag in _make_bound_flags(tensors[name], *ends)]
         return torch.stack(flags).all()
 
 
@@ -115,7 +115,7 @@ def _make_bounds(name: str, wide: Any, rtol: float, atol: float, keep: Keep) -> 
     return keep(f"the least {name}", low), keep(f"the greatest {name}", high)
 
 
-def _flag_within(out: Any, low: Any, high: Any) -> tuple[Any, Any]:
+def _make_bound_flags(out: Any, low: Any, high: Any) -> tuple[Any, Any]:
     """Return a flag for each bound, on the device; NaN is within no bounds.
 
     The two are not joined here, because that would load one more GPU kernel.

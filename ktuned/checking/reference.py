@@ -101,7 +101,7 @@ class Reference:
         try:
             default.bind(tensors)()
             if self._device.kind == "cuda":
-                self._library.arithmetic.cuda.synchronize(self._device.name)
+                self._library.module.cuda.synchronize(self._device.name)
         except KernelFileError:
             raise
         except Exception as error:

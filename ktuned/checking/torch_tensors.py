@@ -25,7 +25,7 @@ class TorchTensors:
     type_name = "torch.Tensor"
 
     @property
-    def arithmetic(self) -> Any:
+    def module(self) -> Any:
         """torch, imported on first use."""
         import torch
 
@@ -133,7 +133,7 @@ class TorchTensors:
 
     def make_contiguous(self, tensor: Any) -> Any:
         """Copy even a contiguous tensor: it may be a small part of a large allocation."""
-        return tensor.clone(memory_format=self.arithmetic.contiguous_format)
+        return tensor.clone(memory_format=self.module.contiguous_format)
 
     def copy_elements(self, source: Any, target: Any) -> None:
         """Copy, also between devices."""
@@ -161,7 +161,7 @@ class TorchTensors:
 
     def are_equal_bits(self, one: Any, other: Any) -> bool:
         """Compare on the tensors' device."""
-        return bool(self.arithmetic.equal(one, other))
+        return bool(self.module.equal(one, other))
 
     def find_unwritten(self, tensor: Any) -> Any:
         """Look for the poison on the tensor's device."""
@@ -202,7 +202,7 @@ class TorchTensors:
 
     def cast_tensor(self, tensor: Any, dtype: str) -> Any:
         """Convert on the tensor's device."""
-        return tensor.to(getattr(self.arithmetic, dtype))
+        return tensor.to(getattr(self.module, dtype))
 
     def round_number(self, number: float, element: Any) -> object:
         """Round through a tensor of the dtype."""

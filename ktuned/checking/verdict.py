@@ -98,7 +98,7 @@ def _compare_tensor(
     # Step 2: compare in double, where neither the difference nor the tolerance is rounded.
     wide = "complex128" if "complex" in kinds else "float64" if "float" in kinds else "int64"
     left, right = tensors.cast_tensor(out, wide), tensors.cast_tensor(tensors.move_to_device_of(reference, out), wide)
-    library = tensors.arithmetic
+    library = tensors.module
     with tensors.silence_warnings():
         if wide == "int64":
             error = _compute_integer_error(left, right, tensors)
@@ -188,7 +188,7 @@ def _compute_integer_error(left: Any, right: Any, tensors: TensorLibrary) -> Any
     """
     rounded = abs(tensors.cast_tensor(left, "float64") - tensors.cast_tensor(right, "float64"))
     exact = tensors.cast_tensor(abs(left - right), "float64")
-    return tensors.arithmetic.where(rounded < 2**53, exact, rounded)
+    return tensors.module.where(rounded < 2**53, exact, rounded)
 
 
 def run_check(

@@ -102,7 +102,7 @@ def is_gpu_contended(
     heavy = _sum_shares(use for use in foreign if use.pid not in tolerated)
     if heavy >= HEAVY_SHARE or (share >= STRETCHING_SHARE and samples.median_us >= TURN_US):
         return True
-    return samples.quantile(UNDISTURBED) < samples.median_us * (1 - SHIFTED)
+    return samples.compute_quantile(UNDISTURBED) < samples.median_us * (1 - SHIFTED)
 
 
 def is_gpu_shared(foreign: Sequence[nvml.Sample]) -> bool:

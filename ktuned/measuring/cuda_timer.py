@@ -204,7 +204,7 @@ class CudaTimer:
         began = perf_counter()
         while race.wants_warm_up(perf_counter() - began):
             self._time_batch(launches, launches.ring[0], 1, race.warm)
-        if not race.gives_up(perf_counter() - began):
+        if not race.ends_after_warm_up(perf_counter() - began):
             run = self._capture_graph(launches) if in_graph else launches.ring[0]
             self._meanwhile = launches.meanwhile
             each_us = race.warm.sorted_us[0] if len(race.warm) else first_us or 0.0
@@ -245,10 +245,10 @@ class CudaTimer:
             were_late.append(start.query())  # type: ignore[no-untyped-call]
             end.record()
             if number in compared:
-                flags.append(launches.make_flag(launches.draw_ring_place()))
+                flags.append(launches.make_right_flag(launches.draw_ring_place()))
         self._wait_for_batch()
         for start, end in [pairs[place] for place in self._lead.judge_samples(were_late)]:
-            samples.add(start.elapsed_time(end) * 1000 / len(launches.ring))
+            samples.add_sample(start.elapsed_time(end) * 1000 / len(launches.ring))
         launches.judge_flags([flag for flag in flags if flag is not None], self._limit_s, self.synchronize)
 
     def _capture_graph(self, launches: TimedLaunches) -> Callable[[], object]:

@@ -122,7 +122,7 @@ class EnergyMeter(LaunchObserver):
             reading_s = min(self._time_reading_s(), self._time_reading_s())
             work_s = min(MAX_CHUNK_S, max(CHUNK_S, CHUNK_READINGS * reading_s))
             chunk = max(1, min(MAX_CHUNK, math.floor(work_s * 1e6 / max(latency_us, 0.1))))
-            self._run_on_gpu(work, chunk, trace)
+            self._run_repeatedly_on_gpu(work, chunk, trace)
             return
         chunk = count_launches_per_sample(int(latency_us * 1000), restores=False)
         launches, began = 0, perf_counter()
@@ -138,7 +138,7 @@ class EnergyMeter(LaunchObserver):
         self._counter()
         return perf_counter() - began
 
-    def _run_on_gpu(self, work: Callable[[], object], chunk: int, trace: EnergyTrace) -> None:
+    def _run_repeatedly_on_gpu(self, work: Callable[[], object], chunk: int, trace: EnergyTrace) -> None:
         """Keep the device busy with chunks of launches, and read the counter while the oldest chunk runs."""
         import torch
 

@@ -122,7 +122,7 @@ class EnergyTrace:
         joules = (last.joules - first.joules) / launches
         # At each end, the count of launches is uncertain by those since the previous reading.
         doubt = joules * (first.late_by + last.late_by) / 2 / launches
-        energies = self._split_energies()
+        energies = self._compute_piece_energies()
         if len(energies) >= FEWEST_PIECES:
             # Imported here because it loads fractions and decimal, and few tunings measure energy.
             from statistics import stdev
@@ -132,7 +132,7 @@ class EnergyTrace:
         kernel_j = joules - self._restoring_j
         return Energy(kernel_j, kernel_j - doubt, kernel_j + doubt)
 
-    def _split_energies(self) -> list[float]:
+    def _compute_piece_energies(self) -> list[float]:
         """Return the energy of a launch in each of several equal parts of the run."""
         steps = self._steps
         count = min(PIECES, len(steps) - 1)

@@ -89,8 +89,8 @@ class HostTimer:
         reported_us: float | None = None
         while race.wants_warm_up((perf_counter_ns() - start) / 1e9):
             elapsed_ns, reported_us = _time_ring(launches)
-            race.warm.add(elapsed_ns / 1000 if reported_us is None else reported_us)
-        if race.gives_up((perf_counter_ns() - start) / 1e9):
+            race.warm.add_sample(elapsed_ns / 1000 if reported_us is None else reported_us)
+        if race.ends_after_warm_up((perf_counter_ns() - start) / 1e9):
             return race
         # Choose the size of a ring and of a sample by the fastest run.
         fastest_ns = int(race.warm.sorted_us[0] * 1000)
@@ -107,7 +107,7 @@ class HostTimer:
                     ring_ns, reported_us = _time_ring(launches)
                     elapsed_ns += ring_ns
                 each_us = elapsed_ns / (rings * len(launches.ring)) / 1000
-                race.samples.add(each_us if reported_us is None else reported_us)
+                race.samples.add_sample(each_us if reported_us is None else reported_us)
                 if (perf_counter_ns() - start) / 1e9 >= rules.preset.timing_s:
                     break
         return race

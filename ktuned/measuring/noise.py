@@ -129,7 +129,7 @@ class Noise:
         """
         expected = Samples()
         for count in range(1, most if self._firsts else 1):
-            expected.add(first_us / median(self._firsts))
+            expected.add_sample(first_us / median(self._firsts))
             if self.is_median_above(expected, latency_us, chance, first_us):
                 return count
         return most

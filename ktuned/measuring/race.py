@@ -143,7 +143,7 @@ class Race:
         """Return whether to launch once more before sampling begins."""
         return len(self.warm) < self._warm_ups and (not len(self.warm) or elapsed_s < self._preset.timing_s)
 
-    def gives_up(self, elapsed_s: float) -> bool:
+    def ends_after_warm_up(self, elapsed_s: float) -> bool:
         """Return whether to stop after the warm-up: it took all of the preset's time, and was hopelessly slow."""
         if elapsed_s >= self._preset.timing_s and len(self.warm) and self.warm.sorted_us[0] > self._stop_above_us:
             self.samples, self.ending = self.warm, Ending.HOPELESS

@@ -27,7 +27,7 @@ class Samples:
     sorted_us: list[float] = field(default_factory=list)
     taken_us: list[float] = field(default_factory=list)
 
-    def add(self, microseconds: float) -> None:
+    def add_sample(self, microseconds: float) -> None:
         """Add a sample."""
         insort(self.sorted_us, microseconds)
         self.taken_us.append(microseconds)
@@ -35,8 +35,8 @@ class Samples:
     def __len__(self) -> int:
         return len(self.sorted_us)
 
-    def quantile(self, fraction: float) -> float:
-        """Return a quantile by linear interpolation between the closest ranks."""
+    def compute_quantile(self, fraction: float) -> float:
+        """Return a compute_quantile by linear interpolation between the closest ranks."""
         position = fraction * (len(self.sorted_us) - 1)
         low = math.floor(position)
         high = math.ceil(position)
@@ -45,12 +45,12 @@ class Samples:
     @property
     def median_us(self) -> float:
         """The median, in µs."""
-        return self.quantile(0.5)
+        return self.compute_quantile(0.5)
 
     @property
     def spread_us(self) -> float:
         """The interquartile range, in µs."""
-        return self.quantile(0.75) - self.quantile(0.25)
+        return self.compute_quantile(0.75) - self.compute_quantile(0.25)
 
     @property
     def interval_us(self) -> tuple[float, float]:

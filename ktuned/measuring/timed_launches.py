@@ -130,7 +130,7 @@ class TimedLaunches:
     def prepare_ring(self) -> None:
         """Poison the outputs of the ring's launches, and restore the inputs that ``setup`` names."""
         if self._judged is not None:
-            self._judged.poison_sets(len(self.ring))
+            self._judged.poison_output_sets(len(self.ring))
         if self.restore is not None:
             self.restore()
 
@@ -151,7 +151,7 @@ class TimedLaunches:
 
     def _judge_launch(self, place: int) -> None:
         assert self._judged is not None
-        verdict = self._judged.judge_set(place)
+        verdict = self._judged.judge_output_set(place)
         self.compared += 1
         if not verdict.ok:
             raise WrongLaunch(verdict)
@@ -190,9 +190,9 @@ class TimedLaunches:
         """Choose one of the ring's launches at random, by its place."""
         return self._random.randrange(min(len(self.ring), 1 if self._judged is None else self._judged.copies))
 
-    def make_flag(self, place: int) -> Any:
+    def make_right_flag(self, place: int) -> Any:
         """Return a flag on the device that is true if a launch left the right outputs, for :meth:`judge_flags`."""
-        return None if self._judged is None else self._judged.make_flag(place)
+        return None if self._judged is None else self._judged.make_right_flag(place)
 
     def judge_flags(self, flags: Sequence[Any], limit_s: float, synchronize: Callable[[], None]) -> None:
         """Read the flags of launches that are over.

@@ -28,7 +28,6 @@ from ktuned.checking import (
     Guards,
     ProblemData,
     require_free_memory,
-    require_free_memory_for_spare,
 )
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests, stamp
@@ -178,13 +177,13 @@ class Bench:
                 raise kernel.site.make_failure(DEFAULT_CONFIG, error) from error
         data.provide_expected_outputs(saved, default)
         if isinstance(timer, HostTimer):
-            data.save_expected(saved)
+            data.save_expected_outputs(saved)
             return
         from concurrent.futures import ThreadPoolExecutor
 
         # Save them while the GPU loads the kernels that each check needs.
         with ThreadPoolExecutor(1) as executor:
-            saving = executor.submit(data.save_expected, saved)
+            saving = executor.submit(data.save_expected_outputs, saved)
             data.rehearse_judging()
             saving.result()
 
@@ -256,7 +255,7 @@ class Bench:
         self._require_current_files()
         known_us = chain(request.known_us, repeat(None))
         for unit, latency_us, following in zip(request.units, known_us, (*request.units[1:], None), strict=False):
-            measured = self._measure_unit(unit, latency_us, following, request, reply)
+            measured = self._measure_config(unit, latency_us, following, request, reply)
             if following is None or ends_batch(measured, request):
                 return measured
             incumbent = requests.choose_incumbent(request.incumbent, measured, request.same_bits)
@@ -268,7 +267,7 @@ class Bench:
             reply.send_item(measured, hold_s=request.hold_s if is_well else 0.0)
         raise UsageError("a trial needs at least one unit")
 
-    def _measure_unit(
+    def _measure_config(
         self,
         unit: requests.UnitRef,
         known_us: float | None,
@@ -342,27 +341,6 @@ class Bench:
     def _describe_outdated_file(self) -> str:
         name = self._state.find_outdated_file()
         return f"{name} has changed since it was loaded" if name else ""
-
-    def run_canary(self, request: requests.Canary, reply: Reply) -> replies.Empty:
-        """Run something tiny on a device, to see that it still works after a worker on it was killed.
-
-        A CPU needs no more than the answer.
-        """
-        if request.device.kind == "cpu":
-            return replies.Empty()
-        if request.warms_up:
-            require_free_memory_for_spare(request.device.name)
-        import torch
-
-        numbers = torch.arange(8, device=request.device.name)
-        total = int(numbers.sum())
-        if total != 28:
-            raise RuntimeError(f"{request.device.name} counts 0 + … + 7 as {total}")
-        if request.warms_up:
-            from ktuned.worker.rehearsal import rehearse_problem
-
-            rehearse_problem(request.device)
-        return replies.Empty()
 
     def time_reference(self, request: requests.TimeReference, reply: Reply) -> replies.Measurement:
         """Time the reference function in the same way as the configs.

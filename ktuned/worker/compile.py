@@ -25,10 +25,11 @@ from ktuned.dependencies import ACCESSES, OBSERVER
 from ktuned.ipc import Places, Recipe, replies, requests, take_sight
 from ktuned.model import BackendError, Observation, Outcome, Phase, extend_digest
 from ktuned.spec import forget_modules
+from ktuned.worker.compiler_trace import CompilerTrace
 from ktuned.worker.inspect import check_digests, list_inspected_files, resolve_digests
+from ktuned.worker.observations import SourceChanged
 from ktuned.worker.reply import Reply
 from ktuned.worker.seal import seal_artifact
-from ktuned.worker.trace import SourceChanged, Trace
 
 TRIES = 3
 """How often a unit is compiled if its files keep changing. A save takes less time than a compile, so few are enough."""
@@ -66,7 +67,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     known_files = require_inspected_code(kernel, places)
     reply.begin_phase(Phase.COMPILE)
     check_toolchain(request.toolchain)
-    trace = Trace(kernel, places)
+    trace = CompilerTrace(kernel, places)
     groups = [[unit] for unit in units] if backend.group_size == 1 else [units]
     compiled_units = chain.from_iterable(_compile_steadily(backend, group, into, trace) for group in groups)
     for number, compiled in enumerate(compiled_units, start=1):
@@ -148,7 +149,7 @@ MAX_REMEMBERED = 64
 """Most kernels in :data:`_files_read`."""
 
 
-def observe_reads(trace: Trace, unit: Unit, known_files: Mapping[Path, str]) -> tuple[Observation, ...]:
+def observe_reads(trace: CompilerTrace, unit: Unit, known_files: Mapping[Path, str]) -> tuple[Observation, ...]:
     """Return what was read for a unit, or earlier for another unit with the same sources."""
     sources = (*unit.sources, unit.kernel_file)
     if sources not in _files_read and len(_files_read) >= MAX_REMEMBERED:
@@ -162,7 +163,7 @@ def observe_reads(trace: Trace, unit: Unit, known_files: Mapping[Path, str]) -> 
     return trace.list_observations({**read, **imported}, ACCESSES.variables, ACCESSES.unobserved, executed)
 
 
-def _compile_steadily(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) -> Iterator[Compiled]:
+def _compile_steadily(backend: Backend, units: Sequence[Unit], into: Path, trace: CompilerTrace) -> Iterator[Compiled]:
     """Compile units, and compile those again whose files may have changed while the compiler read them.
 
     Raises:
@@ -171,11 +172,11 @@ def _compile_steadily(backend: Backend, units: Sequence[Unit], into: Path, trace
     doubtful: list[Compiled] = []
     for _ in range(TRIES):
         doubtful = []
-        trace.begin_reading()
+        trace.record_sights()
         ACCESSES.begin_epoch()
         for compiled in backend.compile(units, into):
             ACCESSES.check_trust()
-            if trace.is_steady(ACCESSES.files):
+            if trace.are_files_steady(ACCESSES.files):
                 yield compiled
             else:
                 doubtful.append(compiled)

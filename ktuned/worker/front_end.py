@@ -17,9 +17,9 @@ from ktuned.ipc import Places, Sight, look_at_file, replies, requests
 from ktuned.model import Observation, Phase
 from ktuned.spec import get_kernel_module
 from ktuned.worker.compile import check_toolchain, make_unit, observe_reads, require_inspected_code
+from ktuned.worker.compiler_trace import CompilerTrace
 from ktuned.worker.inspect import check_digests
 from ktuned.worker.reply import Reply
-from ktuned.worker.trace import Trace
 
 LOOK_EVERY_S = 0.2
 """Interval between two looks: looking at 3,000 modules takes 5 ms, a tenth of the time that a config takes here."""
@@ -101,7 +101,7 @@ def lower_unit(registry: Registry, places: Places, request: requests.Lower, repl
     known_files = require_inspected_code(kernel, places)
     reply.begin_phase(Phase.COMPILE)
     check_toolchain(request.toolchain)
-    trace = Trace(kernel, places)
+    trace = CompilerTrace(kernel, places)
     ACCESSES.begin_epoch()
     lowered, seconds = _time_lowering(backend, unit)
     check_digests(kernel, places)

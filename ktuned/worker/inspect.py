@@ -26,8 +26,7 @@ from ktuned.model import (
     canonical,
 )
 from ktuned.spec import describe_kernel, load_file, load_unless_held
-from ktuned.worker.code_trace import make_observations, name_files_in_project
-from ktuned.worker.trace import SourceChanged, refresh_observation
+from ktuned.worker.observations import SourceChanged, make_observations, name_files_in_project, refresh_observation
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel

@@ -97,17 +97,17 @@ class Operations:
 _OperationTable = Mapping[type[requests.Request[Any, Any]], Operation]
 
 
-def _load_probing(registry: Registry, places: Places) -> _OperationTable:
-    from ktuned.worker.probe import count_gpu_users, import_ahead, probe_interpreter
+def _load_probing_operations(registry: Registry, places: Places) -> _OperationTable:
+    from ktuned.worker.probe import count_gpu_users, import_modules_ahead, probe_interpreter
 
     return {
-        requests.Prepare: lambda request, reply: import_ahead(registry, request),
+        requests.Prepare: lambda request, reply: import_modules_ahead(registry, request),
         requests.Probe: lambda request, reply: probe_interpreter(registry, request),
         requests.GpuUsers: lambda request, reply: count_gpu_users(request.ours),
     }
 
 
-def _load_inspection(registry: Registry, places: Places) -> _OperationTable:
+def _load_inspection_operations(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.worker.inspect import Inspector
 
     inspector = Inspector(registry, places)
@@ -118,7 +118,7 @@ def _load_inspection(registry: Registry, places: Places) -> _OperationTable:
     }
 
 
-def _load_fitting(registry: Registry, places: Places) -> _OperationTable:
+def _load_fitting_operations(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.portfolio import Matrix, fit_portfolio
 
     def fit_matrix(request: requests.FitPortfolio, reply: Reply) -> replies.FittedPortfolio:
@@ -132,20 +132,20 @@ def _load_fitting(registry: Registry, places: Places) -> _OperationTable:
     return {requests.FitPortfolio: fit_matrix}
 
 
-def _load_exploration(registry: Registry, places: Places) -> _OperationTable:
+def _load_exploration_operations(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.worker.explore import Explorer
 
     explorer = Explorer(places)
     return {requests.Explore: explorer.open_space, requests.Ask: explorer.propose_configs}
 
 
-def _load_compilation(registry: Registry, places: Places) -> _OperationTable:
+def _load_compilation_operations(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.worker.compile import compile_units
 
     return {requests.Compile: lambda request, reply: compile_units(registry, places, request, reply)}
 
 
-def _load_front_end(registry: Registry, places: Places) -> _OperationTable:
+def _load_front_end_operations(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.worker.front_end import lower_unit, open_front_end
 
     return {
@@ -154,20 +154,21 @@ def _load_front_end(registry: Registry, places: Places) -> _OperationTable:
     }
 
 
-def _load_peaks(registry: Registry, places: Places) -> _OperationTable:
+def _load_peaks_operations(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.measuring import measure_peaks
 
     return {requests.MeasurePeaks: lambda request, reply: measure_peaks(request.device, on_phase=reply.begin_phase)}
 
 
-def _load_bench(registry: Registry, places: Places) -> _OperationTable:
+def _load_bench_operations(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.worker.bench import Bench
+    from ktuned.worker.canary import run_canary
 
     bench = Bench(registry, places)
     return {
         requests.Open: bench.open_problem,
         requests.Close: bench.close_problem,
-        requests.Canary: bench.run_canary,
+        requests.Canary: lambda request, reply: run_canary(request),
         requests.Trial: bench.run_trial,
         requests.Time: bench.time_finalist,
         requests.Check: bench.check_config,
@@ -176,13 +177,13 @@ def _load_bench(registry: Registry, places: Places) -> _OperationTable:
 
 
 _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places], _OperationTable]] = {
-    **dict.fromkeys((requests.Prepare, requests.Probe, requests.GpuUsers), _load_probing),
-    **dict.fromkeys((requests.Inspect, requests.Admits, requests.Represent), _load_inspection),
-    requests.FitPortfolio: _load_fitting,
-    **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration),
-    requests.Compile: _load_compilation,
-    **dict.fromkeys((requests.OpenFrontEnd, requests.Lower), _load_front_end),
-    requests.MeasurePeaks: _load_peaks,
+    **dict.fromkeys((requests.Prepare, requests.Probe, requests.GpuUsers), _load_probing_operations),
+    **dict.fromkeys((requests.Inspect, requests.Admits, requests.Represent), _load_inspection_operations),
+    requests.FitPortfolio: _load_fitting_operations,
+    **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration_operations),
+    requests.Compile: _load_compilation_operations,
+    **dict.fromkeys((requests.OpenFrontEnd, requests.Lower), _load_front_end_operations),
+    requests.MeasurePeaks: _load_peaks_operations,
     **dict.fromkeys(
         (
             requests.Open,
@@ -193,7 +194,7 @@ _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places],
             requests.Check,
             requests.TimeReference,
         ),
-        _load_bench,
+        _load_bench_operations,
     ),
 }
 

@@ -54,17 +54,17 @@ class MappedFiles:
             *_INSTALLED,
         )
 
-    def list_names(self) -> Iterable[bytes]:
+    def list_mapped_files(self) -> Iterable[bytes]:
         """Return the files that are mapped now."""
-        return self._read_mapped()
+        return self._read_mapped_files()
 
-    def accept_mapped(self) -> None:
+    def accept_mapped_files(self) -> None:
         """Accept all files that are mapped now. Known files keep their stamps, which show if they have changed."""
-        self._known = {**self._read_mapped(), **self._known}
+        self._known = {**self._read_mapped_files(), **self._known}
 
     def find_new_libraries(self) -> list[str]:
         """Return the libraries that were mapped since the last call, and are in no expected place."""
-        new = {name: found for name, found in self._read_mapped().items() if name not in self._known}
+        new = {name: found for name, found in self._read_mapped_files().items() if name not in self._known}
         self._known |= new
         return [
             os.fsdecode(name)
@@ -79,7 +79,7 @@ class MappedFiles:
                 return os.fsdecode(name)
         return ""
 
-    def _read_mapped(self) -> dict[bytes, MappedFile]:
+    def _read_mapped_files(self) -> dict[bytes, MappedFile]:
         """Return the mapped files with their stamps. A known file keeps the stamp that it was first seen with."""
         mapped: dict[bytes, MappedFile] = {}
         for match in _MAPPED.finditer(_read_maps()):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import faulthandler
 import math
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -144,30 +142,11 @@ class OpenProblem:
         """Return the current config's launch on a copy of the outputs, by the copy's number."""
         assert self._current is not None
         launch = self._current.kernel.bind(self.data.provide_output_copy(number))
-        self._install_fault_reporter()
+        self._faults.watch_regions(self.data.list_guarded_regions())
         return launch
 
     def _load_and_bind(self, unit: requests.UnitRef) -> LoadedConfig:
         kernel = self._load(unit)
         launch = kernel.bind(self.data.tensors)
-        self._install_fault_reporter()
+        self._faults.watch_regions(self.data.list_guarded_regions())
         return LoadedConfig(unit.key, launch, kernel)
-
-    def _install_fault_reporter(self) -> None:
-        """Install the fault reporter again: loading a library may have installed other handlers."""
-        restore_default_signals()
-        self._faults.name_regions(self.data.list_regions())
-        self._faults.install_handlers()
-
-
-def restore_default_signals() -> None:
-    """Let a fatal signal end the process after a short stack dump, whatever handlers libraries have installed.
-
-    Some handlers symbolise a backtrace (apache-tvm-ffi does). That takes seconds, and with a broken heap it never ends,
-    so that a crash looks like a hang. The defaults must be restored before faulthandler is enabled, because it passes
-    the signal on to the handler that it has found.
-    """
-    faulthandler.disable()
-    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
-        signal.signal(number, signal.SIG_DFL)
-    faulthandler.enable(all_threads=False)

@@ -54,7 +54,7 @@ def probe_interpreter(registry: Registry, request: requests.Probe, environ: Path
         backends,
         nvml.explain_absence() if has_gpu else "",
         tuple(search.installed_strategies()),
-        observation.make_report(),
+        observation.report_dependencies(),
         read_installed_versions(),
         sys.executable,
     )
@@ -83,16 +83,16 @@ def _probe_backend(registry: Registry, name: str, observation: ToolchainObservat
         if isinstance(devices_found, Absent):
             absent = Absence(str(devices_found.reason), devices_found.message, devices_found.hint)
         else:
-            variables = observation.find_variables(backend.measuring_variables)
+            variables = observation.find_deciding_variables(backend.measuring_variables)
             devices = tuple(
                 replace(
                     device,
-                    fingerprint={**device.fingerprint, **observation.find_limits(device), **variables},
+                    fingerprint={**device.fingerprint, **observation.find_cpu_limits(device), **variables},
                     no_energy=explain_missing_energy(backend, device),
                 )
                 for device in devices_found
             )
-        variables = observation.find_variables(backend.compiling_variables)
+        variables = observation.find_deciding_variables(backend.compiling_variables)
         fingerprint = {**required, **contents, **variables, **backend.fingerprint()}
     except BackendError as raised:
         error = Fault(raised.code, raised.message, raised.hint)
@@ -116,7 +116,7 @@ def _describe_missing_library(error: ModuleNotFoundError, plugin: str) -> Fault:
     return Fault("backend", f"{wanted} is not installed, which this backend needs", hint)
 
 
-def import_ahead(registry: Registry, request: requests.Prepare) -> replies.Empty:
+def import_modules_ahead(registry: Registry, request: requests.Prepare) -> replies.Empty:
     """Import the modules that later requests will need, so that a spare can take over without that wait."""
     with imports.pause_garbage_collection():
         backends = [registry.load(name) for name in request.backends]

@@ -151,20 +151,20 @@ def _write_limits(wanted: tuple[tuple[int, int], ...]) -> None:
             resource.setrlimit(limit, pair)
 
 
-def _end_timers(wanted: tuple[bool, ...]) -> None:
+def _stop_new_timers(wanted: tuple[bool, ...]) -> None:
     for timer, runs in zip(_TIMERS, wanted, strict=True):
         if not runs:
             signal.setitimer(timer, 0)
 
 
-def _read_directory() -> str:
+def _read_working_directory() -> str:
     try:
         return os.getcwd()
     except OSError:
         return ""
 
 
-def _read_torch() -> tuple[Any, ...]:
+def _read_torch_settings() -> tuple[Any, ...]:
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "get_num_threads"):
         return ()
@@ -177,7 +177,7 @@ def _read_torch() -> tuple[Any, ...]:
     )
 
 
-def _write_torch(wanted: tuple[Any, ...]) -> None:
+def _write_torch_settings(wanted: tuple[Any, ...]) -> None:
     torch = sys.modules.get("torch")
     if torch is None or not wanted:
         return
@@ -192,9 +192,9 @@ def _write_torch(wanted: tuple[Any, ...]) -> None:
 
 ARITHMETIC = Setting("floating-point control", read_arithmetic, write_arithmetic, is_files_choice=True)
 
-TORCH = Setting("settings of torch", _read_torch, _write_torch)
+TORCH = Setting("settings of torch", _read_torch_settings, _write_torch_settings)
 
-TIMERS = Setting("timers", lambda: tuple(signal.getitimer(timer)[0] > 0 for timer in _TIMERS), _end_timers)
+TIMERS = Setting("timers", lambda: tuple(signal.getitimer(timer)[0] > 0 for timer in _TIMERS), _stop_new_timers)
 
 SETTINGS = (
     ARITHMETIC,
@@ -212,7 +212,7 @@ SETTINGS = (
         lambda wanted: os.sched_setscheduler(0, wanted[0], os.sched_param(wanted[1])),
         is_files_choice=True,
     ),
-    Setting("working directory", _read_directory, os.chdir),
+    Setting("working directory", _read_working_directory, os.chdir),
     Setting("umask", _read_umask, os.umask, is_files_choice=True),
     Setting(
         "signal mask",

@@ -120,7 +120,7 @@ class ProcessState:
     def complete_baseline(self) -> None:
         """Accept the threads and files of the problem's reference, which has run since the baseline was read."""
         self.restore_baseline()
-        self._files.accept_mapped()
+        self._files.accept_mapped_files()
         self._threads = frozenset(list_threads())
 
     def restore_baseline(self) -> None:
@@ -199,7 +199,7 @@ class ProcessState:
 
     def _find_threading_libraries(self) -> None:
         """Add the settings of the OpenMP and BLAS libraries that are mapped by now."""
-        self._libraries.add_mapped_libraries(self._files.list_names())
+        self._libraries.add_mapped_libraries(self._files.list_mapped_files())
         for setting in self._libraries.list_settings():
             if setting.name in self._settings:
                 continue

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from ktuned.ipc import MAX_HELD_BYTES, Journal, replies
 from ktuned.model import KernelFileError, KtunedError, Phase, describe_error, escape_surrogates
-from ktuned.worker.trace import SourceChanged
+from ktuned.worker.observations import SourceChanged
 
 _TRACE_CHARS = 8_000
 """Most characters of a traceback that are sent: its last ones, which name the error."""

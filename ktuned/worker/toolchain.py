@@ -53,7 +53,7 @@ class ToolchainObservation:
             return {}
         from importlib.metadata import PackageNotFoundError, distribution
 
-        self._record_sight(_find_record(plugin))
+        self._record_sight(_find_metadata_file(plugin))
         versions = {}
         for line in plugin.requires or ():
             name = _REQUIREMENT.match(line)
@@ -63,7 +63,7 @@ class ToolchainObservation:
                 required = distribution(name[1])
             except PackageNotFoundError:
                 continue
-            self._record_sight(_find_record(required))
+            self._record_sight(_find_metadata_file(required))
             versions[f"distribution {name[1]}"] = required.version
         return versions
 
@@ -76,17 +76,17 @@ class ToolchainObservation:
                 digests[f"content of {path.name}"] = stamp(path)[:SHORT]
         return digests
 
-    def find_variables(self, patterns: Iterable[str]) -> dict[str, str]:
+    def find_deciding_variables(self, patterns: Iterable[str]) -> dict[str, str]:
         """Return the variables that a backend's patterns match, and those of the project."""
         listed = tuple(patterns)
         self._patterns |= dict.fromkeys(listed)
         return {**select_deciding_variables(listed, self._environment), **self._project_variables}
 
-    def find_limits(self, device: Device) -> dict[str, str]:
+    def find_cpu_limits(self, device: Device) -> dict[str, str]:
         """Return the limits that apply to a device; only CPUs have any."""
         return {f"cpu {name}": value for name, value in self._limits.items()} if device.kind == "cpu" else {}
 
-    def make_report(self) -> replies.ProbeDependencies:
+    def report_dependencies(self) -> replies.ProbeDependencies:
         """Return the files, variables and limits that the daemon has to watch."""
         patterns = tuple(self._patterns)
         variables = select_deciding_variables(patterns, self._environment) | select_finding_variables(self._environment)
@@ -97,7 +97,7 @@ class ToolchainObservation:
             self._files.setdefault(str(path), take_sight(str(path)))
 
 
-def _find_record(found: Distribution) -> Path | None:
+def _find_metadata_file(found: Distribution) -> Path | None:
     """Return the file that lists an installed distribution's files; without one, the file with its version."""
     place = getattr(found, "_path", None)
     if not isinstance(place, Path):

@@ -18,7 +18,6 @@ from ktuned.checking.torch_tensors import count_bytes
 from ktuned.ipc import MemoryFault, describe_fault, frames, replies
 from ktuned.ipc.memory_fault import MAX_FAULT_BYTES, Region, prepare_fault
 from ktuned.worker.fault_reporter import FaultReporter
-from ktuned.worker.open_problem import restore_default_signals
 
 MEMORIES = (GuardPages, GuardBands)
 """The guards of a GPU are made of torch's operations, which a CPU has as well."""
@@ -46,9 +45,7 @@ def fault_of(launch: Callable[[Guards, torch.Tensor, torch.Tensor], object]) -> 
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         reporter = FaultReporter(write)
-        restore_default_signals()
-        reporter.name_regions(guards.list_regions())
-        reporter.install_handlers()
+        reporter.watch_regions(guards.list_guarded_regions())
         launch(guards, kept, y)
         os._exit(0)
     os.close(write)
@@ -194,14 +191,14 @@ def test_tensors_that_are_not_plain_numbers_are_cloned() -> None:
     assert place(guards, sparse).layout is torch.sparse_coo
     assert place(guards, gradient).requires_grad
     assert place(guards, torch.ones(0)).shape == (0,)
-    assert not list(guards.list_regions())
+    assert not list(guards.list_guarded_regions())
 
 
 def test_memory_lives_as_long_as_a_tensor_uses_it() -> None:
     """A launch may be bound to tensors whose problem was closed; after it the pages are given back."""
     guards = Guards()
     y = place(guards, torch.ones(1000))
-    (region,) = guards.list_regions()
+    (region,) = guards.list_guarded_regions()
     del guards
     assert float(y.sum()) == 1000
     del y

@@ -27,7 +27,7 @@ def opened(kernel: Kernel, cached: Path) -> ProblemData:
     """Return the data of a problem, ready for trials, as ``open`` leaves it."""
     data = ProblemData(kernel, PROBLEM, CPU)
     data.provide_expected_outputs(cached)
-    data.save_expected(cached)
+    data.save_expected_outputs(cached)
     return data
 
 

@@ -17,11 +17,11 @@ def look(tensors: dict[str, Any], expected: dict[str, Any], rtol: float = 1e-3, 
     return QuickLook.from_expected("cpu", tensors, expected, rtol=rtol, atol=atol, keep=lambda name, value: value)
 
 
-def finds_right(out: torch.Tensor, reference: torch.Tensor, rtol: float = 1e-3, atol: float = 1e-2) -> bool:
+def are_outputs_right(out: torch.Tensor, reference: torch.Tensor, rtol: float = 1e-3, atol: float = 1e-2) -> bool:
     """Look once at one output."""
     found = look({"y": out}, {"y": reference}, rtol, atol)
     assert found is not None
-    return found.finds_right({"y": out})
+    return found.are_outputs_right({"y": out})
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -37,9 +37,9 @@ def test_the_quick_look_accepts_nothing_that_the_comparison_rejects(dtype: torch
             each = [(one[None], other[None]) for one, other in zip(out[:300], reference[:300], strict=True)]
             for one, other in each:
                 verdict = compare_outputs({"y": one}, {"y": other}, rtol=rtol, atol=atol, max_mismatched_ratio=0.0)
-                assert verdict.ok or not finds_right(one, other, rtol, atol)
-        assert finds_right(reference, reference, rtol, atol)
-    assert finds_right(reference + 1e-3, reference)
+                assert verdict.ok or not are_outputs_right(one, other, rtol, atol)
+        assert are_outputs_right(reference, reference, rtol, atol)
+    assert are_outputs_right(reference + 1e-3, reference)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.5])
@@ -47,8 +47,8 @@ def test_one_wrong_element_fails_the_quick_look(value: float) -> None:
     """NaN is within no bounds; where the reference has it, the comparison decides."""
     out = torch.ones(100)
     out[7] = value
-    assert not finds_right(out, torch.ones(100))
-    assert not finds_right(out, out.clone()) or value == 1.5
+    assert not are_outputs_right(out, torch.ones(100))
+    assert not are_outputs_right(out, out.clone()) or value == 1.5
 
 
 def test_the_quick_look_covers_inputs_and_guards() -> None:
@@ -56,9 +56,9 @@ def test_the_quick_look_covers_inputs_and_guards() -> None:
     y, x = torch.ones(4), torch.tensor([float("nan"), 0.0])
     found = look({"x": x, "y": y}, {"y": y.clone()})
     assert found is not None
-    assert found.finds_right({"x": x, "y": y}, [(x, x.clone())], torch.tensor(True))
-    assert not found.finds_right({"x": x, "y": y}, [(x, torch.tensor([float("nan"), -0.0]))])
-    assert not found.finds_right({"x": x, "y": y}, [(x, x.clone())], torch.tensor(False))
+    assert found.are_outputs_right({"x": x, "y": y}, [(x, x.clone())], torch.tensor(True))
+    assert not found.are_outputs_right({"x": x, "y": y}, [(x, torch.tensor([float("nan"), -0.0]))])
+    assert not found.are_outputs_right({"x": x, "y": y}, [(x, x.clone())], torch.tensor(False))
 
 
 @pytest.mark.parametrize(

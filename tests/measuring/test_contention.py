@@ -71,7 +71,7 @@ def test_an_applications_use_of_a_gpu_counts_only_if_it_moved_the_median(
     """On short launches: a turn of its own delays one by as much, or not at all; long ones are stretched."""
     samples = Samples()
     for place in range(100):
-        samples.add(latency_us * (1.0 if not shifted or place < 20 else 1.5))
+        samples.add_sample(latency_us * (1.0 if not shifted or place < 20 else 1.5))
     busy = [nvml.Sample(7, 1, 95)]
     assert is_gpu_contended(busy, samples, (7,)) is contended
     assert is_gpu_contended(busy, samples)

@@ -21,7 +21,7 @@ def samples(*values: float) -> Samples:
     """Return samples in their order."""
     taken = Samples()
     for value in values:
-        taken.add(value)
+        taken.add_sample(value)
     return taken
 
 

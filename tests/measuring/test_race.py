@@ -37,7 +37,7 @@ def end(
         resolution_us=resolution_us,
     )
     for value in values:
-        race.samples.add(value)
+        race.samples.add_sample(value)
     wants = race.choose_next_batch(elapsed_s)
     assert (wants == 0) == (race.ending is not None)
     return race.ending
@@ -103,7 +103,7 @@ def quiet() -> Noise:
     """Return the noise of a device whose launches differ by 0.1 % or so."""
     noise, config = Noise(), Samples()
     for value in (99.7, 100.1, 99.8, 100.2, 99.9, 100.3, 99.95, 100.05, 99.9, 100.1):
-        config.add(value)
+        config.add_sample(value)
     for _ in range(8):
         noise.add_config(config)
     return noise
@@ -123,7 +123,7 @@ def test_few_samples_have_the_interval_of_the_noise() -> None:
     for noise, wider in ((quiet(), True), (Noise(), False)):
         race = Race(RaceRules(PRESET, incumbent=BEST, noise=noise))
         for _ in range(3):
-            race.samples.add(112.0)
+            race.samples.add_sample(112.0)
         low, high = race.interval_us
         assert (low < 112.0 < high) is wider
         assert (low, high) == pytest.approx((112.0, 112.0), abs=0.3)
@@ -148,7 +148,7 @@ def test_a_config_that_may_be_close_to_the_best_is_not_beaten(preset: Preset, va
     """Whatever the samples, one is beaten only if its whole interval lies beyond the margin."""
     race = Race(RaceRules(preset, incumbent=BEST))
     for value in values:
-        race.samples.add(value)
+        race.samples.add_sample(value)
     race.choose_next_batch(LONG_ENOUGH_S)
     low, high = race.samples.interval_us
     assert low <= race.samples.median_us <= high
@@ -190,9 +190,9 @@ def test_a_far_slower_config_is_sampled_once_after_the_warm_up(
 ) -> None:
     """Two launches that are many times slower than what is hopeless, and no accident, need no third one."""
     race = Race(RaceRules(PRESET, stop_above_us=3_000.0))
-    race.warm.add(warm_us)
+    race.warm.add_sample(warm_us)
     assert race.choose_next_batch(0.0) == 1
-    race.samples.add(sample_us)
+    race.samples.add_sample(sample_us)
     race.choose_next_batch(elapsed_s)
     assert race.ending is expected
 
@@ -202,7 +202,7 @@ def test_a_config_in_a_race_is_warmed_up_once_less() -> None:
     for rival, launches in ((None, 2), (BEST, 1)):
         race, warmed = Race(RaceRules(PRESET, incumbent=rival)), 0
         while race.wants_warm_up(0.0):
-            race.warm.add(100.0)
+            race.warm.add_sample(100.0)
             warmed += 1
         assert warmed == launches
 
@@ -218,10 +218,10 @@ def test_a_config_with_a_quick_checked_launch_needs_no_warm_up(
     """Its pace is known; a slow one is launched alone first, since three in the queue cannot be called back."""
     race, warmed = Race(RaceRules(PRESET, incumbent=rival, first_us=first_us)), 0
     while race.wants_warm_up(0.0):
-        race.warm.add(100.0)
+        race.warm.add_sample(100.0)
         warmed += 1
     assert warmed == launches
-    assert not race.gives_up(0.0)
+    assert not race.ends_after_warm_up(0.0)
 
 
 @pytest.mark.parametrize(
@@ -238,11 +238,11 @@ def test_one_sample_is_enough_after_a_launch_that_was_as_slow(
         noise.add_config(Samples([99.0, 100.0, 101.0] * 4, [99.0, 100.0, 101.0] * 4), 110.0 + place % 3)
     race = Race(RaceRules(PRESET, incumbent=BEST, first_us=first_us, noise=noise))
     assert race.choose_next_batch(0.0) == launches
-    race.samples.add(200.0)
+    race.samples.add_sample(200.0)
     race.choose_next_batch(LONG_ENOUGH_S)
     assert race.ending is expected
     lucky = Race(RaceRules(PRESET, incumbent=BEST, first_us=first_us, noise=noise))
-    lucky.samples.add(101.0)
+    lucky.samples.add_sample(101.0)
     assert lucky.choose_next_batch(LONG_ENOUGH_S) > 0
 
 
@@ -255,9 +255,9 @@ def test_a_warm_up_that_is_timed_differently_is_not_compared() -> None:
     """One fast launch of the warm-up saves a config, but only if it was timed as the samples are."""
     for warm_counts, ending in ((True, None), (False, Ending.HOPELESS)):
         race = Race(RaceRules(PRESET, stop_above_us=300.0), warm_counts=warm_counts)
-        race.warm.add(200.0)
+        race.warm.add_sample(200.0)
         for _ in range(3):
-            race.samples.add(400.0)
+            race.samples.add_sample(400.0)
         race.choose_next_batch(LONG_ENOUGH_S)
         assert race.ending is ending
 
@@ -268,7 +268,7 @@ def test_batches_grow_so_that_a_thousand_samples_are_judged_a_few_times(preset: 
     race, looks = Race(RaceRules(preset)), []
     while len(race.samples) < 1_000:
         for _ in range(race.choose_next_batch(0.0)):
-            race.samples.add(float(len(race.samples)))
+            race.samples.add_sample(float(len(race.samples)))
         looks.append(len(race.samples))
     assert looks[0] == max(3, preset.repetitions // 4)
     assert preset.repetitions in looks or preset.repetitions < 6
@@ -309,5 +309,5 @@ def test_a_config_may_win_if_its_interval_reaches_the_incumbents(
     """By the objective: a metric's cost is compared, and not the latency."""
     race = Race(RaceRules(PRESET, incumbent=BEST, cost=cost))
     for value in values:
-        race.samples.add(value)
+        race.samples.add_sample(value)
     assert race.may_win is may_win

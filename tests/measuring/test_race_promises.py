@@ -70,12 +70,12 @@ def trial(
     first_us = latency_us * draw(dice, first - 1) + 30 * (1 + dice.random())
     race = Race(RaceRules(PRESET, incumbent=incumbent, first_us=first_us, noise=noise), resolution_us=RESOLUTION_US)
     while race.wants_warm_up(0.0):
-        race.warm.add(latency_us)
+        race.warm.add_sample(latency_us)
     while batch := race.choose_next_batch(elapsed_us / 1e6):
         for _ in range(batch):
             exact_us = latency_us * draw(dice, first + len(race.samples))
             taken_us = max(RESOLUTION_US, round(exact_us / RESOLUTION_US) * RESOLUTION_US)
-            race.samples.add(taken_us)
+            race.samples.add_sample(taken_us)
             elapsed_us += 40 + taken_us
     if race.is_full:
         noise.add_config(race.samples, first_us)

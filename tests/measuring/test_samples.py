@@ -17,7 +17,7 @@ def sampled(values: Sequence[float]) -> Samples:
     """Return samples of these values."""
     samples = Samples()
     for value in values:
-        samples.add(value)
+        samples.add_sample(value)
     return samples
 
 
@@ -27,7 +27,7 @@ def test_the_median_is_that_of_the_standard_library(values: list[float]) -> None
     samples = sampled(values)
     assert samples.sorted_us == sorted(values)
     assert samples.median_us == pytest.approx(statistics.median(values))
-    assert (samples.quantile(0.0), samples.quantile(1.0)) == (min(values), max(values))
+    assert (samples.compute_quantile(0.0), samples.compute_quantile(1.0)) == (min(values), max(values))
 
 
 @given(st.lists(st.floats(0.001, 1e6), min_size=2, max_size=50))

@@ -170,7 +170,7 @@ def test_flags_of_a_device_say_which_launches_are_right(tmp_path: Any) -> None:
         for _ in range(count):
             launches.prepare_ring()
             launches.ring[0]()
-            found.append(launches.make_flag(0))
+            found.append(launches.make_right_flag(0))
         return found
 
     launches.judge_flags(flags(3), 1.0, lambda: None)
@@ -191,7 +191,7 @@ def test_a_flag_by_bounds_is_believed_even_if_later_launches_are_right(tmp_path:
     launches.prepare_ring()
     launches.ring[0]()
     with pytest.raises(WrongLaunch, match="1 of 1 timed launches left outputs out of tolerance"):
-        launches.judge_flags([launches.make_flag(0)], 1.0, lambda: None)
+        launches.judge_flags([launches.make_right_flag(0)], 1.0, lambda: None)
 
 
 def test_a_flag_by_bits_is_dropped_if_later_launches_are_right(tmp_path: Any) -> None:
@@ -200,5 +200,5 @@ def test_a_flag_by_bits_is_dropped_if_later_launches_are_right(tmp_path: Any) ->
     launches = launches_of(data, lambda x, y, number: y.copy_(x + x + (number == 0)))
     launches.prepare_ring()
     launches.ring[0]()
-    launches.judge_flags([launches.make_flag(0)], 1.0, lambda: None)
-    assert launches.make_flag(0) is None
+    launches.judge_flags([launches.make_right_flag(0)], 1.0, lambda: None)
+    assert launches.make_right_flag(0) is None

@@ -41,7 +41,7 @@ class PlayedTimer(CudaTimer):
         if launches.meanwhile is not None:
             launches.meanwhile()
         race = Race(rules)
-        race.samples.add(5.0)
+        race.samples.add_sample(5.0)
         race.ending = Ending.BEATEN
         return race
 

@@ -13,7 +13,8 @@ from ktuned.ipc.places import Places
 from ktuned.ipc.requests import KernelRef
 from ktuned.ipc.stamps import stamp
 from ktuned.model.trace import Observation, digest_variable
-from ktuned.worker.trace import SourceChanged, Trace, refresh_observation
+from ktuned.worker.compiler_trace import CompilerTrace
+from ktuned.worker.observations import SourceChanged, refresh_observation
 
 
 @pytest.fixture
@@ -25,13 +26,13 @@ def project(tmp_path: Path) -> Path:
     return here
 
 
-def trace(project: Path, *known: str) -> Trace:
+def trace(project: Path, *known: str) -> CompilerTrace:
     """Return the trace of a request that begins now."""
     kernel = KernelRef("p", "tune_k.py", "k", "fake", (), dict.fromkeys(known, "00"), known)
-    return Trace(kernel, Places({"p": str(project)}, "", "", ""))
+    return CompilerTrace(kernel, Places({"p": str(project)}, "", "", ""))
 
 
-def read(trace: Trace, *paths: Path) -> tuple[Observation, ...]:
+def read(trace: CompilerTrace, *paths: Path) -> tuple[Observation, ...]:
     """Return the entries of files that a compiler has read, or looked for in vain."""
     return trace.list_observations({path: stamp(path) for path in paths}, {}, ())
 
@@ -54,7 +55,7 @@ def test_variables_that_the_daemon_knows_by_their_value_are_left_out(project: Pa
     """They are a part of the key that it asked for; one with another value is told, and contradicts it."""
     known = {"CC": digest_variable("gcc"), "CXX": digest_variable(None)}
     kernel = KernelRef("p", "tune_k.py", "k", "fake", (), {}, variables=known)
-    trace = Trace(kernel, Places({"p": str(project)}, "", "", ""))
+    trace = CompilerTrace(kernel, Places({"p": str(project)}, "", "", ""))
     assert trace.list_observations({}, {"CC": "gcc", "CXX": None}, ()) == ()
     found = trace.list_observations({}, {"CC": "clang", "CXX": None, "CPATH": None}, ())
     assert [(one.name, one.digest) for one in found] == [("env:CC", digest_variable("clang")), ("env:CPATH", "")]
@@ -72,16 +73,16 @@ def test_a_young_file_is_read_twice(project: Path) -> None:
     """A file that was just written may have changed while it was read; unchanged at the second reading, it has not."""
     reading = trace(project)
     (project / "new.h").write_text("1")
-    assert not reading.is_steady([project / "new.h"])
-    assert reading.is_steady([project / "new.h"])
+    assert not reading.are_files_steady([project / "new.h"])
+    assert reading.are_files_steady([project / "new.h"])
     (project / "new.h").write_text("2")
-    assert not reading.is_steady([project / "new.h"])
+    assert not reading.are_files_steady([project / "new.h"])
 
 
 def test_a_change_after_the_last_look_is_refused(project: Path) -> None:
     """What is recorded is what was found steady, or nothing."""
     reading = trace(project)
-    reading.is_steady([project / "a.h"])
+    reading.are_files_steady([project / "a.h"])
     (project / "a.h").write_text("int b;\n")
     with pytest.raises(SourceChanged, match=r"a\.h changed while it was compiled"):
         read(reading, project / "a.h")

@@ -1,107 +1,37 @@
-"""Trace of a request: the files that were read besides those that its kernel names, and what they contained.
-
-Each entry (:class:`~ktuned.model.Observation`) has a name and a digest. The daemon stores them with the result, and can
-look again later: if a name has another digest then, the result no longer applies. Names are relative to the project.
-Files of an installed distribution are represented by the distribution's record, because a library may have thousands of
-headers.
+"""Trace of a compile: the files and variables that compilers have read, and whether they held still meanwhile.
 
 If a file changes while a compiler reads it, the compiler may have read either state. So a file only counts as known if
-its last change is older than the reading, or if a second reading finds the same stamp (:meth:`Trace.is_steady`).
+its last change is older than the reading, or if a second reading finds the same stamp
+(:meth:`CompilerTrace.are_files_steady`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import sys
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from time import time_ns
 
-from ktuned.dependencies import ACCESSES, OBSERVER, digest_meaning, find_distribution, find_installed_place, find_owners
+from ktuned.dependencies import find_installed_place, find_owners
 from ktuned.ipc import (
     ABSENT,
-    LISTING,
     Places,
     is_directory_stamp,
-    make_absolute,
     make_relative,
     normalize_path,
     requests,
     stamp,
-    stamp_directory,
-    stamp_files,
     stamps_agree,
     take_sight,
 )
-from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError, digest_variable
+from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, digest_variable
+from ktuned.worker.observations import EXECUTED, SourceChanged, refresh_observation
 
 YOUNG_NS = 20_000_000
 """A file that was changed this shortly before reading began may have changed during the reading, too: the coarsest
 clock by which Linux stamps files has ticks of half this length."""
 
-EXECUTED = "executed"
-"""Meaning of an entry before it is looked at: the file was executed as Python, and counts by its syntax."""
 
-
-class SourceChanged(UsageError):
-    """A file has changed since the daemon inspected it. That change starts a new inspection.
-
-    ``observed`` are entries for names that the daemon does not know yet.
-    """
-
-    code = "source_changed"
-
-    def __init__(self, message: str, observed: tuple[Observation, ...] = ()) -> None:
-        super().__init__(message)
-        self.observed = observed
-
-
-def refresh_observation(entry: Observation, root: str) -> Observation:
-    """Return an entry with the present digest of its name, in the project whose directory is ``root``.
-
-    A file counts by its bytes. If the entry has a ``meaning``, the file counts by its syntax if it is Python.
-    """
-    if entry.name.startswith(ENVIRONMENT):
-        # Without changes by the kernel file's own code, because that code is in the digests already.
-        environment = os.environ if OBSERVER.kernel_file is None else OBSERVER.environ
-        value = environment.get(entry.name.removeprefix(ENVIRONMENT))
-        return replace(entry, digest=digest_variable(value))
-    if entry.name.startswith(UNOBSERVED):
-        return entry
-    if entry.name.startswith(DISTRIBUTION):
-        return _look_for_distribution(entry, root)
-    place = Path(make_absolute(entry.name, root))
-    place_stamps = stamp_files([place])
-    meaning = ""
-    digest = place_stamps[str(place)]
-    if entry.name.endswith("/"):
-        digest = stamp_directory(place)
-    elif entry.meaning and digest != ABSENT and not digest.startswith(LISTING):
-        with ACCESSES.pause_recording():
-            content = place.read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        meaning = digest_meaning(place, content)
-    places = tuple(make_relative(path, root) for path in place_stamps)
-    return replace(entry, digest=digest, meaning=meaning, places=places)
-
-
-def _look_for_distribution(entry: Observation, root: str) -> Observation:
-    """Return a distribution's entry as it is installed now, in the directory where it was found before.
-
-    If that directory is not known, the distribution is looked for where this interpreter imports from.
-    """
-    sites = [str(Path(make_absolute(place, root)).parent.parent) for place in entry.places[:1]] or sys.path
-    name = entry.name.removeprefix(DISTRIBUTION)
-    owner = next(filter(None, (find_distribution(site, name) for site in sites if site)), None)
-    if owner is None:
-        return replace(entry, digest=ABSENT, meaning="")
-    place = make_relative(str(owner.record), root)
-    return replace(entry, digest=stamp(owner.record), meaning=owner.digest_contents(), places=(place,))
-
-
-class Trace:
+class CompilerTrace:
     """The files that one request reads, from the construction of this object on.
 
     Names that the daemon knows are left out, because their content is checked with the kernel's other files.
@@ -121,11 +51,11 @@ class Trace:
         ]
         self._sights: dict[str, str] = {}
 
-    def begin_reading(self) -> None:
+    def record_sights(self) -> None:
         """Record the sights of the files that compilers are known to read, just before they are read."""
         self._sights = {path: take_sight(path) for path in self._compiled}
 
-    def is_steady(self, read: Iterable[Path]) -> bool:
+    def are_files_steady(self, read: Iterable[Path]) -> bool:
         """Return whether these files, read or found absent, were surely the same while they were read.
 
         A file that was written just before is doubtful at first; a second reading settles it. Files that the daemon
@@ -153,7 +83,7 @@ class Trace:
         unobserved: Iterable[str],
         executed: Container[Path] = (),
     ) -> tuple[Observation, ...]:
-        """Return entries for the names that compilers have read or looked for and that the daemon does not know.
+        """Return observations for the names that compilers have read or looked for and that the daemon does not know.
 
         Args:
             read: the files with the digests that they were read with, where known.
@@ -164,23 +94,23 @@ class Trace:
         Raises:
             SourceChanged: a file has changed since it was found steady.
         """
-        entries = []
+        observations = []
         for name, path in sorted(self._find_unknown_files(read).items()):
             place = make_relative(str(path), self._root)
             if is_directory_stamp(read.get(path, ABSENT)):
                 name = f"{name}/"
             meaning = EXECUTED if path in executed else ""
-            entries.append(
+            observations.append(
                 refresh_observation(Observation(name, ABSENT, meaning, places=(place,), is_source=True), self._root)
             )
-            if not stamps_agree(entries[-1].digest, self._seen.get(path, entries[-1].digest)):
-                raise SourceChanged(f"{path} changed while it was compiled", tuple(entries))
+            if not stamps_agree(observations[-1].digest, self._seen.get(path, observations[-1].digest)):
+                raise SourceChanged(f"{path} changed while it was compiled", tuple(observations))
         for variable, value in sorted(variables.items()):
             digest = digest_variable(value)
             if self._known_variables.get(variable) != digest:
-                entries.append(Observation(ENVIRONMENT + variable, digest, is_source=True))
-        entries += [Observation(f"{self._unobserved}{reason}", ABSENT) for reason in unobserved]
-        return tuple(entries)
+                observations.append(Observation(ENVIRONMENT + variable, digest, is_source=True))
+        observations += [Observation(f"{self._unobserved}{reason}", ABSENT) for reason in unobserved]
+        return tuple(observations)
 
     def _find_unknown_files(self, read: Iterable[Path]) -> dict[str, Path]:
         """Return the names of paths that the daemon does not know, each with the file to watch for its change.

@@ -10,8 +10,8 @@ import pytest
 
 from ktuned.checking.problem_data import ProblemData
 from ktuned.model import Device, DeviceModel, DeviceName, Target
-from ktuned.worker import rehearsal
-from ktuned.worker.rehearsal import rehearse_problem, rehearsed
+from ktuned.worker import canary
+from ktuned.worker.canary import rehearse_problem, rehearsed
 
 CPU = Device(DeviceName("cpu:0"), DeviceModel("cpu-x"), Target("x86_64"))
 GPU = Device(DeviceName("cuda:0"), DeviceModel("H100"), Target("sm_90a"))
@@ -26,7 +26,7 @@ def test_the_rehearsed_problem_is_opened_and_judged_without_an_error(monkeypatch
             super().__init__(*arguments)
             opened.append(self)
 
-    monkeypatch.setattr(rehearsal, "ProblemData", Watched)
+    monkeypatch.setattr(canary, "ProblemData", Watched)
     rehearse_problem(CPU)
     (data,) = opened
     assert data.is_judged
@@ -41,7 +41,7 @@ def test_a_devices_refusal_is_raised_in_its_own_words(monkeypatch: pytest.Monkey
         raise rehearsed.site.make_failure("inputs(p)", cause) from cause
 
     cause = RuntimeError("CUDA out of memory")
-    monkeypatch.setattr(rehearsal, "ProblemData", refuse)
+    monkeypatch.setattr(canary, "ProblemData", refuse)
     with pytest.raises(RuntimeError, match=r"^CUDA out of memory$"):
         rehearse_problem(GPU)
 
@@ -57,7 +57,7 @@ def test_a_problems_data_is_free_as_soon_as_nobody_uses_it(monkeypatch: pytest.M
             super().__init__(*arguments, **options)
             opened.append(weakref.ref(self))
 
-    monkeypatch.setattr(rehearsal, "ProblemData", Watched)
+    monkeypatch.setattr(canary, "ProblemData", Watched)
     gc.disable()
     try:
         rehearse_problem(CPU)
