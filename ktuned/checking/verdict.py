@@ -111,31 +111,33 @@ def _compare_tensor(
     if is_poisoned and tensors.find_number_kind(out) != "int":
         # The poison is a NaN, and would equal a NaN of the reference. In integers it may be the right value.
         close &= ~unwritten
-    # Step 4: describe the first wrong element.
-    wrong = int((~close).sum())
-    ratio = wrong / count
+    # Step 4: count the wrong elements, and describe the first of them.
+    wrong = ~close
+    ratio = int(wrong.sum()) / count
     error[close] = 0.0
     largest = float(library.nan_to_num(error, nan=math.inf, posinf=math.inf).max())
     if ratio <= allowed:
         return Verdict(True, "", largest, ratio)
-    wrong_at = ~close
-    never = wrong_at & unwritten
-    missing = int(never.sum())
-    if missing == count:
-        return Verdict(False, f"{name} was never written", largest, ratio)
-    shown = wrong_at & ~never if missing < wrong else never
-    first = [int(index) for index in library.argwhere(shown)[0]]
+    return Verdict(False, _describe_wrong_elements(name, out, reference, wrong, wrong & unwritten), largest, ratio)
+
+
+def _describe_wrong_elements(name: str, out: Any, reference: Any, wrong: Any, unwritten: Any) -> str:
+    """Return a sentence about an output's wrong elements; ``wrong`` and ``unwritten`` are masks."""
+    count, wrong_count, unwritten_count = math.prod(out.shape), int(wrong.sum()), int(unwritten.sum())
+    if unwritten_count == count:
+        return f"{name} was never written"
+    # Show a value that is wrong, if there is one.
+    shown = wrong & ~unwritten if unwritten_count < wrong_count else unwritten
+    first = [int(index) for index in find_library(out).module.argwhere(shown)[0]]
     place = tuple(first)
-    if missing == wrong:
-        message = f"{name}: {missing} of {count} elements were never written, the first at {first}"
-    else:
-        message = (
-            f"{name}: {wrong} of {count} elements ({ratio:.2%}) out of tolerance"
-            + (f", {missing} of them never written" if missing else "")
-            + f", the first at {first}: {_format_element(out[place])} where the reference has "
-            + f"{_format_element(reference[place])}"
-        )
-    return Verdict(False, message, largest, ratio)
+    if unwritten_count == wrong_count:
+        return f"{name}: {unwritten_count} of {count} elements were never written, the first at {first}"
+    return (
+        f"{name}: {wrong_count} of {count} elements ({wrong_count / count:.2%}) out of tolerance"
+        + (f", {unwritten_count} of them never written" if unwritten_count else "")
+        + f", the first at {first}: {_format_element(out[place])} where the reference has "
+        + f"{_format_element(reference[place])}"
+    )
 
 
 def _holds_integers(tensor: Any) -> bool:

@@ -213,16 +213,17 @@ class Exploration:
     def propose_configs(self, n: int, *, anywhere: bool = False) -> replies.Proposals:
         """Return up to ``n`` proposals; with ``anywhere``, random ones that the strategy does not choose."""
         if anywhere:
-            drawn = tuple(make_proposal(self._kernel, self._problem, config) for config in self._draw_configs(n))
-            return replies.Proposals(drawn, finished=False)
+            return replies.Proposals(self._make_proposals(self._draw_configs(n)), finished=False)
+        # 1. The configs that come first.
         configs = self._first[:n]
         del self._first[:n]
+        # 2. Those that the strategy asks for. A config that the job has put off waits for the end.
         if len(configs) < n and not self._strategy.finished:
-            fresh = [
-                config for config in self._strategy.ask(n - len(configs)) if canonical(config) not in self._never_again
-            ]
-            self._waiting += [config for config in fresh if canonical(config) in self._last_places]
-            configs += [config for config in fresh if canonical(config) not in self._last_places]
+            for config in self._strategy.ask(n - len(configs)):
+                text = canonical(config)
+                if text not in self._never_again:
+                    (self._waiting if text in self._last_places else configs).append(config)
+        # 3. Those that wait, once the strategy is done.
         if self._strategy.finished:
             self._waiting.sort(key=lambda config: self._last_places[canonical(config)])
             room = n - len(configs)
@@ -233,8 +234,10 @@ class Exploration:
         finished = not self._first and not self._waiting and self._strategy.finished
         # A strategy takes milliseconds to answer this, so it is only asked if the answer matters.
         converged = self._ends_converged and self._strategy.converged
-        proposals = tuple(make_proposal(self._kernel, self._problem, config) for config in configs)
-        return replies.Proposals(proposals, finished, converged)
+        return replies.Proposals(self._make_proposals(configs), finished, converged)
+
+    def _make_proposals(self, configs: Iterable[Config]) -> tuple[replies.Proposal, ...]:
+        return tuple(make_proposal(self._kernel, self._problem, config) for config in configs)
 
     def _draw_configs(self, n: int) -> list[dict[str, Any]]:
         """Draw up to ``n`` new configs from the whole space. Like all proposals, they will not be proposed again."""

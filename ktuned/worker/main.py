@@ -215,37 +215,24 @@ def main(argv: list[str]) -> int:
             and this machine's :class:`Places`; after a restart also the request to carry on with.
     """
     start = ProcessStart.read_this_process()
-    (role, *numbers, places), pending = argv[:5], read_resumed_request(argv[5:])
+    (role, *numbers, places_argument), pending = argv[:5], read_resumed_request(argv[5:])
     read_fd, write_fd, daemon_pid = map(int, numbers)
-    parent.die_with(daemon_pid)
-    # The memory of detached children counts as this worker's. When the worker is gone, they become the daemon's.
-    parent.adopt_descendants()
+    _tie_to_daemon(daemon_pid)
     # User code, and the processes that it starts, must not see the journal.
     journal = Journal(int(os.environ.pop(JOURNAL_VARIABLE)))
     descriptors = (read_fd, write_fd, journal.descriptor)
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _prefer_as_oom_victim()
     reply = Reply(write_fd, journal)
-    OBSERVER.may_restart = True
-    known_places = Places.from_argument(places)
-    OBSERVER.trust = Trust(known_places.trusted)
-    ACCESSES.own_directories = tuple(
-        filter(None, (known_places.artifacts, known_places.captures, known_places.expected))
-    )
-    ACCESSES.start_recording()
-    operations = Operations(known_places)
+    places = Places.from_argument(places_argument)
+    _begin_recording(places)
+    operations = Operations(places)
     if pending is None:
         reply.send_answer(replies.Done(replies.Ready(os.getpid())))
         operations.import_for_role(role)
     for request in _read_requests(read_fd, pending):
-        answer: replies.Answer
         try:
-            if isinstance(request, InvalidMessage):
-                raise request
-            reply.begin_request(request.first_phase)
-            answer = replies.Done(operations.carry_out_request(request, reply))
+            answer = _answer_request(request, operations, reply)
         except MemoryError:
             return frames.OUT_OF_MEMORY
         except FreshProcessNeeded as needed:
@@ -253,9 +240,6 @@ def main(argv: list[str]) -> int:
             reply.send_held_frames()
             assert not isinstance(request, InvalidMessage)
             start.restart_process(needed.rest or request, descriptors)
-        except BaseException as error:
-            # User code may raise anything; its SystemExit must not end this process.
-            answer = replies.Failed(describe_failure(error))
         flush_output()
         try:
             reply.send_answer(answer)
@@ -264,6 +248,44 @@ def main(argv: list[str]) -> int:
             cause = RuntimeError(f"the answer cannot be sent: {error!r}")
             reply.send_answer(replies.Failed(describe_failure(cause)))
     return 0
+
+
+def _tie_to_daemon(daemon_pid: int) -> None:
+    """End with the daemon, be the first victim when memory runs out, and leave no core dump."""
+    parent.die_with(daemon_pid)
+    # The memory of detached children counts as this worker's. When the worker is gone, they become the daemon's.
+    parent.adopt_descendants()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _prefer_as_oom_victim()
+
+
+def _begin_recording(places: Places) -> None:
+    """Record from now on what user code imports and reads, other than files of ktuned's own."""
+    OBSERVER.may_restart = True
+    OBSERVER.trust = Trust(places.trusted)
+    ACCESSES.own_directories = tuple(filter(None, (places.artifacts, places.captures, places.expected)))
+    ACCESSES.start_recording()
+
+
+def _answer_request(
+    request: requests.Request[Any, Any] | InvalidMessage, operations: Operations, reply: Reply
+) -> replies.Answer:
+    """Carry out a request; return its reply, or its failure.
+
+    Raises:
+        FreshProcessNeeded: this process cannot carry it out.
+        MemoryError: the process has run out of memory.
+    """
+    try:
+        if isinstance(request, InvalidMessage):
+            raise request
+        reply.begin_request(request.first_phase)
+        return replies.Done(operations.carry_out_request(request, reply))
+    except (FreshProcessNeeded, MemoryError):
+        raise
+    except BaseException as error:
+        # User code may raise anything; its SystemExit must not end this process.
+        return replies.Failed(describe_failure(error))
 
 
 def run(argv: list[str]) -> NoReturn:
