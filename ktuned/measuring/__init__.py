@@ -12,9 +12,9 @@ The rules are without IO: the race, samples, noise, the energy trace.
 from ktuned.measuring.contention import ContentionWatch
 from ktuned.measuring.core_count import CoreCounter
 from ktuned.measuring.costs import Costs, FileMetrics
-from ktuned.measuring.cuda_timer import EVENTS, GRAPH, GRAPH_BYTES, CudaTimer
+from ktuned.measuring.cuda_timer import EVENTS, CudaTimer
 from ktuned.measuring.energy import EnergyMeter
-from ktuned.measuring.host_timer import RING_BYTES, HostTimer
+from ktuned.measuring.host_timer import HostTimer
 from ktuned.measuring.launch_observer import LaunchObserver, ObserverGroup
 from ktuned.measuring.noise import Noise
 from ktuned.measuring.peaks import measure_peaks
@@ -29,12 +29,12 @@ from ktuned.measuring.results import (
 )
 from ktuned.measuring.timed_launches import FINALIST_COMPARED, SURE_COMPARED, TimedLaunches, WrongLaunch
 
+Timer = HostTimer | CudaTimer
+"""Times launches, for as many samples as the race asks for."""
+
 __all__ = [
     "EVENTS",
     "FINALIST_COMPARED",
-    "GRAPH",
-    "GRAPH_BYTES",
-    "RING_BYTES",
     "SURE_COMPARED",
     "ContentionWatch",
     "CoreCounter",
@@ -48,6 +48,7 @@ __all__ = [
     "ObserverGroup",
     "RaceRules",
     "TimedLaunches",
+    "Timer",
     "WrongLaunch",
     "add_check_errors",
     "ends_batch",

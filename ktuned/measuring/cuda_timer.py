@@ -129,7 +129,13 @@ class HostLead:
 
 
 class CudaTimer:
-    """Times launches on one device; ``method`` is ``events`` or ``graph``."""
+    """Times launches on one device; ``method`` is ``events`` or ``graph``.
+
+    Its attributes are those of :class:`~ktuned.measuring.host_timer.HostTimer`.
+    """
+
+    max_output_bytes = GRAPH_BYTES
+    returns_early = True
 
     def __init__(self, device: str, method: str) -> None:
         import torch
@@ -148,6 +154,11 @@ class CudaTimer:
         self._clock = WarmClock()
         self._warm_up: Thread | None = None
         self._lead = HostLead()
+
+    @property
+    def times_in_graph(self) -> bool:
+        """True if launches are timed in a graph, unless inputs are restored between them."""
+        return self.method == GRAPH
 
     def begin_warm_up(self) -> None:
         """Warm the clock in another thread, while the caller prepares other things, mostly on the host."""
@@ -192,7 +203,7 @@ class CudaTimer:
         self._ensure_warm_clock()
         # A callback that was never called belongs to an earlier config, whose launch has raised.
         self._meanwhile = None
-        in_graph = self.method == GRAPH and not launches.restores
+        in_graph = self.times_in_graph and not launches.restores
         self._limit_s = rules.preset.timing_s
         # The checked launch ran outside the graph with cold caches, and says nothing about launches in the graph.
         first_us = None if in_graph else rules.first_us

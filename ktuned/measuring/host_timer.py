@@ -70,7 +70,16 @@ class HostTimer:
 
     Caches are warm: runs follow each other on the same inputs, as in an application's loop. A launch that reports its
     own time is believed.
+
+    Attributes:
+        max_output_bytes: most memory for the outputs of launches that are timed together.
+        returns_early: whether launches return before the device has finished them.
+        times_in_graph: whether launches are timed in a graph, with warm caches.
     """
+
+    max_output_bytes = RING_BYTES
+    returns_early = False
+    times_in_graph = False
 
     def synchronize(self) -> None:
         """Do nothing: a launch that has returned is done."""

@@ -33,12 +33,12 @@ from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests, stamp
 from ktuned.measuring import (
     EVENTS,
-    GRAPH,
     Costs,
     CudaTimer,
     HostTimer,
     RaceRules,
     TimedLaunches,
+    Timer,
     ends_batch,
     make_failed_result,
     make_raised_result,
@@ -154,7 +154,7 @@ class Bench:
         kernel: DeclaredKernel,
         request: requests.Open,
         load: Callable[[requests.UnitRef], Kernel],
-        timer: HostTimer | CudaTimer,
+        timer: Timer,
     ) -> None:
         """Read the expected outputs, or compute and save them.
 
@@ -176,7 +176,7 @@ class Bench:
             except Exception as error:
                 raise kernel.site.make_failure(DEFAULT_CONFIG, error) from error
         data.provide_expected_outputs(saved, default)
-        if isinstance(timer, HostTimer):
+        if not timer.returns_early:
             data.save_expected_outputs(saved)
             return
         from concurrent.futures import ThreadPoolExecutor
@@ -355,7 +355,7 @@ class Bench:
         if reference is None:
             return replies.Measurement(TrialResult(None))
         timer = problem.timer
-        in_graph = isinstance(timer, CudaTimer) and timer.method == GRAPH
+        in_graph = timer.times_in_graph
         if in_graph and problem.data.restores:
             # Configs are then timed by events, too, because a graph would include the restoring between launches.
             timer, in_graph = CudaTimer(problem.device.name, EVENTS), False
@@ -373,7 +373,7 @@ class Bench:
         return self._open
 
 
-def _make_timer(kernel: DeclaredKernel, backend: Backend, device: Device) -> HostTimer | CudaTimer:
+def _make_timer(kernel: DeclaredKernel, backend: Backend, device: Device) -> Timer:
     """Return the timer for a device. A GPU's begins to warm up.
 
     The warm-up also loads the GPU's matrix-product library, which takes about as long as making the inputs.

@@ -29,10 +29,7 @@ from ktuned.dependencies import ACCESSES
 from ktuned.ipc import replies, requests
 from ktuned.measuring import (
     FINALIST_COMPARED,
-    GRAPH_BYTES,
-    RING_BYTES,
     SURE_COMPARED,
-    CudaTimer,
     TimedLaunches,
     WrongLaunch,
     add_check_errors,
@@ -181,13 +178,12 @@ class ConfigRun:
         judged = JudgedOutputs(
             data, is_judged=data.is_judged and is_right, arithmetic=problem.state.use_known_arithmetic
         )
-        is_graph = isinstance(problem.timer, CudaTimer)
         return TimedLaunches(
             self._launch,
             restore=data.restore_inputs if data.restores else None,
             judged=judged,
             bind=problem.bind_to_output_copy,
-            most_copies=data.count_affordable_copies(GRAPH_BYTES if is_graph else RING_BYTES),
+            most_copies=data.count_affordable_copies(problem.timer.max_output_bytes),
             compared=problem.compared.get(self._key, 0),
             meanwhile=None if following is None else partial(problem.load_next_config, following, self._phases),
         )

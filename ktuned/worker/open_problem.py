@@ -15,14 +15,13 @@ from ktuned.measuring import (
     ContentionWatch,
     CoreCounter,
     Costs,
-    CudaTimer,
     EnergyMeter,
     FileMetrics,
-    HostTimer,
     LaunchObserver,
     Noise,
     ObserverGroup,
     RaceRules,
+    Timer,
 )
 from ktuned.model import Device, Phase, Unsupported
 from ktuned.worker.fault_reporter import FaultReporter
@@ -30,7 +29,7 @@ from ktuned.worker.process_state import ProcessState
 from ktuned.worker.reply import Phases
 
 
-def make_observers(device: Device, backend: Backend, timer: HostTimer | CudaTimer, costs: Costs) -> ObserverGroup:
+def make_observers(device: Device, backend: Backend, timer: Timer, costs: Costs) -> ObserverGroup:
     """Return the observers of a problem's configs, in the order in which they act.
 
     Raises:
@@ -42,9 +41,8 @@ def make_observers(device: Device, backend: Backend, timer: HostTimer | CudaTime
             counter = energy_counter(backend, device)
         except Unsupported as error:
             raise Unsupported(f"the energy of {device.name} ({device.model}): {error.message}") from error
-        returns_early = isinstance(timer, CudaTimer)
         observers.append(
-            EnergyMeter(counter, device.name, returns_early=returns_early, compute_cost=costs.compute_cost)
+            EnergyMeter(counter, device.name, returns_early=timer.returns_early, compute_cost=costs.compute_cost)
         )
     # Contention comes after the energy, which other programs disturb, too. The file's metrics need all other results.
     return ObserverGroup([*observers, ContentionWatch(device), FileMetrics(costs)])
@@ -80,7 +78,7 @@ class OpenProblem:
         self,
         device: Device,
         data: ProblemData,
-        timer: HostTimer | CudaTimer,
+        timer: Timer,
         costs: Costs,
         observers: LaunchObserver,
         load: Callable[[requests.UnitRef], Kernel],
