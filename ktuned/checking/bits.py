@@ -12,7 +12,7 @@ that it does not matter (:data:`FREE_US`) run on all of them. All other configs 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -43,6 +43,14 @@ class LaunchDigests(Record):
     rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+@dataclass
+class _InputDigests:
+    """Digests of what launches on one input left: of the outputs by launch, and of rows by problem."""
+
+    outputs: list[Any] = field(default_factory=list)
+    rows: dict[str, Any] = field(default_factory=dict)
+
+
 def digest_launches_on_inputs(
     data: ProblemData,
     launch: Launch,
@@ -63,32 +71,33 @@ def digest_launches_on_inputs(
     """
     from ktuned.spec import HARD_FILLS
 
-    digests: list[list[Any]] = []
+    found = [_InputDigests(list(known_digests))]
+    found += [_InputDigests() for _ in range(1, inputs)]
     wants_rows = data.has_smaller_batches and inputs > 1
-    rows: list[dict[str, Any]] = []
-    for number in range(inputs):
-        digests.append([] if number else list(known_digests))
-        rows.append({})
+    for number, digests in enumerate(found):
         with data.use_numbered_inputs(number) as are_other:
             if number and not are_other:
                 continue
             on_input()
             launches = 1 if 0 < number <= len(HARD_FILLS) else LAUNCHES
-            # The digests in ``known_digests`` have none of rows, so rows take one more launch.
-            while len(digests[-1]) < launches or (wants_rows and not rows[-1]):
+            # The known digests have none of rows, so rows take one more launch.
+            while len(digests.outputs) < launches or (wants_rows and not digests.rows):
                 data.prepare_checked_launch()
                 launch()
                 synchronize()
-                digests[-1].append(data.digest_outputs())
-                if wants_rows and not rows[-1]:
-                    rows[-1] = data.digest_rows()
-    read = iter(data.read_digests([one for found in (*digests, *(each.values() for each in rows)) for one in found]))
-    texts = [[next(read) for _ in found] for found in digests]
-    row_texts = [{problem: next(read) for problem in each} for each in rows]
+                digests.outputs.append(data.digest_outputs())
+                if wants_rows and not digests.rows:
+                    digests.rows = data.digest_rows()
+    # Wait for the device only once.
+    pending = [digest for digests in found for digest in (*digests.outputs, *digests.rows.values())]
+    texts = iter(data.library.read_digests(pending))
+    for digests in found:
+        digests.outputs = [next(texts) for _ in digests.outputs]
+        digests.rows = {problem: next(texts) for problem in digests.rows}
     return LaunchDigests(
-        tuple(found[0] if found else "" for found in texts),
-        any(len(set(found)) > 1 for found in texts),
-        {problem: tuple(each.get(problem, "") for each in row_texts) for problem in row_texts[0]},
+        tuple(digests.outputs[0] if digests.outputs else "" for digests in found),
+        any(len(set(digests.outputs)) > 1 for digests in found),
+        {problem: tuple(digests.rows.get(problem, "") for digests in found) for problem in found[0].rows},
     )
 
 

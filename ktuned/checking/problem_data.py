@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -163,7 +163,7 @@ class ProblemData:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def digest_outputs(self) -> Any:
-        """Start a digest of the outputs as they are now, for :meth:`read_digests`."""
+        """Start a digest of the outputs as they are now, for the library's ``read_digests``."""
         return self.library.digest_tensors([self.tensors[name] for name in self.roles.outputs])
 
     @property
@@ -180,15 +180,6 @@ class ProblemData:
             )
             for problem, shapes in self._inputs.rows.smaller.items()
         }
-
-    def read_digests(self, digests: Sequence[Any]) -> list[str]:
-        """Read digests, waiting once for the device."""
-        return self.library.read_digests(digests)
-
-    @property
-    def has_outputs(self) -> bool:
-        """True if there are outputs whose bits can be compared."""
-        return bool(self.roles.outputs)
 
     @contextmanager
     def use_numbered_inputs(self, number: int) -> Iterator[bool]:

@@ -79,7 +79,7 @@ class QuickLook:
         from ktuned.spec import view_as_bits
 
         # All flags are made before the only wait for the device.
-        flags = [flag for name, ends in self._bounds.items() for flag in _make_bound_flags(tensors[name], *ends)]
+        flags = self._make_output_flags(tensors)
         flags += [(view_as_bits(one) == view_as_bits(other)).all() for one, other in unchanged]
         flags += [] if intact is None else [intact]
         return all(torch.stack(flags).tolist())
@@ -88,8 +88,18 @@ class QuickLook:
         """Return a flag on the device that is true if the outputs are within their bounds, without waiting for it."""
         import torch
 
-        flags = [flag for name, ends in self._bounds.items() for flag in _make_bound_flags(tensors[name], *ends)]
-        return torch.stack(flags).all()
+        return torch.stack(self._make_output_flags(tensors)).all()
+
+    def _make_output_flags(self, tensors: Mapping[str, Any]) -> list[Any]:
+        """Return flags on the device, one for each bound of each output; NaN is within no bounds.
+
+        They are not joined here, because that would load one more GPU kernel.
+        """
+        return [
+            flag
+            for name, (low, high) in self._bounds.items()
+            for flag in ((tensors[name] >= low).all(), (tensors[name] <= high).all())
+        ]
 
 
 _SINGLE = 4
@@ -113,11 +123,3 @@ def _make_bounds(name: str, wide: Any, rtol: float, atol: float, keep: Keep) -> 
     low = torch.nextafter(wide - allowed, wide)
     high = torch.nextafter(wide + allowed, wide)
     return keep(f"the least {name}", low), keep(f"the greatest {name}", high)
-
-
-def _make_bound_flags(out: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    """Return a flag for each bound, on the device; NaN is within no bounds.
-
-    The two are not joined here, because that would load one more GPU kernel.
-    """
-    return (out >= low).all(), (out <= high).all()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter, time
 from typing import Any
 
@@ -55,8 +56,8 @@ def measure_peaks(
     if is_gpu:
         torch.cuda.set_device(torch.device(device.name))
     kinds = {
-        "memory": _plan_copies(copy_bytes),
-        **{kind: _plan_products(kind, size) for kind in (_GPU if is_gpu else _CPU)},
+        "memory": partial(_prepare_copy, copy_bytes),
+        **{kind: partial(_prepare_product, kind, size) for kind in (_GPU if is_gpu else _CPU)},
     }
     for kind, prepare in kinds.items():
         try:
@@ -78,40 +79,30 @@ def measure_peaks(
 Prepared = tuple[Callable[[], object], float]
 """A function to time, and how many bytes or operations it takes."""
 
-Prepare = Callable[[Any, Device], Prepared]
-"""Prepares a run on a device, with torch as its first argument."""
+
+def _prepare_copy(count: int, torch: Any, device: Device) -> Prepared:
+    place = device.kind if device.kind == "cpu" else device.name
+    source = torch.ones(count // 4, dtype=torch.float32, device=place)
+    target = torch.empty_like(source)
+    # Each byte is read and written.
+    return lambda: target.copy_(source), 2.0 * count
 
 
-def _plan_copies(count: int) -> Prepare:
-    def prepare(torch: Any, device: Device) -> Prepared:
-        place = device.kind if device.kind == "cpu" else device.name
-        source = torch.ones(count // 4, dtype=torch.float32, device=place)
-        target = torch.empty_like(source)
-        # Each byte is read and written.
-        return lambda: target.copy_(source), 2.0 * count
-
-    return prepare
-
-
-def _plan_products(kind: str, size: int) -> Prepare:
-    def prepare(torch: Any, device: Device) -> Prepared:
-        place = device.kind if device.kind == "cpu" else device.name
-        operations = 2.0 * size**3
-        if kind == "int8":
-            whole = torch.ones(size, size, dtype=torch.int8, device=place)
-            # Tensor cores want the second factor in columns.
-            return lambda: torch._int_mm(whole, whole.t()), operations
-        if kind == "float8":
-            eighth = torch.ones(size, size, device=place).to(torch.float8_e4m3fn)
-            one = torch.ones((), device=place)
-            run = lambda: torch._scaled_mm(eighth, eighth.t(), one, one, out_dtype=torch.bfloat16)  # noqa: E731
-            return run, operations
-        torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
-        factor = torch.randn(size, size, device=place).to(getattr(torch, FLOAT32 if kind == "tf32" else kind))
-        product = torch.empty_like(factor)
-        return lambda: torch.mm(factor, factor, out=product), operations
-
-    return prepare
+def _prepare_product(kind: str, size: int, torch: Any, device: Device) -> Prepared:
+    place = device.kind if device.kind == "cpu" else device.name
+    operations = 2.0 * size**3
+    if kind == "int8":
+        whole = torch.ones(size, size, dtype=torch.int8, device=place)
+        # Tensor cores want the second factor in columns.
+        return lambda: torch._int_mm(whole, whole.t()), operations
+    if kind == "float8":
+        eighth = torch.ones(size, size, device=place).to(torch.float8_e4m3fn)
+        one = torch.ones((), device=place)
+        return lambda: torch._scaled_mm(eighth, eighth.t(), one, one, out_dtype=torch.bfloat16), operations
+    torch.backends.cuda.matmul.allow_tf32 = kind == "tf32"
+    factor = torch.randn(size, size, device=place).to(getattr(torch, FLOAT32 if kind == "tf32" else kind))
+    product = torch.empty_like(factor)
+    return lambda: torch.mm(factor, factor, out=product), operations
 
 
 def _time_best_run_s(torch: Any, device: Device, run: Callable[[], object]) -> float:

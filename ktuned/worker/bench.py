@@ -13,7 +13,7 @@ has mapped changes on the disk: its last measurement says so (``leftover``), or 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
@@ -135,7 +135,10 @@ class Bench:
             self._state,
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
-        identity = self._digest_identity(kernel, request.problem, data)
+        with ACCESSES.pause_recording():
+            self._state.complete_baseline()
+            settings = self._state.find_file_settings(OBSERVER.environ)
+        identity = _digest_identity(kernel, request.problem, data, settings)
         return replies.Opened(self._trace.take_new_observations(is_data=True), identity)
 
     def _make_data(self, kernel: DeclaredKernel, request: requests.Open) -> ProblemData:
@@ -186,15 +189,6 @@ class Bench:
             saving = executor.submit(data.save_expected_outputs, saved)
             data.rehearse_judging()
             saving.result()
-
-    def _digest_identity(self, kernel: DeclaredKernel, problem: Problem, data: ProblemData) -> str:
-        """Return a digest of everything that decides the results of configs besides their artifacts."""
-        with ACCESSES.pause_recording():
-            self._state.complete_baseline()
-            settings = self._state.find_file_settings(OBSERVER.environ)
-        work = repr(kernel.evaluate_work(problem))
-        identity = canonical({"bits": data.digest_problem(), "work": work, "settings": settings})
-        return hashlib.sha256(identity.encode()).hexdigest()
 
     def _load_artifact(self, backend: Backend, request: requests.Open, unit: requests.UnitRef) -> Kernel:
         """Verify a unit's artifact and load its kernel.
@@ -383,3 +377,10 @@ def _make_timer(kernel: DeclaredKernel, backend: Backend, device: Device) -> Tim
     timer = CudaTimer(device.name, kernel.timing)
     timer.begin_warm_up()
     return timer
+
+
+def _digest_identity(kernel: DeclaredKernel, problem: Problem, data: ProblemData, settings: Mapping[str, str]) -> str:
+    """Return a digest of everything that decides the results of configs besides their artifacts."""
+    work = repr(kernel.evaluate_work(problem))
+    identity = canonical({"bits": data.digest_problem(), "work": work, "settings": settings})
+    return hashlib.sha256(identity.encode()).hexdigest()

@@ -84,7 +84,7 @@ class ConfigRun:
             return first
         # Digest the outputs before timing poisons them.
         bits = None
-        if request.same_bits is not None and data.has_outputs:
+        if request.same_bits is not None and data.roles.outputs:
             bits = BitsComparison(data, self._launch, request.same_bits)
             bits.digest_last_outputs()
         launches = self._make_timed_launches(is_right=is_right, following=following)

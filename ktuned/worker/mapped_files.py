@@ -114,7 +114,7 @@ def _read_maps() -> bytes:
     return text
 
 
-def _stamp_file(name: bytes) -> tuple[int, int, int] | None:
+def _stamp_file(name: bytes) -> tuple[int, int, int]:
     try:
         state = os.stat(name)
     except OSError:
