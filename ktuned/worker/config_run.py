@@ -91,12 +91,9 @@ class ConfigRun:
         timed = self._time_launches(launches, request, SURE_COMPARED, known_us, first_us)
         if not is_right:
             return make_disputed_result(timed, first)
-        # Check again, the inputs too. Events leave the last timed launch's outputs in place; after a graph, launch once
-        # more.
         last = first
         if timed.outcome is Outcome.MEASURED and data.is_judged:
-            relaunched = None if launches.leave_own_outputs else self._launch_once(self._launch, Phase.CHECK)
-            last = relaunched if isinstance(relaunched, TrialResult) else self._judge_last_launch()
+            last = self._check_again(launches)
             if last.outcome is not Outcome.MEASURED:
                 return replace(last, message=f"the first launch was right, a later one was not: {last.message}")
             if bits is not None:
@@ -108,6 +105,14 @@ class ConfigRun:
             mismatched_ratio=first.detail.mismatched_ratio,
             overwritten=last.detail.overwritten,
         )
+
+    def _check_again(self, launches: TimedLaunches) -> TrialResult:
+        """Judge the outputs after the timing, and the inputs too.
+
+        Events leave the last timed launch's outputs in place. After a graph, the config is launched once more.
+        """
+        relaunched = None if launches.leave_own_outputs else self._launch_once(self._launch, Phase.CHECK)
+        return relaunched if isinstance(relaunched, TrialResult) else self._judge_last_launch()
 
     def check_config(self) -> TrialResult:
         """Launch the config once and judge its outputs, without timing it."""
