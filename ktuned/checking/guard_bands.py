@@ -36,7 +36,7 @@ _WORD = 8
 
 
 class GuardBands:
-    """A problem's tensors on a GPU."""
+    """Places a problem's tensors on a GPU between guard bands."""
 
     def __init__(self) -> None:
         self._placed: dict[str, _Banded] = {}

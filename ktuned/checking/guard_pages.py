@@ -42,7 +42,7 @@ _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class GuardPages:
-    """A problem's tensors on the CPU."""
+    """Places a problem's tensors on the CPU between guard pages."""
 
     def __init__(self) -> None:
         self._placed: dict[str, _Pages] = {}

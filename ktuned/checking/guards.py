@@ -33,7 +33,7 @@ class Guards:
     """
 
     def __init__(self, *, is_active: bool = True) -> None:
-        self._memories: Mapping[str, GuardPages | GuardBands] = (
+        self._by_device: Mapping[str, GuardPages | GuardBands] = (
             {"cpu": GuardPages(), "cuda": GuardBands()} if is_active else {}
         )
 
@@ -53,9 +53,9 @@ class Guards:
         placed: dict[str, Any] = {}
         for span in spans:
             first = values[next(iter(span.offsets))]
-            memory = self._find_memory(first)
-            if memory is not None:
-                placed |= memory.place_span(span, values)
+            guards = self._find_device_guards(first)
+            if guards is not None:
+                placed |= guards.place_span(span, values)
             elif not span.is_plain(values) and find_library(first).find_guardable_kind(first) == "cpu":
                 placed |= place_without_guards(span, values)
         return {
@@ -68,23 +68,23 @@ class Guards:
 
         ``name`` is what messages call it.
         """
-        memory = self._find_memory(value)
-        return value if memory is None else memory.keep_copy(name, value)
+        guards = self._find_device_guards(value)
+        return value if guards is None else guards.keep_copy(name, value)
 
-    def _find_memory(self, value: Any) -> GuardPages | GuardBands | None:
-        """Return the guarded memory for a tensor; ``None`` if its device has none, or it is not plain numbers."""
-        return self._memories.get(find_library(value).find_guardable_kind(value))
+    def _find_device_guards(self, value: Any) -> GuardPages | GuardBands | None:
+        """Return the guards for a tensor; ``None`` if its device has none, or it is not plain numbers."""
+        return self._by_device.get(find_library(value).find_guardable_kind(value))
 
     def seal_copies(self) -> None:
         """Protect the kept copies: their present contents must stay. Does nothing if they are sealed already."""
-        for memory in self._memories.values():
-            memory.seal_copies()
+        for guards in self._by_device.values():
+            guards.seal_copies()
 
     @contextmanager
     def unseal_temporarily(self) -> Iterator[None]:
         """Let user code write to the kept copies for a while."""
-        for memory in self._memories.values():
-            memory.unseal_copies()
+        for guards in self._by_device.values():
+            guards.unseal_copies()
         try:
             yield
         finally:
@@ -92,7 +92,7 @@ class Guards:
 
     def find_damage(self) -> Damage | None:
         """Return what was damaged outside the placed tensors since the last call. Waits for the device."""
-        looks = (memory.find_damage() for memory in self._memories.values())
+        looks = (guards.find_damage() for guards in self._by_device.values())
         damages = [damage for damage in looks if damage is not None]
         return damages[0] if damages else None
 
@@ -101,9 +101,9 @@ class Guards:
 
         It is ``None`` if no guarded tensor is on a GPU, because on a CPU :meth:`find_damage` need not wait.
         """
-        flags = [flag for memory in self._memories.values() if (flag := memory.make_intact_flag()) is not None]
+        flags = [flag for guards in self._by_device.values() if (flag := guards.make_intact_flag()) is not None]
         return flags[0] if flags else None
 
     def list_guarded_regions(self) -> Iterable[Region]:
         """Return the allocations whose guards stop the process, so that a fault's address can be named."""
-        return [region for memory in self._memories.values() for region in memory.list_guarded_regions()]
+        return [region for guards in self._by_device.values() for region in guards.list_guarded_regions()]
