@@ -13,16 +13,16 @@ from typing import Any, TypeVar
 
 from ktuned.backends.contract import Backend, Build, Launch, Unit
 from ktuned.backends.registry import Registry
+from ktuned.checking.problem_data import ProblemData
+from ktuned.measuring.cuda_timer import CudaTimer
+from ktuned.measuring.host_timer import HostTimer
+from ktuned.measuring.race import RaceRules
+from ktuned.measuring.timed_launches import TimedLaunches
 from ktuned.model.device import Device
 from ktuned.model.plan import PRESETS
 from ktuned.model.values import Config
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.loader import load_file
-from ktuned.worker.cuda_timer import CudaTimer
-from ktuned.worker.problem import ProblemData
-from ktuned.worker.race import RaceRules
-from ktuned.worker.timed_launches import TimedLaunches
-from ktuned.worker.timing import HostTimer
 
 _Result = TypeVar("_Result")
 

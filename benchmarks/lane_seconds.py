@@ -22,12 +22,12 @@ from benchmarks.private_daemon import private_home, serving
 from benchmarks.report import show
 from benchmarks.sides import in_turns
 from ktuned.backends import Absent, Launch, Registry, Unit
+from ktuned.checking.problem_data import ProblemData
 from ktuned.ipc.places import locate_artifact
+from ktuned.measuring.host_timer import HostTimer
+from ktuned.measuring.race import RaceRules
+from ktuned.measuring.timed_launches import TimedLaunches
 from ktuned.model import PRESETS, Device
-from ktuned.worker.problem import ProblemData
-from ktuned.worker.race import RaceRules
-from ktuned.worker.timed_launches import TimedLaunches
-from ktuned.worker.timing import HostTimer
 from ktuned_client import Client
 
 LANE_GOAL = 0.4

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from ktuned.ipc import replies
+from ktuned.measuring.noise import Noise
+from ktuned.measuring.race import Ending, Race, RaceRules
 from ktuned.model import Preset
 from ktuned.tuning.finalists import Range, choose_finalists, compute_figures, find_remaining_rivals, is_undecided
-from ktuned.worker.noise import Noise
-from ktuned.worker.race import Ending, Race, RaceRules
 
 CLOSE = 0.02
 """A config that is this close to the best must not be given up."""
@@ -267,12 +267,12 @@ class Replays:
         samples, launches, cost_us = recorded.samples_us, recorded.launches, recorded.cost_us
         began = device.now_us
         while race.wants_warm_up((device.now_us - began) / 1e6):
-            race.warm.add(device.take(samples[place - 1], 1, cost_us + recorded.batch_us))
+            race.warm.add_sample(device.take(samples[place - 1], 1, cost_us + recorded.batch_us))
         began, end = device.now_us, device.now_us + self._preset.timing_s * 1e6
         while batch := race.choose_next_batch((device.now_us - began) / 1e6):
             device.now_us += recorded.batch_us
             for _ in range(batch):
-                race.samples.add(device.take(samples[place], launches, cost_us))
+                race.samples.add_sample(device.take(samples[place], launches, cost_us))
                 place = (place + 1) % len(samples)
                 if device.now_us >= end:
                     break

@@ -19,12 +19,12 @@ from benchmarks.race_replay import Recorded, Recording, Replays
 from benchmarks.report import show
 from ktuned.backends.contract import Absent, Backend, Launch, Unit
 from ktuned.backends.registry import Registry
+from ktuned.checking.problem_data import ProblemData
+from ktuned.measuring.cuda_timer import GRAPH, GRAPH_LAUNCHES, KNOWN_TO_US, CudaTimer
+from ktuned.measuring.host_timer import HostTimer, count_launches_per_sample
+from ktuned.measuring.race import RaceRules
+from ktuned.measuring.timed_launches import TimedLaunches
 from ktuned.model import PRESETS, Device, Preset
-from ktuned.worker.cuda_timer import GRAPH, GRAPH_LAUNCHES, KNOWN_TO_US, CudaTimer
-from ktuned.worker.problem import ProblemData
-from ktuned.worker.race import RaceRules
-from ktuned.worker.timed_launches import TimedLaunches
-from ktuned.worker.timing import HostTimer, count_launches_per_sample
 
 WITHIN = 0.01
 GOAL = 0.99

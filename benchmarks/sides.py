@@ -199,10 +199,10 @@ def in_turns(launches: Sequence[Any], device: str, rounds: int) -> list[float]:
     """Return the median of each launch's latency in µs, all timed by one timer, in turns."""
     from statistics import median
 
+    from ktuned.measuring.cuda_timer import EVENTS, CudaTimer
+    from ktuned.measuring.race import RaceRules
+    from ktuned.measuring.timed_launches import TimedLaunches
     from ktuned.model import PRESETS
-    from ktuned.worker.cuda_timer import EVENTS, CudaTimer
-    from ktuned.worker.race import RaceRules
-    from ktuned.worker.timed_launches import TimedLaunches
 
     timer = CudaTimer(device, EVENTS)
     samples: list[list[float]] = [[] for _ in launches]
@@ -223,7 +223,7 @@ def latencies_us(kernel_file: Path, configs: Sequence[Config], rounds: int) -> l
     """
     from benchmarks.direct import Space, compiled_launch
     from ktuned.backends import Absent, Registry
-    from ktuned.worker.problem import ProblemData
+    from ktuned.checking.problem_data import ProblemData
 
     space = Space.of(kernel_file)
     found = Registry().load(space.backend).devices()

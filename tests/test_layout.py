@@ -49,6 +49,8 @@ ORDER = (
     "fleet",
     "store",
     "worker",
+    "measuring",
+    "checking",
     "search",
     "dropin",
     "bridge",
@@ -69,8 +71,11 @@ TEST_KIT = "testing"
 """Imported by no one's code but tests."""
 
 WORKER_MAY_IMPORT = {"portfolio", "search", "spec", "dependencies", "backends", "observer", "ipc", "model"}
+WORKER = {"worker", "measuring", "checking"}
+"""The inside of a worker process."""
+
 PLUGINS_MAY_IMPORT = {"dropin", "spec", "dependencies", "backends", "model"}
-LIGHT = WORKER_MAY_IMPORT | {"__init__", "bridge", "dropin", "spool", "worker"}
+LIGHT = WORKER | WORKER_MAY_IMPORT | {"__init__", "bridge", "dropin", "spool"}
 """Imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
 
 LAZILY_IN_WORKERS = {"cuda", "torch", "safetensors", "numpy", "pynvml"}
@@ -306,10 +311,10 @@ def test_no_import_goes_around_a_face() -> None:
 
 def test_workers_import_no_daemon() -> None:
     """What runs in a worker imports the vocabulary and nothing of the daemon."""
-    allowed = WORKER_MAY_IMPORT | {"worker", "__init__"}
+    allowed = WORKER | WORKER_MAY_IMPORT | {"__init__"}
     foreign = [
         f"{found.where}: imports {part}"
-        for module in _of("ktuned", {"worker"})
+        for module in _of("ktuned", WORKER)
         for part, found in _ours(module)
         if part not in allowed
     ]

@@ -167,7 +167,7 @@ def _describe_device(driver: ctypes.CDLL, index: int) -> Device:
         DeviceName(f"cuda:{index}"),
         DeviceModel(name.value.decode()),
         Target(compute_target(major, minor)),
-        {"driver": nvml.driver_version() or _read_cuda_version(driver)},
+        {"driver": nvml.read_driver_version() or _read_cuda_version(driver)},
     )
 
 

@@ -14,9 +14,9 @@ def energy_counter(backend: Backend, device: Device) -> EnergyCounter:
     Raises:
         Unsupported: the device has none, or it cannot be read; the message continues a sentence about the device.
     """
-    own_counter = backend.energy_counter(device)
-    if own_counter is not None:
-        return own_counter
+    plugin_counter = backend.energy_counter(device)
+    if plugin_counter is not None:
+        return plugin_counter
     uuid = gpu_uuids().get(device.name) if device.kind == "cuda" else None
     if uuid is None:
         raise Unsupported(NO_COUNTER)
@@ -24,12 +24,12 @@ def energy_counter(backend: Backend, device: Device) -> EnergyCounter:
         gpu = nvml.Gpu(uuid)
         if gpu.is_partitioned():
             raise Unsupported("it is a partition of a GPU, and the energy counter counts the whole GPU")
-        gpu.energy_j()
+        gpu.read_energy_j()
     except nvml.Unsupported as error:
         raise Unsupported(f"{NO_COUNTER} ({error})") from error
     except nvml.Unavailable as error:
         raise Unsupported(f"its energy counter cannot be read: {error}") from error
-    return gpu.energy_j
+    return gpu.read_energy_j
 
 
 def explain_missing_energy(backend: Backend, device: Device) -> str:

@@ -55,12 +55,12 @@ class Gpu:
     def __exit__(self, *_: object) -> None:
         self._nvml.nvmlShutdown()
 
-    def context_pids(self) -> set[int]:
+    def list_context_pids(self) -> set[int]:
         """Return the processes that have a context on the GPU."""
         with _translate_errors(self._nvml):
             return {process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
 
-    def energy_j(self) -> float:
+    def read_energy_j(self) -> float:
         """Return the energy in J that the whole GPU, all partitions included, has used since the driver was loaded."""
         with _translate_errors(self._nvml):
             return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
@@ -74,7 +74,7 @@ class Gpu:
                 return False
             return bool(current)
 
-    def samples(self, since_us: int) -> list[Sample]:
+    def read_samples(self, since_us: int) -> list[Sample]:
         """Return samples of the processes that worked on the GPU; NVML keeps them for some seconds."""
         with _translate_errors(self._nvml):
             try:
@@ -85,7 +85,7 @@ class Gpu:
         return [Sample(sample.pid, sample.timeStamp, sample.smUtil) for sample in utilization]
 
 
-def absence() -> str:
+def explain_absence() -> str:
     """Return why NVML cannot be read here; empty if it can."""
     try:
         nvml = _start_nvml()
@@ -95,7 +95,7 @@ def absence() -> str:
     return ""
 
 
-def driver_version() -> str | None:
+def read_driver_version() -> str | None:
     """Return the driver's own version (``580.159.04``); ``None`` without NVML."""
     with _open_library() as library:
         version = ctypes.create_string_buffer(_VERSION_BYTES)
@@ -104,7 +104,7 @@ def driver_version() -> str | None:
         return version.value.decode()
 
 
-def memory(uuid: str) -> tuple[int, int] | None:
+def read_memory(uuid: str) -> tuple[int, int] | None:
     """Return a GPU's free and total memory in bytes, without a context on it; ``None`` if that is unknown."""
     with _open_library() as library:
         handle, found = ctypes.c_void_p(), _Memory()

@@ -55,7 +55,7 @@ class Registry:
         points = entry_points(group=ENTRY_POINT_GROUP) if self._given is None else self._given
         return {point.name: point for point in points}
 
-    def find(self) -> None:
+    def find_plugins(self) -> None:
         """Look for the plugins now, and not when the first is needed."""
         _ = self._points
 
@@ -64,16 +64,16 @@ class Registry:
         """The names of all installed backends, sorted."""
         return sorted(self._points)
 
-    def version(self, name: str) -> str:
+    def read_version(self, name: str) -> str:
         """Return the version of the distribution that provides a backend; empty if that is unknown."""
         distribution = self._points[name].dist
         return distribution.version if distribution else ""
 
-    def distribution(self, name: str) -> Distribution | None:
+    def find_distribution(self, name: str) -> Distribution | None:
         """Return the distribution that provides a backend; ``None`` if that is unknown."""
         return self._points[name].dist
 
-    def plugin(self, name: str) -> str:
+    def find_plugin_name(self, name: str) -> str:
         """Return pip's name of the distribution that provides a backend; empty if that is unknown."""
         distribution = self._points[name].dist if name in self._points else None
         return distribution.name if distribution else ""
@@ -95,7 +95,7 @@ class Registry:
         try:
             kind = self._points[name].load()
         except Exception as error:
-            plugin = self.plugin(name)
+            plugin = self.find_plugin_name(name)
             # If the plugin is installed but incomplete, pip can install the requirements that are missing.
             is_incomplete = bool(plugin) and isinstance(error, ModuleNotFoundError)
             raise BackendError(

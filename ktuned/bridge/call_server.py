@@ -39,9 +39,9 @@ class CallServer(asyncio.Protocol):
         self._load = load
         self._decoder = frames.Decoder()
         self._services: dict[str, asyncio.Task[Service]] = {}
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._service_locks: dict[str, asyncio.Lock] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._notes = itertools.count(-1, -1)
+        self._post_numbers = itertools.count(-1, -1)
         self._transport: asyncio.Transport
         self._writable = asyncio.Event()
         self._writable.set()
@@ -68,47 +68,47 @@ class CallServer(asyncio.Protocol):
         """Start each call that the bytes complete."""
         try:
             for message in self._decoder.feed(data):
-                self._take_message(message)
+                self._start_call(message)
         except (frames.FrameError, InvalidMessage) as error:
             sys.stderr.write(f"ktuned-bridge: {error}\n")
             self._transport.abort()
 
-    def _take_message(self, message: dict[str, Any]) -> None:
-        asked = messages.decode_call(message)
-        if isinstance(asked, messages.CallCancellation):
-            task = self._tasks.get(asked.number)
+    def _start_call(self, message: dict[str, Any]) -> None:
+        call = messages.decode_call(message)
+        if isinstance(call, messages.CallCancellation):
+            task = self._tasks.get(call.number)
             if task is not None:
                 task.cancel()
             return
         if len(self._tasks) >= MAX_CALLS:
             raise InvalidMessage(f"more than {MAX_CALLS} calls at once")
-        if asked.number is None:
-            number, work = next(self._notes), self._carry_out_post(asked)
+        if call.number is None:
+            number, work = next(self._post_numbers), self._carry_out_post(call)
         else:
-            number, work = asked.number, self._answer_call(asked, asked.number)
+            number, work = call.number, self._answer_call(call, call.number)
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[number] = task
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
-    async def _carry_out_post(self, asked: messages.ReceivedCall) -> None:
+    async def _carry_out_post(self, call: messages.ReceivedCall) -> None:
         """Carry out a call that has no answers."""
 
         async def send(item: Record) -> None:
-            raise AssertionError(f"{asked.operation} has no items")
+            raise AssertionError(f"{call.operation} has no items")
 
         try:
-            await self._find_reply(asked, send)
+            await self._run_operation(call, send)
         except KtunedError as error:
-            sys.stderr.write(f"ktuned-bridge: {asked.operation}: {error.message}\n")
+            sys.stderr.write(f"ktuned-bridge: {call.operation}: {error.message}\n")
 
-    async def _answer_call(self, asked: messages.ReceivedCall, number: int) -> None:
+    async def _answer_call(self, call: messages.ReceivedCall, number: int) -> None:
 
         async def send(item: Record) -> None:
             await self._writable.wait()
             self._transport.write(messages.encode_item(number, item))
 
         try:
-            answer = messages.encode_reply(number, await self._find_reply(asked, send))
+            answer = messages.encode_reply(number, await self._run_operation(call, send))
         except KtunedError as error:
             answer = messages.encode_fault(number, Fault(error.code, error.message, error.hint))
         except Exception as error:
@@ -116,16 +116,16 @@ class CallServer(asyncio.Protocol):
             answer = messages.encode_fault(number, Fault("service", f"{type(error).__name__}: {text}"))
         self._transport.write(answer)
 
-    async def _find_reply(self, asked: messages.ReceivedCall, send: Callable[[Record], Any]) -> Record:
-        if asked.operation == Hello.operation:
+    async def _run_operation(self, call: messages.ReceivedCall, send: Callable[[Record], Any]) -> Record:
+        if call.operation == Hello.operation:
             return Versions(os.getpid(), platform.python_version(), sys.executable)
-        service = await self._get_service(asked.operation.partition(".")[0])
-        for call in service.calls:
-            if call.operation == asked.operation:
-                return await service.carry_out(from_plain(call, asked.fields), send)
+        service = await self._get_service(call.operation.partition(".")[0])
+        for kind in service.calls:
+            if kind.operation == call.operation:
+                return await service.carry_out(from_plain(kind, call.fields), send)
         raise CallFailed(
             "no_operation",
-            f"the bridge under {sys.executable} has no operation {asked.operation!r}",
+            f"the bridge under {sys.executable} has no operation {call.operation!r}",
             hint="install one version of ktuned and its plugins everywhere",
         )
 
@@ -133,7 +133,7 @@ class CallServer(asyncio.Protocol):
         """Return a service; its first call imports it, while other services keep answering."""
         # The lock keeps calls in order: a call that comes just as the import ends must not overtake those that wait,
         # or posts would be carried out in a wrong order.
-        async with self._turns.setdefault(name, asyncio.Lock()):
+        async with self._service_locks.setdefault(name, asyncio.Lock()):
             loading = self._services.get(name)
             if loading is None or (loading.done() and loading.exception() is not None):
                 loading = asyncio.ensure_future(asyncio.to_thread(self._load, name))

@@ -190,13 +190,13 @@ class Parts:
         buckets = self.buckets = Buckets(catalog, fleet, store, deadlines)
         captured_inputs = self.captured_inputs = CapturedInputs(store, settings.captures)
         environments = Environments(
-            fleet, store, deadlines=deadlines, settled=executors.await_hosts, base_env=replaced.base_env
+            fleet, store, deadlines=deadlines, wait_for_hosts=executors.await_hosts, base_env=replaced.base_env
         )
         machine = self.machine = Machine(
             environments,
             arch=settings.file.arch,
             chosen=settings.file.devices,
-            captured=captured_inputs.digest_of_inputs,
+            find_captured_digest=captured_inputs.digest_of_inputs,
         )
 
         # Parts that act on events, and the router.
@@ -205,7 +205,7 @@ class Parts:
         artifact_cleanup = self.artifact_cleanup = ArtifactCleanup(
             store, artifacts, on_collected=caches.forget_all_answers
         )
-        probes = self.probes = Probes(catalog, environments, str(settings.state), changed=caches.forget_all_answers)
+        probes = self.probes = Probes(catalog, environments, str(settings.state), on_change=caches.forget_all_answers)
 
         to_share = DueKernels()
 
@@ -367,9 +367,9 @@ class Parts:
         self.toolchain_survey = ToolchainSurvey(
             catalog,
             environments,
-            in_use=list_kernels_in_use,
-            doubted=caches.forget_all_answers,
-            probed=on_toolchain_probed,
+            list_used_kernels=list_kernels_in_use,
+            on_doubt=caches.forget_all_answers,
+            on_probe=on_toolchain_probed,
             intervals=replaced.toolchain_intervals,
         )
 

@@ -72,7 +72,7 @@ async def _await_no_hosts() -> None:
     """Return at once: without hosts, there is nothing to wait for."""
 
 
-class _Known(msgspec.Struct, eq=False):
+class _KnownEnvironment(msgspec.Struct, eq=False):
     """What this daemon knows of one environment.
 
     Attributes:
@@ -102,7 +102,7 @@ class Environments:
         store: Keeps reports.
         deadlines: Seconds for each phase, by its name.
         base_env: The workers' variables; by default the daemon's own.
-        settled: Waits until the hosts are known.
+        wait_for_hosts: Waits until the hosts are known.
         look_s: How long a look at a toolchain is valid, in seconds.
     """
 
@@ -113,19 +113,19 @@ class Environments:
         *,
         deadlines: Mapping[str, float],
         base_env: Mapping[str, str] | None = None,
-        settled: Callable[[], Awaitable[None]] = _await_no_hosts,
+        wait_for_hosts: Callable[[], Awaitable[None]] = _await_no_hosts,
         look_s: float = LOOK_S,
     ) -> None:
         self._look_s = look_s
-        self._settled = settled
+        self._wait_for_hosts = wait_for_hosts
         self._fleet = fleet
         self._store = store
         self._deadlines = deadlines
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _KnownEnvironment] = {}
         for key, kept in store.load_probes().items():
             # The next probe replaces a report that cannot be understood.
             with suppress(msgspec.ValidationError):
-                self._known[key] = _Known(msgspec.convert(kept, EnvironmentReport))
+                self._known[key] = _KnownEnvironment(msgspec.convert(kept, EnvironmentReport))
         self._base_env = dict(os.environ if base_env is None else base_env)
         self._hosts: dict[str, None] = {}
         """The connected hosts, in the order in which they connected. Used as an ordered set."""
@@ -146,8 +146,8 @@ class Environments:
         """Return the last known report of an environment, if there is one."""
         return self._find_known(environment).report
 
-    def _find_known(self, environment: Environment) -> _Known:
-        return self._known.setdefault(_environment_key(environment), _Known())
+    def _find_known(self, environment: Environment) -> _KnownEnvironment:
+        return self._known.setdefault(_environment_key(environment), _KnownEnvironment())
 
     async def probe_environment(self, environment: Environment, *, again: bool = False) -> EnvironmentReport:
         """Return an environment's report; ask a worker, unless this daemon has and the report still holds.
@@ -162,50 +162,58 @@ class Environments:
         known = self._find_known(environment)
         async with known.lock:
             before = known.report or EnvironmentReport(environment.python, {}, None, host=environment.host)
-            if known.is_probed and not again and not self.check_toolchain(environment):
+            is_outdated = bool(self.check_toolchain(environment))
+            if known.is_probed and not again and not is_outdated:
                 return before
-            if self.check_toolchain(environment):
+            if is_outdated:
                 # Idle workers have imported the earlier versions of the libraries.
                 self._fleet.outdate_workers(environment)
             try:
-                async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
-                    request = requests.Probe(tuple(name for name, _ in environment.env))
-                    found, _ = await worker.send_request(request, self._deadlines)
-                report = EnvironmentReport(
-                    found.executable if environment.host else environment.python,
-                    self._place_devices(found, environment),
-                    None,
-                    found.version,
-                    found.nvml,
-                    found.strategies,
-                    environment.host,
-                    found.observed,
-                    found.distributions,
+                report = await self._ask_worker(environment)
+            except WorkerError as error:
+                # Lookups depend on the backends, so keep the known ones while no worker can answer.
+                _log.warning("probe_failed", python=environment.python, reason=error.message)
+                fault = Fault(error.code, error.message, error.hint)
+                report = msgspec.structs.replace(
+                    before, python=environment.python, error=fault, version=None, nvml=None, strategies=None
                 )
+            else:
                 known.is_probed = True
                 doubt, known.doubt = known.doubt, ""
                 if not environment.host:
                     known.disagreement = self._find_disagreement(doubt, report, environment)
-            except WorkerError as error:
-                # Lookups depend on the backends, so keep the known ones while no worker can answer.
-                fault = Fault(error.code, error.message, error.hint)
-                report = EnvironmentReport(
-                    environment.python,
-                    before.backends,
-                    fault,
-                    host=environment.host,
-                    observed=before.observed,
-                    distributions=before.distributions,
-                )
-                _log.warning("probe_failed", python=environment.python, reason=error.message)
             if report != known.report:
                 known.report = report
-                try:
-                    await self._store.save_versions(_list_fingerprints(report))
-                    await self._store.save_probe(_environment_key(environment), msgspec.to_builtins(report))
-                except StoreError as error:
-                    _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
+                await self._store_report(environment, report)
             return report
+
+    async def _ask_worker(self, environment: Environment) -> EnvironmentReport:
+        """Have a worker probe its interpreter.
+
+        Raises:
+            WorkerError: no worker could answer.
+        """
+        async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
+            request = requests.Probe(tuple(name for name, _ in environment.env))
+            found, _ = await worker.send_request(request, self._deadlines)
+        return EnvironmentReport(
+            found.executable if environment.host else environment.python,
+            self._name_host_devices(found, environment),
+            None,
+            found.version,
+            found.nvml,
+            found.strategies,
+            environment.host,
+            found.observed,
+            found.distributions,
+        )
+
+    async def _store_report(self, environment: Environment, report: EnvironmentReport) -> None:
+        try:
+            await self._store.save_versions(_list_fingerprints(report))
+            await self._store.save_probe(_environment_key(environment), msgspec.to_builtins(report))
+        except StoreError as error:
+            _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
 
     def _find_disagreement(self, doubt: str, report: EnvironmentReport, environment: Environment) -> str:
         """Return why this daemon doubts a new report, if it is the same doubt for which the report was made."""
@@ -223,7 +231,7 @@ class Environments:
         """Return the variables that workers of an environment are started with on this machine."""
         return {**self._base_env, **dict(environment.env)}
 
-    def describe_outdated(self, environment: Environment) -> str:
+    def describe_disagreement(self, environment: Environment) -> str:
         """Return a line if an interpreter's ktuned differs from this daemon's; else an empty text."""
         return _describe_disagreement(self._find_known(environment))
 
@@ -232,7 +240,7 @@ class Environments:
         """A line for each interpreter whose ktuned differs from this daemon's."""
         return [*dict.fromkeys(filter(None, map(_describe_disagreement, self._known.values())))]
 
-    def _place_devices(self, found: replies.ProbeReport, environment: Environment) -> Mapping[str, BackendReport]:
+    def _name_host_devices(self, found: replies.ProbeReport, environment: Environment) -> Mapping[str, BackendReport]:
         """Return the backends that a probe found, with the host's name added to the names of a host's devices.
 
         A host's interpreter is part of the context: its differences from this machine's interpreter are added to its
@@ -274,7 +282,7 @@ class Environments:
         for known in self._list_probed_on(host):
             known.is_probed = False
 
-    def _list_probed_on(self, host: str) -> list[_Known]:
+    def _list_probed_on(self, host: str) -> list[_KnownEnvironment]:
         return [
             known
             for known in self._known.values()
@@ -292,7 +300,7 @@ class Environments:
 
     async def probe_hosts(self, environment: Environment) -> None:
         """Wait for hosts, and probe an environment on each connected one."""
-        await self._settled()
+        await self._wait_for_hosts()
         async with anyio.create_task_group() as tasks:
             for site in self.list_sites(environment)[1:]:
                 tasks.start_soon(self.probe_environment, site)
@@ -391,7 +399,7 @@ class Environments:
         return tuple(map(EnvironmentInfo.from_report, self.reports))
 
 
-def _describe_disagreement(known: _Known) -> str:
+def _describe_disagreement(known: _KnownEnvironment) -> str:
     if not known.disagreement or known.report is None:
         return ""
     return (

@@ -36,12 +36,12 @@ _SCHEMES = (cpu.TARGET_PREFIX, "sm_")
 """Prefixes of the targets of CPUs and of NVIDIA's GPUs."""
 
 
-def is_named(device: Device, name: str) -> bool:
+def is_device_named(device: Device, name: str) -> bool:
     """Return whether a name in config.toml's ``devices`` means a device: its name, host, kind, or part of its model."""
     return name in (device.name, device.kind, device.host or None) or name.casefold() in device.model.casefold()
 
 
-class Aim(msgspec.Struct, frozen=True):
+class JobDevices(msgspec.Struct, frozen=True):
     """A job's target, and the devices that measure its configs; ``absence`` says why there are none."""
 
     target: str
@@ -49,7 +49,7 @@ class Aim(msgspec.Struct, frozen=True):
     absence: str = ""
 
     @property
-    def model(self) -> Device:
+    def representative(self) -> Device:
         """A device that represents all; without devices, a device whose model is the target."""
         return (
             self.devices[0] if self.devices else Device(DeviceName(""), DeviceModel(self.target), Target(self.target))
@@ -63,7 +63,8 @@ class Machine:
         environments: Their reports.
         arch: The target for backends without a device; empty for the backend's own default.
         chosen: Names of the devices that may be used; all if empty.
-        captured: Returns the digest of the inputs that were captured for a kernel's problem; empty if none were.
+        find_captured_digest: Returns the digest of the inputs that were captured for a kernel's problem; empty if none
+            were.
     """
 
     def __init__(
@@ -72,12 +73,12 @@ class Machine:
         *,
         arch: str = "",
         chosen: Sequence[str] = (),
-        captured: Callable[[str, str], str] = lambda kernel, problem: "",
+        find_captured_digest: Callable[[str, str], str] = lambda kernel, problem: "",
     ) -> None:
         self.environments = environments
         self.arch = arch
         self.chosen = tuple(chosen)
-        self._captured = captured
+        self._find_captured_digest = find_captured_digest
 
     def list_devices(self, environment: Environment, backend: str) -> list[Device]:
         """Return the devices that a backend may use: this machine's first, then known devices of hosts.
@@ -94,9 +95,9 @@ class Machine:
         ]
 
     def _is_chosen(self, device: Device) -> bool:
-        return not self.chosen or any(is_named(device, name) for name in self.chosen)
+        return not self.chosen or any(is_device_named(device, name) for name in self.chosen)
 
-    def _is_there(self, device: Device) -> bool:
+    def _is_connected(self, device: Device) -> bool:
         return not device.host or device.host in self.environments.hosts
 
     def _get_backend_report(self, environment: Environment, backend: str) -> BackendReport:
@@ -145,7 +146,9 @@ class Machine:
             such = ", ".join(sorted(known))
             raise UsageError(f"{backend} compiles for {such}, not for {wanted!r}", hint="leave --arch out")
 
-    def aim_job(self, environment: Environment, backend: str, wanted: str, *, compile_only: bool = False) -> Aim:
+    def find_job_devices(
+        self, environment: Environment, backend: str, wanted: str, *, compile_only: bool = False
+    ) -> JobDevices:
         """Return a job's target, and all devices that may measure its configs.
 
         Args:
@@ -159,23 +162,23 @@ class Machine:
             NotFound: it has devices, but not that one.
         """
         if compile_only:
-            return Aim(wanted)
+            return JobDevices(wanted)
         devices = self.list_devices(environment, backend)
         if not devices:
             absence = self._explain_absence(environment, backend)
-            return Aim(self.choose_target(environment, backend), (), absence.message)
-        there = [device for device in devices if self._is_there(device)]
+            return JobDevices(self.choose_target(environment, backend), (), absence.message)
+        there = [device for device in devices if self._is_connected(device)]
         meant = [device for device in there if wanted in (device.name, device.model)]
         first = meant[0] if meant else self.find_device(environment, backend, wanted)
         if not meant:
-            return Aim(first.target, (), f"{first.host} is not there now")
+            return JobDevices(first.target, (), f"{first.host} is not there now")
         toolchain = self._digest_toolchain(environment, backend, first)
         alike = [
             other
             for other in there
-            if _is_like(other, first) and self._digest_toolchain(environment, backend, other) == toolchain
+            if _are_alike(other, first) and self._digest_toolchain(environment, backend, other) == toolchain
         ]
-        return Aim(first.target, tuple(alike))
+        return JobDevices(first.target, tuple(alike))
 
     def _digest_toolchain(self, environment: Environment, backend: str, device: Device) -> str:
         """Return the digest of the toolchain on a device's machine."""
@@ -192,7 +195,7 @@ class Machine:
     def has_device(self, environment: Environment, backend: str, wanted: str | None) -> bool:
         """Return whether a device with a name or model (None: any device) exists now."""
         return any(
-            wanted in (None, device.name, device.model) and self._is_there(device)
+            wanted in (None, device.name, device.model) and self._is_connected(device)
             for device in self.list_devices(environment, backend)
         )
 
@@ -261,7 +264,7 @@ class Machine:
 
     def digest_kernel(self, kernel: KernelInfo, specialized: str) -> str:
         """Return a kernel's digest for a specialised problem (canonical text), which covers its captured inputs."""
-        return add_captured(kernel.digest, self._captured(kernel.name, specialized))
+        return add_captured(kernel.digest, self._find_captured_digest(kernel.name, specialized))
 
     def list_device_models(self, environment: Environment | None = None) -> dict[str, set[str]]:
         """Return the models of all known devices, of one environment or of all, by the devices' names.
@@ -283,21 +286,21 @@ class Machine:
     def notices(self) -> list[str]:
         """Lines about contradictions to config.toml or the workers' ktuned, and about why timings are not judged."""
         return [
-            *self._report_unknown_names(),
-            *_report_unjudged(self.environments.probed_reports),
+            *self._note_unknown_names(),
+            *_note_unjudged_timings(self.environments.probed_reports),
             *self.environments.notices,
         ]
 
-    def _report_unknown_names(self) -> Iterator[str]:
+    def _note_unknown_names(self) -> Iterator[str]:
         backends = [backend for report in self.environments.probed_reports for backend in report.backends.values()]
         there = list({device.name: device for backend in backends for device in backend.devices}.values())
         for name in self.chosen if backends else ():
-            if not any(is_named(device, name) for device in there):
+            if not any(is_device_named(device, name) for device in there):
                 listed = ", ".join(f"{device.name} ({device.model})" for device in there) or "none"
                 yield f"config.toml: devices names {name!r}, which no backend finds here (there are {listed})"
 
 
-def _report_unjudged(reports: Iterable[EnvironmentReport]) -> Iterator[str]:
+def _note_unjudged_timings(reports: Iterable[EnvironmentReport]) -> Iterator[str]:
     for report in reports:
         if report.nvml:
             yield f"who else uses the GPUs is not known to {report.python}, so no timing is judged by it: {report.nvml}"
@@ -306,6 +309,6 @@ def _report_unjudged(reports: Iterable[EnvironmentReport]) -> Iterator[str]:
 _UNKNOWN = BackendReport("")
 
 
-def _is_like(one: Device, other: Device) -> bool:
+def _are_alike(one: Device, other: Device) -> bool:
     """Return whether two devices may share a job's work and each other's winners."""
     return (one.model, one.target, one.fingerprint) == (other.model, other.target, other.fingerprint)

@@ -21,7 +21,7 @@ class Probes:
         catalog: Knows the roots.
         environments: Probes one environment.
         directory: Where a worker runs if there is no root.
-        changed: Called after hosts were probed, because answers may differ now.
+        on_change: Called after hosts were probed, because answers may differ now.
     """
 
     def __init__(
@@ -30,15 +30,15 @@ class Probes:
         environments: Environments,
         directory: str,
         *,
-        changed: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._listeners = [changed]
+        self._listeners = [on_change]
         self._catalog = catalog
         self._environments = environments
         self._directory = directory
-        self._news = anyio.Event()
+        self._wake = anyio.Event()
         self._has_failed = False
-        self._due: set[str] = set()
+        self._hosts_to_probe: set[str] = set()
         catalog.when_roots_change(self._probe_hosts_again)
 
     def list_environments(self) -> list[Environment]:
@@ -58,36 +58,36 @@ class Probes:
     def probe_after_failure(self) -> None:
         """Probe all devices again soon: one may be gone, and the next job must not rely on it."""
         self._has_failed = True
-        self._news.set()
+        self._wake.set()
 
     def add_host(self, host: str) -> None:
         """Probe a host soon, on which workers can run from now on."""
         self._environments.add_host(host)
-        self._due.add(host)
-        self._news.set()
+        self._hosts_to_probe.add(host)
+        self._wake.set()
 
     def when_hosts_come(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` whenever hosts have connected and their devices are known."""
         self._listeners.append(listener)
 
     def _probe_hosts_again(self) -> None:
-        self._due.update(self._environments.hosts)
-        self._news.set()
+        self._hosts_to_probe.update(self._environments.hosts)
+        self._wake.set()
 
     async def run_until_cancelled(self) -> None:
         """Probe all devices again whenever one fails, and hosts when they connect; until cancelled."""
         while True:
-            await self._news.wait()
-            self._news = anyio.Event()
+            await self._wake.wait()
+            self._wake = anyio.Event()
             has_failed, self._has_failed = self._has_failed, False
-            due, self._due = self._due & set(self._environments.hosts), set()
+            hosts, self._hosts_to_probe = self._hosts_to_probe & set(self._environments.hosts), set()
             for environment in self.list_environments():
                 if has_failed:
                     await self._environments.probe_environment(environment, again=True)
                 async with anyio.create_task_group() as tasks:
-                    for host in sorted(due):
+                    for host in sorted(hosts):
                         tasks.start_soon(self._probe_host, environment, host)
-            for listener in self._listeners if due else ():
+            for listener in self._listeners if hosts else ():
                 listener()
 
     async def _probe_host(self, environment: Environment, host: str) -> None:

@@ -38,9 +38,9 @@ class ToolchainSurvey:
     Args:
         catalog: Knows roots and kernels.
         environments: Knows the reports, and probes.
-        in_use: Returns the kernels that were looked up lately or are tuned.
-        doubted: Called when answers become stale because a toolchain must be probed again.
-        probed: Called after the probe, with all kernels of the root, and those whose fingerprints have changed.
+        list_used_kernels: Returns the kernels that were looked up lately or are tuned.
+        on_doubt: Called when answers become stale because a toolchain must be probed again.
+        on_probe: Called after the probe, with all kernels of the root, and those whose fingerprints have changed.
         intervals: How often to look.
     """
 
@@ -49,19 +49,19 @@ class ToolchainSurvey:
         catalog: Catalog,
         environments: Environments,
         *,
-        in_use: Callable[[], Iterable[str]],
-        doubted: Callable[[], None],
-        probed: Callable[[list[KernelInfo], list[KernelInfo]], Awaitable[None]],
+        list_used_kernels: Callable[[], Iterable[str]],
+        on_doubt: Callable[[], None],
+        on_probe: Callable[[list[KernelInfo], list[KernelInfo]], Awaitable[None]],
         intervals: SurveyIntervals | None = None,
     ) -> None:
         self._catalog = catalog
         self._environments = environments
-        self._in_use = in_use
-        self._doubted = doubted
-        self._probed = probed
+        self._list_used_kernels = list_used_kernels
+        self._on_doubt = on_doubt
+        self._on_probe = on_probe
         self._intervals = intervals or SurveyIntervals()
         self._wake = anyio.Event()
-        self._seen: dict[str, _Fingerprints] = {}
+        self._fingerprints: dict[str, _Fingerprints] = {}
         catalog.when_roots_change(self.survey_now)
         environments.when_host_changes(self.survey_now)
 
@@ -72,7 +72,7 @@ class ToolchainSurvey:
     async def run_until_cancelled(self) -> None:
         """Look at toolchains until cancelled. Their first state is no change."""
         for root in self._catalog.roots:
-            self._seen[root.path] = self._read_fingerprints(root)
+            self._fingerprints[root.path] = self._read_fingerprints(root)
         all_at = monotonic() + self._intervals.all_s
         while True:
             with anyio.move_on_after(self._intervals.recent_s):
@@ -91,12 +91,12 @@ class ToolchainSurvey:
             reason = self._environments.check_toolchain(environment) if was_probed else ""
             if reason:
                 _log.info("toolchain_changed", root=root.path, reason=reason)
-                self._doubted()
+                self._on_doubt()
                 await self._environments.probe_environment(environment)
                 is_doubted = True
         present = self._read_fingerprints(root)
-        before = self._seen.get(root.path, {})
-        self._seen[root.path] = present
+        before = self._fingerprints.get(root.path, {})
+        self._fingerprints[root.path] = present
         # A first probe is no change, and neither is a new host.
         known = [host for host in present if before.get(host)]
         if not is_doubted and all(before[host] == present[host] for host in known):
@@ -109,11 +109,11 @@ class ToolchainSurvey:
             for kernel in kernels
             if any(before[host].get(kernel.backend) != present[host].get(kernel.backend) for host in known)
         ]
-        await self._probed(kernels, changed)
+        await self._on_probe(kernels, changed)
 
     def _list_used_roots(self) -> list[Root]:
         used = {}
-        for name in self._in_use():
+        for name in self._list_used_kernels():
             with suppress(NotFound, AmbiguousName):
                 root = self._catalog.root_of(self._catalog.resolve_kernel(name).file)
                 if root is not None:

@@ -1,7 +1,7 @@
 """Applications that work on a GPU while ktuned tunes there.
 
 An application that asks for a tuning and continues meanwhile names its process. While it lives and works on a GPU,
-lanes there use at most a tenth of the time, and only as much memory as is free (``ktuned.worker.room``).
+lanes there use at most a tenth of the time, and only as much memory as is free (``ktuned.checking.free_memory``).
 """
 
 from __future__ import annotations

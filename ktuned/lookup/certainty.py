@@ -77,7 +77,9 @@ class Certainty:
         if device is not None and device.host and not reason:
             reason = environments.find_doubt(environment.with_host_of(device))
         return (
-            f"the toolchain is to be probed again: {reason}" if reason else environments.describe_outdated(environment)
+            f"the toolchain is to be probed again: {reason}"
+            if reason
+            else environments.describe_disagreement(environment)
         )
 
     def _source_doubt(self, kernel: KernelInfo, environment: Environment) -> str:

@@ -123,3 +123,27 @@ def find_first_error(error: BaseException) -> BaseException:
         known = error.subgroup(KtunedError)
         error = (known or error).exceptions[0]
     return error
+
+
+_MESSAGE_CHARS = 8_000
+"""Most characters of an exception's text that are kept: enough for a compiler's first errors."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception's type and text on as many lines as it has, capped.
+
+    Nothing is assumed about the exception: its ``__str__`` may raise, and its text may be of any length or no Unicode.
+    """
+    try:
+        # A KeyError's text is the repr of its argument, which would show a sentence in quotes.
+        is_sentence = type(error) is KeyError and len(error.args) == 1 and " " in str(error.args[0])
+        text = str(error.args[0] if is_sentence else error)
+    except Exception as second:
+        text = f"(its text cannot be had: {type(second).__name__})"
+    name = type(error).__name__
+    return escape_surrogates(f"{name}: {text}" if text else name)[:_MESSAGE_CHARS]
+
+
+def escape_surrogates(text: str) -> str:
+    """Return text that can be sent: lone surrogates, as in odd file names, become escapes."""
+    return text.encode(errors="backslashreplace").decode()

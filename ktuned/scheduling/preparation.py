@@ -122,13 +122,15 @@ class Preparation:
         if root is None:
             raise NotFound(f"{kernel.file} is below no watched root")
         environment = environment_of(root)
-        aim = self._machine.aim_job(environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
+        found = self._machine.find_job_devices(
+            environment, kernel.backend, job.device, compile_only=job.plan.compile_only
+        )
         objective = kernel.objective(job.objective)
         if kernel.needs_energy(objective):
-            for device in aim.devices:
+            for device in found.devices:
                 if device.no_energy:
                     raise Unsupported(explain_unmeasurable(objective, device))
-        context = self._machine.build_context(kernel, environment, job.problem, aim.model)
+        context = self._machine.build_context(kernel, environment, job.problem, found.representative)
         declared_default = kernel.default
         kernel = kernel.with_anchor(job.plan.anchor or self._anchor(context.key_for(objective)), objective)
         if is_exact(objective) and kernel.default is None:
@@ -142,9 +144,9 @@ class Preparation:
             kernel=kernel,
             declared_default=declared_default,
             problem=job.problem,
-            devices=aim.devices,
-            target=aim.target,
-            absence=aim.absence,
+            devices=found.devices,
+            target=found.target,
+            absence=found.absence,
             captured=self._captured(kernel, job.problem),
             context=context,
             environment=environment,
@@ -157,7 +159,7 @@ class Preparation:
             portfolio=partial(self._portfolios.find_configs, kernel, context.device, objective, job.problem),
             toolchain=self._machine.environments.list_toolchain_files(environment),
             find_shared=self._find_shared,
-            group_size=self._machine.get_group_size(environment.with_host_of(aim.model), kernel.backend),
+            group_size=self._machine.get_group_size(environment.with_host_of(found.representative), kernel.backend),
             compilers=tuple(
                 Compiler(site, self._machine.environments.list_toolchain_files(site))
                 for site in self._machine.list_compilers(environment, kernel.backend, context.toolchain)

@@ -13,7 +13,7 @@ has mapped changes on the disk: its last measurement says so (``leftover``), or 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
@@ -22,26 +22,48 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from ktuned.backends import Backend, Kernel, Registry
+from ktuned.checking import (
+    CAPTURE_AGAIN,
+    DEFAULT_CONFIG,
+    Guards,
+    ProblemData,
+    require_free_memory,
+)
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests, stamp
-from ktuned.model import KtunedError, Outcome, Phase, TrialResult, Unsupported, UsageError, canonical, strip_numerics
+from ktuned.measuring import (
+    EVENTS,
+    Costs,
+    CudaTimer,
+    HostTimer,
+    RaceRules,
+    TimedLaunches,
+    Timer,
+    ends_batch,
+    make_failed_result,
+    make_raised_result,
+    make_timed_result,
+)
+from ktuned.model import (
+    Device,
+    KtunedError,
+    Outcome,
+    Phase,
+    Problem,
+    TrialResult,
+    Unsupported,
+    UsageError,
+    canonical,
+    strip_numerics,
+)
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import make_unit
 from ktuned.worker.config_run import ConfigRun
-from ktuned.worker.costs import Costs
-from ktuned.worker.cuda_timer import EVENTS, GRAPH, CudaTimer
 from ktuned.worker.fault_reporter import FaultReporter
-from ktuned.worker.guards import Guards
 from ktuned.worker.inspect import load_kernel
-from ktuned.worker.measurement import ends_batch, make_failed_result, make_raised_result, make_timed_result
-from ktuned.worker.open_problem import OpenProblem, attach_observers
-from ktuned.worker.problem import CAPTURE_AGAIN, DEFAULT_CONFIG, ProblemData
+from ktuned.worker.open_problem import OpenProblem, make_observers
 from ktuned.worker.process_state import ProcessState
-from ktuned.worker.race import RaceRules
 from ktuned.worker.reply import Phases, Reply, TimedPhases
-from ktuned.worker.room import require_room, require_room_for_spare
-from ktuned.worker.timed_launches import TimedLaunches
-from ktuned.worker.timing import HostTimer
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
@@ -85,47 +107,18 @@ class Bench:
         self._open = None
         reply.begin_phase(Phase.REFERENCE)
         if request.device.kind == "cuda":
-            self._require_room(kernel, request)
-        captured = self._find_captured_file(request.captured) if request.captured else None
-        expected = self._places.locate_reference(request.expected)
-        timer: HostTimer | CudaTimer = HostTimer()
-        if request.device.kind == "cuda" and not backend.times_on_host:
-            timer = CudaTimer(request.device.name, kernel.timing)
-            # In parallel with making the inputs: loading the GPU's matrix-product library takes about as long.
-            timer.begin_warm_up()
-        data = ProblemData(
-            kernel,
-            request.problem,
-            request.device,
-            captured=captured,
-            seed=request.seed,
-            guards=Guards(is_active=request.guarded),
-        )
+            self._require_free_memory(kernel, request)
+        # The timer comes first: its GPU warms up while the host makes the inputs.
+        timer = _make_timer(kernel, backend, request.device)
+        data = self._make_data(kernel, request)
         # Read the baseline after the kernel file's Python, which applies to all configs, but before its reference runs.
         with ACCESSES.pause_recording():
-            self._state.take_baseline((self._places.artifacts, self._places.expected))
+            self._state.read_baseline((self._places.artifacts, self._places.expected))
         load = partial(self._load_artifact, backend, request)
-        default: Kernel | None = None
-        if kernel.expects_default_outputs and not expected.is_file():
-            if request.reference is None:
-                raise UsageError(f"the default config of {kernel.name} is the reference, and its artifact is not named")
-            try:
-                default = load(request.reference)
-            except (Unsupported, DamagedArtifact) as error:
-                return replies.Opened(unusable=str(error), is_damaged=isinstance(error, DamagedArtifact))
-            except Exception as error:
-                raise kernel.site.make_failure(DEFAULT_CONFIG, error) from error
-        data.provide_expected_outputs(expected, default)
-        if isinstance(timer, CudaTimer):
-            from concurrent.futures import ThreadPoolExecutor
-
-            # Save the expected outputs while the GPU loads the kernels that each check needs.
-            with ThreadPoolExecutor(1) as executor:
-                saved = executor.submit(data.save_expected, expected)
-                data.rehearse_judging()
-                saved.result()
-        else:
-            data.save_expected(expected)
+        try:
+            self._provide_expected_outputs(data, kernel, request, load, timer)
+        except (Unsupported, DamagedArtifact) as error:
+            return replies.Opened(unusable=str(error), is_damaged=isinstance(error, DamagedArtifact))
         costs = Costs(
             strip_numerics(request.objective),
             partial(kernel.evaluate_metrics, request.problem),
@@ -136,7 +129,7 @@ class Bench:
             data,
             timer,
             costs,
-            attach_observers(request.device, backend, timer, costs),
+            make_observers(request.device, backend, timer, costs),
             load,
             FaultReporter(reply.descriptor),
             self._state,
@@ -144,12 +137,58 @@ class Bench:
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         with ACCESSES.pause_recording():
             self._state.complete_baseline()
-            settings = self._state.find_settings(OBSERVER.environ)
-        work = repr(kernel.evaluate_work(request.problem))
-        identity = canonical({"bits": data.digest_problem(), "work": work, "settings": settings})
-        return replies.Opened(
-            self._trace.take_new_observations(is_data=True), hashlib.sha256(identity.encode()).hexdigest()
+            settings = self._state.find_file_settings(OBSERVER.environ)
+        identity = _digest_identity(kernel, request.problem, data, settings)
+        return replies.Opened(self._trace.take_new_observations(is_data=True), identity)
+
+    def _make_data(self, kernel: DeclaredKernel, request: requests.Open) -> ProblemData:
+        return ProblemData(
+            kernel,
+            request.problem,
+            request.device,
+            captured=self._find_captured_file(request.captured) if request.captured else None,
+            seed=request.seed,
+            guards=Guards(is_active=request.guarded),
         )
+
+    def _provide_expected_outputs(
+        self,
+        data: ProblemData,
+        kernel: DeclaredKernel,
+        request: requests.Open,
+        load: Callable[[requests.UnitRef], Kernel],
+        timer: Timer,
+    ) -> None:
+        """Read the expected outputs, or compute and save them.
+
+        Raises:
+            DamagedArtifact: they come from the default config, and its artifact must be compiled again.
+            KernelFileError: the reference fails.
+            Unsupported: they come from the default config, and the device cannot run it.
+            UsageError: they come from the default config, and the request does not name its artifact.
+        """
+        saved = self._places.locate_reference(request.expected)
+        default: Kernel | None = None
+        if kernel.expects_default_outputs and not saved.is_file():
+            if request.reference is None:
+                raise UsageError(f"the default config of {kernel.name} is the reference, and its artifact is not named")
+            try:
+                default = load(request.reference)
+            except (Unsupported, DamagedArtifact):
+                raise
+            except Exception as error:
+                raise kernel.site.make_failure(DEFAULT_CONFIG, error) from error
+        data.provide_expected_outputs(saved, default)
+        if not timer.returns_early:
+            data.save_expected_outputs(saved)
+            return
+        from concurrent.futures import ThreadPoolExecutor
+
+        # Save them while the GPU loads the kernels that each check needs.
+        with ThreadPoolExecutor(1) as executor:
+            saving = executor.submit(data.save_expected_outputs, saved)
+            data.rehearse_judging()
+            saving.result()
 
     def _load_artifact(self, backend: Backend, request: requests.Open, unit: requests.UnitRef) -> Kernel:
         """Verify a unit's artifact and load its kernel.
@@ -174,7 +213,7 @@ class Bench:
             raise UsageError(f"the captured inputs in {path} are damaged or gone", hint=CAPTURE_AGAIN)
         return path
 
-    def _require_room(self, kernel: DeclaredKernel, request: requests.Open) -> None:
+    def _require_free_memory(self, kernel: DeclaredKernel, request: requests.Open) -> None:
         """Keep within the memory that an application leaves on the GPU; without an application, lift the limit.
 
         Raises:
@@ -184,7 +223,7 @@ class Bench:
 
         if request.is_shared:
             torch.cuda.empty_cache()
-            require_room(request.device.name, kernel.evaluate_inputs(request.problem))
+            require_free_memory(request.device.name, kernel.evaluate_inputs(request.problem))
         elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.set_per_process_memory_fraction(1.0, request.device.name)
 
@@ -210,7 +249,7 @@ class Bench:
         self._require_current_files()
         known_us = chain(request.known_us, repeat(None))
         for unit, latency_us, following in zip(request.units, known_us, (*request.units[1:], None), strict=False):
-            measured = self._measure_unit(unit, latency_us, following, request, reply)
+            measured = self._measure_config(unit, latency_us, following, request, reply)
             if following is None or ends_batch(measured, request):
                 return measured
             incumbent = requests.choose_incumbent(request.incumbent, measured, request.same_bits)
@@ -222,7 +261,7 @@ class Bench:
             reply.send_item(measured, hold_s=request.hold_s if is_well else 0.0)
         raise UsageError("a trial needs at least one unit")
 
-    def _measure_unit(
+    def _measure_config(
         self,
         unit: requests.UnitRef,
         known_us: float | None,
@@ -234,9 +273,9 @@ class Bench:
         problem, began = self._require_open_problem(), monotonic()
         phases = TimedPhases(reply, request.first_phase)
         with self._state.isolate_config(unit.key):
-            measured = self._run_config(unit, phases, lambda run: run.measure(request, known_us, following))
+            measured = self._run_config(unit, phases, lambda run: run.measure_config(request, known_us, following))
             # Within the isolation, because a metric of the kernel file is user code.
-            cost = problem.costs.compute_range(measured.result)
+            cost = problem.costs.compute_cost_range(measured.result)
         leftover = self._state.leftover or self._describe_outdated_file()
         observed = () if self._trace is None else self._trace.take_new_observations(is_data=True)
         return replace(
@@ -250,11 +289,11 @@ class Bench:
 
     def check_config(self, request: requests.Check, reply: Reply) -> replies.Measurement:
         """Launch a config once and judge its outputs, without timing it."""
-        return self._run_config_alone(request.unit, reply, ConfigRun.check)
+        return self._run_config_alone(request.unit, reply, ConfigRun.check_config)
 
     def time_finalist(self, request: requests.Time, reply: Reply) -> replies.Measurement:
         """Time a config again in the final round, against the other finalists."""
-        return self._run_config_alone(request.unit, reply, lambda run: run.time_again(request))
+        return self._run_config_alone(request.unit, reply, lambda run: run.time_finalist(request))
 
     def _run_config_alone(
         self, unit: requests.UnitRef, reply: Reply, steps: Callable[[ConfigRun], TrialResult]
@@ -273,16 +312,16 @@ class Bench:
         """
         problem = self._require_open_problem()
         try:
-            launch = problem.find_launch(unit)
+            launch = problem.provide_launch(unit)
         except DamagedArtifact as error:
             return replies.Measurement(TrialResult(None, message=str(error)))
         except Unsupported as error:
             return replies.Measurement(make_failed_result(Outcome.UNSUPPORTED, str(error), Phase.LOAD))
         except Exception as error:
             return replies.Measurement(make_raised_result(error, Phase.LOAD))
-        problem.data.begin_trial()
+        problem.data.reset_tensors()
         run = ConfigRun(problem, unit.key, launch, phases)
-        return run.look_for_damage(steps(run))
+        return run.check_damage(steps(run))
 
     def _require_current_files(self) -> None:
         """Check that the files that this process has mapped are still those on the disk.
@@ -297,27 +336,6 @@ class Bench:
         name = self._state.find_outdated_file()
         return f"{name} has changed since it was loaded" if name else ""
 
-    def run_canary(self, request: requests.Canary, reply: Reply) -> replies.Empty:
-        """Run something tiny on a device, to see that it still works after a worker on it was killed.
-
-        A CPU needs no more than the answer.
-        """
-        if request.device.kind == "cpu":
-            return replies.Empty()
-        if request.warms_up:
-            require_room_for_spare(request.device.name)
-        import torch
-
-        numbers = torch.arange(8, device=request.device.name)
-        total = int(numbers.sum())
-        if total != 28:
-            raise RuntimeError(f"{request.device.name} counts 0 + … + 7 as {total}")
-        if request.warms_up:
-            from ktuned.worker.rehearsal import rehearse_problem
-
-            rehearse_problem(request.device)
-        return replies.Empty()
-
     def time_reference(self, request: requests.TimeReference, reply: Reply) -> replies.Measurement:
         """Time the reference function in the same way as the configs.
 
@@ -331,7 +349,7 @@ class Bench:
         if reference is None:
             return replies.Measurement(TrialResult(None))
         timer = problem.timer
-        in_graph = isinstance(timer, CudaTimer) and timer.method == GRAPH
+        in_graph = timer.times_in_graph
         if in_graph and problem.data.restores:
             # Configs are then timed by events, too, because a graph would include the restoring between launches.
             timer, in_graph = CudaTimer(problem.device.name, EVENTS), False
@@ -347,3 +365,22 @@ class Bench:
         if self._open is None:
             raise UsageError("no problem is open: `open` comes first")
         return self._open
+
+
+def _make_timer(kernel: DeclaredKernel, backend: Backend, device: Device) -> Timer:
+    """Return the timer for a device. A GPU's begins to warm up.
+
+    The warm-up also loads the GPU's matrix-product library, which takes about as long as making the inputs.
+    """
+    if device.kind != "cuda" or backend.times_on_host:
+        return HostTimer()
+    timer = CudaTimer(device.name, kernel.timing)
+    timer.begin_warm_up()
+    return timer
+
+
+def _digest_identity(kernel: DeclaredKernel, problem: Problem, data: ProblemData, settings: Mapping[str, str]) -> str:
+    """Return a digest of everything that decides the results of configs besides their artifacts."""
+    work = repr(kernel.evaluate_work(problem))
+    identity = canonical({"bits": data.digest_problem(), "work": work, "settings": settings})
+    return hashlib.sha256(identity.encode()).hexdigest()

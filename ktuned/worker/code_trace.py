@@ -7,14 +7,15 @@ of every file on which a result depends.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from dataclasses import replace
-from pathlib import Path
-
 from ktuned.dependencies import ACCESSES, OBSERVER
-from ktuned.ipc import ABSENT, DIRECTORY, Places, is_directory_stamp, make_relative, requests, stamps_agree
-from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation, digest_variable
-from ktuned.worker.trace import EXECUTED, SourceChanged, look_again
+from ktuned.ipc import ABSENT, Places, requests, stamps_agree
+from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation
+from ktuned.worker.observations import (
+    SourceChanged,
+    make_observations,
+    name_files_in_project,
+    refresh_observation,
+)
 
 
 class CodeTrace:
@@ -31,7 +32,7 @@ class CodeTrace:
         self._extent = 0
 
     def take_new_observations(self, *, is_data: bool = False) -> tuple[Observation, ...]:
-        """Return the entries that are new since the last call, marked with ``is_data`` if they decide a problem's data.
+        """Return what is new since the last call, marked with ``is_data`` if it decides a problem's data.
 
         Raises:
             SourceChanged: a file is not what the kernel was inspected with, or has changed since it was read.
@@ -43,58 +44,23 @@ class CodeTrace:
             return ()
         self._extent = extent
         opened, imported = ACCESSES.files, OBSERVER.files
-        executed = name_files({path: imported[path] for path in OBSERVER.executed_files}, self._root).keys()
-        files = name_files({**opened, **imported}, self._root)
+        executed = name_files_in_project({path: imported[path] for path in OBSERVER.executed_files}, self._root).keys()
+        files = name_files_in_project({**opened, **imported}, self._root)
         for name in files.keys() & self._kernel.digests.keys():
             if not stamps_agree(self._kernel.digests[name], files[name]):
                 raise SourceChanged(f"{name} changed after it was inspected")
         # The inspection identifies an executed file by its syntax. If the file was also opened, its text counts.
-        texts = name_files(opened, self._root).keys() & executed
+        texts = name_files_in_project(opened, self._root).keys() & executed
         unknown = {name: one for name, one in files.items() if name in texts or name not in self._kernel.digests}
-        entries = make_entries(unknown, self._root, executed - texts, is_data=is_data)
-        for entry in entries:
-            if look_again(entry, self._root).digest != entry.digest and not entry.name.startswith(ENVIRONMENT):
-                raise SourceChanged(f"{entry.name} changed while it was read")
+        observations = make_observations(unknown, self._root, executed - texts, is_data=is_data)
+        for observation in observations:
+            if refresh_observation(
+                observation, self._root
+            ).digest != observation.digest and not observation.name.startswith(ENVIRONMENT):
+                raise SourceChanged(f"{observation.name} changed while it was read")
         if not self._is_declared:
             prefix = f"{UNOBSERVED}{self._kernel.version}:"
-            entries += [Observation(f"{prefix}{reason}", ABSENT) for reason in ACCESSES.unobserved]
-        new_entries = tuple(entry for entry in entries if entry.name not in self._reported)
-        self._reported.update(entry.name for entry in new_entries)
+            observations += [Observation(f"{prefix}{reason}", ABSENT) for reason in ACCESSES.unobserved]
+        new_entries = tuple(observation for observation in observations if observation.name not in self._reported)
+        self._reported.update(observation.name for observation in new_entries)
         return new_entries
-
-
-def name_files(files: Mapping[Path, str], root: str) -> dict[str, str]:
-    """Return files by their names in the project. The name of a directory that only has to exist ends in a slash."""
-    return {
-        f"{make_relative(str(path), root)}/" if is_directory_stamp(digest) else make_relative(str(path), root): digest
-        for path, digest in files.items()
-        # Leave out directories above the project, which surely exist.
-        if digest != DIRECTORY or not f"{root}/".startswith(f"{path}/")
-    }
-
-
-def make_entries(
-    files: Mapping[str, str],
-    root: str,
-    executed: Container[str] = (),
-    *,
-    is_data: bool = False,
-    is_source: bool = False,
-) -> list[Observation]:
-    """Return the entries of files, and of the environment variables that the kernel file's code has read.
-
-    Args:
-        files: the digests that the files were read with, by their names in the project.
-        root: the project's directory.
-        executed: the names of the files that count by their syntax.
-        is_data: whether they were read to make a problem's data.
-        is_source: whether they were read to make an artifact.
-    """
-    entries = []
-    for name, digest in sorted(files.items()):
-        meaning = EXECUTED if name in executed else ""
-        entry = look_again(Observation(name, ABSENT, meaning, is_source=is_source, is_data=is_data), root)
-        entries.append(entry if entry.digest == digest else replace(entry, digest=digest, meaning=""))
-    for name, value in sorted(ACCESSES.variables.items()):
-        entries.append(Observation(ENVIRONMENT + name, digest_variable(value), is_source=is_source, is_data=is_data))
-    return entries

@@ -15,27 +15,24 @@ key.
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from ktuned.backends import Backend, Build, Compiled, Registry, Unit
-from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
+from ktuned.backends import Backend, Compiled, Registry, Unit
+from ktuned.dependencies import ACCESSES, OBSERVER
 from ktuned.ipc import Places, Recipe, replies, requests, take_sight
 from ktuned.model import BackendError, Observation, Outcome, Phase, extend_digest
-from ktuned.spec import forget_modules, get_kernel_module
-from ktuned.worker.imported_files import ImportedFiles
+from ktuned.spec import forget_modules
+from ktuned.worker.compiler_trace import CompilerTrace
 from ktuned.worker.inspect import check_digests, list_inspected_files, resolve_digests
+from ktuned.worker.observations import SourceChanged
 from ktuned.worker.reply import Reply
 from ktuned.worker.seal import seal_artifact
-from ktuned.worker.trace import SourceChanged, Trace
 
 TRIES = 3
 """How often a unit is compiled if its files keep changing. A save takes less time than a compile, so few are enough."""
-
-_imported = ImportedFiles()
 
 
 def make_unit(
@@ -63,143 +60,70 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     backend = registry.load(kernel.backend)
     into = places.locate_staging(request.staging)
     units = [make_unit(registry, places, kernel, request.target, unit) for unit in request.units]
-    plugin = registry.plugin(kernel.backend)
+    plugin = registry.find_plugin_name(kernel.backend)
     recipes = {unit.key: Recipe(unit.build.to_plain(), unit.target, unit.kernel, plugin) for unit in units}
     for unit in units:
         _empty_directory(into / unit.key)
-    known_files = _require_inspected_code(kernel, places)
+    known_files = require_inspected_code(kernel, places)
     reply.begin_phase(Phase.COMPILE)
-    _check_toolchain(request.toolchain)
-    trace = Trace(kernel, places)
+    check_toolchain(request.toolchain)
+    trace = CompilerTrace(kernel, places)
     groups = [[unit] for unit in units] if backend.group_size == 1 else [units]
     compiled_units = chain.from_iterable(_compile_steadily(backend, group, into, trace) for group in groups)
     for number, compiled in enumerate(compiled_units, start=1):
         if request.announced and number == len(units) and compiled.outcome is None:
             reply.announce_end_of_computing()
         check_digests(kernel, places)
-        _check_toolchain(request.toolchain)
-        observed = _observe_reads(trace, units[0], known_files)
-        # The daemon's key does not cover these files, although the artifact depends on them. Extend it to the key that
-        # the daemon will ask for once it knows them: with each file once, and without the reasons.
-        sources = [entry for entry in observed if entry.is_source]
-        key = extend_digest(compiled.key, sources) if sources else compiled.key
-        outcome, message, content, size = compiled.outcome, compiled.message, "", 0
-        if outcome is None:
-            try:
-                sealed, size = seal_artifact(
-                    into / compiled.key,
-                    places.locate_artifact(key),
-                    key=key,
-                    backend=backend.name,
-                    facts=compiled.facts,
-                    required=backend.required_files,
-                    decisive=backend.decisive_files,
-                    recipe=recipes[compiled.key],
-                )
-                content = sealed.content
-            except BackendError as error:
-                outcome, message = Outcome.COMPILE_ERROR, error.message
-        reply.send_item(
-            replies.CompiledUnit(
-                key=compiled.key,
-                outcome=outcome,
-                message=message,
-                seconds=compiled.seconds,
-                facts=dict(compiled.facts),
-                content=content,
-                bytes=size,
-                artifact="" if key == compiled.key else key,
-                observed=observed,
-            ),
-            hold_s=request.hold_s,
-        )
+        check_toolchain(request.toolchain)
+        observed = observe_reads(trace, units[0], known_files)
+        sealed = _seal_unit(backend, compiled, observed, into / compiled.key, places, recipes[compiled.key])
+        reply.send_item(sealed, hold_s=request.hold_s)
     return replies.Empty()
 
 
-def open_front_end(registry: Registry, places: Places, request: requests.OpenFrontEnd, reply: Reply) -> replies.Empty:
-    """Import a backend's compiler, and a library or a kernel file, ahead of the units to be lowered.
+def _seal_unit(
+    backend: Backend,
+    compiled: Compiled,
+    observed: tuple[Observation, ...],
+    directory: Path,
+    places: Places,
+    recipe: Recipe,
+) -> replies.CompiledUnit:
+    """Seal a unit that was compiled into a directory; return its outcome.
 
-    Raises:
-        BackendError: the library cannot be imported.
-        KernelFileError: the kernel file cannot be imported.
-        SourceChanged: the kernel file is no longer the one that was inspected.
-        FreshProcessNeeded: this process has imported another version of the library.
+    The daemon's key does not cover the ``observed`` files, although the artifact depends on them. So the artifact gets
+    the key that the daemon will ask for once it knows them: with each file once, and without the reasons.
     """
-    backend = registry.load(request.backend)
-    backend.prepare()
-    if request.library:
-        build = None if request.build is None else backend.build.from_plain(request.build)
-        _open_library(backend, request.library, build, reply)
-    elif request.kernel is not None:
-        _require_inspected_code(request.kernel, places)
-        reply.begin_phase(Phase.COMPILE)
-        get_kernel_module(places.locate_file(request.kernel.project, request.kernel.file))
-    return replies.Empty()
-
-
-def lower_unit(registry: Registry, places: Places, request: requests.Lower, reply: Reply) -> replies.Lowered:
-    """Lower a unit's function to the code that the backend compiles, and report the files that were read for it.
-
-    For a function of a library no files are reported: its Build names it by a digest of its code.
-
-    Raises:
-        BackendError: the library cannot be imported.
-        SourceChanged: a source or the toolchain has changed.
-        FreshProcessNeeded: this process has imported another version of the library.
-    """
-    kernel = request.kernel
-    backend = registry.load(kernel.backend)
-    backend.prepare()
-    unit = make_unit(registry, places, kernel, request.target, request.unit)
-    library = request.unit.build.get("library")
-    if library:
-        _open_library(backend, library, unit.build, reply)
-        reply.begin_phase(Phase.COMPILE)
-        _check_toolchain(request.toolchain)
-        lowered, seconds = _time_lowering(backend, unit)
-        _check_toolchain(request.toolchain)
-        return _make_lowered_reply(lowered, seconds, ())
-    known_files = _require_inspected_code(kernel, places)
-    reply.begin_phase(Phase.COMPILE)
-    _check_toolchain(request.toolchain)
-    trace = Trace(kernel, places)
-    ACCESSES.begin_epoch()
-    lowered, seconds = _time_lowering(backend, unit)
-    check_digests(kernel, places)
-    _check_toolchain(request.toolchain)
-    observed = _observe_reads(trace, unit, known_files)
-    return _make_lowered_reply(lowered, seconds, observed)
-
-
-def _open_library(backend: Backend, library: Mapping[str, Any], build: Build | None, reply: Reply) -> None:
-    """Import a library as it is on the disk now.
-
-    Raises:
-        BackendError: it cannot be imported.
-        FreshProcessNeeded: a file that this process has imported has changed since.
-    """
-    reply.begin_phase(Phase.INSPECT)
-    if _imported.find_changed_file():
-        raise FreshProcessNeeded
+    sources = [entry for entry in observed if entry.is_source]
+    key = extend_digest(compiled.key, sources) if sources else compiled.key
+    unit = replies.CompiledUnit(
+        key=compiled.key,
+        outcome=compiled.outcome,
+        message=compiled.message,
+        seconds=compiled.seconds,
+        facts=dict(compiled.facts),
+        artifact="" if key == compiled.key else key,
+        observed=observed,
+    )
+    if compiled.outcome is not None:
+        return unit
     try:
-        backend.open_library(library, build)
-    finally:
-        _imported.record_imports()
+        sealed, size = seal_artifact(
+            directory,
+            places.locate_artifact(key),
+            key=key,
+            backend=backend.name,
+            facts=compiled.facts,
+            required=backend.required_files,
+            decisive=backend.decisive_files,
+            recipe=recipe,
+        )
+    except BackendError as error:
+        return replace(unit, outcome=Outcome.COMPILE_ERROR, message=error.message)
+    return replace(unit, content=sealed.content, bytes=size)
 
 
-def _time_lowering(backend: Backend, unit: Unit) -> tuple[bytes | Compiled, float]:
-    started = time.perf_counter()
-    lowered = backend.lower(unit)
-    return lowered, time.perf_counter() - started
-
-
-def _make_lowered_reply(made: bytes | Compiled, seconds: float, observed: tuple[Observation, ...]) -> replies.Lowered:
-    if isinstance(made, Compiled):
-        return replies.Lowered(b"", made.outcome, made.message, seconds, observed)
-    return replies.Lowered(made, None, "", seconds, observed)
-
-
-def _require_inspected_code(kernel: requests.KernelRef, places: Places) -> Mapping[Path, str]:
+def require_inspected_code(kernel: requests.KernelRef, places: Places) -> Mapping[Path, str]:
     """Make sure that imports give the inspected code; return the digests of the kernel's files.
 
     A Build may name a function of the kernel file, and it must be the function that was inspected. So modules that this
@@ -225,7 +149,7 @@ MAX_REMEMBERED = 64
 """Most kernels in :data:`_files_read`."""
 
 
-def _observe_reads(trace: Trace, unit: Unit, known_files: Mapping[Path, str]) -> tuple[Observation, ...]:
+def observe_reads(trace: CompilerTrace, unit: Unit, known_files: Mapping[Path, str]) -> tuple[Observation, ...]:
     """Return what was read for a unit, or earlier for another unit with the same sources."""
     sources = (*unit.sources, unit.kernel_file)
     if sources not in _files_read and len(_files_read) >= MAX_REMEMBERED:
@@ -239,7 +163,7 @@ def _observe_reads(trace: Trace, unit: Unit, known_files: Mapping[Path, str]) ->
     return trace.list_observations({**read, **imported}, ACCESSES.variables, ACCESSES.unobserved, executed)
 
 
-def _compile_steadily(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) -> Iterator[Compiled]:
+def _compile_steadily(backend: Backend, units: Sequence[Unit], into: Path, trace: CompilerTrace) -> Iterator[Compiled]:
     """Compile units, and compile those again whose files may have changed while the compiler read them.
 
     Raises:
@@ -248,11 +172,11 @@ def _compile_steadily(backend: Backend, units: Sequence[Unit], into: Path, trace
     doubtful: list[Compiled] = []
     for _ in range(TRIES):
         doubtful = []
-        trace.begin_reading()
+        trace.record_sights()
         ACCESSES.begin_epoch()
         for compiled in backend.compile(units, into):
             ACCESSES.check_trust()
-            if trace.is_steady(ACCESSES.files):
+            if trace.are_files_steady(ACCESSES.files):
                 yield compiled
             else:
                 doubtful.append(compiled)
@@ -271,7 +195,7 @@ def _empty_directory(directory: Path) -> None:
     directory.mkdir(parents=True)
 
 
-def _check_toolchain(files: Mapping[str, str]) -> None:
+def check_toolchain(files: Mapping[str, str]) -> None:
     """Check that the toolchain's files look as they did when the artifacts' keys were made.
 
     Raises:

@@ -6,10 +6,10 @@ An exception in any of these steps is the config's outcome:
 2.  **Check** the outputs. A wrong config is not timed, unless it only differs from the default config, which may be
     the wrong one. A config that uses more cores than it was given is not timed either: it will be measured again with
     all the cores that it needs.
-3.  **Time** it as long as it can still win (:mod:`ktuned.worker.race`). Some timed launches are compared with the first
-    one. Observers (:mod:`ktuned.worker.launch_observer`) measure everything but the time, such as the energy.
+3.  **Time** it as long as it can still win (:mod:`ktuned.measuring.race`). Some timed launches are compared with the
+    first one. Observers (:mod:`ktuned.measuring.launch_observer`) measure everything but the time, such as the energy.
 4.  **Check again** after the last launch: outputs, and that no input was overwritten.
-5.  **Compare bits**, if exact numerics are wanted (:mod:`ktuned.worker.bits`).
+5.  **Compare bits**, if exact numerics are wanted (:mod:`ktuned.checking.bits`).
 6.  **Look for damage** outside the tensors, even if an earlier step has failed. Otherwise the next config would be
     blamed for it.
 
@@ -24,23 +24,23 @@ from functools import partial
 from time import perf_counter
 
 from ktuned.backends import Launch
+from ktuned.checking import BitsComparison, JudgedOutputs
 from ktuned.dependencies import ACCESSES
 from ktuned.ipc import replies, requests
-from ktuned.model import Outcome, Phase, TrialDetail, TrialResult, Unsupported
-from ktuned.worker.bits import BitsComparison
-from ktuned.worker.cuda_timer import GRAPH_BYTES, CudaTimer
-from ktuned.worker.judged_outputs import JudgedOutputs
-from ktuned.worker.measurement import (
+from ktuned.measuring import (
+    FINALIST_COMPARED,
+    SURE_COMPARED,
+    TimedLaunches,
+    WrongLaunch,
     add_check_errors,
     make_disputed_result,
     make_failed_result,
     make_raised_result,
     make_timed_result,
 )
+from ktuned.model import Outcome, Phase, TrialDetail, TrialResult, Unsupported
 from ktuned.worker.open_problem import OpenProblem
 from ktuned.worker.reply import Phases
-from ktuned.worker.timed_launches import FINALIST_COMPARED, SURE_COMPARED, TimedLaunches, WrongLaunch
-from ktuned.worker.timing import RING_BYTES
 
 
 class ConfigRun:
@@ -60,7 +60,7 @@ class ConfigRun:
         self._launch = launch
         self._phases = phases
 
-    def measure(
+    def measure_config(
         self, request: requests.Trial, known_us: float | None, following: requests.UnitRef | None
     ) -> TrialResult:
         """Check the config, time it unless its latency is known, and check it again.
@@ -84,23 +84,20 @@ class ConfigRun:
             return first
         # Digest the outputs before timing poisons them.
         bits = None
-        if request.same_bits is not None and data.has_outputs:
+        if request.same_bits is not None and data.roles.outputs:
             bits = BitsComparison(data, self._launch, request.same_bits)
-            bits.digest_own_outputs()
+            bits.digest_last_outputs()
         launches = self._make_timed_launches(is_right=is_right, following=following)
         timed = self._time_launches(launches, request, SURE_COMPARED, known_us, first_us)
         if not is_right:
             return make_disputed_result(timed, first)
-        # Check again, the inputs too. Events leave the last timed launch's outputs in place; after a graph, launch once
-        # more.
         last = first
         if timed.outcome is Outcome.MEASURED and data.is_judged:
-            relaunched = None if launches.leave_own_outputs else self._launch_once(self._launch, Phase.CHECK)
-            last = relaunched if isinstance(relaunched, TrialResult) else self._judge_last_launch()
+            last = self._check_again(launches)
             if last.outcome is not Outcome.MEASURED:
                 return replace(last, message=f"the first launch was right, a later one was not: {last.message}")
             if bits is not None:
-                bits.digest_own_outputs()
+                bits.digest_last_outputs()
         if bits is not None and timed.outcome in (Outcome.MEASURED, Outcome.SLOWER):
             timed = self._compare_bits(bits, timed)
         return timed.add_details(
@@ -109,22 +106,30 @@ class ConfigRun:
             overwritten=last.detail.overwritten,
         )
 
-    def check(self) -> TrialResult:
+    def _check_again(self, launches: TimedLaunches) -> TrialResult:
+        """Judge the outputs after the timing, and the inputs too.
+
+        Events leave the last timed launch's outputs in place. After a graph, the config is launched once more.
+        """
+        relaunched = None if launches.leave_own_outputs else self._launch_once(self._launch, Phase.CHECK)
+        return relaunched if isinstance(relaunched, TrialResult) else self._judge_last_launch()
+
+    def check_config(self) -> TrialResult:
         """Launch the config once and judge its outputs, without timing it."""
         launched = self._launch_once(self._launch, Phase.FIRST_LAUNCH)
         return launched if isinstance(launched, TrialResult) else self._judge_last_launch()
 
-    def time_again(self, request: requests.Time) -> TrialResult:
+    def time_finalist(self, request: requests.Time) -> TrialResult:
         """Check the config, and time it for the final round."""
         self._problem.observers.begin_config(request, self._launch)
-        first = self.check()
+        first = self.check_config()
         is_right = first.outcome is Outcome.MEASURED
         if not is_right and first.detail.undisputed is None:
             return first
         launches = self._make_timed_launches(is_right=is_right)
         return self._time_launches(launches, request, FINALIST_COMPARED, request.known_us)
 
-    def look_for_damage(self, result: TrialResult) -> replies.Measurement:
+    def check_damage(self, result: TrialResult) -> replies.Measurement:
         """Return the config's measurement, or one that says where it wrote outside its tensors."""
         self._phases.begin_phase(Phase.CHECK)
         try:
@@ -142,7 +147,7 @@ class ConfigRun:
         self._phases.begin_phase(phase)
         try:
             began = perf_counter()
-            self._data.begin_checked_launch()
+            self._data.prepare_checked_launch()
             launch()
             self._problem.timer.synchronize()
         except Unsupported as error:
@@ -178,15 +183,14 @@ class ConfigRun:
         judged = JudgedOutputs(
             data, is_judged=data.is_judged and is_right, arithmetic=problem.state.use_known_arithmetic
         )
-        is_graph = isinstance(problem.timer, CudaTimer)
         return TimedLaunches(
             self._launch,
             restore=data.restore_inputs if data.restores else None,
             judged=judged,
-            bind=problem.bind_copy,
-            most_copies=data.count_affordable_copies(GRAPH_BYTES if is_graph else RING_BYTES),
+            bind=problem.bind_to_output_copy,
+            most_copies=data.count_affordable_copies(problem.timer.max_output_bytes),
             compared=problem.compared.get(self._key, 0),
-            meanwhile=None if following is None else partial(problem.load_ahead, following, self._phases),
+            meanwhile=None if following is None else partial(problem.load_next_config, following, self._phases),
         )
 
     def _time_launches(

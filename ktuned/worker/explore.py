@@ -181,13 +181,13 @@ class Exploration:
         if promised.configs and not any(canonical(config) in admitted for config in promised.configs):
             self.prior_fault = describe_stray_prior(kernel, promised.configs, kernel.space.knobs or ())
         self._first = list(admitted.values())
-        self._given = set(admitted)
+        self._never_again = set(admitted)
         self._space = space
         self._seed = plan.seed
         self._proposed: set[str] = set()
-        # Configs to put off, with their place in the order. If the strategy asks for one, it waits in ``_aside``.
-        self._put_off = {canonical(config): place for place, config in enumerate(last)}
-        self._aside: list[dict[str, Any]] = []
+        # Configs to put off, with their place in the order. If the strategy asks for one, it waits in ``_waiting``.
+        self._last_places = {canonical(config): place for place, config in enumerate(last)}
+        self._waiting: list[dict[str, Any]] = []
         chosen = search.choose_strategy(
             plan.strategy, space, plan.seed, search.Budget(plan.trials, plan.seconds, plan.until == "converged")
         )
@@ -213,26 +213,31 @@ class Exploration:
     def propose_configs(self, n: int, *, anywhere: bool = False) -> replies.Proposals:
         """Return up to ``n`` proposals; with ``anywhere``, random ones that the strategy does not choose."""
         if anywhere:
-            drawn = tuple(make_proposal(self._kernel, self._problem, config) for config in self._draw_configs(n))
-            return replies.Proposals(drawn, finished=False)
+            return replies.Proposals(self._make_proposals(self._draw_configs(n)), finished=False)
+        # 1. The configs that come first.
         configs = self._first[:n]
         del self._first[:n]
+        # 2. Those that the strategy asks for. A config that the job has put off waits for the end.
         if len(configs) < n and not self._strategy.finished:
-            fresh = [config for config in self._strategy.ask(n - len(configs)) if canonical(config) not in self._given]
-            self._aside += [config for config in fresh if canonical(config) in self._put_off]
-            configs += [config for config in fresh if canonical(config) not in self._put_off]
+            for config in self._strategy.ask(n - len(configs)):
+                text = canonical(config)
+                if text not in self._never_again:
+                    (self._waiting if text in self._last_places else configs).append(config)
+        # 3. Those that wait, once the strategy is done.
         if self._strategy.finished:
-            self._aside.sort(key=lambda config: self._put_off[canonical(config)])
+            self._waiting.sort(key=lambda config: self._last_places[canonical(config)])
             room = n - len(configs)
-            configs += self._aside[:room]
-            del self._aside[:room]
+            configs += self._waiting[:room]
+            del self._waiting[:room]
         if len(self._proposed) < MOST_REMEMBERED:
             self._proposed |= set(map(canonical, configs))
-        finished = not self._first and not self._aside and self._strategy.finished
+        finished = not self._first and not self._waiting and self._strategy.finished
         # A strategy takes milliseconds to answer this, so it is only asked if the answer matters.
         converged = self._ends_converged and self._strategy.converged
-        proposals = tuple(make_proposal(self._kernel, self._problem, config) for config in configs)
-        return replies.Proposals(proposals, finished, converged)
+        return replies.Proposals(self._make_proposals(configs), finished, converged)
+
+    def _make_proposals(self, configs: Iterable[Config]) -> tuple[replies.Proposal, ...]:
+        return tuple(make_proposal(self._kernel, self._problem, config) for config in configs)
 
     def _draw_configs(self, n: int) -> list[dict[str, Any]]:
         """Draw up to ``n`` new configs from the whole space. Like all proposals, they will not be proposed again."""
@@ -240,6 +245,6 @@ class Exploration:
             return []
         # The strategy may draw at random, too. With its seed, this would draw the configs that it asks for next.
         drawn = search.Random(self._space, self._seed + 1).ask(n)
-        configs = [config for config in drawn if canonical(config) not in self._given | self._proposed]
-        self._given |= set(map(canonical, configs))
+        configs = [config for config in drawn if canonical(config) not in self._never_again | self._proposed]
+        self._never_again |= set(map(canonical, configs))
         return configs

@@ -10,6 +10,7 @@ If it cannot be installed (on another CPU, or a system that forbids new code), a
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import mmap
 import os
 import signal
@@ -45,16 +46,24 @@ class FaultReporter:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._handlers: dict[int, int] = {}
         self._pages: list[mmap.mmap] = []
-        self._prepared = self.name_regions(())
+        self._prepared = self._prepare_frame(())
 
-    def name_regions(self, regions: Iterable[Region]) -> FaultFrame:
-        """Set the tensors by which a fault's address is described; return the prepared frame."""
+    def watch_regions(self, regions: Iterable[Region]) -> None:
+        """Report faults from now on, described by these tensors.
+
+        Call it again after a library was loaded, because loading may install other handlers.
+        """
+        restore_default_signals()
+        self._prepare_frame(regions)
+        self._install_handlers()
+
+    def _prepare_frame(self, regions: Iterable[Region]) -> FaultFrame:
         frame = prepare_fault(regions)
         ctypes.memmove(self._frame, frame.data, len(frame.data))
         self._length.value = len(frame.data)
         return frame
 
-    def install_handlers(self) -> None:
+    def _install_handlers(self) -> None:
         """Install the handler in front of the present handlers, which must only need the signal's number."""
         if os.uname().machine != "x86_64":
             return
@@ -118,3 +127,16 @@ class FaultReporter:
                 b"\xff\xe0",  # jmp rax
             )
         )  # fmt: skip
+
+
+def restore_default_signals() -> None:
+    """Let a fatal signal end the process after a short stack dump, whatever handlers libraries have installed.
+
+    Some handlers symbolise a backtrace (apache-tvm-ffi does). That takes seconds, and with a broken heap it never ends,
+    so that a crash looks like a hang. The defaults must be restored before faulthandler is enabled, because it passes
+    the signal on to the handler that it has found.
+    """
+    faulthandler.disable()
+    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
+        signal.signal(number, signal.SIG_DFL)
+    faulthandler.enable(all_threads=False)

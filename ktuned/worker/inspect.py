@@ -26,8 +26,7 @@ from ktuned.model import (
     canonical,
 )
 from ktuned.spec import describe_kernel, load_file, load_unless_held
-from ktuned.worker.code_trace import make_entries, name_files
-from ktuned.worker.trace import SourceChanged, look_again
+from ktuned.worker.observations import SourceChanged, make_observations, name_files_in_project, refresh_observation
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel
@@ -118,10 +117,12 @@ class Inspector:
                 # Watch the sources, too: one may be missing, and the kernel may be fine once it appears.
                 files.update(kernel.source_paths)
         # Any of the file's kernels may depend on data that was read while it was imported.
-        reached = make_entries(name_files(ACCESSES.files, str(root)), str(root), is_data=True, is_source=True)
+        reached = make_observations(
+            name_files_in_project(ACCESSES.files, str(root)), str(root), is_data=True, is_source=True
+        )
         kernels = [
             info.with_observed(
-                [*reached, *(look_again(entry, str(root)) for entry in request.learned.get(info.kernel, ()))]
+                [*reached, *(refresh_observation(entry, str(root)) for entry in request.learned.get(info.kernel, ()))]
             )
             for info in kernels
         ]

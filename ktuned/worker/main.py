@@ -31,8 +31,7 @@ from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import JOURNAL_VARIABLE, InvalidMessage, Journal, Places, Trust, frames, parent, replies, requests
 from ktuned.model import Role
 from ktuned.worker import imports
-from ktuned.worker.failures import describe_failure
-from ktuned.worker.reply import Reply, flush_output
+from ktuned.worker.reply import Reply, describe_failure, flush_output
 from ktuned.worker.restart import ProcessStart, read_resumed_request
 
 _READ_BYTES = 1 << 16
@@ -81,7 +80,7 @@ class Operations:
         with contextlib.suppress(Exception):
             for request in _NEEDED_FIRST.get(role, ()):
                 self._import_operation(request)
-            self._registry.find()
+            self._registry.find_plugins()
 
     def carry_out_request(self, request: requests.Request[Any, Any], reply: Reply) -> Any:
         """Carry out a request and return its reply; phases and items are sent on the way."""
@@ -98,18 +97,17 @@ class Operations:
 _OperationTable = Mapping[type[requests.Request[Any, Any]], Operation]
 
 
-def _load_probing(registry: Registry, places: Places) -> _OperationTable:
-    from ktuned.worker.gpu_users import count_gpu_users
-    from ktuned.worker.probe import import_ahead, probe_interpreter
+def _load_probing_operations(registry: Registry, places: Places) -> _OperationTable:
+    from ktuned.worker.probe import count_gpu_users, import_modules_ahead, probe_interpreter
 
     return {
-        requests.Prepare: lambda request, reply: import_ahead(registry, request),
+        requests.Prepare: lambda request, reply: import_modules_ahead(registry, request),
         requests.Probe: lambda request, reply: probe_interpreter(registry, request),
         requests.GpuUsers: lambda request, reply: count_gpu_users(request.ours),
     }
 
 
-def _load_inspection(registry: Registry, places: Places) -> _OperationTable:
+def _load_inspection_operations(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.worker.inspect import Inspector
 
     inspector = Inspector(registry, places)
@@ -120,43 +118,57 @@ def _load_inspection(registry: Registry, places: Places) -> _OperationTable:
     }
 
 
-def _load_fitting(registry: Registry, places: Places) -> _OperationTable:
-    from ktuned.worker.portfolio import fit_matrix
+def _load_fitting_operations(registry: Registry, places: Places) -> _OperationTable:
+    from ktuned.portfolio import Matrix, fit_portfolio
 
-    return {requests.FitPortfolio: lambda request, reply: fit_matrix(request)}
+    def fit_matrix(request: requests.FitPortfolio, reply: Reply) -> replies.FittedPortfolio:
+        # Workers do this, because it takes tenths of a second and the daemon must answer lookups.
+        try:
+            fitted = fit_portfolio(Matrix.from_wire(request.matrix), request.max_configs, request.wanted_loss)
+        except ValueError as error:
+            return replies.FittedPortfolio({}, str(error))
+        return replies.FittedPortfolio(fitted.to_wire())
+
+    return {requests.FitPortfolio: fit_matrix}
 
 
-def _load_exploration(registry: Registry, places: Places) -> _OperationTable:
+def _load_exploration_operations(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.worker.explore import Explorer
 
     explorer = Explorer(places)
     return {requests.Explore: explorer.open_space, requests.Ask: explorer.propose_configs}
 
 
-def _load_compilation(registry: Registry, places: Places) -> _OperationTable:
-    from ktuned.worker.compile import compile_units, lower_unit, open_front_end
+def _load_compilation_operations(registry: Registry, places: Places) -> _OperationTable:
+    from ktuned.worker.compile import compile_units
+
+    return {requests.Compile: lambda request, reply: compile_units(registry, places, request, reply)}
+
+
+def _load_front_end_operations(registry: Registry, places: Places) -> _OperationTable:
+    from ktuned.worker.front_end import lower_unit, open_front_end
 
     return {
         requests.OpenFrontEnd: lambda request, reply: open_front_end(registry, places, request, reply),
-        requests.Compile: lambda request, reply: compile_units(registry, places, request, reply),
         requests.Lower: lambda request, reply: lower_unit(registry, places, request, reply),
     }
 
 
-def _load_peaks(registry: Registry, places: Places) -> _OperationTable:
-    from ktuned.worker.peaks import measure_peaks
+def _load_peaks_operations(registry: Registry, places: Places) -> _OperationTable:
+    from ktuned.measuring import measure_peaks
 
-    return {requests.MeasurePeaks: measure_peaks}
+    return {requests.MeasurePeaks: lambda request, reply: measure_peaks(request.device, on_phase=reply.begin_phase)}
 
 
-def _load_bench(registry: Registry, places: Places) -> _OperationTable:
+def _load_bench_operations(registry: Registry, places: Places) -> _OperationTable:
     from ktuned.worker.bench import Bench
+    from ktuned.worker.canary import run_canary
 
     bench = Bench(registry, places)
     return {
         requests.Open: bench.open_problem,
         requests.Close: bench.close_problem,
-        requests.Canary: bench.run_canary,
+        requests.Canary: lambda request, reply: run_canary(request),
         requests.Trial: bench.run_trial,
         requests.Time: bench.time_finalist,
         requests.Check: bench.check_config,
@@ -165,12 +177,13 @@ def _load_bench(registry: Registry, places: Places) -> _OperationTable:
 
 
 _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places], _OperationTable]] = {
-    **dict.fromkeys((requests.Prepare, requests.Probe, requests.GpuUsers), _load_probing),
-    **dict.fromkeys((requests.Inspect, requests.Admits, requests.Represent), _load_inspection),
-    requests.FitPortfolio: _load_fitting,
-    **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration),
-    **dict.fromkeys((requests.Compile, requests.OpenFrontEnd, requests.Lower), _load_compilation),
-    requests.MeasurePeaks: _load_peaks,
+    **dict.fromkeys((requests.Prepare, requests.Probe, requests.GpuUsers), _load_probing_operations),
+    **dict.fromkeys((requests.Inspect, requests.Admits, requests.Represent), _load_inspection_operations),
+    requests.FitPortfolio: _load_fitting_operations,
+    **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration_operations),
+    requests.Compile: _load_compilation_operations,
+    **dict.fromkeys((requests.OpenFrontEnd, requests.Lower), _load_front_end_operations),
+    requests.MeasurePeaks: _load_peaks_operations,
     **dict.fromkeys(
         (
             requests.Open,
@@ -181,7 +194,7 @@ _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places],
             requests.Check,
             requests.TimeReference,
         ),
-        _load_bench,
+        _load_bench_operations,
     ),
 }
 
@@ -201,48 +214,32 @@ def main(argv: list[str]) -> int:
         argv: the worker's role, the descriptors to read requests from and to write answers to, the daemon's process id
             and this machine's :class:`Places`; after a restart also the request to carry on with.
     """
-    start = ProcessStart.of_this_process()
-    (role, *numbers, places), pending = argv[:5], read_resumed_request(argv[5:])
+    start = ProcessStart.read_this_process()
+    (role, *numbers, places_argument), pending = argv[:5], read_resumed_request(argv[5:])
     read_fd, write_fd, daemon_pid = map(int, numbers)
-    parent.die_with(daemon_pid)
-    # The memory of detached children counts as this worker's. When the worker is gone, they become the daemon's.
-    parent.adopt_descendants()
+    _tie_to_daemon(daemon_pid)
     # User code, and the processes that it starts, must not see the journal.
     journal = Journal(int(os.environ.pop(JOURNAL_VARIABLE)))
     descriptors = (read_fd, write_fd, journal.descriptor)
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _prefer_as_oom_victim()
     reply = Reply(write_fd, journal)
-    OBSERVER.may_restart = True
-    known_places = Places.from_argument(places)
-    OBSERVER.trust = Trust(known_places.trusted)
-    ACCESSES.own_directories = tuple(
-        filter(None, (known_places.artifacts, known_places.captures, known_places.expected))
-    )
-    ACCESSES.start_recording()
-    operations = Operations(known_places)
+    places = Places.from_argument(places_argument)
+    _begin_recording(places)
+    operations = Operations(places)
     if pending is None:
         reply.send_answer(replies.Done(replies.Ready(os.getpid())))
         operations.import_for_role(role)
     for request in _read_requests(read_fd, pending):
-        answer: replies.Answer
         try:
-            if isinstance(request, InvalidMessage):
-                raise request
-            reply.begin_request(request.first_phase)
-            answer = replies.Done(operations.carry_out_request(request, reply))
+            answer = _answer_request(request, operations, reply)
         except MemoryError:
             return frames.OUT_OF_MEMORY
         except FreshProcessNeeded as needed:
             flush_output()
             reply.send_held_frames()
             assert not isinstance(request, InvalidMessage)
-            start.restart_with(needed.rest or request, descriptors)
-        except BaseException as error:
-            # User code may raise anything; its SystemExit must not end this process.
-            answer = replies.Failed(describe_failure(error))
+            start.restart_process(needed.rest or request, descriptors)
         flush_output()
         try:
             reply.send_answer(answer)
@@ -251,6 +248,44 @@ def main(argv: list[str]) -> int:
             cause = RuntimeError(f"the answer cannot be sent: {error!r}")
             reply.send_answer(replies.Failed(describe_failure(cause)))
     return 0
+
+
+def _tie_to_daemon(daemon_pid: int) -> None:
+    """End with the daemon, be the first victim when memory runs out, and leave no core dump."""
+    parent.die_with(daemon_pid)
+    # The memory of detached children counts as this worker's. When the worker is gone, they become the daemon's.
+    parent.adopt_descendants()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _prefer_as_oom_victim()
+
+
+def _begin_recording(places: Places) -> None:
+    """Record from now on what user code imports and reads, other than files of ktuned's own."""
+    OBSERVER.may_restart = True
+    OBSERVER.trust = Trust(places.trusted)
+    ACCESSES.own_directories = tuple(filter(None, (places.artifacts, places.captures, places.expected)))
+    ACCESSES.start_recording()
+
+
+def _answer_request(
+    request: requests.Request[Any, Any] | InvalidMessage, operations: Operations, reply: Reply
+) -> replies.Answer:
+    """Carry out a request; return its reply, or its failure.
+
+    Raises:
+        FreshProcessNeeded: this process cannot carry it out.
+        MemoryError: the process has run out of memory.
+    """
+    try:
+        if isinstance(request, InvalidMessage):
+            raise request
+        reply.begin_request(request.first_phase)
+        return replies.Done(operations.carry_out_request(request, reply))
+    except (FreshProcessNeeded, MemoryError):
+        raise
+    except BaseException as error:
+        # User code may raise anything; its SystemExit must not end this process.
+        return replies.Failed(describe_failure(error))
 
 
 def run(argv: list[str]) -> NoReturn:

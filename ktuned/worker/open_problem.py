@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import faulthandler
 import math
-import signal
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from ktuned.backends import Backend, Kernel, Launch, energy_counter
+from ktuned.checking import ProblemData
 from ktuned.dependencies import ACCESSES
 from ktuned.ipc import requests
+from ktuned.measuring import (
+    ContentionWatch,
+    CoreCounter,
+    Costs,
+    EnergyMeter,
+    FileMetrics,
+    LaunchObserver,
+    Noise,
+    ObserverGroup,
+    RaceRules,
+    Timer,
+)
 from ktuned.model import Device, Phase, Unsupported
-from ktuned.worker.contention import ContentionWatch
-from ktuned.worker.core_count import CoreCounter
-from ktuned.worker.costs import Costs, FileMetrics
-from ktuned.worker.cuda_timer import CudaTimer
-from ktuned.worker.energy import EnergyMeter
 from ktuned.worker.fault_reporter import FaultReporter
-from ktuned.worker.launch_observer import LaunchObserver, ObserverGroup
-from ktuned.worker.noise import Noise
-from ktuned.worker.problem import ProblemData
 from ktuned.worker.process_state import ProcessState
-from ktuned.worker.race import RaceRules
 from ktuned.worker.reply import Phases
-from ktuned.worker.timing import HostTimer
 
 
-def attach_observers(device: Device, backend: Backend, timer: HostTimer | CudaTimer, costs: Costs) -> ObserverGroup:
+def make_observers(device: Device, backend: Backend, timer: Timer, costs: Costs) -> ObserverGroup:
     """Return the observers of a problem's configs, in the order in which they act.
 
     Raises:
@@ -39,12 +41,19 @@ def attach_observers(device: Device, backend: Backend, timer: HostTimer | CudaTi
             counter = energy_counter(backend, device)
         except Unsupported as error:
             raise Unsupported(f"the energy of {device.name} ({device.model}): {error.message}") from error
-        returns_early = isinstance(timer, CudaTimer)
         observers.append(
-            EnergyMeter(counter, device.name, returns_early=returns_early, compute_cost=costs.compute_cost)
+            EnergyMeter(counter, device.name, returns_early=timer.returns_early, compute_cost=costs.compute_cost)
         )
     # Contention comes after the energy, which other programs disturb, too. The file's metrics need all other results.
     return ObserverGroup([*observers, ContentionWatch(device), FileMetrics(costs)])
+
+
+class LoadedConfig(NamedTuple):
+    """A config that is loaded and bound to the problem's tensors, by its artifact's key."""
+
+    key: str
+    launch: Launch
+    kernel: Kernel
 
 
 class OpenProblem:
@@ -69,7 +78,7 @@ class OpenProblem:
         self,
         device: Device,
         data: ProblemData,
-        timer: HostTimer | CudaTimer,
+        timer: Timer,
         costs: Costs,
         observers: LaunchObserver,
         load: Callable[[requests.UnitRef], Kernel],
@@ -86,9 +95,8 @@ class OpenProblem:
         self.compared: dict[str, int] = {}
         self._load = load
         self._faults = faults
-        # By the artifact's key.
-        self._bound: tuple[str, Launch, Kernel] | None = None
-        self._loaded_ahead: tuple[str, Launch, Kernel] | None = None
+        self._current: LoadedConfig | None = None
+        self._next: LoadedConfig | None = None
 
     def make_race_rules(self, request: requests.Trial | requests.Time, first_us: float | None) -> RaceRules:
         """Return the rules by which a config of a request is sampled, after a checked launch of ``first_us``."""
@@ -103,59 +111,40 @@ class OpenProblem:
             stop_above_us=math.inf if request.stop_above_us is None else request.stop_above_us,
         )
 
-    def find_launch(self, unit: requests.UnitRef) -> Launch:
+    def provide_launch(self, unit: requests.UnitRef) -> Launch:
         """Return a unit's bound launch: the current one, the one loaded ahead, or a new one."""
         # A config may have resized a tensor. Then the bound launches refer to tensors that are gone.
-        if self.data.recreate_changed_tensors():
-            self._bound = self._loaded_ahead = None
-        for ready in (self._bound, self._loaded_ahead):
-            if ready is not None and ready[0] == unit.key:
-                self._bound, self._loaded_ahead = ready, None
-                return ready[1]
-        self._bound = self._loaded_ahead = None
-        with self.state.learn_while_loading(unit.key):
-            self._bound = self._load_and_bind(unit)
-        return self._bound[1]
+        if self.data.replace_changed_tensors():
+            self._current = self._next = None
+        for loaded in (self._current, self._next):
+            if loaded is not None and loaded.key == unit.key:
+                self._current, self._next = loaded, None
+                return loaded.launch
+        self._current = self._next = None
+        with self.state.record_loaded_state(unit.key):
+            self._current = self._load_and_bind(unit)
+        return self._current.launch
 
-    def load_ahead(self, unit: requests.UnitRef, phases: Phases) -> None:
+    def load_next_config(self, unit: requests.UnitRef, phases: Phases) -> None:
         """Load the config that follows. If that fails, it is loaded again in its turn, which gives it its outcome."""
         phases.begin_phase(Phase.LOAD_NEXT)
         try:
-            with ACCESSES.resume_recording(), self.state.learn_while_loading_ahead(unit.key):
-                self._loaded_ahead = self._load_and_bind(unit)
+            with ACCESSES.resume_recording(), self.state.record_loaded_state_ahead(unit.key):
+                self._next = self._load_and_bind(unit)
         except Exception:
             # This config may hold the memory that the next one lacked.
-            self._loaded_ahead = None
+            self._next = None
         phases.begin_phase(Phase.TIMING)
 
-    def bind_copy(self, number: int) -> Launch:
+    def bind_to_output_copy(self, number: int) -> Launch:
         """Return the current config's launch on a copy of the outputs, by the copy's number."""
-        assert self._bound is not None
-        launch = self._bound[2].bind(self.data.provide_output_copy(number))
-        self._watch_faults()
+        assert self._current is not None
+        launch = self._current.kernel.bind(self.data.provide_output_copy(number))
+        self._faults.watch_regions(self.data.list_guarded_regions())
         return launch
 
-    def _load_and_bind(self, unit: requests.UnitRef) -> tuple[str, Launch, Kernel]:
-        loaded = self._load(unit)
-        launch = loaded.bind(self.data.tensors)
-        self._watch_faults()
-        return unit.key, launch, loaded
-
-    def _watch_faults(self) -> None:
-        """Install the fault reporter again: loading a library may have installed other handlers."""
-        restore_default_signals()
-        self._faults.name_regions(self.data.list_regions())
-        self._faults.install_handlers()
-
-
-def restore_default_signals() -> None:
-    """Let a fatal signal end the process after a short stack dump, whatever handlers libraries have installed.
-
-    Some handlers symbolise a backtrace (apache-tvm-ffi does). That takes seconds, and with a broken heap it never ends,
-    so that a crash looks like a hang. The defaults must be restored before faulthandler is enabled, because it passes
-    the signal on to the handler that it has found.
-    """
-    faulthandler.disable()
-    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):
-        signal.signal(number, signal.SIG_DFL)
-    faulthandler.enable(all_threads=False)
+    def _load_and_bind(self, unit: requests.UnitRef) -> LoadedConfig:
+        kernel = self._load(unit)
+        launch = kernel.bind(self.data.tensors)
+        self._faults.watch_regions(self.data.list_guarded_regions())
+        return LoadedConfig(unit.key, launch, kernel)

@@ -64,7 +64,10 @@ def ask_prior(kernel: Kernel, space: BoundSpace, device: Device) -> PriorChoice:
         ]
         if len(taken) == 1:
             return PriorChoice(
-                tuple(_to_plain_config(config) for config in _take_named_configs(prior(space.problem_view, **further)))
+                tuple(
+                    _convert_to_plain_config(config)
+                    for config in _limit_returned_configs(prior(space.problem_view, **further))
+                )
             )
         scored = [
             (float(prior(space.problem_view, space.view(config), **further)), config)
@@ -95,13 +98,13 @@ def describe_stray_prior(kernel: Kernel, named: Sequence[Config], knobs: Collect
     )
 
 
-def _take_named_configs(returned: Iterable[Config] | None) -> Iterable[Config]:
+def _limit_returned_configs(returned: Iterable[Config] | None) -> Iterable[Config]:
     if returned is None or isinstance(returned, str | bytes | Mapping):
         raise TypeError(f"it returned {returned!r}, not configs: return a list of dicts")
     return islice(returned, MAX_NAMED)
 
 
-def _to_plain_config(config: Config) -> Config:
+def _convert_to_plain_config(config: Config) -> Config:
     """Return a config with Python's own numbers, because arithmetic of the prior may have given NumPy's."""
     plain = {knob: value.item() if hasattr(value, "item") else value for knob, value in dict(config).items()}
     if fault := find_mapping_fault(plain, "a config that it returned"):

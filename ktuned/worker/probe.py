@@ -1,8 +1,12 @@
-"""Probe of an interpreter: its backends, their versions and devices, and the files and variables that decide these.
+"""Questions about an interpreter and its machine.
+
+A *probe* reports the interpreter's backends, their versions and devices, and the files and variables that decide these.
 
 A backend that cannot be imported or probed is reported with its error, and the others are still reported. Devices
 belong to a backend. So do two kinds of fingerprints: of everything that decides its artifacts, and for each device, of
 everything that decides its measurements.
+
+For the idle policy, the processes that use each GPU are counted.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ import gc
 import os
 import sys
 import threading
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +27,7 @@ from ktuned.backends import (
     cpu,
     cuda_devices,
     explain_missing_energy,
+    gpu_uuids,
     hold_only_context,
     nvml,
 )
@@ -45,9 +52,9 @@ def probe_interpreter(registry: Registry, request: requests.Probe, environ: Path
     return replies.ProbeReport(
         sys.version.split()[0],
         backends,
-        nvml.absence() if has_gpu else "",
+        nvml.explain_absence() if has_gpu else "",
         tuple(search.installed_strategies()),
-        observation.make_report(),
+        observation.report_dependencies(),
         read_installed_versions(),
         sys.executable,
     )
@@ -59,8 +66,8 @@ def _read_environment(environ: Path) -> dict[str, str]:
 
 
 def _probe_backend(registry: Registry, name: str, observation: ToolchainObservation) -> BackendReport:
-    version = registry.version(name)
-    required = observation.observe_distribution(registry.distribution(name))
+    version = registry.read_version(name)
+    required = observation.observe_distribution(registry.find_distribution(name))
     try:
         backend = registry.load(name)
     except BackendError as raised:
@@ -76,21 +83,21 @@ def _probe_backend(registry: Registry, name: str, observation: ToolchainObservat
         if isinstance(devices_found, Absent):
             absent = Absence(str(devices_found.reason), devices_found.message, devices_found.hint)
         else:
-            variables = observation.find_variables(backend.measuring_variables)
+            variables = observation.find_deciding_variables(backend.measuring_variables)
             devices = tuple(
                 replace(
                     device,
-                    fingerprint={**device.fingerprint, **observation.find_limits(device), **variables},
+                    fingerprint={**device.fingerprint, **observation.find_cpu_limits(device), **variables},
                     no_energy=explain_missing_energy(backend, device),
                 )
                 for device in devices_found
             )
-        variables = observation.find_variables(backend.compiling_variables)
+        variables = observation.find_deciding_variables(backend.compiling_variables)
         fingerprint = {**required, **contents, **variables, **backend.fingerprint()}
     except BackendError as raised:
         error = Fault(raised.code, raised.message, raised.hint)
     except ModuleNotFoundError as raised:
-        error = _describe_missing_library(raised, registry.plugin(name))
+        error = _describe_missing_library(raised, registry.find_plugin_name(name))
     except Exception as raised:
         error = Fault("backend", f"{type(raised).__name__}: {raised}")
     return BackendReport(
@@ -109,7 +116,7 @@ def _describe_missing_library(error: ModuleNotFoundError, plugin: str) -> Fault:
     return Fault("backend", f"{wanted} is not installed, which this backend needs", hint)
 
 
-def import_ahead(registry: Registry, request: requests.Prepare) -> replies.Empty:
+def import_modules_ahead(registry: Registry, request: requests.Prepare) -> replies.Empty:
     """Import the modules that later requests will need, so that a spare can take over without that wait."""
     with imports.pause_garbage_collection():
         backends = [registry.load(name) for name in request.backends]
@@ -129,3 +136,33 @@ def import_ahead(registry: Registry, request: requests.Prepare) -> replies.Empty
             # torch's objects stay for good, and no user code has run yet: exclude them from garbage collections.
             gc.freeze()
     return replies.Empty()
+
+
+RECENT_US = 5_000_000
+"""Age in µs up to which GPU work counts as current; NVML keeps some seconds of samples."""
+
+
+def count_gpu_users(ours: Iterable[int]) -> replies.GpuUsers:
+    """Count the processes, other than ``ours``, that worked on each GPU lately, by the GPU's name.
+
+    Processes of another PID namespace are not counted: they may be ours.
+    """
+    own_pids = set(ours)
+    since_us = time.time_ns() // 1000 - RECENT_US
+    try:
+        users = {name: len(_find_working_pids(uuid, since_us) - own_pids) for name, uuid in gpu_uuids().items()}
+    except nvml.Unavailable as error:
+        return replies.GpuUsers({}, str(error))
+    # Without GPUs, NVML has not been asked yet, so ask why.
+    return replies.GpuUsers(users, "" if users else nvml.explain_absence())
+
+
+def _find_working_pids(uuid: str, since_us: int) -> set[int]:
+    try:
+        with nvml.Gpu(uuid) as gpu:
+            samples = gpu.read_samples(since_us)
+    except nvml.Unsupported:
+        # A partition of a GPU does not report its processes.
+        return set()
+    pids = {sample.pid for sample in samples if sample.percent > 0 and sample.at_us > since_us}
+    return {pid for pid in pids if os.path.exists(f"/proc/{pid}")}

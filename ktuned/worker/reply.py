@@ -18,12 +18,17 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Mapping
 from time import monotonic, perf_counter
 from typing import Any, Protocol
 
 from ktuned.ipc import MAX_HELD_BYTES, Journal, replies
-from ktuned.model import Phase
+from ktuned.model import KernelFileError, KtunedError, Phase, describe_error, escape_surrogates
+from ktuned.worker.observations import SourceChanged
+
+_TRACE_CHARS = 8_000
+"""Most characters of a traceback that are sent: its last ones, which name the error."""
 
 
 class Phases(Protocol):
@@ -84,7 +89,7 @@ class Reply:
 
     def begin_phase(self, phase: Phase) -> None:
         """Report that a phase begins: the daemon counts its deadline from now on."""
-        self._require_worker()
+        self._exit_if_forked()
         self._phase = phase
         self._journal.enter_phase(phase)
 
@@ -95,7 +100,7 @@ class Reply:
             value: the result, as :mod:`ktuned.ipc.replies` defines it.
             hold_s: how long, in seconds, the first held item may wait for later ones.
         """
-        self._require_worker()
+        self._exit_if_forked()
         # Begin the phase again before anything is written: a deadline that passes from now on is the next item's.
         self._journal.enter_phase(self._phase)
         frame = replies.encode(replies.Item(value))
@@ -135,13 +140,13 @@ class Reply:
         self._held.clear()
         self._held_bytes = 0
 
-    def _require_worker(self) -> None:
+    def _exit_if_forked(self) -> None:
         """Exit if this is a child that user code forked: only the worker itself may answer."""
         if os.getpid() != self._pid:
             os._exit(1)
 
     def _write_frames(self, frames: bytes) -> None:
-        self._require_worker()
+        self._exit_if_forked()
         data = memoryview(frames)
         while data:
             data = data[os.write(self._write_fd, data) :]
@@ -153,3 +158,16 @@ def flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+
+
+def describe_failure(error: BaseException) -> replies.Failure:
+    """Return an exception's code, message, hint, place and traceback, each capped."""
+    trace = escape_surrogates("".join(traceback.format_exception(error)))[-_TRACE_CHARS:]
+    if isinstance(error, KernelFileError):
+        return replies.Failure(error.code, error.message, error.hint, trace, path=error.path, line=error.line)
+    if isinstance(error, SourceChanged):
+        return replies.Failure(error.code, error.message, error.hint, trace, observed=error.observed)
+    if isinstance(error, KtunedError):
+        return replies.Failure(error.code, error.message, error.hint, trace)
+    errno = error.errno if isinstance(error, OSError) else None
+    return replies.Failure("raised", describe_error(error), "", trace, errno)

@@ -27,12 +27,12 @@ class ProcessStart(Record):
     directory: str
 
     @classmethod
-    def of_this_process(cls) -> ProcessStart:
+    def read_this_process(cls) -> ProcessStart:
         """Return how this process was started, without the argument of an earlier restart."""
         arguments = [argument for argument in sys.orig_argv[1:] if not argument.startswith(_RESUMED)]
         return cls(tuple(arguments), dict(os.environ), os.getcwd())
 
-    def restart_with(self, request: requests.Request[Any, Any], kept: tuple[int, ...]) -> NoReturn:
+    def restart_process(self, request: requests.Request[Any, Any], kept: tuple[int, ...]) -> NoReturn:
         """Execute the interpreter again with this request. Only the ``kept`` descriptors stay open."""
         descriptor = os.memfd_create("ktuned-request")
         with open(descriptor, "wb", closefd=False) as stream:

@@ -53,9 +53,9 @@ def seal_artifact(
         BackendError: a required file is missing, or a file is a link.
         OSError: the disk is full, or fails otherwise.
     """
-    _check_complete(directory, key, backend, required)
+    _check_required_files(directory, key, backend, required)
     written = manifest.write(directory, key=key, backend=backend, facts=facts, decisive=decisive, recipe=recipe)
-    size = _make_durable(directory)
+    size = _flush_to_disk(directory)
     standing = _move_into_place(directory, place)
     if standing is None:
         return written, size
@@ -63,7 +63,7 @@ def seal_artifact(
     return standing, 0
 
 
-def _check_complete(directory: Path, key: str, backend: str, required: Iterable[str]) -> None:
+def _check_required_files(directory: Path, key: str, backend: str, required: Iterable[str]) -> None:
     missing = [name for name in required if not (directory / name).is_file()]
     # The target of a link could change later, and must not become read-only.
     links = [path.name for path in directory.rglob("*") if path.is_symlink()]
@@ -75,7 +75,7 @@ def _check_complete(directory: Path, key: str, backend: str, required: Iterable[
             )
 
 
-def _make_durable(directory: Path) -> int:
+def _flush_to_disk(directory: Path) -> int:
     size = 0
     for path in directory.rglob("*"):
         if not path.is_dir():
@@ -102,10 +102,10 @@ def _move_into_place(directory: Path, place: Path) -> Manifest | None:
         try:
             return manifest.read(place)
         except DamagedArtifact:
-            _set_aside(place, directory.with_name(f"{directory.name}.damaged"))
+            _remove_damaged(place, directory.with_name(f"{directory.name}.damaged"))
 
 
-def _set_aside(place: Path, aside: Path) -> None:
+def _remove_damaged(place: Path, aside: Path) -> None:
     """Remove a damaged artifact. It is renamed first, so that no reader finds a part of it."""
     try:
         place.rename(aside)

@@ -32,13 +32,17 @@ class ToolchainObservation:
 
     Args:
         environment: the environment that the process was started with.
-        own: names of the variables that the project sets itself. All of them enter fingerprints.
+        project_variables: names of the variables that the project sets itself. All of them enter fingerprints.
         limits: the limits of the CPU, such as its quota of cores.
     """
 
-    def __init__(self, environment: Mapping[str, str], own: Iterable[str], limits: Mapping[str, str]) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], project_variables: Iterable[str], limits: Mapping[str, str]
+    ) -> None:
         self._environment = environment
-        self._own = digest_own_variables({name: environment[name] for name in own if name in environment})
+        self._project_variables = digest_own_variables(
+            {name: environment[name] for name in project_variables if name in environment}
+        )
         self._limits = limits
         self._files: dict[str, str] = {}
         self._patterns: dict[str, None] = {}
@@ -49,7 +53,7 @@ class ToolchainObservation:
             return {}
         from importlib.metadata import PackageNotFoundError, distribution
 
-        self._note_file(_find_record(plugin))
+        self._record_sight(_find_metadata_file(plugin))
         versions = {}
         for line in plugin.requires or ():
             name = _REQUIREMENT.match(line)
@@ -59,7 +63,7 @@ class ToolchainObservation:
                 required = distribution(name[1])
             except PackageNotFoundError:
                 continue
-            self._note_file(_find_record(required))
+            self._record_sight(_find_metadata_file(required))
             versions[f"distribution {name[1]}"] = required.version
         return versions
 
@@ -67,33 +71,33 @@ class ToolchainObservation:
         """Return the digests of a toolchain's files by their names; absent files are only observed."""
         digests: dict[str, str] = {}
         for path in dict.fromkeys(files):
-            self._note_file(path)
+            self._record_sight(path)
             if self._files[str(path)] != ABSENT and not path.is_symlink():
                 digests[f"content of {path.name}"] = stamp(path)[:SHORT]
         return digests
 
-    def find_variables(self, patterns: Iterable[str]) -> dict[str, str]:
-        """Return the variables that a backend's patterns match, and the project's own variables."""
+    def find_deciding_variables(self, patterns: Iterable[str]) -> dict[str, str]:
+        """Return the variables that a backend's patterns match, and those of the project."""
         listed = tuple(patterns)
         self._patterns |= dict.fromkeys(listed)
-        return {**select_deciding_variables(listed, self._environment), **self._own}
+        return {**select_deciding_variables(listed, self._environment), **self._project_variables}
 
-    def find_limits(self, device: Device) -> dict[str, str]:
+    def find_cpu_limits(self, device: Device) -> dict[str, str]:
         """Return the limits that apply to a device; only CPUs have any."""
         return {f"cpu {name}": value for name, value in self._limits.items()} if device.kind == "cpu" else {}
 
-    def make_report(self) -> replies.ProbeDependencies:
+    def report_dependencies(self) -> replies.ProbeDependencies:
         """Return the files, variables and limits that the daemon has to watch."""
         patterns = tuple(self._patterns)
         variables = select_deciding_variables(patterns, self._environment) | select_finding_variables(self._environment)
         return replies.ProbeDependencies(self._files, patterns, variables, self._limits)
 
-    def _note_file(self, path: Path | None) -> None:
+    def _record_sight(self, path: Path | None) -> None:
         if path is not None:
             self._files.setdefault(str(path), take_sight(str(path)))
 
 
-def _find_record(found: Distribution) -> Path | None:
+def _find_metadata_file(found: Distribution) -> Path | None:
     """Return the file that lists an installed distribution's files; without one, the file with its version."""
     place = getattr(found, "_path", None)
     if not isinstance(place, Path):

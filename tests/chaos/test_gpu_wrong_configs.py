@@ -136,7 +136,7 @@ def _guards_s() -> float:
     """Return the time that the guards of one trial take: one look at all of them, after its last launch."""
     import torch
 
-    from ktuned.worker.guards import Guards
+    from ktuned.checking.guards import Guards
 
     guards = Guards()
     tensors = {name: torch.ones(N, device="cuda:0") for name in "xy"} | {"count": torch.zeros(1, device="cuda:0")}

@@ -62,7 +62,7 @@ async def test_hosts_with_different_toolchains_do_not_share_fresh(parts: Parts) 
         for device in machine.list_devices(environment, "fake")
     }
     assert context["cpu:0"] == context["alike/cpu:0"] != context["other/cpu:0"]
-    aims = {name: machine.aim_job(environment, "fake", name).devices for name in context}
+    aims = {name: machine.find_job_devices(environment, "fake", name).devices for name in context}
     # By the model the first device counts, and those with its toolchain.
     found = {name: {device.name for device in devices} for name, devices in aims.items()}
     assert found == {

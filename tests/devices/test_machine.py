@@ -108,10 +108,10 @@ async def test_job_is_for_all_devices_that_are_alike(parts: Parts) -> None:
     """Which of them it was asked for does not matter; what is only compiled needs none."""
     environment = changed(parts, FAKE_DEVICES="2")
     await parts.machine.environments.probe_environment(environment)
-    aim = parts.machine.aim_job(environment, "fake", "cpu:1")
-    assert ([device.name for device in aim.devices], aim.target, aim.absence) == (["cpu:0", "cpu:1"], "fake", "")
-    aim = parts.machine.aim_job(environment, "fake", "sm_90a", compile_only=True)
-    assert (aim.devices, aim.target, aim.model.model) == ((), "sm_90a", "sm_90a")
+    found = parts.machine.find_job_devices(environment, "fake", "cpu:1")
+    assert ([device.name for device in found.devices], found.target, found.absence) == (["cpu:0", "cpu:1"], "fake", "")
+    found = parts.machine.find_job_devices(environment, "fake", "sm_90a", compile_only=True)
+    assert (found.devices, found.target, found.representative.model) == ((), "sm_90a", "sm_90a")
     parts.kill_workers()
 
 

@@ -129,9 +129,9 @@ async def test_the_first_probe_of_an_environment_is_no_change(parts: Parts) -> N
     survey = ToolchainSurvey(
         parts.catalog,
         environments,
-        in_use=lambda: (),
-        doubted=lambda: None,
-        probed=note,
+        list_used_kernels=lambda: (),
+        on_doubt=lambda: None,
+        on_probe=note,
         intervals=SurveyIntervals(recent_s=0.01, all_s=0.01),
     )
     async with anyio.create_task_group() as tasks:
@@ -171,12 +171,12 @@ async def test_a_daemon_older_than_its_workers_says_so_and_does_not_probe_for_ev
     # By its own rules it finds another PATH than the workers do, as after an upgrade of what they run.
     elsewhere = {**os.environ, "PATH": "/elsewhere"}
     environments = Environments(parts.fleet, parts.store, deadlines={"inspect": 60.0}, base_env=elsewhere, look_s=0.0)
-    assert (environments.notices, environments.describe_outdated(environment)) == ([], "")
+    assert (environments.notices, environments.describe_disagreement(environment)) == ([], "")
     reason = environments.check_toolchain(environment)
     assert reason == "the environment variable PATH changed"
     await environments.probe_environment(environment)
     assert (environments.check_toolchain(environment), environments.find_doubt(environment)) == ("", "")
-    assert environments.notices == [environments.describe_outdated(environment)]
+    assert environments.notices == [environments.describe_disagreement(environment)]
     assert f": {reason})" in environments.notices[0]
     assert "`ktuned stop`" in environments.notices[0]
     parts.kill_workers()
@@ -193,7 +193,7 @@ async def test_a_daemon_whose_cpus_are_taken_and_given_back_disagrees_no_longer(
         patched.setattr(cpu, "limits", lambda: {"affinity": "0"})
         reason = environments.check_toolchain(environment)
         await environments.probe_environment(environment)
-        assert f": {reason})" in environments.describe_outdated(environment)
+        assert f": {reason})" in environments.describe_disagreement(environment)
     assert environments.check_toolchain(environment) == f"{reason} again"
     await environments.probe_environment(environment)
     assert (environments.check_toolchain(environment), environments.notices) == ("", [])

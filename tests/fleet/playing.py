@@ -41,13 +41,12 @@ HANG = "import signal\nwhile True:\n    signal.pause()\n"
 GPU = Device(DeviceName("cuda:0"), DeviceModel("a GPU"), Target("sm_90"))
 
 TORCH = """\
-import os, pathlib, signal, sys, types
+import os, pathlib, signal
 device = pathlib.Path(__file__).parent / "device"
 
 # There are no kernels here that a spare could load.
-rehearsal = types.ModuleType("ktuned.worker.rehearsal")
-rehearsal.rehearse_problem = lambda device: None
-sys.modules[rehearsal.__name__] = rehearsal
+from ktuned.worker import canary
+canary.rehearse_problem = lambda device: None
 
 class Numbers:
     def sum(self):

@@ -365,7 +365,7 @@ class TestExample:
     @pytest.mark.gpu
     def test_its_configs_are_right(self, rmsnorm: Kernel, tmp_path: Path) -> None:
         """Against the reference, which computes in float32."""
-        from ktuned.worker.problem import ProblemData
+        from ktuned.checking.problem_data import ProblemData
 
         device = gpu()
         data = ProblemData(rmsnorm, rmsnorm.list_problems()[0], device)
@@ -374,7 +374,7 @@ class TestExample:
         for result, unit in zip(CuteDsl().compile(units, tmp_path), units, strict=True):
             assert result.outcome is None, result.message
             launch = CuteDsl().load(tmp_path / unit.key, unit, device).bind(data.tensors)
-            data.begin_trial()
+            data.reset_tensors()
             launch()
             verdict = data.check_outputs()
             assert verdict.ok, f"{unit.key}: {verdict.message}"

@@ -10,14 +10,14 @@ import pytest
 
 from ktuned.backends import cpu
 from ktuned.backends.cuda import torch_cuda_devices
+from ktuned.measuring.cuda_timer import CudaTimer
+from ktuned.measuring.race import RaceRules
+from ktuned.measuring.timed_launches import TimedLaunches
 from ktuned.model.device import Device
 from ktuned.model.errors import Unsupported
 from ktuned.model.plan import PRESETS
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.loader import load_file
-from ktuned.worker.cuda_timer import CudaTimer
-from ktuned.worker.race import RaceRules
-from ktuned.worker.timed_launches import TimedLaunches
 from tests.plugins.torch_trials import EXAMPLES, SMALL, Trials, load_kernel
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -106,7 +106,7 @@ def beats_the_default(trials: Trials) -> None:
             launch = trials.launch(config)
         except Unsupported:
             continue
-        trials.data.begin_trial()
+        trials.data.reset_tensors()
         launch()
         verdict = trials.data.check_outputs()
         assert verdict.ok, f"{config}: {verdict.message}"

@@ -563,7 +563,7 @@ class TestExample:
     @pytest.mark.gpu
     def test_its_configs_agree_with_the_reference(self, matmul: Kernel, tmp_path: Path) -> None:
         """Against the reference, which computes in float32."""
-        from ktuned.worker.problem import ProblemData
+        from ktuned.checking.problem_data import ProblemData
 
         device = gpu()
         data = ProblemData(matmul, matmul.list_problems()[0], device)
@@ -574,7 +574,7 @@ class TestExample:
                 continue
             assert result.outcome is None, result.message
             launch = Triton().load(tmp_path / unit.key, unit, device).bind(data.tensors)
-            data.begin_trial()
+            data.reset_tensors()
             launch()
             verdict = data.check_outputs()
             assert verdict.ok, f"{unit.key}: {verdict.message}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from ktuned.backends.contract import Launch, Unit
+from ktuned.checking.problem_data import ProblemData
 from ktuned.model.device import Device
 from ktuned.model.values import Config, Problem
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.loader import load_file
-from ktuned.worker.problem import ProblemData
 from ktuned_torch import Build, Torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -47,6 +47,6 @@ class Trials:
     def is_right(self, config: Config) -> bool:
         """Launch a config once and compare it with the reference."""
         launch = self.launch(config)
-        self.data.begin_trial()
+        self.data.reset_tensors()
         launch()
         return self.data.check_outputs().ok

@@ -6,7 +6,7 @@ import pytest
 
 from ktuned.fleet.usage import Usage
 from ktuned.scheduling.host_observer import HostObserver
-from ktuned.worker.gpu_users import count_gpu_users
+from ktuned.worker.probe import count_gpu_users
 from tests.assembled import Parts
 
 pytestmark = pytest.mark.anyio

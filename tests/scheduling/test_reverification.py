@@ -37,7 +37,7 @@ async def test_a_new_toolchain_has_winners_measured_again(parts: Parts, digest: 
     await parts.measured(await parts.inspect(kernel_text()), {50.0: 7.0})
     assert await parts.daemon.reverification.queue_reverification() == []
 
-    newer = Newer(parts.machine.environments, captured=parts.captured_inputs.digest_of_inputs)
+    newer = Newer(parts.machine.environments, find_captured_digest=parts.captured_inputs.digest_of_inputs)
     again = Reverification(catalog=parts.catalog, machine=newer, store=parts.store, jobs=parts.jobs)
     (job,) = await again.queue_reverification()
     assert job.reason == "a driver or toolchain changed"

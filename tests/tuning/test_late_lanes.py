@@ -28,14 +28,14 @@ async def test_a_device_that_is_added_measures_the_remaining_configs(
         await parts.requests.request_jobs(kernel, TuningRequest())
         await parts.reached("first")
         (lane,) = parts.jobs.list_lanes()
-        found = parts.machine.aim_job
+        found = parts.machine.find_job_devices
 
         def aim_elsewhere(*given: object, **named: object) -> object:
             """Find another device of the same model."""
             made = found(*given, **named)  # type: ignore[arg-type]
             return replace(made, devices=(*made.devices, dataclasses.replace(lane.device, name=DeviceName("cpu:1"))))
 
-        monkeypatch.setattr(parts.machine, "aim_job", aim_elsewhere)
+        monkeypatch.setattr(parts.machine, "find_job_devices", aim_elsewhere)
         parts.jobs.join_devices()
         parts.open_gate("rest")
         await parts.told.until(lambda: len(parts.told.of("trial_done")) == 2)

@@ -9,7 +9,7 @@ import pytest
 CRASH = """
 import ctypes, signal
 {library}
-from ktuned.worker.open_problem import restore_default_signals
+from ktuned.worker.fault_reporter import restore_default_signals
 restore_default_signals()
 ctypes.string_at(0)
 """

@@ -13,13 +13,13 @@ import pytest
 
 from ktuned.backends import Registry
 from ktuned.ipc import Places, requests
+from ktuned.measuring import cuda_timer
+from ktuned.measuring.cuda_timer import EVENTS, GRAPH, SPIN_HZ, CudaTimer
+from ktuned.measuring.launch_observer import LaunchObserver
+from ktuned.measuring.race import Ending, RaceRules
+from ktuned.measuring.timed_launches import TimedLaunches
 from ktuned.model import PRESETS
-from ktuned.worker import cuda_timer
 from ktuned.worker.bench import Bench
-from ktuned.worker.cuda_timer import EVENTS, GRAPH, SPIN_HZ, CudaTimer
-from ktuned.worker.launch_observer import LaunchObserver
-from ktuned.worker.race import Ending, RaceRules
-from ktuned.worker.timed_launches import TimedLaunches
 
 COLD_US, WARM_US = 3.87, 1.21
 

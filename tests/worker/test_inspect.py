@@ -18,8 +18,8 @@ from ktuned.model.values import Config, Outcome
 from ktuned.spec.loader import forget_modules
 from ktuned.worker.explore import Exploration, Explorer
 from ktuned.worker.inspect import COUNTED_SPACE, Inspector, check_digests, load_kernel
+from ktuned.worker.observations import SourceChanged
 from ktuned.worker.reply import Reply
-from ktuned.worker.trace import SourceChanged
 from tests.worker.declaring import Build, declare
 
 IN_ORDER = Plan(strategy="exhaustive")

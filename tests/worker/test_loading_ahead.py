@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from ktuned.backends import Kernel, Launch, Registry
+from ktuned.backends import Kernel, Registry
+from ktuned.checking.problem_inputs import TensorRoles
+from ktuned.checking.verdict import Verdict
 from ktuned.ipc import Places, replies, requests
+from ktuned.measuring.costs import Costs
+from ktuned.measuring.cuda_timer import CudaTimer
+from ktuned.measuring.launch_observer import LaunchObserver
+from ktuned.measuring.race import Ending, Race, RaceRules
+from ktuned.measuring.timed_launches import TimedLaunches
 from ktuned.model import LATENCY
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Phase, Target
 from ktuned.model.plan import PRESETS
 from ktuned.model.values import Outcome
 from ktuned.worker.bench import Bench
-from ktuned.worker.check import Verdict
-from ktuned.worker.costs import Costs
-from ktuned.worker.cuda_timer import CudaTimer
-from ktuned.worker.launch_observer import LaunchObserver
-from ktuned.worker.open_problem import OpenProblem
+from ktuned.worker.open_problem import LoadedConfig, OpenProblem
 from ktuned.worker.process_state import ProcessState
-from ktuned.worker.race import Ending, Race, RaceRules
 from ktuned.worker.reply import Reply
-from ktuned.worker.timed_launches import TimedLaunches
 
 GPU = Device(DeviceName("cuda:0"), DeviceModel("a GPU"), Target("sm_90"))
 
@@ -40,7 +41,7 @@ class PlayedTimer(CudaTimer):
         if launches.meanwhile is not None:
             launches.meanwhile()
         race = Race(rules)
-        race.samples.add(5.0)
+        race.samples.add_sample(5.0)
         race.ending = Ending.BEATEN
         return race
 
@@ -49,20 +50,20 @@ class PlayedData:
     """Data that every config leaves right."""
 
     tensors: dict[str, Any] = {}
-    outputs: tuple[str, ...] = ()
+    roles = TensorRoles((), (), (), ())
     library = quick_look = None
     was_surely_right = False
     restores = False
     is_judged = True
 
-    def recreate_changed_tensors(self) -> bool:
+    def replace_changed_tensors(self) -> bool:
         """Leave all as it is."""
         return False
 
-    def begin_trial(self) -> None:
+    def reset_tensors(self) -> None:
         """Poison nothing."""
 
-    begin_checked_launch = begin_trial
+    prepare_checked_launch = reset_tensors
 
     def find_damage(self, *, whole: bool = True) -> None:
         """Find nothing."""
@@ -93,11 +94,11 @@ class PlayedProblem(OpenProblem):
         super().__init__(GPU, data, PlayedTimer(diary), costs, LaunchObserver(), nothing, nothing, ProcessState())
         self._diary = diary
 
-    def _load_and_bind(self, unit: requests.UnitRef) -> tuple[str, Launch, Kernel]:
+    def _load_and_bind(self, unit: requests.UnitRef) -> LoadedConfig:
         self._diary.append(f"load {unit.key}")
         if unit.key == "heavy" and self._diary[-2] == "load_next":
             raise RuntimeError("out of memory")
-        return unit.key, lambda: self._diary.append(f"launch {unit.key}"), cast("Kernel", None)
+        return LoadedConfig(unit.key, lambda: self._diary.append(f"launch {unit.key}"), cast("Kernel", None))
 
 
 class Diary(Reply):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ktuned.worker import process_state
+from ktuned.worker import mapped_files
 from ktuned.worker.process_state import ProcessState
 from tests.fake_backend import pollution
 
@@ -26,7 +26,7 @@ KINDS = sorted(set(pollution.KINDS) - {"thread"})
 def state(tmp_path: Path) -> Iterator[ProcessState]:
     """Return the state of this process, which is as it was at the end."""
     taken = ProcessState()
-    taken.take_baseline([str(tmp_path / "artifacts")])
+    taken.read_baseline([str(tmp_path / "artifacts")])
     taken.complete_baseline()
     try:
         yield taken
@@ -49,7 +49,7 @@ def test_what_a_config_changes_is_put_back(state: ProcessState, kind: str) -> No
 def test_what_loading_changes_is_the_configs_own(state: ProcessState, kind: str) -> None:
     """It holds whenever this config runs, though a constructor runs once, and for no other."""
     one = pollution.KINDS[kind]
-    with state.isolate_config("a"), state.learn_while_loading("a"):
+    with state.isolate_config("a"), state.record_loaded_state("a"):
         one.pollute()
     assert one.is_clean()
     with state.isolate_config("b"):
@@ -63,9 +63,9 @@ def test_a_config_that_is_loaded_ahead_changes_nothing_for_the_one_that_runs(sta
     """Nor does it get what that one has changed for its own."""
     rounding, directory = pollution.KINDS["rounding"], pollution.KINDS["directory"]
     with state.isolate_config("a"):
-        with state.learn_while_loading("a"):
+        with state.record_loaded_state("a"):
             rounding.pollute()
-        with state.learn_while_loading_ahead("b"):
+        with state.record_loaded_state_ahead("b"):
             assert rounding.is_clean()
             directory.pollute()
         assert directory.is_clean()
@@ -129,8 +129,8 @@ def test_a_library_of_the_project_is_a_leftover_and_an_artifact_is_not(
     state: ProcessState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one has data that the next config would find, the other is a config's alone."""
-    monkeypatch.setattr(process_state, "_list_generated_directories", tuple)
-    state.take_baseline([str(tmp_path / "artifacts")])
+    monkeypatch.setattr(mapped_files, "_list_generated_directories", tuple)
+    state.read_baseline([str(tmp_path / "artifacts")])
     with state.isolate_config("a"):
         ctypes.CDLL(str(library(tmp_path / "artifacts" / "kernel.so", 1)))
     assert not state.leftover

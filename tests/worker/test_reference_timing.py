@@ -10,15 +10,15 @@ import pytest
 
 from ktuned.backends.registry import Registry
 from ktuned.ipc import Places, requests
+from ktuned.measuring import contention
+from ktuned.measuring.host_timer import HostTimer
+from ktuned.measuring.samples import Samples
 from ktuned.model import TrialResult
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.plan import PRESETS
-from ktuned.worker import contention
 from ktuned.worker.bench import Bench
 from ktuned.worker.reply import Reply
-from ktuned.worker.samples import Samples
-from ktuned.worker.timing import HostTimer
 
 
 class Phases:

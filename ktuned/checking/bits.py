@@ -1,0 +1,147 @@
+"""Exact numerics: digests of a config's outputs on several inputs, and whether its launches agree on them.
+
+The first digest is made of the launch that is judged before timing, so it costs no further launch. It decides which
+configs race against each other. Launches on further inputs follow after timing. On inputs of ordinary numbers there are
+two launches each: outputs that differ reveal atomics or a race. None of these launches is judged, since no tolerance
+says what is right for a denormal or a NaN.
+
+All inputs together take some ten launches and as many digests. So only the anchor, the finalists, and configs so quick
+that it does not matter (:data:`FREE_US`) run on all of them. All other configs only have the first digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from ktuned.backends import Launch
+from ktuned.checking.problem_data import ProblemData
+from ktuned.ipc import requests
+from ktuned.model import Record, TrialResult, have_same_bits, record
+
+LAUNCHES = 2
+"""Launches of each input of ordinary numbers, to reveal a race. Hard inputs are launched once."""
+
+FREE_US = 5_000.0
+"""Time, in µs, that further inputs may take for a config that need not run on them. They show which configs agree."""
+
+
+@record
+class LaunchDigests(Record):
+    """Digests of what launches left.
+
+    Attributes:
+        bits: a digest for each input; empty texts for inputs that the kernel does not have.
+        has_differed: whether two launches of the same input have left different bits.
+        rows: for each smaller problem of a batch-invariant group, the digests of its rows on each input.
+    """
+
+    bits: tuple[str, ...]
+    has_differed: bool
+    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass
+class _InputDigests:
+    """Digests of what launches on one input left: of the outputs by launch, and of rows by problem."""
+
+    outputs: list[Any] = field(default_factory=list)
+    rows: dict[str, Any] = field(default_factory=dict)
+
+
+def digest_launches_on_inputs(
+    data: ProblemData,
+    launch: Launch,
+    synchronize: Callable[[], None],
+    known_digests: Sequence[Any],
+    inputs: int,
+    on_input: Callable[[], None],
+) -> LaunchDigests:
+    """Launch a config on several inputs, and return the digests of what it left.
+
+    Args:
+        data: the open problem.
+        launch: the config's launch on the problem's tensors.
+        synchronize: waits for the device.
+        known_digests: digests of the outputs that the config has already left on the problem's own inputs.
+        inputs: how many inputs to launch on, counted from number 0, the problem's own.
+        on_input: called before each input.
+    """
+    from ktuned.spec import HARD_FILLS
+
+    found = [_InputDigests(list(known_digests))]
+    found += [_InputDigests() for _ in range(1, inputs)]
+    wants_rows = data.has_smaller_batches and inputs > 1
+    for number, digests in enumerate(found):
+        with data.use_numbered_inputs(number) as are_other:
+            if number and not are_other:
+                continue
+            on_input()
+            launches = 1 if 0 < number <= len(HARD_FILLS) else LAUNCHES
+            # The known digests have none of rows, so rows take one more launch.
+            while len(digests.outputs) < launches or (wants_rows and not digests.rows):
+                data.prepare_checked_launch()
+                launch()
+                synchronize()
+                digests.outputs.append(data.digest_outputs())
+                if wants_rows and not digests.rows:
+                    digests.rows = data.digest_rows()
+    # Wait for the device only once.
+    pending = [digest for digests in found for digest in (*digests.outputs, *digests.rows.values())]
+    texts = iter(data.library.read_digests(pending))
+    for digests in found:
+        digests.outputs = [next(texts) for _ in digests.outputs]
+        digests.rows = {problem: next(texts) for problem in digests.rows}
+    return LaunchDigests(
+        tuple(digests.outputs[0] if digests.outputs else "" for digests in found),
+        any(len(set(digests.outputs)) > 1 for digests in found),
+        {problem: tuple(digests.rows.get(problem, "") for digests in found) for problem in found[0].rows},
+    )
+
+
+def add_bits(timed: TrialResult, found: LaunchDigests, wanted: requests.SameBits) -> TrialResult:
+    """Return a result with the digests of its launches, and whether they equal the anchor's."""
+    differs = timed.detail.nondeterministic or found.has_differed
+    same = False if differs else have_same_bits(found.bits, wanted.anchor) if wanted.anchor else None
+    return timed.add_details(
+        bits=found.bits, row_bits=found.rows or None, same_bits=same, nondeterministic=differs or None
+    )
+
+
+class BitsComparison:
+    """Collects the digests of one config's outputs, and compares them with the anchor's.
+
+    Args:
+        data: the open problem's data.
+        launch: the config's launch on the problem's tensors.
+        wanted: on how many inputs, and what the anchor's digests are.
+    """
+
+    def __init__(self, data: ProblemData, launch: Launch, wanted: requests.SameBits) -> None:
+        self._data = data
+        self._launch = launch
+        self._wanted = wanted
+        self._known_digests: list[Any] = []
+        self._digest_us = 0.0
+
+    def digest_last_outputs(self) -> None:
+        """Digest the outputs that the last launch has left on the problem's own inputs, before they are poisoned."""
+        began = perf_counter()
+        self._known_digests.append(self._data.digest_outputs())
+        self._digest_us = (perf_counter() - began) * 1e6
+
+    def complete_result(
+        self, timed: TrialResult, synchronize: Callable[[], None], on_input: Callable[[], None]
+    ) -> TrialResult:
+        """Add the digests of a timed config's outputs, on all inputs if that is wanted or takes next to no time."""
+        inputs = self._wanted.inputs
+        # Copying an input into place takes as long as digesting it.
+        takes_us = inputs * LAUNCHES * ((timed.latency_us or 0.0) + 2 * self._digest_us)
+        if not self._wanted.on_all_inputs and takes_us > FREE_US:
+            inputs = 1
+        digests = digest_launches_on_inputs(
+            self._data, self._launch, synchronize, self._known_digests, inputs, on_input
+        )
+        return add_bits(timed, digests, self._wanted)

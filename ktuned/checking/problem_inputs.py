@@ -1,0 +1,232 @@
+"""The inputs of a problem, the same for every config: made as a kernel file declares them, or captured in a program.
+
+``inputs(p)`` returns specifications of tensors, which are made here, or tensors of the file's own making, which are
+adopted. Captured tensors take the place of either.
+
+A problem has further inputs, for finding configs whose bits differ from the anchor's only on some inputs. Inputs have
+numbers:
+
+==========================  ==========================================================================================
+0                           the problem's own inputs
+1 to ``len(HARD_FILLS)``    random numbers give way to hard ones: denormals, infinities, NaN and others
+above                       other random numbers
+==========================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ktuned.checking.batch_rows import BatchRows
+from ktuned.checking.tensor_library import TensorLibrary, find_library
+from ktuned.model import Device, Problem, Record, UsageError, canonical, record
+
+if TYPE_CHECKING:
+    from ktuned.spec import Kernel as DeclaredKernel
+    from ktuned.spec import TensorSpec
+
+CAPTURE_AGAIN = "capture them again, or remove them: `capture` with `remove=True`"
+
+MAX_KEPT_BYTES = 1 << 28
+"""Most memory for further inputs that are kept for the next config. Others are made again, which takes about as long as
+copying them."""
+
+
+@record
+class TensorRoles(Record):
+    """What launches do with each of a problem's tensors, by the tensors' names.
+
+    Attributes:
+        outputs: those that a launch leaves its results in.
+        poisoned: the outputs that are only written, and so poisoned before each launch.
+        restored: those that ``setup`` names, and that are restored before each launch.
+        read_only: those that no launch may change.
+    """
+
+    outputs: tuple[str, ...]
+    poisoned: tuple[str, ...]
+    restored: tuple[str, ...]
+    read_only: tuple[str, ...]
+
+    @classmethod
+    def from_declaration(cls, kernel: DeclaredKernel, declared: Mapping[str, Any]) -> TensorRoles:
+        """Tell the roles by what ``inputs(p)`` has returned, and by the kernel's ``setup``."""
+        outputs = tuple(name for name, entry in declared.items() if getattr(entry, "output", False))
+        restored = kernel.setup if isinstance(kernel.setup, tuple) else ()
+        workspaces = {name for name, entry in declared.items() if getattr(entry, "fill", "") == "empty"}
+        # A callable `setup` may prepare any tensor.
+        written = set(declared) if callable(kernel.setup) else {*outputs, *restored, *workspaces}
+        return cls(
+            outputs=outputs,
+            poisoned=tuple(name for name in outputs if name not in restored),
+            restored=restored,
+            read_only=tuple(name for name in declared if name not in written),
+        )
+
+
+class ProblemInputs:
+    """Makes a problem's tensors.
+
+    Args:
+        kernel: the declared kernel.
+        problem: the problem.
+        device: where the tensors are.
+        library: makes the tensors.
+        captured: a file of captured tensors, which take the place of those that ``inputs`` makes.
+        seed: any value other than 0 gives other random numbers.
+
+    Attributes:
+        roles: what launches do with each tensor.
+        rows: the problem within its batch-invariant group; ``None`` if it is in no group.
+
+    Raises:
+        KernelFileError: the kernel file's code fails, or declares inputs that cannot be used.
+    """
+
+    def __init__(
+        self,
+        kernel: DeclaredKernel,
+        problem: Problem,
+        device: Device,
+        library: TensorLibrary,
+        *,
+        captured: Path | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._kernel = kernel
+        self._device = device
+        self._library = library
+        self._captured_file = captured
+        self._captured: set[str] = set()
+        self._seed = seed
+        group = kernel.find_batch_group(problem)
+        self.rows = BatchRows(kernel, problem, group) if len(group) > 1 else None
+        declared_for = problem if self.rows is None else self.rows.largest
+        self._seed_text = canonical({"kernel": kernel.name, **declared_for}) + (f" {seed}" if seed else "")
+        self._seed_generators()
+        self._declared = kernel.evaluate_inputs(declared_for)
+        self.roles = TensorRoles.from_declaration(kernel, self._declared)
+        self._check_declaration()
+        self._kept: dict[int, Mapping[str, Any]] = {}
+        self._room_bytes = MAX_KEPT_BYTES
+
+    def _seed_generators(self) -> None:
+        """Seed the generators: random numbers that ``inputs(p)`` itself draws must be the same in every worker."""
+        # The import takes 1 ms, which workers that make no inputs save.
+        import random
+
+        random.seed(self._seed_text)
+        if self._kernel.has_tensors:
+            self._library.seed_generator(random.getrandbits(63))
+
+    def _check_declaration(self) -> None:
+        site = self._kernel.site
+        if self.rows is not None:
+            self.rows.check_declared_shapes(self._declared)
+            if self._captured_file is not None:
+                raise site.make_error(
+                    "batch_invariant compares rows on equal inputs, and this problem's were captured",
+                    hint=CAPTURE_AGAIN,
+                )
+        if self._kernel.reference is not None and not self.roles.outputs:
+            raise site.make_error("there is a reference, but inputs(p) makes no tensor with output=True")
+
+    def make_tensors(self) -> dict[str, Any]:
+        """Make the problem's own tensors, outputs included, by name. They are not kept here.
+
+        Raises:
+            KernelFileError: the library cannot represent a tensor, or has no memory for it, or a captured tensor does
+                not fit.
+        """
+        moved: dict[int, Any] = {}
+        tensors = {name: self._make_or_adopt_tensor(name, entry, moved) for name, entry in self._declared.items()}
+        return tensors if self._captured_file is None else {**tensors, **self._load_captured_tensors(tensors)}
+
+    def _make_or_adopt_tensor(self, name: str, entry: Any, moved: dict[int, Any]) -> Any:
+        from ktuned.spec import TensorSpec
+
+        site = self._kernel.site
+        try:
+            if isinstance(entry, TensorSpec):
+                return self._make_tensor(name, entry.reseed(self._seed), self._seed_text)
+            adopted = self._library.adopt_tensor(entry, self._device.name, moved)
+        except UsageError as error:
+            raise site.make_error(f"inputs(p): {name}: {error.message}", hint=error.hint) from error
+        except RuntimeError as error:
+            raise site.make_failure(f"inputs(p): {name}", error) from error
+        return entry if adopted is None else self._narrow_to_batch(name, adopted)
+
+    def _make_tensor(self, name: str, spec: TensorSpec, seed_text: str) -> Any:
+        return self._narrow_to_batch(name, self._library.make_tensor(spec, name, seed_text, self._device.name))
+
+    def _narrow_to_batch(self, name: str, tensor: Any) -> Any:
+        return tensor if self.rows is None else self.rows.narrow_input(name, tensor)
+
+    def _load_captured_tensors(self, made: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the captured tensors, which must have the same shapes and dtypes as those that were ``made``."""
+        assert self._captured_file is not None
+        site = self._kernel.site
+        place = self._device.name if self._device.kind == "cuda" else "cpu"
+        captured = self._library.load_tensors(self._captured_file, place)
+        for name, tensor in captured.items():
+            if name not in made:
+                raise site.make_error(
+                    f"inputs were captured for {name!r}, and inputs(p) makes {', '.join(made)}", hint=CAPTURE_AGAIN
+                )
+            like = made[name]
+            if (tensor.shape, tensor.dtype) == (like.shape, like.dtype):
+                continue
+            # A captured scalar has the widest dtype of its kind; it is converted.
+            if tensor.shape or math.prod(like.shape) != 1:
+                raise site.make_error(
+                    f"the captured {name} is {tensor.dtype} of {tuple(tensor.shape)}, "
+                    f"and inputs(p) makes {like.dtype} of {tuple(like.shape)}",
+                    hint=CAPTURE_AGAIN,
+                )
+            captured[name] = self._library.convert_like(tensor, like)
+        self._captured = set(captured)
+        return captured
+
+    def provide_further_inputs(self, number: int) -> Mapping[str, Any]:
+        """Return those tensors of the inputs with a number that differ from the problem's own; possibly none."""
+        if number not in self._kept:
+            tensors = self._make_further_inputs(number) if number else {}
+            size = sum(find_library(tensor).count_element_bytes(tensor) for tensor in tensors.values())
+            if size > self._room_bytes:
+                return tensors
+            self._room_bytes -= size
+            self._kept[number] = tensors
+        return self._kept[number]
+
+    def _make_further_inputs(self, number: int) -> dict[str, Any]:
+        """Make the tensors that differ; poisoned and captured tensors keep their content."""
+        from ktuned.spec import HARD_FILLS, TensorSpec
+
+        specs = [
+            (name, entry)
+            for name, entry in self._declared.items()
+            if isinstance(entry, TensorSpec) and name not in self.roles.poisoned and name not in self._captured
+        ]
+        changed = [(name, _change_spec(spec, place, number)) for place, (name, spec) in enumerate(specs)]
+        seed = max(0, number - len(HARD_FILLS))
+        seed_text = self._seed_text + (f" inputs {seed}" if seed else "")
+        return {name: self._make_tensor(name, spec, seed_text) for name, spec in changed if spec is not None}
+
+
+def _change_spec(spec: TensorSpec, place: int, number: int) -> TensorSpec | None:
+    """Return an input's specification in the inputs with a number; ``None`` if it does not change.
+
+    ``place`` is the input's place among the inputs.
+    """
+    from ktuned.spec import EVERYWHERE, HARD_FILLS
+
+    if number > len(HARD_FILLS):
+        is_random = spec.resolved_fill in ("uniform", "normal", "integer") and not spec.file
+        return spec.reseed(number - len(HARD_FILLS)) if is_random else None
+    fill = HARD_FILLS[number - 1]
+    step = 1 if fill in EVERYWHERE else 2
+    return replace(spec, fill=fill) if spec.may_be_hard and not place % step else None

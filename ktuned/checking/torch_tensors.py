@@ -1,0 +1,278 @@
+"""torch's tensors, on a CPU or a GPU. torch is imported when it is first used.
+
+:class:`~ktuned.checking.numpy_tensors.NumPyTensors` says what each method is for; docstrings here say how it works.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ktuned.model import UsageError
+
+if TYPE_CHECKING:
+    from ktuned.spec import TensorSpec
+
+
+class TorchTensors:
+    """The operations of :class:`~ktuned.checking.numpy_tensors.NumPyTensors`, on torch's tensors."""
+
+    type_name = "torch.Tensor"
+
+    @property
+    def module(self) -> Any:
+        """torch, imported on first use."""
+        import torch
+
+        return torch
+
+    def seed_generator(self, number: int) -> None:
+        """Seed torch's generators of all devices."""
+        import torch
+
+        torch.manual_seed(number)
+
+    def make_tensor(self, spec: TensorSpec, name: str, seed_text: str, device: str) -> Any:
+        """Make the tensor on the device itself; torch raises RuntimeError if its memory is short."""
+        from ktuned.spec import materialise
+
+        return materialise(spec, name, seed_text, device)
+
+    def adopt_tensor(self, value: Any, device: str, moved: dict[int, Any] | None = None) -> Any:
+        """Take tensors as they are, and NumPy's arrays as tensors on the device, with the same strides."""
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.is_nested:
+                kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+                raise UsageError(
+                    f"it is a {kind} tensor, which no kernel is launched with",
+                    hint="give its parts, such as values and indices, as tensors of their own",
+                )
+            return value.detach()
+        if type(value).__module__ != "numpy":
+            return None
+        if any(stride < 0 for stride in value.strides):
+            raise UsageError("it has a negative stride, which torch cannot hold", hint="return a copy of it")
+        with warnings.catch_warnings():
+            # torch warns about read-only arrays, such as broadcast arrays. But launches work on a copy.
+            warnings.simplefilter("ignore", UserWarning)
+            host = torch.as_tensor(value)
+        return host if device == "cpu" else _move_allocation(host, value, device, {} if moved is None else moved)
+
+    def load_tensors(self, file: Path, device: str) -> dict[str, Any]:
+        """Load a file straight to the device."""
+        from safetensors.torch import load_file
+
+        return dict(load_file(file, device=device))
+
+    def save_tensors(self, tensors: Mapping[str, Any], file: Path) -> None:
+        """Save copies, because the format refuses tensors that share memory."""
+        from safetensors.torch import save_file
+
+        save_file({name: value.to("cpu", copy=True).contiguous() for name, value in tensors.items()}, file)
+
+    def find_guardable_kind(self, tensor: Any) -> str:
+        """Guard strided tensors of plain numbers."""
+        import torch
+
+        is_plain = (
+            type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            and tensor.layout is torch.strided
+            and tensor.numel() > 0
+            and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        )
+        return str(tensor.device.type) if is_plain else ""
+
+    def count_element_bytes(self, tensor: Any) -> int:
+        """Count the elements, not the storage."""
+        return int(tensor.numel() * tensor.element_size())
+
+    def find_extent(self, tensor: Any) -> tuple[int, int]:
+        """Count from the first element to the last; torch has no negative strides."""
+        return int(tensor.data_ptr()), count_bytes(tensor)
+
+    def find_allocation(self, tensor: Any) -> tuple[int, int]:
+        """Ask the storage."""
+        storage = tensor.untyped_storage()
+        return int(storage.data_ptr()), int(storage.nbytes())
+
+    def copy_into_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
+        """Copy into a storage of that part of the buffer alone; torch keeps the buffer alive."""
+        import torch
+
+        size = count_bytes(tensor)
+        storage = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=size).untyped_storage()
+        placed = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape, tensor.stride())
+        copy_elements(tensor, placed)
+        return placed
+
+    def read_layout(self, tensor: Any) -> tuple[object, ...]:
+        """Return shape, dtype and device, and where the elements are."""
+        import torch
+
+        place = (tensor.stride(), tensor.data_ptr()) if tensor.layout is torch.strided else ()
+        return tensor.shape, tensor.dtype, tensor.device, *place
+
+    def clone_tensor(self, tensor: Any) -> Any:
+        """Clone; a tensor with gaps or overlapping elements gets memory laid out like its own."""
+        import torch
+
+        if not self.find_guardable_kind(tensor) or count_bytes(tensor) == self.count_element_bytes(tensor):
+            return tensor.clone()
+        storage = torch.zeros(count_bytes(tensor), dtype=torch.uint8, device=tensor.device).untyped_storage()
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        copy.set_(storage, 0, tensor.shape, tensor.stride())
+        copy_elements(tensor, copy)
+        return copy
+
+    def make_contiguous(self, tensor: Any) -> Any:
+        """Copy even a contiguous tensor: it may be a small part of a large allocation."""
+        return tensor.clone(memory_format=self.module.contiguous_format)
+
+    def copy_elements(self, source: Any, target: Any) -> None:
+        """Copy, also between devices."""
+        copy_elements(source, target)
+
+    def convert_like(self, tensor: Any, other: Any) -> Any:
+        """Convert the dtype, then the shape."""
+        return tensor.to(other.dtype).reshape(other.shape)
+
+    def move_to_device_of(self, tensor: Any, other: Any) -> Any:
+        """Copy to the other tensor's device, unless it is there."""
+        return tensor.to(other.device)
+
+    def poison_tensor(self, tensor: Any) -> None:
+        """Poison on the tensor's device."""
+        from ktuned.spec import fill_with_poison
+
+        fill_with_poison(tensor)
+
+    def view_bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
+        """View the memory as signed integers."""
+        from ktuned.spec import find_poison, view_as_bits
+
+        return [(view_as_bits(tensor), find_poison(tensor).signed_patterns)]
+
+    def are_equal_bits(self, one: Any, other: Any) -> bool:
+        """Compare on the tensors' device."""
+        return bool(self.module.equal(one, other))
+
+    def find_unwritten(self, tensor: Any) -> Any:
+        """Look for the poison on the tensor's device."""
+        from ktuned.spec import find_unwritten
+
+        return find_unwritten(tensor)
+
+    def hold_equal_bits(self, one: Any, other: Any) -> bool:
+        """Compare on the tensors' device."""
+        from ktuned.spec import hold_same_bits
+
+        return hold_same_bits(one, other)
+
+    def digest_tensors(self, tensors: Sequence[Any]) -> Any:
+        """Hash on the tensors' device; on the CPU like NumPy's arrays, which is ten times as fast there."""
+        from ktuned.spec import view_as_bits
+
+        views = [view_as_bits(tensor) for tensor in tensors]
+        if all(view.device.type == "cpu" for view in views):
+            digest = hashlib.blake2b(digest_size=8)
+            for view in views:
+                whole = view.contiguous()
+                digest.update((ctypes.c_ubyte * count_bytes(whole)).from_address(whole.data_ptr()))
+            return digest.hexdigest()
+        return _digest_on_device(views)
+
+    def read_digests(self, digests: Sequence[Any]) -> list[str]:
+        """Copy all of them to the host at once."""
+        import torch
+
+        if all(isinstance(digest, str) for digest in digests):
+            return list(digests)
+        return [f"{number % 2**64:016x}" for number in torch.stack(list(digests)).tolist()]
+
+    def find_number_kind(self, tensor: Any) -> str:
+        """Ask the dtype."""
+        return "complex" if tensor.is_complex() else "float" if tensor.is_floating_point() else "int"
+
+    def cast_tensor(self, tensor: Any, dtype: str) -> Any:
+        """Convert on the tensor's device."""
+        return tensor.to(getattr(self.module, dtype))
+
+    def round_number(self, number: float, element: Any) -> object:
+        """Round through a tensor of the dtype."""
+        return element.new_tensor(number).item()
+
+    def silence_warnings(self) -> AbstractContextManager[object]:
+        """Do nothing: torch does not warn."""
+        return nullcontext()
+
+
+_HASHED = 1 << 24
+"""Elements that are hashed at once on a device: enough to keep it busy; the temporaries take 400 MiB."""
+
+
+def _digest_on_device(views: Sequence[Any]) -> Any:
+    """Return an int64 on the device: the sum of all elements, each mixed with its place.
+
+    The sum wraps around, and does not depend on the order in which the device adds. Different outputs have the same sum
+    only by a chance of 1 in 2^64.
+    """
+    import torch
+
+    from ktuned.spec import mix_bits
+
+    total = torch.zeros((), dtype=torch.int64, device=views[0].device)
+    place = 0
+    for view in views:
+        flat = view.reshape(-1)
+        for first in range(0, flat.numel(), _HASHED):
+            # Mix the place before adding the element: otherwise a change in one could cancel a change in the other.
+            count = min(_HASHED, flat.numel() - first)
+            mixed = mix_bits(torch.arange(place, place + count, dtype=torch.int64, device=flat.device))
+            mixed += flat[first : first + count]
+            total += mix_bits(mixed).sum()
+            place += count
+    return total
+
+
+def count_bytes(tensor: Any) -> int:
+    """Return how many bytes a strided tensor spans, from its first element to the end of its last."""
+    if not tensor.numel():
+        return 0
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int((steps + 1) * tensor.element_size())
+
+
+def copy_elements(source: Any, target: Any) -> None:
+    """Copy a tensor into another. An element that ``expand`` repeats is written once, as torch demands."""
+    for axis, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            source, target = source.narrow(axis, 0, 1), target.narrow(axis, 0, 1)
+    target.copy_(source)
+
+
+def _move_allocation(host: Any, array: Any, device: str, moved: dict[int, Any]) -> Any:
+    """Copy an array's whole allocation to a device, unless it was moved already, and return the array's view of it."""
+    import torch
+
+    from ktuned.checking.numpy_tensors import ALIGNMENT, NumPyTensors
+
+    start, size = NumPyTensors().find_allocation(array)
+    is_whole = (start, size) == (array.ctypes.data, array.nbytes)
+    first = start % ALIGNMENT if not is_whole else 0
+    is_alone = is_whole and host.is_contiguous() and start not in moved
+    if is_alone or (array.ctypes.data - start + first) % array.itemsize:
+        return host.to(device)
+    if start not in moved:
+        moved[start] = torch.zeros(first + size, dtype=torch.uint8, device=device)
+        raw = (ctypes.c_ubyte * size).from_address(start)
+        moved[start][first:] = torch.frombuffer(raw, dtype=torch.uint8).to(device)
+    offset = (first + array.ctypes.data - start) // array.itemsize
+    empty = torch.empty(0, dtype=host.dtype, device=device)
+    return empty.set_(moved[start].untyped_storage(), offset, host.shape, host.stride())

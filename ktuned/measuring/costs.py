@@ -1,0 +1,85 @@
+"""The kernel file's own metrics of a config, and what the config costs by the objective of the open problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from ktuned.ipc import replies
+from ktuned.measuring.launch_observer import LaunchObserver, Restart
+from ktuned.measuring.timed_launches import TimedLaunches
+from ktuned.model import (
+    BUILT_IN,
+    ENERGY,
+    KernelFileError,
+    Objective,
+    Outcome,
+    Record,
+    TrialResult,
+    compute_energy_figures,
+    cost_of,
+    figure_of,
+    needs_metric,
+    record,
+)
+
+
+@record
+class Costs(Record):
+    """Computes the costs of configs.
+
+    Attributes:
+        objective: the figure by which configs are compared, without its numerics.
+        metrics: returns the kernel file's own metrics of a config, by its latency in µs and its energy in J.
+        needs_energy: whether the latency alone does not decide, so that the energy is measured after it.
+    """
+
+    objective: Objective
+    metrics: Callable[[float, float | None], Mapping[str, float]]
+    needs_energy: bool
+
+    @property
+    def by_latency(self) -> Callable[[float], float | None] | None:
+        """Returns the cost of a latency in µs; ``None`` if the latency itself is the objective."""
+        return self.compute_cost if needs_metric(self.objective) else None
+
+    def compute_cost(self, latency_us: float, energy_j: float | None = None) -> float | None:
+        """Return what a config costs by the objective; ``None`` if the kernel file's metric fails."""
+        known: dict[str, float] = {} if energy_j is None else compute_energy_figures(energy_j, latency_us)
+        if self.objective not in BUILT_IN:
+            try:
+                known |= self.metrics(latency_us, energy_j)
+            except KernelFileError:
+                return None
+        return cost_of(self.objective, figure_of(self.objective, latency_us, known))
+
+    def compute_cost_range(self, result: TrialResult) -> replies.CostRange | None:
+        """Return a measured config's cost and its interval; ``None`` if a figure that it needs was not measured now."""
+        latency_us, joules, detail = result.latency_us, result.metrics.get(ENERGY), result.detail
+        if result.outcome is not Outcome.MEASURED or latency_us is None:
+            return None
+        if joules is None:
+            costs = [self.compute_cost(end) for end in (detail.low_us, detail.high_us) if end is not None]
+        else:
+            ends = (detail.energy_low, detail.energy_high)
+            costs = [self.compute_cost(latency_us, end) for end in ends if end is not None]
+        known = sorted(cost for cost in costs if cost is not None)
+        cost = self.compute_cost(latency_us, joules)
+        return None if cost is None or not known else replies.CostRange(cost, known[0], known[-1])
+
+
+class FileMetrics(LaunchObserver):
+    """Adds the kernel file's own metrics. If one fails, all of them are left out, and the message says why."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+
+    def complete_result(self, timed: TrialResult, launches: TimedLaunches, restart: Restart) -> TrialResult:
+        """Add the metrics, some of which need the energy."""
+        if timed.outcome is not Outcome.MEASURED or timed.latency_us is None:
+            return timed
+        try:
+            metrics = self._costs.metrics(timed.latency_us, timed.metrics.get(ENERGY))
+        except KernelFileError as error:
+            return replace(timed, message=error.message).add_details(metrics_fault=error.message)
+        return replace(timed, metrics={**timed.metrics, **metrics})

@@ -1,0 +1,131 @@
+"""Observations: what a request has read besides the files that its kernel names, and what it contained.
+
+Each :class:`~ktuned.model.Observation` has a name and a digest. The daemon stores them with the result, and can look
+again later: if a name has another digest then, the result no longer applies. Names are relative to the project. The
+record of an installed distribution stands for its files, because a library may have thousands of headers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Container, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ktuned.dependencies import ACCESSES, OBSERVER, digest_meaning, find_distribution
+from ktuned.ipc import (
+    ABSENT,
+    DIRECTORY,
+    LISTING,
+    is_directory_stamp,
+    make_absolute,
+    make_relative,
+    stamp,
+    stamp_directory,
+    stamp_files,
+)
+from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError, digest_variable
+
+EXECUTED = "executed"
+"""Meaning of an observation before it is looked at: the file was executed as Python, and counts by its syntax."""
+
+
+class SourceChanged(UsageError):
+    """A file has changed since the daemon inspected it. That change starts a new inspection.
+
+    ``observed`` are observations for names that the daemon does not know yet.
+    """
+
+    code = "source_changed"
+
+    def __init__(self, message: str, observed: tuple[Observation, ...] = ()) -> None:
+        super().__init__(message)
+        self.observed = observed
+
+
+def refresh_observation(observation: Observation, root: str) -> Observation:
+    """Return an observation with the present digest of its name, in the project whose directory is ``root``.
+
+    A file counts by its bytes. If the observation has a ``meaning``, the file counts by its syntax if it is Python.
+    """
+    if observation.name.startswith(ENVIRONMENT):
+        # Without changes by the kernel file's own code, because that code is in the digests already.
+        environment = os.environ if OBSERVER.kernel_file is None else OBSERVER.environ
+        value = environment.get(observation.name.removeprefix(ENVIRONMENT))
+        return replace(observation, digest=digest_variable(value))
+    if observation.name.startswith(UNOBSERVED):
+        return observation
+    if observation.name.startswith(DISTRIBUTION):
+        return _look_for_distribution(observation, root)
+    place = Path(make_absolute(observation.name, root))
+    place_stamps = stamp_files([place])
+    meaning = ""
+    digest = place_stamps[str(place)]
+    if observation.name.endswith("/"):
+        digest = stamp_directory(place)
+    elif observation.meaning and digest != ABSENT and not digest.startswith(LISTING):
+        with ACCESSES.pause_recording():
+            content = place.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        meaning = digest_meaning(place, content)
+    places = tuple(make_relative(path, root) for path in place_stamps)
+    return replace(observation, digest=digest, meaning=meaning, places=places)
+
+
+def _look_for_distribution(observation: Observation, root: str) -> Observation:
+    """Return a distribution's observation as it is installed now, in the directory where it was found before.
+
+    If that directory is not known, the distribution is looked for where this interpreter imports from.
+    """
+    sites = [str(Path(make_absolute(place, root)).parent.parent) for place in observation.places[:1]] or sys.path
+    name = observation.name.removeprefix(DISTRIBUTION)
+    owner = next(filter(None, (find_distribution(site, name) for site in sites if site)), None)
+    if owner is None:
+        return replace(observation, digest=ABSENT, meaning="")
+    place = make_relative(str(owner.record), root)
+    return replace(observation, digest=stamp(owner.record), meaning=owner.digest_contents(), places=(place,))
+
+
+def name_files_in_project(files: Mapping[Path, str], root: str) -> dict[str, str]:
+    """Return files by their names in the project. The name of a directory that only has to exist ends in a slash."""
+    return {
+        f"{make_relative(str(path), root)}/" if is_directory_stamp(digest) else make_relative(str(path), root): digest
+        for path, digest in files.items()
+        # Leave out directories above the project, which surely exist.
+        if digest != DIRECTORY or not f"{root}/".startswith(f"{path}/")
+    }
+
+
+def make_observations(
+    files: Mapping[str, str],
+    root: str,
+    executed: Container[str] = (),
+    *,
+    is_data: bool = False,
+    is_source: bool = False,
+) -> list[Observation]:
+    """Return the observations of files, and of the environment variables that the kernel file's code has read.
+
+    Args:
+        files: the digests that the files were read with, by their names in the project.
+        root: the project's directory.
+        executed: the names of the files that count by their syntax.
+        is_data: whether they were read to make a problem's data.
+        is_source: whether they were read to make an artifact.
+    """
+    observations = []
+    for name, digest in sorted(files.items()):
+        meaning = EXECUTED if name in executed else ""
+        observation = refresh_observation(
+            Observation(name, ABSENT, meaning, is_source=is_source, is_data=is_data), root
+        )
+        observations.append(
+            observation if observation.digest == digest else replace(observation, digest=digest, meaning="")
+        )
+    for name, value in sorted(ACCESSES.variables.items()):
+        observations.append(
+            Observation(ENVIRONMENT + name, digest_variable(value), is_source=is_source, is_data=is_data)
+        )
+    return observations

@@ -1,0 +1,20 @@
+"""A device's limits, measured on this machine's CPU, small."""
+
+from __future__ import annotations
+
+from ktuned.measuring.peaks import measure_peaks
+from ktuned.model import Device, DeviceModel, DeviceName, Target
+
+
+def test_the_limits_of_a_cpu_are_measured() -> None:
+    """Memory and both precisions have a figure; what cannot be measured has its reason, and costs no other figure."""
+    device = Device(DeviceName("cpu:0"), DeviceModel("a CPU"), Target("here"))
+    found = measure_peaks(device, copy_bytes=1 << 20, size=64)
+    refused = measure_peaks(device, copy_bytes=-4, size=64)
+    assert found.gbps is not None
+    assert found.gbps > 0
+    assert found.tflops.keys() == {"float32", "float64"}
+    assert found.absent == {}
+    assert refused.gbps is None
+    assert refused.absent.keys() == {"memory"}
+    assert refused.tflops.keys() == {"float32", "float64"}
