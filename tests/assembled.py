@@ -143,6 +143,11 @@ class Parts:
         path.write_text(textwrap.dedent(text))
         return path
 
+    def end_doubts(self) -> None:
+        """End the doubts of a start, as when the watcher has looked at every file."""
+        self.daemon.certainty.record_catch_up()
+        self.daemon.caches.forget_all_answers()
+
     async def inspect(self, text: str | None = None, name: str = "tune_it.py") -> KernelInfo:
         """Write a kernel file, if its text is given, and return the kernel ``it`` as it was found there."""
         path = self.project / name if text is None else self.write(text, name)
@@ -269,7 +274,6 @@ def _settings(directory: Path, policy: str) -> Settings:
             {"spawn": PATIENCE_S, "inspect": 30.0, "first_launch": PATIENCE_S, "floor": PATIENCE_S}
         ),
         compile_slots=2,
-        slots_are_given=True,
         compile_cores=frozenset(),
-        file=ConfigFile(policy=policy, contention=False, spares=False),
+        file=ConfigFile(policy=policy, contention=False, spares=False, compile_slots=2),
     )

@@ -35,7 +35,6 @@ from ktuned.adoption.key_tunings import KeyTunings
 from ktuned.adoption.spool_reader import SURVEY_S, SpoolReader
 from ktuned.catalog import Catalog, Project, environment_of, make_root
 from ktuned.devices import Machine
-from ktuned.fleet import FrontEnds
 from ktuned.lookup import Lookup, Lookups
 from ktuned.model import (
     CallKey,
@@ -50,7 +49,6 @@ from ktuned.model import (
     StoreError,
     WinnerKey,
     canonical,
-    is_exact,
 )
 from ktuned.protocol import KeyAnswer
 from ktuned.scheduling import Intake, Jobs
@@ -60,7 +58,6 @@ from ktuned.spool import (
     LaunchCounts,
     spool_directory,
 )
-from ktuned.store import Store
 
 _log = structlog.get_logger()
 
@@ -89,10 +86,7 @@ class Adoptions:
         keys: KeyTunings,
         lookups: Lookups,
         jobs: Jobs,
-        front_ends: FrontEnds,
         machine: Machine,
-        store: Store,
-        deadlines: Mapping[str, float],
     ) -> None:
         self._spool = SpoolReader(spool_directory(home))
         self._directory = AdoptedDirectory(home)
@@ -101,11 +95,8 @@ class Adoptions:
         self._keys = keys
         self._lookups = lookups
         self._jobs = jobs
-        self._front_ends = front_ends
         self._machine = machine
-        self._store = store
         self._without_device: set[str] = set()
-        self._deadlines = deadlines
         self._kernels: dict[str, str] = {}
         self._launches: dict[str, KeyLaunches] = {}
         self._news = anyio.Event()
@@ -147,9 +138,7 @@ class Adoptions:
         workers.mkdir(parents=True, exist_ok=True, mode=0o700)
         # The records will have the same environment.
         root = make_root(str(workers / "library"), python=python, project=Project(env=variables, workers=".."))
-        environment = environment_of(root)
-        self._machine.environments.prepare_first_job(environment, tool)
-        self._front_ends.prepare_library(environment, tool, library, self._deadlines)
+        self._machine.environments.prepare_library(environment_of(root), tool, library)
 
     def look_through_spool(self) -> None:
         """Have the spool read at once."""
@@ -308,25 +297,8 @@ class Adoptions:
             await self._machine.environments.probe_hosts(environment)
             if not self._machine.has_device(environment, kernel.backend, None):
                 return False
-        await self._choose_anchor(kernel, record)
-        await self._keys.take_in_call(kernel, record.problem, call, record.device)
+        await self._keys.take_in_call(kernel, record, call)
         return True
-
-    async def _choose_anchor(self, kernel: KernelInfo, record: CallRecord) -> None:
-        """If a key's numerics are exact, make the record's first config, which the application launches, the anchor.
-
-        Raises:
-            KtunedError: The choice cannot be recorded.
-        """
-        objective = kernel.objective(None)
-        if not is_exact(objective) or self._machine.arch:
-            return
-        device = self._machine.find_device(
-            self._catalog.kernel_environment(kernel), kernel.backend, record.device or None
-        )
-        key = kernel.make_winner_key(record.problem, device.model, objective)
-        if self._store.anchors.find_anchor(key) is None:
-            await self._store.anchors.choose_anchor(key, record.configs[0])
 
     def _is_served(self, kernel: KernelInfo, record: CallRecord) -> bool:
         found = self._lookups.look_up(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from ktuned.model import KernelInfo, NotFound, Problem, canonical
+from ktuned.model import NotFound
 from ktuned.store import Capture, Store
 from ktuned_client.tensor_file import SUFFIX
 
@@ -26,10 +26,6 @@ class CapturedInputs:
         """Return the digest of a problem's (canonical text) captured inputs; empty if there are none."""
         held = self._held.get((kernel, problem))
         return "" if held is None else held.digest
-
-    def digest_for(self, kernel: KernelInfo, problem: Problem) -> str:
-        """Return the digest of the captured inputs of a whole problem; empty if there are none."""
-        return self.digest_of_inputs(kernel.name, canonical(kernel.select_key_values(problem)))
 
     def file_of_digest(self, digest: str) -> Path:
         """Return the file of the inputs with a digest."""

@@ -19,9 +19,9 @@ import platformdirs
 
 from ktuned.backends import cpu
 from ktuned.catalog import make_root
-from ktuned.fleet import count_compile_workers, list_executor_names, load_executor, memory
+from ktuned.fleet import choose_compile_slots, count_compile_workers, list_executor_names, load_executor, memory
 from ktuned.model import Root, SettingsError, listed
-from ktuned.scheduling import POLICIES, JobSettings, default_compile_slots
+from ktuned.scheduling import POLICIES
 from ktuned.sharing import ShareSettings
 from ktuned.tuning import DEFAULT_DEADLINES
 from ktuned_client.paths import socket_path
@@ -86,7 +86,6 @@ class Settings(msgspec.Struct, frozen=True):
         roots: The roots in ``config.toml``.
         deadlines: Seconds that each phase may take, by its name.
         compile_slots: Compiles that may run at once.
-        slots_are_given: Whether ``config.toml`` gives the number of compile slots.
         compile_cores: The cores that compilers may use.
         artifacts_bytes: Size limit of all artifacts.
         bench_bytes: Memory that a bench worker may use.
@@ -106,7 +105,6 @@ class Settings(msgspec.Struct, frozen=True):
     roots: tuple[Root, ...]
     deadlines: Mapping[str, float]
     compile_slots: int
-    slots_are_given: bool
     compile_cores: frozenset[int]
     artifacts_bytes: int
     bench_bytes: int
@@ -127,11 +125,6 @@ class Settings(msgspec.Struct, frozen=True):
     def limits_are_given(self) -> bool:
         """True if ``config.toml`` limits the memory of workers; otherwise each machine's memory decides."""
         return self.file.bench_memory_gib is not None or self.file.compile_memory_gib is not None
-
-    @property
-    def job_settings(self) -> JobSettings:
-        """The settings that every job follows."""
-        return JobSettings(self.file.contention, self.slots_are_given)
 
     @property
     def share(self) -> ShareSettings:
@@ -200,7 +193,7 @@ def load_settings(
         config_dir = Path(platformdirs.user_config_dir("ktuned"))
     config_path = Path(config) if config else config_dir / "config.toml"
     file, executors = _read_config(config_path, must_exist=config is not None)
-    slots = file.compile_slots or default_compile_slots(cpu.cores())
+    slots = file.compile_slots or choose_compile_slots(cpu.cores())
     bench_bytes, compile_bytes = memory.choose_default_limits(count_compile_workers(slots))
     cores = sorted(os.sched_getaffinity(0))
     # The first core is for a lane; compilers stay off it. The cores of further lanes are only known later.
@@ -213,7 +206,6 @@ def load_settings(
         roots=_make_roots(file, config_path),
         deadlines=_merge_deadlines(file, config_path),
         compile_slots=slots,
-        slots_are_given=file.compile_slots is not None,
         compile_cores=compile_cores,
         artifacts_bytes=int(file.artifacts_gib * 2**30),
         bench_bytes=_to_bytes(file.bench_memory_gib, bench_bytes),

@@ -16,19 +16,10 @@ import structlog
 
 from ktuned.catalog import Admission, Buckets
 from ktuned.fleet import COURTESY_S, QuietGate
+from ktuned.lookup.answer import WantedTuning
 from ktuned.lookup.answer_caches import AnswerCaches
-from ktuned.model import (
-    LATENCY,
-    Config,
-    Context,
-    KernelInfo,
-    KtunedError,
-    Objective,
-    Priority,
-    Problem,
-    WinnerKey,
-    canonical,
-)
+from ktuned.model import Config, Context, KernelInfo, KtunedError, Priority, Problem, WinnerKey, canonical
+from ktuned.protocol import ChannelInfo
 from ktuned.scheduling import Jobs
 
 _log = structlog.get_logger()
@@ -41,24 +32,6 @@ MAX_CHECKED_KERNELS: Final = 4
 
 MAX_REMEMBERED: Final = 50_000
 """Tunings that are remembered as queued, some 500 bytes each; when there are more, all are forgotten."""
-
-
-class _QueuedTuning(msgspec.Struct, frozen=True):
-    """The tuning of a problem in a context."""
-
-    kernel: KernelInfo
-    problem: Problem
-    context: Context
-    objective: Objective
-
-    @property
-    def key(self) -> WinnerKey:
-        return self.context.key_for(self.objective)
-
-    @property
-    def state(self) -> tuple[Context, str]:
-        """The state of the kernel for which the tuning was requested."""
-        return self.context, self.kernel.plan_digest
 
 
 class _ConfigCheck(msgspec.Struct, frozen=True):
@@ -106,21 +79,18 @@ class FollowUps:
         """The checks under way, by their keys, each with the event that is set when it ends."""
         self._checks: dict[str, deque[_ConfigCheck | _BucketQuestion]] = {}
         self._is_free = anyio.CapacityLimiter(MAX_CHECKED_KERNELS)
-        self._queue, self._arriving = anyio.create_memory_object_stream[_QueuedTuning | _ConfigCheck | _BucketQuestion](
+        self._queue, self._arriving = anyio.create_memory_object_stream[WantedTuning | _ConfigCheck | _BucketQuestion](
             MAX_FOLLOW_UPS
         )
 
-    @property
-    def waiting(self) -> int:
-        """The number of follow-ups that wait."""
-        return self._queue.statistics().current_buffer_used + sum(map(len, self._checks.values()))
+    def describe_queue(self) -> ChannelInfo:
+        """Return how many follow-ups wait, and how many may."""
+        waiting = self._queue.statistics().current_buffer_used + sum(map(len, self._checks.values()))
+        return ChannelInfo(waiting, MAX_FOLLOW_UPS)
 
-    def queue_tuning(
-        self, kernel: KernelInfo, problem: Problem, context: Context, objective: Objective = LATENCY
-    ) -> None:
-        """Queue the tuning of a problem, once for each state of the kernel, and again if it could not be submitted."""
-        tuning = _QueuedTuning(kernel, problem, context, objective)
-        if self._tuned.get(tuning.key) == tuning.state:
+    def queue_tuning(self, tuning: WantedTuning) -> None:
+        """Queue a tuning, once for each state of the kernel, and again if it could not be submitted."""
+        if self._tuned.get(tuning.key) == tuning.kernel_state:
             return
         try:
             self._queue.send_nowait(tuning)
@@ -128,7 +98,7 @@ class FollowUps:
             return
         if len(self._tuned) >= MAX_REMEMBERED:
             self._tuned.clear()
-        self._tuned[tuning.key] = tuning.state
+        self._tuned[tuning.key] = tuning.kernel_state
 
     def queue_check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
         """Have a worker check whether configs are valid for a problem, unless that is under way."""
@@ -163,7 +133,7 @@ class FollowUps:
         async with anyio.create_task_group() as tasks:
             with self._queue, self._arriving:
                 async for follow_up in self._arriving:
-                    if isinstance(follow_up, _QueuedTuning):
+                    if isinstance(follow_up, WantedTuning):
                         await self._submit_tuning(follow_up)
                         continue
                     name = follow_up.kernel.name
@@ -172,7 +142,7 @@ class FollowUps:
                         tasks.start_soon(self._check_all, name)
                     self._checks[name].append(follow_up)
 
-    async def _submit_tuning(self, tuning: _QueuedTuning) -> None:
+    async def _submit_tuning(self, tuning: WantedTuning) -> None:
         try:
             await self._jobs.submit_job(
                 tuning.key,

@@ -131,20 +131,20 @@ class WinnerTable:
                 return self._words[at + 3] == self.generation(kernel) and content == key + payload
         return False
 
-    def used_since(self, kernels: Iterable[str], since_s: float) -> list[str]:
-        """Return the kernels that clients have looked up in the table since a time of ``monotonic``."""
-        if self._uses is None:
-            return []
-        # A client notes the end of the confirmation (see confirm_watch) that was valid when it looked.
+    def note_use(self, kernel: str) -> None:
+        """Note that a kernel was looked up now, as clients do that find its winner in the table."""
+        self._uses[slot_of(kernel)] = self._words[WATCHED_WORD]
+
+    def list_used_kernels(self, kernels: Iterable[str], since_s: float) -> list[str]:
+        """Return the kernels that were looked up, here or in the table, since a time of ``monotonic``."""
+        # A use is noted as the end of the confirmation (see confirm_watch) that was valid then.
         uses, earliest, latest = self._uses, int((since_s + WATCHED_S) * 1e9), self._words[WATCHED_WORD]
         return [kernel for kernel in kernels if earliest < uses[slot_of(kernel)] <= latest]
 
     def close(self) -> None:
         """Unmap the files; they stay on the disk."""
         self._close_views()
-        if self._uses is not None:
-            self._uses.release()
-            self._uses = None
+        self._uses.release()
 
     def _open_views(self) -> None:
         self._bytes = memoryview(self._map)
@@ -315,8 +315,11 @@ def _end_table(mapped: mmap.mmap) -> None:
     mapped.close()
 
 
-def _make_uses(path: str) -> memoryview | None:
-    """Map the file in which clients note, by a kernel's slot, when they last looked it up; it is only a hint."""
+def _make_uses(path: str) -> memoryview:
+    """Map the file in which clients note, by a kernel's slot, when they last looked it up; it is only a hint.
+
+    If it cannot be made, only the daemon notes uses, in its own memory.
+    """
     size = 8 * WORDS
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, paths.SOCKET_MODE)
@@ -328,4 +331,4 @@ def _make_uses(path: str) -> memoryview | None:
             os.close(descriptor)
     except OSError as error:
         _log.warning("no_uses_of_winners", path=path, reason=str(error))
-        return None
+        return memoryview(bytearray(size)).cast("Q")

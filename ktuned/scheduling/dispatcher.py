@@ -14,7 +14,7 @@ import anyio.lowlevel
 import msgspec
 import structlog
 
-from ktuned.fleet import Applications, Fleet, Lane, is_outside_kill
+from ktuned.fleet import Fleet, Lane, is_outside_kill
 from ktuned.model import Device, IllegalMove, Job, JobState, KtunedError, StoreError, find_first_error
 from ktuned.protocol import (
     JobDone,
@@ -26,7 +26,7 @@ from ktuned.protocol import (
     TuningPaused,
     TuningResumed,
 )
-from ktuned.scheduling.idle_policy import IdlePolicy, Reading
+from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.job_events import (
     Advanced,
     Close,
@@ -85,8 +85,7 @@ class Dispatcher:
 
     Args:
         inspect: Has a kernel's file inspected, and reacts to the changes.
-        idle_policy: Decides from readings when tuning yields to others.
-        read: Takes a reading of the machine's use; with ``None`` nothing is read.
+        read: Takes a reading of the machine's use, for the machine's idle policy.
 
     Attributes:
         pipelines: The pipeline of each running job, by the job's id.
@@ -103,10 +102,8 @@ class Dispatcher:
         prepare: Prepare,
         inspect: Callable[[str], Awaitable[None]],
         publish: PublishEvent,
-        idle_policy: IdlePolicy,
-        read: Callable[[], Awaitable[Reading]] | None,
+        read: Callable[[], Awaitable[Reading]],
         intervals: Intervals,
-        applications: Applications,
     ) -> None:
         self.pipelines: dict[int, PipelineTask] = {}
         self.lanes: dict[tuple[str, str, str], Lane] = {}
@@ -117,10 +114,8 @@ class Dispatcher:
         self._prepare = prepare
         self._inspect = inspect
         self._publish = publish
-        self.idle_policy = idle_policy
         self._read = read
         self._intervals = intervals
-        self._applications = applications
         self._news = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
 
@@ -128,8 +123,7 @@ class Dispatcher:
         """Work until cancelled."""
         machine = self._machine
         async with anyio.create_task_group() as self._tasks:
-            if self._read is not None:
-                self._tasks.start_soon(self._watch_others, self._read)
+            self._tasks.start_soon(self._watch_others)
             while True:
                 self._news = anyio.Event()
                 if machine.stalled:
@@ -351,7 +345,6 @@ class Dispatcher:
                 device,
                 self._fleet,
                 on_state=self._lane_changed,
-                applications=self._applications,
                 is_waited_for=self._machine.is_waited_for,
             )
         return self.lanes[key]
@@ -363,9 +356,9 @@ class Dispatcher:
         self._machine.failures.forget_failures()
         self._publish(LaneChanged(device=lane.device.name, state=lane.state, reason=lane.health.reason))
 
-    async def _watch_others(self, read: Callable[[], Awaitable[Reading]]) -> None:
+    async def _watch_others(self) -> None:
         """Take readings of the machine's use while there is work that may have to yield; without work, none."""
-        policy = self.idle_policy
+        policy = self._machine.idle_policy
         while True:
             if not (policy.needs_readings and (self._machine.running or len(self._machine.queue))):
                 policy.forget_readings()
@@ -373,7 +366,7 @@ class Dispatcher:
                 await anyio.sleep(self._intervals.reading_s)
                 continue
             before = policy.reason
-            policy.take_reading(await read())
+            policy.take_reading(await self._read())
             if policy.reason != before:
                 _log.info("idle_policy", reason=policy.reason)
             if bool(policy.reason) != bool(before):

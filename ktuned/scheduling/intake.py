@@ -32,9 +32,9 @@ from ktuned.devices import Machine
 from ktuned.ipc import stamp, stamps_agree
 from ktuned.model import Job, KernelInfo, KtunedError, NotFound, Plan, Root, UsageError
 from ktuned.protocol import FileError
-from ktuned.scheduling.gone_roots import GoneRoots
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.renewal import Renewal
+from ktuned.scheduling.watched_roots import WatchedRoots
 from ktuned.store import Store
 
 
@@ -68,7 +68,7 @@ class Intake:
         store: Store,
         requests: JobRequests,
         renewal: Renewal,
-        gone_roots: GoneRoots,
+        watched_roots: WatchedRoots,
         max_directories: int = MAX_DIRECTORIES,
     ) -> None:
         self._catalog = catalog
@@ -77,7 +77,7 @@ class Intake:
         self._store = store
         self._requests = requests
         self._renewal = renewal
-        self._gone_roots = gone_roots
+        self._watched_roots = watched_roots
         self._naming = anyio.Lock()
         self._max_directories = max_directories
 
@@ -114,7 +114,7 @@ class Intake:
         except KtunedError:
             if found.is_new:
                 # A path that was given by mistake must not be watched for ever.
-                await self._renewal.forget_root(found.root)
+                await self._watched_roots.forget_root(found.root)
             raise
         try:
             jobs = await self._requests.submit_jobs(planned, request)
@@ -153,7 +153,7 @@ class Intake:
         if not kernels and not errors:
             if known is None and not self._catalog.kernels_below(root.path):
                 # A path that was given by mistake must not be watched for ever.
-                await self._renewal.forget_root(root)
+                await self._watched_roots.forget_root(root)
             hint = "a kernel file is named tune_*.py and declares an @kernel"
             if os.path.isfile(place) and (name := await anyio.to_thread.run_sync(_find_undecorated_kernel, place)):
                 hint = f"its function {name!r} has no decorator: write @kernel(…) above it"
@@ -179,7 +179,7 @@ class Intake:
         else:
             project = await anyio.to_thread.run_sync(read_project, directory, self._inspector.trust)
             root = make_root(directory, python=python or "", project=project)
-            await self._gone_roots.free_name(root)
+            await self._watched_roots.free_name(root)
         async with self._naming:
             if known is None:
                 # Look in the store, too: a root that is added at the same time may not be in the catalog yet.

@@ -40,6 +40,7 @@ import msgspec
 from ktuned.fleet import KILLS_EXCUSED
 from ktuned.model import IllegalMove, Job, JobState, Plan, Priority, WinnerKey
 from ktuned.protocol import JobPaused, JobQueued
+from ktuned.scheduling.idle_policy import IdlePolicy
 from ktuned.scheduling.job_events import (
     Advanced,
     Arrived,
@@ -66,7 +67,7 @@ from ktuned.scheduling.job_events import (
 )
 from ktuned.scheduling.job_lifecycle import STATES, STOPPING, JobEvent, JobLife, JobPlace
 from ktuned.scheduling.known_failures import KnownFailures
-from ktuned.scheduling.queue import JobQueue, Refusal, extend_plan
+from ktuned.scheduling.queue import JobQueue, extend_plan
 from ktuned.tuning import JobStage
 
 MOST_RUNNING = 16
@@ -116,11 +117,12 @@ class JobMachine:
 
     Args:
         pauses: The device models that are paused.
-        refuse: Keeps jobs from running by returning a reason.
+        idle_policy: Decides which jobs must not run now, because others use the machine.
         clock: Returns a time in seconds that never goes back; jobs are ranked by it.
         now: Returns the Unix time that is recorded.
 
     Attributes:
+        idle_policy: Decides which jobs must not run now.
         queue: The waiting jobs.
         failures: The jobs that failed, and that would fail again.
         stalled: The reason why nothing can be recorded, or empty. No job starts until the store can be written again.
@@ -130,11 +132,12 @@ class JobMachine:
         self,
         *,
         pauses: Collection[str] = (),
-        refuse: Refusal = lambda job, level: "",
+        idle_policy: IdlePolicy | None = None,
         clock: Callable[[], float] = monotonic,
         now: Callable[[], float] = time,
     ) -> None:
-        self.queue = JobQueue(clock=clock, refuse=refuse)
+        self.idle_policy = idle_policy or IdlePolicy()
+        self.queue = JobQueue(clock=clock, refuse=self.idle_policy.refuse_job)
         self.queue.pauses = {*pauses}
         self.failures = KnownFailures()
         self.stalled = ""

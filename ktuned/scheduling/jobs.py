@@ -13,13 +13,11 @@ import anyio
 from ktuned.fleet import Lane
 from ktuned.model import (
     LATENCY,
-    Context,
     IllegalMove,
     Job,
     JobState,
     KtunedError,
     NotFound,
-    Objective,
     Plan,
     Problem,
     StoreError,
@@ -289,10 +287,6 @@ class Jobs:
         with suppress(IllegalMove):
             await self._dispatcher.handle_event(BeginAgainAsked(job.id, reason))
 
-    def find_last_failure(self, context: Context, objective: Objective, plan_digest: str) -> str:
-        """Return why the newest job in exactly this context failed, if another would fail alike; otherwise empty."""
-        return self._machine.failures.find_message(context, plan_digest, objective)
-
     def forget_failures(self, kernel: str | None = None) -> None:
         """Forget failures of one kernel or of all, so that lookups may request the same jobs again."""
         self._machine.failures.forget_failures(kernel)
@@ -327,7 +321,7 @@ class Jobs:
     @property
     def policy(self) -> str:
         """When tuning yields to others: the ``policy`` of ``config.toml``."""
-        return self._dispatcher.idle_policy.policy
+        return self._machine.idle_policy.policy
 
     def list_lanes(self) -> list[Lane]:
         """Return every lane that has been opened."""

@@ -20,7 +20,6 @@ delays the re-tuning after a save but does not lose it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container, Iterable
 from contextlib import suppress
 from functools import partial
@@ -29,7 +28,7 @@ import anyio
 import structlog
 from msgspec.structs import replace
 
-from ktuned.catalog import Admission, Buckets, Catalog, Changes, FileInspector, check_problem, environment_of
+from ktuned.catalog import Admission, Buckets, Catalog, Changes, check_problem
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.model import (
@@ -42,7 +41,6 @@ from ktuned.model import (
     Objective,
     Priority,
     Problem,
-    Root,
     StoreError,
     UsageError,
     WinnerKey,
@@ -72,7 +70,6 @@ class Renewal:
         admission: Admission,
         buckets: Buckets,
         catalog: Catalog,
-        inspector: FileInspector,
         machine: Machine,
         store: Store,
         jobs: Jobs,
@@ -82,7 +79,6 @@ class Renewal:
         self._admission = admission
         self._buckets = buckets
         self._catalog = catalog
-        self._inspector = inspector
         self._machine = machine
         self._store = store
         self._jobs = jobs
@@ -108,38 +104,6 @@ class Renewal:
                 for name, saved in again.items():
                     await self._retune_kernel(name, saved=saved)
             self._is_refused = anyio.Event()
-
-    async def forget_root(self, root: Root) -> None:
-        """Stop watching a root that a request had added; its results stay.
-
-        Raises:
-            StoreError: This cannot be recorded; the root is still watched.
-        """
-        await self._store.remove_root(root.path)
-        await self.drop_roots([root])
-
-    async def drop_roots(self, roots: Iterable[Root]) -> None:
-        """Forget roots that config.toml no longer names; their results stay, in case they are named again."""
-        for root in roots:
-            gone = self._catalog.remove_root(root.path)
-            try:
-                await self._store.save_kernels([], gone.removed)
-            except KtunedError as error:
-                # No harm is done: the next daemon finds no root for these kernels.
-                _log.warning("kernels_not_forgotten", root=root.path, reason=error.message)
-            await self.react_to_changes(gone, saved=False)
-
-    async def look_around(self, roots: Iterable[Root]) -> None:
-        """Inspect roots whose settings have changed; new roots are left to the watcher."""
-        for root in roots:
-            await self._machine.environments.probe_environment(environment_of(root))
-            if not os.path.isdir(root.path):
-                continue
-            try:
-                found = await self._inspector.inspect_root(root)
-                await self.react_to_changes(found.changes, saved=False)
-            except KtunedError as error:
-                _log.error("root_not_inspected", root=root.path, reason=error.message, hint=error.hint)
 
     async def react_to_changes(self, changes: Changes, *, saved: bool) -> None:
         """Publish changes, stop the jobs that they outdate, and re-tune the kernels in use.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from ktuned.catalog import Admission, Catalog, complete_config
 from ktuned.devices import Machine
-from ktuned.lookup import explain_unobserved
+from ktuned.lookup import Certainty, explain_unobserved
 from ktuned.model import (
     CAPTURED,
     SPACE,
@@ -39,14 +39,14 @@ class Explainer(msgspec.Struct, frozen=True):
         admission: Knows which configs a space has.
         machine: Builds contexts.
         store: Has the winners and their jobs.
-        doubt: Returns why a kernel's present context is not certain; empty if it is.
+        certainty: Knows whether kernels' present contexts are certain.
     """
 
     catalog: Catalog
     admission: Admission
     machine: Machine
     store: Store
-    doubt: Callable[[KernelInfo], str]
+    certainty: Certainty
 
     def explain_winners(self, kernel: KernelInfo) -> tuple[WinnerStanding, ...]:
         """Return the standing of each winner that still answers lookups."""
@@ -76,7 +76,7 @@ class Explainer(msgspec.Struct, frozen=True):
         if now != winner.context:
             changes = self._describe_changes(kernel, winner.context, now)
             standing = _as_stale(standing, self._last_words(winner), changes)
-        elif doubt := explain_unobserved(kernel) if kernel.unobserved else self.doubt(kernel):
+        elif doubt := explain_unobserved(kernel) if kernel.unobserved else self.certainty.find_doubt(kernel):
             standing = _as_stale(standing, doubt)
         outside = self._why_outside_space(kernel, winner)
         return standing if outside is None else _as_stale(standing, standing.message, [*standing.changes, outside])

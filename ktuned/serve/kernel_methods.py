@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from ktuned.protocol import (
     UnwatchAnswer,
     UnwatchParams,
 )
-from ktuned.scheduling import Intake, Renewal
+from ktuned.scheduling import Intake, WatchedRoots
 from ktuned.serve.explain import Explainer
 from ktuned.serve.method import Handler, Peer
 
@@ -35,15 +34,13 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
         catalog: The known kernels and roots.
         explainer: Explains stale winners.
         intake: Inspects and watches paths.
-        renewal: Forgets roots.
-        configured: Returns the paths of the roots in ``config.toml``.
+        watched_roots: Forgets roots.
     """
 
     catalog: Catalog
     explainer: Explainer
     intake: Intake
-    renewal: Renewal
-    configured: Callable[[], Collection[str]]
+    watched_roots: WatchedRoots
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -87,13 +84,13 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
             UsageError: the path lies below a root, or ``config.toml`` names it.
         """
         root = self._root_at(wanted.path)
-        if root.path in self.configured():
+        if self.watched_roots.is_configured(root):
             raise UsageError(
                 f"{root.path} is a root of config.toml",
                 hint="remove its [[roots]] entry, then run `ktuned config --reload`",
             )
         before = {kernel.name for kernel in self.catalog.kernels_below(root.path)}
-        await self.renewal.forget_root(root)
+        await self.watched_roots.forget_root(root)
         gone = before - {kernel.name for kernel in self.catalog.kernels_below(root.path)}
         return UnwatchAnswer(root.path, root.name, tuple(sorted(gone)))
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from ktuned.catalog import Catalog, check_problem
+from ktuned.catalog import Buckets, Catalog, check_problem
 from ktuned.devices import Machine
-from ktuned.lookup import Lookups
+from ktuned.lookup import Lookups, ServedWinners
 from ktuned.model import BitClasses, KernelInfo, ListedTrial, NotFound, Objective, Trial, UsageError, Winner, canonical
 from ktuned.protocol import (
     FORGET,
@@ -39,7 +39,9 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
 
     catalog: Catalog
     machine: Machine
+    buckets: Buckets
     lookups: Lookups
+    served: ServedWinners
     jobs: Jobs
     store: Store
 
@@ -60,7 +62,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         problem = None
         if wanted.problem is not None:
             check_problem(kernel, wanted.problem)
-            bucket = self.lookups.buckets.known_representative(kernel, wanted.problem)
+            bucket = self.buckets.known_representative(kernel, wanted.problem)
             problem = canonical(kernel.select_key_values(wanted.problem if bucket is None else bucket.problem))
         device = None if wanted.device is None else self._resolve_model(kernel, wanted.device)
         tried = self.store.list_problems(kernel.name) if wanted.current else []
@@ -83,7 +85,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         trials = trials[:limit]
         # What else is known about them?
         environment = self.catalog.kernel_environment(kernel)
-        winners = self.lookups.served.list_winners(kernel, environment)
+        winners = self.served.list_winners(kernel, environment)
         classes = self._load_bit_classes(trials)
         numerics = [
             NumericsReport(json.loads(problem), device, tuple(found.describe_classes()))
@@ -91,7 +93,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         ]
         numerics += [
             NumericsReport({}, model, (verdict.describe(),))
-            for (model, _), verdicts in self.lookups.served.find_verdicts(kernel, environment).items()
+            for (model, _), verdicts in self.served.find_verdicts(kernel, environment).items()
             for verdict in verdicts
         ]
         total: int | msgspec.UnsetType = msgspec.UNSET

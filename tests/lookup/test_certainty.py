@@ -46,7 +46,7 @@ async def test_files_are_compared_once_a_second_and_only_if_they_are_few(parts: 
         assert Certainty(parts.catalog, parts.machine).find_doubt(too_much, parts.environment) == (
             "not looked at since the start: its files are many"
         )
-    certainty.caught_up()
+    certainty.record_catch_up()
     assert certainty.find_doubt(few, parts.environment) == certainty.find_doubt(many, parts.environment) == ""
 
 
@@ -62,7 +62,7 @@ async def test_a_variable_that_a_kernel_reads_is_compared_at_the_start(parts: Pa
         certainty.find_doubt(kernel, other)
         == "not looked at since the start: the environment variable TEST_MODE changed"
     )
-    certainty.caught_up()
+    certainty.record_catch_up()
     assert certainty.find_doubt(kernel, parts.environment) == ""
 
 
@@ -87,7 +87,7 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
     """From when a file is known to differ until it was inspected nothing of it is fresh, even if nothing changes."""
     kernel = await parts.inspect(kernel_text())
     await parts.measured(kernel, {50.0: 50.0})
-    parts.lookups.caught_up()
+    parts.end_doubts()
 
     def status() -> str:
         return parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status

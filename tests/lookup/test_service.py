@@ -75,11 +75,11 @@ async def test_answer_has_all_its_fields(parts: Parts) -> None:
 async def test_recent_lookups_are_known(parts: Parts) -> None:
     """The kernels that were looked up within a while are listed once each; names that are no kernel's are not."""
     await tuned(parts)
-    assert parts.lookups.list_looked_up() == []
+    assert parts.daemon.publication.list_used_kernels() == []
     for name in ("it", "project:it", "other"):
         parts.lookups.look_up(name, {"n": 64}, None, tune=False)
-    assert parts.lookups.list_looked_up() == ["project:it"]
-    assert parts.lookups.list_looked_up(within_s=0.0) == []
+    assert parts.daemon.publication.list_used_kernels() == ["project:it"]
+    assert parts.daemon.publication.list_used_kernels(within_s=0.0) == []
 
 
 async def test_ladder_from_unknown_to_fresh_and_down_to_stale(parts: Parts) -> None:
@@ -165,7 +165,7 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     kernel = await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
     generation = parts.lookups.table.generation(kernel.name)
     explain = Explainer(
-        parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt
+        parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.daemon.certainty
     ).explain_winners
     assert ask(parts)["status"] == "default"
     (entry,) = explain(kernel)
@@ -196,7 +196,7 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         kernel = parts.catalog.resolve_kernel("it")
         daemon = parts.daemon
         explain = Explainer(
-            parts.catalog, daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt
+            parts.catalog, daemon.admission, parts.machine, parts.store, parts.daemon.certainty
         ).explain_winners
         (entry,) = explain(kernel)
         assert (entry.status, entry.message) == ("stale", edited["message"])
@@ -206,7 +206,7 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         untouched = parts.lookups.look_up("other", {"n": 64}, None, tune=True).answer
         assert (untouched.status, untouched.message) == ("fresh", "")
         assert callable(parts.lookups.lookup_pinned("run", "other", {"n": 64}, None, tune=True))
-        assert parts.lookups.describe_follow_ups().used == 0
+        assert parts.daemon.follow_ups.describe_queue().used == 0
         assert parts.jobs.list_live_jobs() == []
         # Its inspection, which a start's scan begins, ends the doubt.
         await parts.inspect()

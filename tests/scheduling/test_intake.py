@@ -55,7 +55,7 @@ def limited(parts: Parts, directories: int) -> Intake:
         store=parts.store,
         requests=parts.requests,
         renewal=parts.renewal,
-        gone_roots=parts.daemon.gone_roots,
+        watched_roots=parts.daemon.watched_roots,
         max_directories=directories,
     )
 
@@ -128,7 +128,7 @@ class TestTunePath:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(look)
             await parts.reached("import")
-            await parts.renewal.drop_roots([added.root])
+            await parts.daemon.watched_roots.drop_roots([added.root])
             parts.open_gate("import")
         assert not found[0].changes
         assert not parts.catalog.kernels

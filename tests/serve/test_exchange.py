@@ -54,7 +54,7 @@ def sharing(parts: Parts) -> WinnerExchange:
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,
-        served=parts.daemon.lookups.served,
+        served=parts.daemon.served,
         publish=parts.daemon.router.publish_event,
     )
 

@@ -55,7 +55,7 @@ async def watched(parts: Parts) -> AsyncIterator[None]:
         tasks.start_soon(parts.daemon.watcher.watch_until_cancelled)
         with anyio.fail_after(PATIENCE_S):
             await parts.daemon.watcher.caught_up.wait()
-        parts.lookups.caught_up()
+        parts.end_doubts()
         assert look_up(parts).answer.status == "fresh"
         yield
         tasks.cancel_scope.cancel()
