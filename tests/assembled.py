@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from ktuned.catalog.catalog import environment_of
+from ktuned.catalog.catalog import make_root_environment
 from ktuned.daemon import assembly
 from ktuned.daemon.assembly import Replacements
 from ktuned.daemon.config import ConfigFile, Settings, load_settings
@@ -110,7 +110,7 @@ class Parts:
     def __init__(self, directory: Path, daemon: assembly.Parts, told: Told) -> None:
         self.project = directory / "project"
         self.root = daemon.settings.roots[0]
-        self.environment = environment_of(self.root)
+        self.environment = make_root_environment(self.root)
         self.daemon = daemon
         self.told = told
         self.new_roots = 0

@@ -33,7 +33,7 @@ import structlog
 from ktuned.adoption.adopted_files import AdoptedDirectory, read_identity
 from ktuned.adoption.key_tunings import KeyTunings
 from ktuned.adoption.spool_reader import SURVEY_S, SpoolReader
-from ktuned.catalog import Catalog, Project, environment_of, make_root
+from ktuned.catalog import Catalog, Project, make_root, make_root_environment
 from ktuned.devices import Machine
 from ktuned.lookup import Lookup, Lookups
 from ktuned.model import (
@@ -110,17 +110,17 @@ class Adoptions:
             return list(self._spool.notices)
         one = len(self._without_device) == 1
         calls = "a call of an application waits" if one else f"{len(self._without_device)} calls of applications wait"
-        return [*self._spool.notices, f"{calls} for a GPU: none is found here"]
+        return [*self._spool.notices, f"{calls} for a GPU, but none was found here"]
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Take records in until cancelled."""
         await anyio.to_thread.run_sync(self._spool.make_directory)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._spool.watch_directory, self.look_through_spool)
+            tasks.start_soon(self._spool.watch_directory, self.request_reading)
             while True:
                 self._news = anyio.Event()
                 records, counts = await anyio.to_thread.run_sync(self._spool.read_files)
-                await self._add_launches(counts)
+                await self._count_known_launches(counts)
                 for interpreter, group in self._group_by_interpreter(records).items():
                     # These records follow those that were read before: a lock is granted in the order of requests.
                     turn = self._turns.setdefault(interpreter, anyio.Lock())
@@ -138,9 +138,9 @@ class Adoptions:
         workers.mkdir(parents=True, exist_ok=True, mode=0o700)
         # The records will have the same environment.
         root = make_root(str(workers / "library"), python=python, project=Project(env=variables, workers=".."))
-        self._machine.environments.prepare_library(environment_of(root), tool, library)
+        self._machine.environments.prepare_library(make_root_environment(root), tool, library)
 
-    def look_through_spool(self) -> None:
+    def request_reading(self) -> None:
         """Have the spool read at once."""
         self._news.set()
 
@@ -152,12 +152,12 @@ class Adoptions:
         problem, device = key.problem, key.device
         kernel = self._find_kernel(key.identity)
         if kernel is None:
-            self.look_through_spool()
+            self.request_reading()
             return KeyAnswer(Status.UNKNOWN)
         if pin is None:
-            found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admits_any)
+            found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admit_any_config)
         else:
-            held = self._lookups.lookup_pinned(pin, kernel.name, problem, device, tune=False, admits=_admits_any)
+            held = self._lookups.look_up_pinned(pin, kernel.name, problem, device, tune=False, admits=_admit_any_config)
             found = held if isinstance(held, Lookup) else await held()
         answer = found.answer
         job = self._keys.find_live_job(kernel, problem, answer.device)
@@ -190,7 +190,7 @@ class Adoptions:
         if found.failure:
             return found.failure
         if self._keys.is_waiting(kernel, problem, device):
-            return "it is served by what tuned keys have taught, and little would be gained by its own tuning"
+            return "it gets the config of a similar key, and its own tuning would gain little"
         job = self._keys.find_last_job(kernel, problem)
         return "" if job is None or job.state is JobState.DONE else job.message or f"its tuning is {job.state}"
 
@@ -214,7 +214,7 @@ class Adoptions:
 
     # From the spool to jobs
 
-    async def _add_launches(self, counts: Iterable[LaunchCounts]) -> None:
+    async def _count_known_launches(self, counts: Iterable[LaunchCounts]) -> None:
         """Add up launches, and pass on to the jobs those of keys that are known by now."""
         for row in (row for one in counts for row in one.launches):
             before = self._launches.get(row.key.text)
@@ -225,7 +225,7 @@ class Adoptions:
             if kernel is None:
                 continue
             del self._launches[place]
-            found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admits_any).answer
+            found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admit_any_config).answer
             if found.device is not None:
                 known[kernel.make_winner_key(problem, DeviceModel(found.device), kernel.objective(None))] = row.number
                 self._keys.count_launches(kernel, problem, device or "", row.number)
@@ -233,7 +233,7 @@ class Adoptions:
             del self._launches[place]
         if known:
             with suppress(StoreError):
-                await self._jobs.note_launches(known)
+                await self._jobs.add_job_launches(known)
 
     def _group_by_interpreter(
         self, records: Iterable[tuple[str, CallRecord]]
@@ -255,7 +255,7 @@ class Adoptions:
                     _log.warning("record_not_kept", record=name, reason=error.message)
                     await anyio.sleep(RETRY_S)
                     self._spool.put_back(name)
-                    self.look_through_spool()
+                    self.request_reading()
                     continue
                 except (KtunedError, OSError) as error:
                     self._spool.refuse_file(name, str(error).partition("\n")[0])
@@ -267,7 +267,7 @@ class Adoptions:
                         continue
                     await anyio.to_thread.run_sync(self._spool.remove_file, name)
                 self._without_device.discard(name)
-            await self._add_launches(())
+            await self._count_known_launches(())
 
     async def _take_in_record(self, record: CallRecord) -> bool:
         """Take one record in; return False if it must wait for a device.
@@ -291,7 +291,7 @@ class Adoptions:
         if self._is_served(kernel, record):
             return True
         # Look for a device, also on other hosts.
-        environment = self._catalog.kernel_environment(kernel)
+        environment = self._catalog.find_kernel_environment(kernel)
         await self._machine.environments.probe_environment(environment)
         if not self._machine.arch and not self._machine.has_device(environment, kernel.backend, None):
             await self._machine.environments.probe_hosts(environment)
@@ -302,12 +302,12 @@ class Adoptions:
 
     def _is_served(self, kernel: KernelInfo, record: CallRecord) -> bool:
         found = self._lookups.look_up(
-            kernel.name, record.problem, record.device or None, tune=False, admits=_admits_any
+            kernel.name, record.problem, record.device or None, tune=False, admits=_admit_any_config
         ).answer
         configs = {canonical(config) for config in record.configs}
         return found.status is Status.FRESH and found.config is not None and canonical(found.config) in configs
 
 
-def _admits_any(config: Config) -> bool:
+def _admit_any_config(config: Config) -> bool:
     """Admit any config: the application itself leaves out configs that its pruning has removed."""
     return True

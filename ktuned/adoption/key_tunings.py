@@ -91,7 +91,7 @@ class KeyTunings:
 
     def find_last_job(self, kernel: KernelInfo, problem: Problem) -> Job | None:
         """Return the job that this daemon has last requested for a key."""
-        number = self._job_of.get(_make_place(kernel, problem))
+        number = self._job_of.get(_make_key_id(kernel, problem))
         return None if number is None else self._jobs.get_job(number)
 
     def count_launches(self, kernel: KernelInfo, problem: Problem, device: str, launches: int) -> None:
@@ -115,7 +115,7 @@ class KeyTunings:
         if not is_exact(objective) or self._machine.arch:
             return
         device = self._machine.find_device(
-            self._catalog.kernel_environment(kernel), kernel.backend, record.device or None
+            self._catalog.find_kernel_environment(kernel), kernel.backend, record.device or None
         )
         key = kernel.make_winner_key(record.problem, device.model, objective)
         if self._store.anchors.find_anchor(key) is None:
@@ -159,7 +159,7 @@ class KeyTunings:
             reason="called by an application",
         )
         for job in await self._requests.request_jobs(kernel, request):
-            self._job_of[_make_place(kernel, problem)] = job.id
+            self._job_of[_make_key_id(kernel, problem)] = job.id
 
     def _learn_loss(self, kernel: KernelInfo, device: str, choice: KeyChoice, problem: Problem) -> None:
         """Have a choice learn from a tuned key's loss with the config of its nearest tuned neighbour."""
@@ -202,5 +202,5 @@ class KeyTunings:
         return [winner for winner in self._store.list_winners(kernel.name) if device in ("", winner.key.device)]
 
 
-def _make_place(kernel: KernelInfo, problem: Problem) -> str:
+def _make_key_id(kernel: KernelInfo, problem: Problem) -> str:
     return f"{kernel.name} {canonical(kernel.select_key_values(problem))}"

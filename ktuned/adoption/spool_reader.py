@@ -148,12 +148,12 @@ class SpoolReader:
         stop = threading.Event()
         try:
             while True:
-                await anyio.to_thread.run_sync(self._await_change, stop, abandon_on_cancel=True)
+                await anyio.to_thread.run_sync(self._await_spool_change, stop, abandon_on_cancel=True)
                 on_change()
         finally:
             stop.set()
 
-    def _await_change(self, stop: threading.Event) -> None:
+    def _await_spool_change(self, stop: threading.Event) -> None:
         try:
             with Notifications([str(self.directory)], [], stop) as notifications:
                 notifications.wait_for_changes(SURVEY_S, _STEP_MS)

@@ -28,8 +28,8 @@ from ktuned.catalog import (
     FileInspector,
     ForeignNames,
     Traces,
-    environment_of,
-    known_roots,
+    make_root_environment,
+    remake_roots,
 )
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.config import Settings
@@ -174,7 +174,7 @@ class Parts:
             environments.doubt_host(host, reason)
 
         async def is_device_used(device: Device) -> bool:
-            return await observer.is_used(device)
+            return await observer.is_used_by_others(device)
 
         executors = self.executors = Executors(
             executor if replaced.executor is None else replaced.executor(executor),
@@ -211,7 +211,7 @@ class Parts:
             environments,
             arch=settings.file.arch,
             chosen=settings.file.devices,
-            captured=captured_inputs.digest_of_inputs,
+            captured=captured_inputs.find_captured_digest,
         )
 
         # Parts that act on events, and the router.
@@ -227,7 +227,7 @@ class Parts:
         router = self.router = EventRouter(events, artifact_cleanup, caches, probes, to_share)
 
         async def probe_root(root: Root) -> None:
-            await environments.probe_environment(environment_of(root))
+            await environments.probe_environment(make_root_environment(root))
 
         inspector = self.inspector = FileInspector(catalog, fleet, store, deadlines, trust, probe=probe_root)
 
@@ -258,12 +258,12 @@ class Parts:
             find_anchor=store.anchors.find_anchor,
             list_served=served.list_winners,
             portfolios=kept_portfolios,
-            find_shared=shared_winners.find_best,
+            find_shared=shared_winners.find_best_candidate,
         )
 
         async def inspect_kernel(name: str) -> None:
             kernel = catalog.resolve_kernel(name)
-            root = catalog.root_of(kernel.file)
+            root = catalog.find_root(kernel.file)
             if root is not None:
                 found = await inspector.inspect_files(root, [kernel.file])
                 await renewal.react_to_changes(found.changes, saved=False)
@@ -280,8 +280,8 @@ class Parts:
             intervals=replaced.intervals or Intervals(),
         )
         jobs = self.jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish_event)
-        catalog.when_kernels_change(jobs.mark_outdated)
-        probes.when_hosts_come(jobs.join_devices)
+        catalog.when_kernels_change(jobs.mark_jobs_outdated)
+        probes.when_hosts_come(jobs.add_new_devices)
         reverification = self.reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
         requests = self.requests = JobRequests(
             admission=admission, buckets=buckets, catalog=catalog, machine=machine, store=store, jobs=jobs
@@ -406,7 +406,7 @@ class Parts:
             await renewal.react_to_changes(changes, saved=saved)
 
         self.watcher = Watcher(
-            catalog, inspector, on_changes, publication.list_used_kernels, doubts_changed=caches.forget_all_answers
+            catalog, inspector, on_changes, publication.list_used_kernels, on_doubts_changed=caches.forget_all_answers
         )
 
 
@@ -414,4 +414,4 @@ def list_watched_roots(settings: Settings, store: Store) -> list[Root]:
     """Return the roots to watch: those in ``config.toml``, and those that requests have added."""
     configured = {root.path for root in settings.roots}
     roots = [*settings.roots, *(root for root in store.load_roots() if root.path not in configured)]
-    return known_roots(roots, store.projects.load_names(), Trust(settings.trusted_directories))
+    return remake_roots(roots, store.projects.load_names(), Trust(settings.trusted_directories))

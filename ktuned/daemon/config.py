@@ -141,7 +141,7 @@ class Settings(msgspec.Struct, frozen=True):
         """The directory of workers' temporary files; a daemon that starts clears it."""
         return self.cache / "tmp"
 
-    def load_again(self) -> Settings:
+    def reload_settings_file(self) -> Settings:
         """Return the settings with the present content of ``config.toml``.
 
         Raises:
@@ -181,7 +181,7 @@ def load_settings(
     Raises:
         SettingsError: a setting is invalid; names the file and the field.
     """
-    asked = (_as_text(home), _as_text(socket), _as_text(config), idle_exit_s)
+    asked = (_explain_refused_value(home), _explain_refused_value(socket), _explain_refused_value(config), idle_exit_s)
     env = os.environ if environment is None else environment
     home = home or env.get("KTUNED_HOME")
     if home:
@@ -223,7 +223,7 @@ def _read_config(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[s
     try:
         if path.exists() and not path.is_file():
             # Reading a pipe would block until there is a writer.
-            raise SettingsError(f"{path} cannot be read: it is no regular file", hint="put one in its place")
+            raise SettingsError(f"{path} cannot be read: it is not a regular file", hint="put one in its place")
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         if must_exist:
@@ -233,7 +233,7 @@ def _read_config(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[s
         raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="correct its mode or its owner") from error
     try:
         table = msgspec.toml.decode(text)
-        executors = _take_executors(table)
+        executors = _split_executor_settings(table)
         _check_value(table, ConfigFile, "")
     except (msgspec.DecodeError, UnicodeDecodeError, _ConfigError) as error:
         raise SettingsError(f"{path}: {error}", hint="see docs/settings.md") from error
@@ -256,7 +256,7 @@ def _read_config(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[s
     return file, executors
 
 
-def _take_executors(table: dict[str, Any]) -> dict[str, msgspec.Struct]:
+def _split_executor_settings(table: dict[str, Any]) -> dict[str, msgspec.Struct]:
     """Remove the tables of installed executors from a file's tables; return their settings by name.
 
     Raises:
@@ -321,7 +321,7 @@ def _check_table(table: Mapping[str, object], struct_type: type[msgspec.Struct],
             raise _ConfigError(f"{place} lacks `{field.name}`")
 
 
-def _as_text(given: str | Path | None) -> str | None:
+def _explain_refused_value(given: str | Path | None) -> str | None:
     return None if given is None else str(given)
 
 

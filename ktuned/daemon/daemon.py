@@ -212,7 +212,7 @@ class Daemon:
                 parts.portfolios.run_until_cancelled,
                 parts.watcher.watch_until_cancelled,
                 parts.renewal.retry_unrecorded,
-                parts.watched_roots.check_periodically,
+                parts.watched_roots.check_missing_periodically,
                 parts.artifact_cleanup.run_until_cancelled,
                 parts.probes.run_until_cancelled,
                 parts.toolchain_survey.run_until_cancelled,
@@ -247,7 +247,7 @@ class Daemon:
             tasks.start_soon(self.parts.jobs.run_until_cancelled)
             tasks.start_soon(self._renew_changes)
             # Not earlier, because adoptions need to know the kernels.
-            tasks.start_soon(self.parts.adoptions.run)
+            tasks.start_soon(self.parts.adoptions.run_until_cancelled)
 
     async def _renew_changes(self) -> None:
         """Renew everything that changed while no daemon was running: sources first, then drivers and toolchains."""

@@ -120,7 +120,7 @@ class Lifetime:
         """Record the totals, describe the daemon to the service manager, and return whether it should end."""
         totals = self._totals()
         self._looks.append((now, totals))
-        if self._notifier.is_heard and (line := self._describe()) != self._described:
+        if self._notifier.has_service_manager and (line := self._describe()) != self._described:
             self._described = line
             self._notifier.report_status(line)
         return self._idleness.is_over(self._busy(), sum(astuple(totals)), now)
@@ -128,7 +128,7 @@ class Lifetime:
     async def run_until_cancelled(self) -> None:
         """Feed the watchdog, and check periodically whether the daemon should end, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            if self._watchdog_s and self._notifier.is_heard:
+            if self._watchdog_s and self._notifier.has_service_manager:
                 tasks.start_soon(self._feed_watchdog)
             tasks.start_soon(self._check_end_periodically)
 

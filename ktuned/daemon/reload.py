@@ -65,11 +65,11 @@ class Reload:
             self._notifier.report_reloading()
             before = self._parts.settings
             try:
-                settings = before.load_again()
+                settings = before.reload_settings_file()
                 changed = settings.list_changes_since(before)
                 await self._apply_settings(settings)
             except KtunedError as error:
-                self.notice = f"config.toml was not taken in: {error.message}"
+                self.notice = f"config.toml was not reloaded: {error.message}"
                 _log.error("config_wrong", reason=error.message, hint=error.hint)
                 raise
             finally:
@@ -107,7 +107,7 @@ class Reload:
         paths = {root.path for root in settings.roots}
         configured = [root for root in list_watched_roots(settings, store) if root.path in paths]
         for root in configured:
-            await self._parts.inspector.adopt_root(root)
+            await self._parts.inspector.watch_root(root)
         kept = {root.path for root in (*settings.roots, *store.load_roots())}
         await watched_roots.drop_roots([root for root in known if root.path not in kept])
         _log.info("config_reloaded", path=str(settings.config_path))

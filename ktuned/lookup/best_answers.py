@@ -88,7 +88,7 @@ class BestAnswers:
             admits: Replaces the check against the kernel's space.
         """
         # The problem that represents this one, if the kernel file groups problems.
-        bucket = self._buckets.known_representative(kernel, problem)
+        bucket = self._buckets.find_known_representative(kernel, problem)
         lacks_bucket = bucket is None or not bucket.is_current
         key_problem = dict(problem) if bucket is None else bucket.problem
         # The state in which it would be measured now.
@@ -108,7 +108,7 @@ class BestAnswers:
             model,
             context,
             winners,
-            admits or (lambda config: self._admission.known_verdict(kernel, problem, config)),
+            admits or (lambda config: self._admission.find_known_verdict(kernel, problem, config)),
             is_certain=not doubt,
             objective=objective,
             has_failed=lambda config: context is not None and self._store.has_failed(context, config),

@@ -86,8 +86,8 @@ class Certainty:
 
     def find_present_state(self, kernel: KernelInfo, problem: Problem, device: str | None) -> PresentState:
         """Return the state in which a problem would be measured now, on a device by its name or model (None: any)."""
-        environment = self._catalog.kernel_environment(kernel)
-        fault = self._catalog.file_fault(kernel)
+        environment = self._catalog.find_kernel_environment(kernel)
+        fault = self._catalog.find_file_fault(kernel)
         try:
             found = self._machine.find_device(environment, kernel.backend, device)
         except KtunedError:
@@ -113,31 +113,31 @@ class Certainty:
         The ``environment`` is the kernel's own by default. If ``device`` is on another host, the toolchain there is
         checked, too.
         """
-        environment = environment or self._catalog.kernel_environment(kernel)
+        environment = environment or self._catalog.find_kernel_environment(kernel)
         if suspect := self._catalog.find_suspicion(kernel):
             return f"{suspect} changed, or what it depends on, and is being inspected"
-        reason = "" if self.is_caught_up else self._source_doubt(kernel, environment)
+        reason = "" if self.is_caught_up else self._find_source_doubt(kernel, environment)
         if reason:
-            return f"not looked at since the start: {reason}"
+            return f"not checked since the daemon started: {reason}"
         environments = self._machine.environments
         reason = environments.find_doubt(environment)
         if device is not None and device.host and not reason:
             reason = environments.find_doubt(environment.with_host_of(device))
         return (
-            f"the toolchain is to be probed again: {reason}" if reason else environments.describe_outdated(environment)
+            f"the toolchain must be probed again: {reason}" if reason else environments.describe_outdated(environment)
         )
 
-    def _source_doubt(self, kernel: KernelInfo, environment: Environment) -> str:
+    def _find_source_doubt(self, kernel: KernelInfo, environment: Environment) -> str:
         known = self._looks.get(kernel.name)
         if known is not None and known.stamps is kernel.stamps and self._clock() < known.until:
             return known.reason
         variables = self._machine.environments.list_variables(environment)
-        reason = _changed_variable(kernel, variables) or _first_difference(kernel.stamps)
+        reason = _find_changed_variable(kernel, variables) or _find_changed_file(kernel.stamps)
         self._looks[kernel.name] = _FileComparison(self._clock() + LOOK_S, kernel.stamps, reason)
         return reason
 
 
-def _changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> str:
+def _find_changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> str:
     """Return which of the variables that the kernel reads has a different value in this daemon's workers."""
     read = {
         name.removeprefix(ENVIRONMENT): entry for name, entry in kernel.learned.items() if name.startswith(ENVIRONMENT)
@@ -146,14 +146,14 @@ def _changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> str:
     return next((f"the environment variable {name} changed" for name in changed), "")
 
 
-def _first_difference(stamps: Mapping[str, str]) -> str:
+def _find_changed_file(stamps: Mapping[str, str]) -> str:
     """Return the first file that has changed since its inspection, or why the files are not compared here."""
-    if len(stamps) > MAX_FILES or sum(map(_file_size, stamps)) > MAX_BYTES:
-        return "its files are many"
+    if len(stamps) > MAX_FILES or sum(map(_read_file_size, stamps)) > MAX_BYTES:
+        return "it has too many files to compare at once"
     return next((f"{path} changed" for path, held in stamps.items() if not stamps_agree(held, stamp(Path(path)))), "")
 
 
-def _file_size(path: str) -> int:
+def _read_file_size(path: str) -> int:
     try:
         return os.stat(path).st_size
     except OSError:

@@ -102,7 +102,7 @@ class FollowUps:
 
     def queue_check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
         """Have a worker check whether configs are valid for a problem, unless that is under way."""
-        self._queue_question(_ConfigCheck(kernel, problem, configs))
+        self._queue_worker_question(_ConfigCheck(kernel, problem, configs))
 
     async def await_check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
         """Wait until the check that :meth:`queue_check` has queued has ended, or failed."""
@@ -112,9 +112,9 @@ class FollowUps:
 
     def queue_bucket(self, kernel: KernelInfo, problem: Problem) -> None:
         """Have a worker find which problem represents a problem, unless that is under way."""
-        self._queue_question(_BucketQuestion(kernel, problem))
+        self._queue_worker_question(_BucketQuestion(kernel, problem))
 
-    def _queue_question(self, check: _ConfigCheck | _BucketQuestion) -> None:
+    def _queue_worker_question(self, check: _ConfigCheck | _BucketQuestion) -> None:
         if check.key in self._checked or len(self._checked) >= MAX_FOLLOW_UPS:
             return
         try:
@@ -139,7 +139,7 @@ class FollowUps:
                     name = follow_up.kernel.name
                     if name not in self._checks:
                         self._checks[name] = deque()
-                        tasks.start_soon(self._check_all, name)
+                        tasks.start_soon(self._ask_worker_questions, name)
                     self._checks[name].append(follow_up)
 
     async def _submit_tuning(self, tuning: WantedTuning) -> None:
@@ -156,7 +156,7 @@ class FollowUps:
             self._tuned.pop(tuning.key, None)
             _log.warning("lookup_not_tuned", kernel=tuning.kernel.name, reason=error.message)
 
-    async def _check_all(self, kernel: str) -> None:
+    async def _ask_worker_questions(self, kernel: str) -> None:
         async with self._is_free:
             waiting = self._checks[kernel]
             while waiting:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import anyio
 import msgpack
 
-from ktuned.catalog import Catalog, declared_admission
+from ktuned.catalog import Catalog, decide_by_declaration
 from ktuned.devices import Machine
 from ktuned.lookup.answer import Lookup
 from ktuned.lookup.answer_caches import AnswerCaches
@@ -124,7 +124,7 @@ class Publication:
     async def run_until_cancelled(self) -> None:
         """Publish the winners of kernels in use, and confirm that the daemon watches files, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._confirm_watching)
+            tasks.start_soon(self._confirm_watch_periodically)
             while True:
                 await self._change.wait()
                 self._change = anyio.Event()
@@ -132,7 +132,7 @@ class Publication:
                     await self._publish_winners(name)
                 await anyio.sleep(SHORTEST_PAUSE_S)
 
-    async def _confirm_watching(self) -> None:
+    async def _confirm_watch_periodically(self) -> None:
         while True:
             self._table.confirm_watch()
             await anyio.sleep(CONFIRM_EVERY_S)
@@ -144,7 +144,7 @@ class Publication:
             return
         try:
             kernel = self._catalog.resolve_kernel(name)
-            winners = self._served.list_winners(kernel, self._catalog.kernel_environment(kernel))[:MAX_WINNERS]
+            winners = self._served.list_winners(kernel, self._catalog.find_kernel_environment(kernel))[:MAX_WINNERS]
         except NotFound:
             self._published.pop(name, None)
             return
@@ -180,7 +180,7 @@ class Publication:
         ):
             return False
         is_whole = kernel.specialize is None and not kernel.bucket
-        if not is_whole and not declared_admission(kernel, None, config):
+        if not is_whole and not decide_by_declaration(kernel, None, config):
             return False
         measured = answer.measured or (None if is_whole else problem)
         key = _pack_value(dict(sorted(kernel.select_key_values(problem).items())))
@@ -189,15 +189,15 @@ class Publication:
 
     def _describe_kernel(self, kernel: KernelInfo) -> bytes:
         """Return the payload from which clients learn how to form the keys of a kernel's winners."""
-        devices = self._machine.list_devices(self._catalog.kernel_environment(kernel), kernel.backend)
+        devices = self._machine.list_devices(self._catalog.find_kernel_environment(kernel), kernel.backend)
         keys = None
         if kernel.specialize is not None or kernel.bucket:
             keys = sorted({tuple(sorted(problem)) for problem in kernel.problems}) or None
-        described = [kernel.name, kernel.file, kernel.objective(None), _models_by_name(devices), keys]
+        described = [kernel.name, kernel.file, kernel.objective(None), _map_device_names(devices), keys]
         rules = [kernel.specialize, dict(kernel.bucket)]
         if len(packed := _pack_value(described + rules)) > MAX_DESCRIPTION_BYTES:
             # Too many devices to list their names: a lookup that names one goes to the daemon instead.
-            described[3] = _models_by_name(devices[:1])
+            described[3] = _map_device_names(devices[:1])
             packed = _pack_value(described + rules)
         return packed
 
@@ -222,7 +222,7 @@ def _encode_answer(config: Config, answer: Answer, measured: Problem | None) -> 
     )
 
 
-def _models_by_name(devices: Iterable[Device]) -> Mapping[str, str]:
+def _map_device_names(devices: Iterable[Device]) -> Mapping[str, str]:
     """Return the models of devices by name; the empty name stands for the first device.
 
     A device that differs from the first one of its model has contexts of its own. It is left out, so that lookups

@@ -139,11 +139,13 @@ class Lookups:
             )
         self.table.note_use(kernel.name)
         check_problem(kernel, problem)
-        found = self._find_answer(kernel, problem, device, kernel.objective(objective), tune=tune, admits=admits)
+        found = self._find_and_improve_answer(
+            kernel, problem, device, kernel.objective(objective), tune=tune, admits=admits
+        )
         self._publication.publish_answered(kernel, name, directory, problem, found, tune=tune)
         return found
 
-    def lookup_pinned(
+    def look_up_pinned(
         self,
         pin: str,
         name: str,
@@ -165,7 +167,7 @@ class Lookups:
             UsageError: the kernel has no such problem, or the pin's name is not valid.
         """
         # A pin stores full names, so that a short name cannot mean another project's kernel.
-        asked, name = name, self._catalog.full_name_of(name, directory)
+        asked, name = name, self._catalog.resolve_full_name(name, directory)
         held = self.pins.find_answer(pin, name, problem, device, objective)
         if held is None:
             look_up = partial(self.look_up, name, problem, device, tune=tune, objective=objective, admits=admits)
@@ -192,7 +194,7 @@ class Lookups:
         self._follow_ups.forget_tunings(kernel)
         self.caches.forget_answers(kernel)
 
-    def _find_answer(
+    def _find_and_improve_answer(
         self,
         kernel: KernelInfo,
         problem: Problem,
@@ -220,7 +222,7 @@ class Lookups:
         return (
             found.suits_portfolio
             and found.key is not None
-            and self._portfolios.count_lookup(kernel, found.key.device, found.key.objective, problem)
+            and self._portfolios.count_portfolio_lookup(kernel, found.key.device, found.key.objective, problem)
         )
 
     async def settle_answer(self, found: Lookup, look_up: Callable[[], Lookup], ends_at: float) -> Lookup:

@@ -87,7 +87,7 @@ class WinnerTable:
             _end_table(before)
         if self.path is not None:
             os.rename(self._staged, self.path)
-        self._uses = _make_uses(os.path.join(directory, USES_NAME))
+        self._uses = _map_use_times(os.path.join(directory, USES_NAME))
 
     def generation(self, kernel: str) -> int:
         """Return a kernel's generation, by its full name."""
@@ -126,7 +126,7 @@ class WinnerTable:
     def holds_entry(self, kernel: str, key: bytes, payload: bytes) -> bool:
         """Return whether an entry is published and valid with exactly this payload."""
         for at in self._probe_offsets(key) if self.path is not None else ():
-            if self._is_of(at, key):
+            if self._has_key(at, key):
                 _, _, content = self._read_entry(at)
                 return self._words[at + 3] == self.generation(kernel) and content == key + payload
         return False
@@ -173,19 +173,19 @@ class WinnerTable:
         for at in self._probe_offsets(key):
             if not self._words[at]:
                 return at if free is None else free
-            if self._is_of(at, key):
+            if self._has_key(at, key):
                 return at
-            if free is None and self._has_ended(at):
+            if free is None and self._is_invalid_entry(at):
                 free = at
         return free
 
-    def _is_of(self, at: int, key: bytes) -> bool:
+    def _has_key(self, at: int, key: bytes) -> bool:
         if self._words[at + 1] >> 32 != crc32(key):
             return False
         _, key_bytes, content = self._read_entry(at)
         return content[:key_bytes] == key
 
-    def _has_ended(self, at: int) -> bool:
+    def _is_invalid_entry(self, at: int) -> bool:
         return self._words[self._words[at + 2] >> 32] != self._words[at + 3]
 
     def _read_entry(self, at: int) -> tuple[int, int, bytes]:
@@ -241,7 +241,7 @@ class WinnerTable:
         for at in range(WORDS, WORDS + entries * ENTRY_WORDS, ENTRY_WORDS):
             if before_words[at] and before_words[before_words[at + 2] >> 32] == before_words[at + 3]:
                 copied = bytes(before_bytes[8 * at : 8 * (at + ENTRY_WORDS)])
-                place = next((to for to in self._tag_probed(before_words[at + 1] >> 32) if not self._words[to]), None)
+                place = next((to for to in self._probe_places(before_words[at + 1] >> 32) if not self._words[to]), None)
                 if place is not None:
                     self._bytes[8 * place : 8 * (place + ENTRY_WORDS)] = copied
         before_words.release()
@@ -252,7 +252,7 @@ class WinnerTable:
         os.rename(self._staged, self.path)
         return True
 
-    def _tag_probed(self, tag: int) -> Iterator[int]:
+    def _probe_places(self, tag: int) -> Iterator[int]:
         return (self._entry_offset(number) for number in range(tag, tag + PROBES))
 
     def _remove_unfinished(self) -> None:
@@ -315,7 +315,7 @@ def _end_table(mapped: mmap.mmap) -> None:
     mapped.close()
 
 
-def _make_uses(path: str) -> memoryview:
+def _map_use_times(path: str) -> memoryview:
     """Map the file in which clients note, by a kernel's slot, when they last looked it up; it is only a hint.
 
     If it cannot be made, only the daemon notes uses, in its own memory.

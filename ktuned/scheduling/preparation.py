@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from ktuned.catalog import Admission, Catalog, Traces, check_problem, environment_of
+from ktuned.catalog import Admission, Catalog, Traces, check_problem, make_root_environment
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.model import (
@@ -36,7 +36,7 @@ def find_present_key(
     Raises:
         KtunedError: The kernel's root or the device does not exist.
     """
-    environment = catalog.kernel_environment(kernel)
+    environment = catalog.find_kernel_environment(kernel)
     found = machine.find_device(environment, kernel.backend, device)
     return PresentKey(kernel, problem, machine.build_context(kernel, environment, problem, found), objective)
 
@@ -84,13 +84,13 @@ class Preparation:
             KtunedError: The job cannot run: its kernel is gone, has an error or has changed.
         """
         kernel = self._catalog.resolve_kernel(job.kernel)
-        if fault := self._catalog.file_fault(kernel):
+        if fault := self._catalog.find_file_fault(kernel):
             raise KernelFileError(fault)
         check_problem(kernel, job.problem)
-        root = self._catalog.root_of(kernel.file)
+        root = self._catalog.find_root(kernel.file)
         if root is None:
             raise NotFound(f"{kernel.file} is below no watched root")
-        environment = environment_of(root)
+        environment = make_root_environment(root)
         aim = self._machine.aim_job(environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
         objective = kernel.objective(job.objective)
         if kernel.needs_energy(objective):
@@ -122,7 +122,7 @@ class Preparation:
             admission=self._admission,
             traces=self._traces,
             served=partial(self._list_served, kernel, environment),
-            portfolio=partial(self._portfolios.find_configs, kernel, context.device, objective, job.problem),
+            portfolio=partial(self._portfolios.find_portfolio_configs, kernel, context.device, objective, job.problem),
             toolchain=self._machine.environments.list_toolchain_files(environment),
             find_shared=self._find_shared,
             group_size=self._machine.get_group_size(environment.with_host_of(aim.model), kernel.backend),

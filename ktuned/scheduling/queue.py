@@ -109,11 +109,13 @@ class JobQueue:
             known.make_way(now)
             known.raise_to(job.priority, is_fixed=known.is_fixed)
 
-    def find_matching_job(self, wanted: WinnerKey, plan: Plan | None = None, but: Container[int] = ()) -> Job | None:
+    def find_matching_job(
+        self, wanted: WinnerKey, plan: Plan | None = None, excluded: Container[int] = ()
+    ) -> Job | None:
         """Return a waiting job for a key that follows a plan, or would with a larger budget; ``None`` is any plan."""
         for job_id in sorted(self._alike.get(wanted, ())):
             job = self._waiting[job_id]
-            if job_id not in but and (plan is None or extend_plan(job.plan, plan) is not None):
+            if job_id not in excluded and (plan is None or extend_plan(job.plan, plan) is not None):
                 return job
         return None
 
@@ -125,7 +127,7 @@ class JobQueue:
         """Replace a waiting job by a newer value of it; its standing stays."""
         self._waiting[job.id] = job
 
-    def raise_job(self, job: Job, priority: int, reason: str, *, is_fixed: bool = False) -> Job:
+    def raise_job_priority(self, job: Job, priority: int, reason: str, *, is_fixed: bool = False) -> Job:
         """Raise a waiting or running job to another request's priority, if that is higher; return the job."""
         if self._standings[job.id].raise_to(priority, is_fixed=is_fixed):
             job = replace(job, priority=priority, reason=reason)
@@ -141,14 +143,14 @@ class JobQueue:
 
     def record_launch_cost(self, key: WinnerKey, use: LaunchCost) -> None:
         """Note how much time launches of a key cost applications, regardless of the key's objective."""
-        self._uses.pop(key := _regardless_of_objective(key), None)
+        self._uses.pop(key := _remove_objective(key), None)
         self._uses[key] = use
         if len(self._uses) > MAX_USES:
             del self._uses[next(iter(self._uses))]
 
     def find_launch_cost(self, key: WinnerKey) -> LaunchCost:
         """Return how much time launches of a key cost applications."""
-        return self._uses.get(_regardless_of_objective(key), _NO_USE)
+        return self._uses.get(_remove_objective(key), _NO_USE)
 
     def add_waiter(self, waiter: Hashable, jobs: Collection[int]) -> None:
         """Note that a client waits for jobs, which may be queued or running."""
@@ -184,15 +186,15 @@ class JobQueue:
         """Forget the standing of a job that has ended."""
         self._standings.pop(job_id, None)
 
-    def hold_job(self, job_id: int) -> None:
+    def hold_until_inspected(self, job_id: int) -> None:
         """Keep a job from running until its kernel is released."""
         self._held.add(job_id)
 
-    def is_held(self, job_id: int) -> bool:
+    def awaits_inspection(self, job_id: int) -> bool:
         """Return whether a job waits for its kernel to be released."""
         return job_id in self._held
 
-    def release_kernel(self, kernel: str) -> None:
+    def release_jobs_of_kernel(self, kernel: str) -> None:
         """Let a kernel's held jobs run again."""
         self._held -= {job.id for job in self._waiting.values() if job.kernel == kernel}
 
@@ -259,5 +261,5 @@ class JobQueue:
         )
 
 
-def _regardless_of_objective(key: WinnerKey) -> WinnerKey:
+def _remove_objective(key: WinnerKey) -> WinnerKey:
     return key._replace(objective=LATENCY)

@@ -55,7 +55,7 @@ from ktuned.tuning import JobBrief, PresentKey, publish_winner, restore_winner
 
 _log = structlog.get_logger()
 
-ELSEWHERE = "begun again: the environment of its project changed"
+ELSEWHERE = "restarted: the environment of its project changed"
 
 RETRY_S = 5.0
 """Interval of retries if the store could not record a re-tuning."""
@@ -110,21 +110,21 @@ class Renewal:
 
         In use are kernels that were saved just now (``saved``), and kernels that have been tuned before.
         """
-        await self.outdate_jobs(changes, saved=saved)
-        await self.retune_changed(changes, saved=saved)
+        await self.replace_outdated_jobs(changes, saved=saved)
+        await self.retune_changed_kernels(changes, saved=saved)
 
-    async def outdate_jobs(self, changes: Changes, *, saved: bool) -> None:
+    async def replace_outdated_jobs(self, changes: Changes, *, saved: bool) -> None:
         """Publish changes; cancel the jobs that a save replaces, and restart the others that they outdate."""
         # At any await, a root may be removed together with its kernels.
         for name in changes.inspected:
             if (found := self._catalog.find_kernel(name)) is not None:
-                environment = self._catalog.kernel_environment(found)
-                await self._jobs.restart_running(name, ELSEWHERE, partial(_has_other_environment, environment))
-            self._jobs.release_inspected(name)
+                environment = self._catalog.find_kernel_environment(found)
+                await self._jobs.restart_running_jobs(name, ELSEWHERE, partial(_has_other_environment, environment))
+            self._jobs.release_inspected_jobs(name)
         for kernel in self._catalog.kernels if changes.errors else ():
-            if self._catalog.file_fault(kernel):
+            if self._catalog.find_file_fault(kernel):
                 # A job that waits for an inspection of this file can run now: it will end with the file's error.
-                self._jobs.release_inspected(kernel.name)
+                self._jobs.release_inspected_jobs(kernel.name)
         if not changes:
             return
         self._publish(
@@ -144,14 +144,16 @@ class Renewal:
                 continue
             # After a save, the jobs for its keys are new ones, because the client that shows the save follows those.
             replaced = self._list_keys_tuned_again(found) if saved and not changes.is_environment else frozenset()
-            await self._jobs.restart_outdated(name, partial(_is_still_wanted, found, replaced))
+            await self._jobs.restart_outdated_jobs(name, partial(_is_still_wanted, found, replaced))
             if name in changes.changed:
                 self._publish(KernelStale(kernel=found.name, digest=found.digest))
 
     def _list_keys_tuned_again(self, kernel: KernelInfo) -> frozenset[WinnerKey]:
         """Return the keys that are tuned again after a save."""
         try:
-            device = self._machine.find_device(self._catalog.kernel_environment(kernel), kernel.backend, None).model
+            device = self._machine.find_device(
+                self._catalog.find_kernel_environment(kernel), kernel.backend, None
+            ).model
         except BackendError:
             return frozenset()
         won = self._store.list_winners(kernel.name)
@@ -163,7 +165,7 @@ class Renewal:
             WinnerKey(kernel.name, problem, device, objective) for problem in problems for objective in objectives
         )
 
-    async def retune_changed(self, changes: Changes, *, saved: bool) -> None:
+    async def retune_changed_kernels(self, changes: Changes, *, saved: bool) -> None:
         """Re-tune changed kernels: all of them if they were ``saved``, else those that have been tuned before."""
         for name in (*changes.added, *changes.changed, *changes.replanned):
             await self._retune_kernel(name, saved=saved, is_stale=name in changes.changed)
@@ -176,7 +178,7 @@ class Renewal:
         If the kernel ``is_stale``, clients were told so. Then a winner that still holds is published as well: this
         happens if the undone edit had not led to another winner.
         """
-        environment = self._catalog.kernel_environment(kernel)
+        environment = self._catalog.find_kernel_environment(kernel)
         for device in self._machine.list_devices(environment, kernel.backend):
             context = self._machine.build_context(kernel, environment, problem, device)
             finalists = PRESETS[kernel.plan.preset].finalists
@@ -196,7 +198,7 @@ class Renewal:
                 continue
             if winner is None and is_stale and seated is not None and seated.context == context:
                 # The space may no longer hold the winner's config, without a better one to replace it.
-                winner = seated if self._admission.known_verdict(kernel, problem, seated.config) else None
+                winner = seated if self._admission.find_known_verdict(kernel, problem, seated.config) else None
             if winner is not None:
                 publish_winner(self._publish, kernel, winner, None)
 

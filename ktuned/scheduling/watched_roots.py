@@ -21,7 +21,7 @@ from typing import Final
 import anyio.to_thread
 import structlog
 
-from ktuned.catalog import Catalog, FileInspector, environment_of
+from ktuned.catalog import Catalog, FileInspector, make_root_environment
 from ktuned.devices import Machine
 from ktuned.model import KtunedError, Root, StoreError
 from ktuned.scheduling.renewal import Renewal
@@ -99,7 +99,7 @@ class WatchedRoots:
     async def inspect_roots(self, roots: Iterable[Root]) -> None:
         """Inspect roots whose settings have changed; new roots are left to the watcher."""
         for root in roots:
-            await self._machine.environments.probe_environment(environment_of(root))
+            await self._machine.environments.probe_environment(make_root_environment(root))
             if not os.path.isdir(root.path):
                 continue
             try:
@@ -108,22 +108,22 @@ class WatchedRoots:
             except KtunedError as error:
                 _log.error("root_not_inspected", root=root.path, reason=error.message, hint=error.hint)
 
-    async def check_periodically(self) -> None:
+    async def check_missing_periodically(self) -> None:
         """Check the roots every :data:`LOOK_S`, until cancelled."""
         while True:
             try:
-                await self.check_roots(time())
+                await self.check_missing_roots(time())
             except StoreError as error:
                 _log.warning("absences_not_recorded", reason=error.message)
             await anyio.sleep(LOOK_S)
 
-    async def check_roots(self, now: float) -> None:
+    async def check_missing_roots(self, now: float) -> None:
         """Record which directories are gone, and forget the roots whose directories have been gone for a day.
 
         Raises:
             StoreError: This cannot be recorded; nothing is forgotten.
         """
-        missing = await self._find_missing(self._catalog.roots)
+        missing = await self._list_missing_roots(self._catalog.roots)
         before = self._store.load_absences()
         # The day starts again when a directory comes back, and for all of them when the clock is set back.
         since = {root.path: min(before.get(root.path, now), now) for root in missing}
@@ -131,26 +131,26 @@ class WatchedRoots:
             await self._store.save_absences(since)
         for root in missing:
             if now - since[root.path] >= GONE_S:
-                await self._forget_missing(root)
+                await self._forget_missing_root(root)
 
-    async def free_name(self, new: Root) -> None:
+    async def forget_missing_namesakes(self, new: Root) -> None:
         """Forget an older root with the project name of a new root, if the older root's directory is gone.
 
         Raises:
             StoreError: This cannot be recorded; nothing is forgotten.
         """
         namesakes = [root for root in self._catalog.roots if root.name == new.name and root.path != new.path]
-        for root in await self._find_missing(namesakes):
-            await self._forget_missing(root)
+        for root in await self._list_missing_roots(namesakes):
+            await self._forget_missing_root(root)
 
-    async def _find_missing(self, roots: Iterable[Root]) -> list[Root]:
+    async def _list_missing_roots(self, roots: Iterable[Root]) -> list[Root]:
         """Return the roots without a directory. They are checked in a thread, as a network file system may hang."""
         requested = [root for root in roots if not self.is_configured(root)]
         return await anyio.to_thread.run_sync(
             lambda: [root for root in requested if not os.path.isdir(root.path)], abandon_on_cancel=True
         )
 
-    async def _forget_missing(self, root: Root) -> None:
+    async def _forget_missing_root(self, root: Root) -> None:
         await self.forget_root(root)
         self._forgotten.append(root.path)
         _log.warning("root_forgotten", root=root.path)

@@ -42,9 +42,9 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
-        return [Handler(CHECK, self.check_winners)]
+        return [Handler(CHECK, self.handle_check)]
 
-    async def check_winners(self, wanted: CheckParams, peer: Peer) -> CheckAnswer:
+    async def handle_check(self, wanted: CheckParams, peer: Peer) -> CheckAnswer:
         """Check the winners of a kernel, or only those of one problem; return a verdict for each.
 
         Raises:

@@ -87,7 +87,7 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
             anchor=wanted.anchor,
             anchor_pin=wanted.anchor_pin,
         )
-        return await self._take_in(wanted, request)
+        return await self._create_jobs(wanted, request)
 
     async def handle_compile(self, wanted: CompileParams, peer: Peer) -> TuneAnswer:
         """Request only a space's artifacts; each config is reported by the event ``config_compiled``."""
@@ -101,9 +101,9 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
             compile_only=True,
             arch=wanted.arch,
         )
-        return await self._take_in(wanted, request)
+        return await self._create_jobs(wanted, request)
 
-    async def _take_in(self, wanted: JobParams, request: TuningRequest) -> TuneAnswer:
+    async def _create_jobs(self, wanted: JobParams, request: TuningRequest) -> TuneAnswer:
         """Create jobs for a request; the answer has the stream's position before their first events."""
         position = self.events.position
         errors: list[FileError] = []
@@ -115,10 +115,10 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
         elif wanted.kernel is not None:
             jobs, errors = await self.intake.tune_named(wanted.kernel, request, wanted.directory)
         else:
-            raise UsageError("there is neither a kernel nor a path", hint="name one of them")
+            raise UsageError("neither a kernel nor a path is given", hint="name one of them")
         described = tuple(map(self.jobs.describe_job, jobs))
         now_watched = {root.path for root in self.catalog.roots}
-        notices = [f"{path} is gone, and is watched no longer" for path in sorted(watched - now_watched)]
+        notices = [f"{path} is gone, and is no longer watched" for path in sorted(watched - now_watched)]
         notices += [
             f"{path} is watched from now on, and saves are tuned; `ktuned remove {path}` ends that"
             for path in sorted(now_watched - watched)
@@ -157,17 +157,17 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
 
     async def handle_pause(self, wanted: PauseParams, peer: Peer) -> PauseAnswer:
         """Pause a job, a kernel, a device or everything until it is resumed, even across restarts of the daemon."""
-        return await self._set_paused(wanted, self.jobs.pause_job, is_paused=True)
+        return await self._change_pause(wanted, self.jobs.pause_job, is_paused=True)
 
     async def handle_resume(self, wanted: PauseParams, peer: Peer) -> PauseAnswer:
         """Undo a pause. Resuming a device does not resume a job that was paused by its id."""
-        return await self._set_paused(wanted, self.jobs.resume_job, is_paused=False)
+        return await self._change_pause(wanted, self.jobs.resume_job, is_paused=False)
 
-    async def _set_paused(
+    async def _change_pause(
         self, wanted: PauseParams, act: Callable[[int], Awaitable[Job]], *, is_paused: bool
     ) -> PauseAnswer:
         if sum(given is not None for given in (wanted.job, wanted.kernel, wanted.device)) > 1:
-            raise UsageError("a job, a kernel and a device are given together", hint="name one of them, or none")
+            raise UsageError("more than one of job, kernel and device is given", hint="name one of them, or none")
         changed: list[Job] = []
         if wanted.job is not None:
             changed = [await act(wanted.job)]
@@ -214,12 +214,12 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
             for job in (*live, *ended)
             if (name is None or job.kernel == name) and (wanted.state is None or job.state is wanted.state)
         ]
-        return JobsAnswer(tuple(map(self._describe_in_order, chosen[:limit])))
+        return JobsAnswer(tuple(map(self._describe_job_in_order, chosen[:limit])))
 
     def _describe_jobs(self, jobs: Iterable[Job]) -> JobsAnswer:
         return JobsAnswer(tuple(map(self.jobs.describe_job, jobs)))
 
-    def _describe_in_order(self, job: Job) -> JobInfo:
+    def _describe_job_in_order(self, job: Job) -> JobInfo:
         """Return a job; if its kernel is known, its problem is in the declared order."""
         described = self.jobs.describe_job(job)
         with suppress(NotFound):

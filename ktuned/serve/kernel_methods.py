@@ -55,7 +55,7 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
         kernels, errors = self.catalog.kernels, self.catalog.errors
         if wanted.path is not None:
             place = os.path.realpath(wanted.path)
-            kernels, errors = self.catalog.kernels_below(place), self.catalog.errors_below(place)
+            kernels, errors = self.catalog.list_kernels_below(place), self.catalog.list_errors_below(place)
         if wanted.kernel is not None:
             kernels, errors = [self.catalog.resolve_kernel(wanted.kernel, wanted.directory)], []
         entries = [
@@ -73,7 +73,7 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
             RootInfo.from_root(added.root),
             tuple(map(KernelEntry.from_kernel, added.kernels)),
             tuple(added.errors),
-            tuple(f"{path} is gone, and is watched no longer" for path in sorted(gone)),
+            tuple(f"{path} is gone, and is no longer watched" for path in sorted(gone)),
         )
 
     async def handle_unwatch(self, wanted: UnwatchParams, peer: Peer) -> UnwatchAnswer:
@@ -83,24 +83,24 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
             NotFound: nothing is watched there.
             UsageError: the path lies below a root, or ``config.toml`` names it.
         """
-        root = self._root_at(wanted.path)
+        root = self._find_watched_root(wanted.path)
         if self.watched_roots.is_configured(root):
             raise UsageError(
                 f"{root.path} is a root of config.toml",
                 hint="remove its [[roots]] entry, then run `ktuned config --reload`",
             )
-        before = {kernel.name for kernel in self.catalog.kernels_below(root.path)}
+        before = {kernel.name for kernel in self.catalog.list_kernels_below(root.path)}
         await self.watched_roots.forget_root(root)
-        gone = before - {kernel.name for kernel in self.catalog.kernels_below(root.path)}
+        gone = before - {kernel.name for kernel in self.catalog.list_kernels_below(root.path)}
         return UnwatchAnswer(root.path, root.name, tuple(sorted(gone)))
 
-    def _root_at(self, path: str) -> Root:
+    def _find_watched_root(self, path: str) -> Root:
         known = {root.path: root for root in self.catalog.roots}
         # Also the path as given: a root whose directory is gone may be known by a path that was a link.
         for place in (os.path.realpath(path), path):
             if place in known:
                 return known[place]
-        holder = self.catalog.root_of(os.path.realpath(path))
+        holder = self.catalog.find_root(os.path.realpath(path))
         if holder is not None:
             raise UsageError(f"{path} is watched as a part of {holder.path}", hint=f"`ktuned remove {holder.path}`")
         raise NotFound(f"{path} is not watched", hint=f"watched are: {', '.join(known) or 'no directories'}")

@@ -47,7 +47,7 @@ class LookupMethods(msgspec.Struct, frozen=True):
         """Answer one lookup from memory; a problem's first lookup under a pin waits for the disk."""
         settle_until = monotonic() + min(wanted.settle, SETTLE_S)
         if wanted.pin is not None:
-            held = self.lookups.lookup_pinned(
+            held = self.lookups.look_up_pinned(
                 wanted.pin,
                 wanted.kernel,
                 wanted.problem,
@@ -57,7 +57,7 @@ class LookupMethods(msgspec.Struct, frozen=True):
                 objective=wanted.objective,
                 settle_until=settle_until,
             )
-            return held.answer if isinstance(held, Lookup) else _answer_later(held)
+            return held.answer if isinstance(held, Lookup) else _defer_answer(held)
         look_up = partial(
             self.lookups.look_up,
             wanted.kernel,
@@ -69,7 +69,7 @@ class LookupMethods(msgspec.Struct, frozen=True):
         )
         found = look_up()
         if found.undecided and wanted.settle > 0:
-            return _answer_later(partial(self.lookups.settle_answer, found, look_up, settle_until))
+            return _defer_answer(partial(self.lookups.settle_answer, found, look_up, settle_until))
         return found.answer
 
     def handle_lookup_many(self, wanted: LookupManyParams, peer: Peer) -> LookupManyAnswer | DeferredAnswer:
@@ -97,10 +97,10 @@ class LookupMethods(msgspec.Struct, frozen=True):
 
     async def handle_unpin(self, wanted: UnpinParams, peer: Peer) -> UnpinAnswer:
         """Give up a pin."""
-        return UnpinAnswer(wanted.pin, await self.lookups.pins.give_up(wanted.pin))
+        return UnpinAnswer(wanted.pin, await self.lookups.pins.remove_pin(wanted.pin))
 
 
-def _answer_later(find: Callable[[], Awaitable[Lookup]]) -> DeferredAnswer:
+def _defer_answer(find: Callable[[], Awaitable[Lookup]]) -> DeferredAnswer:
     async def finish_answer() -> Answer:
         return (await find()).answer
 

@@ -56,13 +56,13 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         if wanted.kernel is None:
             raise UsageError("results needs a kernel or a trial")
         if wanted.before is not None and wanted.order != "newest":
-            raise UsageError("before continues a list in the order newest", hint="give order='newest', too")
+            raise UsageError("before works only with order='newest'", hint="give order='newest', too")
         kernel = self.catalog.resolve_kernel(wanted.kernel, wanted.directory)
         # Which trials?
         problem = None
         if wanted.problem is not None:
             check_problem(kernel, wanted.problem)
-            bucket = self.buckets.known_representative(kernel, wanted.problem)
+            bucket = self.buckets.find_known_representative(kernel, wanted.problem)
             problem = canonical(kernel.select_key_values(wanted.problem if bucket is None else bucket.problem))
         device = None if wanted.device is None else self._resolve_model(kernel, wanted.device)
         tried = self.store.list_problems(kernel.name) if wanted.current else []
@@ -84,7 +84,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
             trials += [trial for trial in chosen(limit=limit) if trial.latency_us is None]
         trials = trials[:limit]
         # What else is known about them?
-        environment = self.catalog.kernel_environment(kernel)
+        environment = self.catalog.find_kernel_environment(kernel)
         winners = self.served.list_winners(kernel, environment)
         classes = self._load_bit_classes(trials)
         numerics = [
@@ -114,7 +114,9 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
     def _load_bit_classes(self, trials: Sequence[Trial]) -> dict[_Place, BitClasses]:
         """Return the classes of equal bits in each of the trials' contexts in which bits were compared."""
         compared = {
-            _find_place(trial): trial.kernel for trial in trials if trial.detail.bits or trial.detail.nondeterministic
+            _identify_context(trial): trial.kernel
+            for trial in trials
+            if trial.detail.bits or trial.detail.nondeterministic
         }
         found = {}
         for (problem, device, digest), kernel in compared.items():
@@ -124,7 +126,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
 
     def _resolve_model(self, kernel: KernelInfo, device: str) -> str:
         """Return the model of a device given by its name here (``cuda:1``); any other text is taken for a model."""
-        here = self.machine.list_devices(self.catalog.kernel_environment(kernel), kernel.backend)
+        here = self.machine.list_devices(self.catalog.find_kernel_environment(kernel), kernel.backend)
         return next((found.model for found in here if found.name == device), device)
 
     async def handle_forget(self, wanted: ForgetParams, peer: Peer) -> ForgetAnswer:
@@ -152,7 +154,7 @@ def _list_trials(
         won_by.setdefault(winner.trial, []).append(winner.objective)
     listed = []
     for trial in trials:
-        found, objectives = classes.get(_find_place(trial)), tuple(won_by.get(trial.id, ()))
+        found, objectives = classes.get(_identify_context(trial)), tuple(won_by.get(trial.id, ()))
         facts = (trial.detail.facts or {}).items()
         known: dict[str, Any] = {
             **vars(trial),
@@ -168,5 +170,5 @@ def _list_trials(
     return tuple(listed if with_details else [one.without_detail() for one in listed])
 
 
-def _find_place(trial: Trial) -> _Place:
+def _identify_context(trial: Trial) -> _Place:
     return canonical(trial.problem), trial.device, trial.digest

@@ -172,5 +172,5 @@ def test_a_directory_or_pipe_as_config_is_refused_at_once(tmp_path: Path) -> Non
     """A directory or a pipe in the place of config.toml is reported; a pipe would be waited at, by the whole daemon."""
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(SettingsError, match="it is no regular file"):
+        with pytest.raises(SettingsError, match="it is not a regular file"):
             load_settings(home=tmp_path / "home", config=place)

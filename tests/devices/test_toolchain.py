@@ -155,7 +155,7 @@ async def test_until_the_probe_answers_are_stale_and_queue_nothing(compiling: Pa
     parts.lookups.caches.forget_answers(kernel.name)
     os.utime(compiler)
     await until(lambda: bool(parts.machine.environments.check_toolchain(parts.environment)))
-    reason = f"the toolchain is to be probed again: {compiler} changed"
+    reason = f"the toolchain must be probed again: {compiler} changed"
     assert ask(parts, tune=True) == ("stale", reason)
     assert parts.daemon.follow_ups.describe_queue().used == 0
     workers = {worker.pid for worker in parts.fleet.describe_workers()}

@@ -169,20 +169,20 @@ async def test_who_reads_the_table_uses_the_kernel(parts: Parts) -> None:
 async def test_what_a_pin_holds_is_its_own(parts: Parts) -> None:
     """Once it is decided, those who ask under the pin find it there, and no others; until it is given up."""
     kernel = await tuned(parts)
-    pinning = parts.lookups.lookup_pinned("run", "project:it", {"n": 64}, None, tune=True)
+    pinning = parts.lookups.look_up_pinned("run", "project:it", {"n": 64}, None, tune=True)
     assert callable(pinning)
     await pinning()
     await parts.measured(kernel, {10.0: 1.0}, rounds=ALL_ROUNDS)
     parts.lookups.caches.forget_answers("project:it")
     assert read(parts, pin="run") is None
-    held = parts.lookups.lookup_pinned("run", "project:it", {"n": 64}, None, tune=True)
+    held = parts.lookups.look_up_pinned("run", "project:it", {"n": 64}, None, tune=True)
     assert not callable(held)
     found = read(parts, pin="run")
     assert found is not None
     assert found._replace(problem={"n": 64}) == make_hit(msgspec.to_builtins(held.answer))._replace(file=found.file)
     assert (read(parts), read(parts, pin="other")) == (None, None)
     assert ask(parts).config == {"us": 10.0} != found.config == {"us": 20.0}
-    await parts.lookups.pins.give_up("run")
+    await parts.lookups.pins.remove_pin("run")
     assert read(parts, pin="run") is None
 
 

@@ -338,13 +338,13 @@ async def test_directories_of_one_name_that_are_added_at_once(
 ) -> None:
     """Each becomes a project with a name of its own, though none is watched when the other ones get theirs."""
     found: list[str] = []
-    adopt = FileInspector.adopt_root
+    adopt = FileInspector.watch_root
 
     async def adopt_late(inspector: FileInspector, root: Root) -> Any:
         await until(lambda: len(parts.store.load_roots()) >= 4)
         return await adopt(inspector, root)
 
-    monkeypatch.setattr(FileInspector, "adopt_root", adopt_late)
+    monkeypatch.setattr(FileInspector, "watch_root", adopt_late)
 
     async def add(directory: Path) -> None:
         directory.mkdir(parents=True)

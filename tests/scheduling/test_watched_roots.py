@@ -42,12 +42,12 @@ async def test_a_root_that_is_gone_for_a_day_is_forgotten(parts: Parts, tmp_path
     root = await added(parts, tmp_path / "gone")
     shutil.rmtree(root.path)
     shutil.rmtree(parts.project)
-    await restarted(parts).check_roots(1000.0)
+    await restarted(parts).check_missing_roots(1000.0)
     assert root in parts.catalog.roots
     second = restarted(parts)
-    await second.check_roots(1000.0 + GONE_S - 1)
+    await second.check_missing_roots(1000.0 + GONE_S - 1)
     assert root in parts.catalog.roots
-    await second.check_roots(1000.0 + GONE_S)
+    await second.check_missing_roots(1000.0 + GONE_S)
     assert (parts.catalog.roots, parts.store.load_roots()) == ([replace(parts.root)], [])
     assert root.path in second.notice
     assert parts.store.load_absences() == {}
@@ -60,15 +60,15 @@ async def test_an_absence_begins_anew_when_the_directory_came_back_or_the_clock_
     root = await added(parts, tmp_path / "gone")
     gone = restarted(parts)
     shutil.rmtree(root.path)
-    await gone.check_roots(1000.0)
+    await gone.check_missing_roots(1000.0)
     Path(root.path).mkdir()
-    await gone.check_roots(2000.0)
+    await gone.check_missing_roots(2000.0)
     assert parts.store.load_absences() == {}
     shutil.rmtree(root.path)
-    await gone.check_roots(9e9)
-    await gone.check_roots(1000.0)
+    await gone.check_missing_roots(9e9)
+    await gone.check_missing_roots(1000.0)
     assert parts.store.load_absences() == {root.path: 1000.0}
-    await gone.check_roots(999.0 + GONE_S)
+    await gone.check_missing_roots(999.0 + GONE_S)
     assert root in parts.catalog.roots
 
 
