@@ -99,7 +99,7 @@ class Adoptions:
         self._without_device: set[str] = set()
         self._kernels: dict[str, str] = {}
         self._launches: dict[str, KeyLaunches] = {}
-        self._news = anyio.Event()
+        self._reading_requested = anyio.Event()
         self._turns: dict[Path, anyio.Lock] = {}
         self._limiter = anyio.CapacityLimiter(MAX_AT_ONCE)
 
@@ -118,7 +118,7 @@ class Adoptions:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._spool.watch_directory, self.request_reading)
             while True:
-                self._news = anyio.Event()
+                self._reading_requested = anyio.Event()
                 records, counts = await anyio.to_thread.run_sync(self._spool.read_files)
                 await self._count_known_launches(counts)
                 for interpreter, group in self._group_by_interpreter(records).items():
@@ -127,7 +127,7 @@ class Adoptions:
                     tasks.start_soon(self._take_in_records, group, turn)
                 await self._keys.tune_chosen_keys()
                 with anyio.move_on_after(CHOICE_S if self._keys.has_waiting else SURVEY_S):
-                    await self._news.wait()
+                    await self._reading_requested.wait()
 
     def prepare_library(self, tool: str, python: str, variables: Mapping[str, str], library: Mapping[str, Any]) -> None:
         """Import a library in a front end and start workers, because an application has just imported the library.
@@ -142,7 +142,7 @@ class Adoptions:
 
     def request_reading(self) -> None:
         """Have the spool read at once."""
-        self._news.set()
+        self._reading_requested.set()
 
     async def find_answer(self, key: CallKey, *, waiter: Hashable | None = None, pin: str | None = None) -> KeyAnswer:
         """Return the answer for a key, or the config that a pin holds for it.
@@ -254,7 +254,7 @@ class Adoptions:
                     # The record stays, and is taken in once the store can be written again.
                     _log.warning("record_not_kept", record=name, reason=error.message)
                     await anyio.sleep(RETRY_S)
-                    self._spool.put_back(name)
+                    self._spool.release_file(name)
                     self.request_reading()
                     continue
                 except (KtunedError, OSError) as error:
@@ -263,7 +263,7 @@ class Adoptions:
                     if not is_taken:
                         # Each survey tries the record again: this daemon, or a later one, may find a device.
                         self._without_device.add(name)
-                        self._spool.put_back(name)
+                        self._spool.release_file(name)
                         continue
                     await anyio.to_thread.run_sync(self._spool.remove_file, name)
                 self._without_device.discard(name)

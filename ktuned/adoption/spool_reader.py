@@ -95,7 +95,7 @@ class SpoolReader:
         self._under_way |= {name for name, _ in records}
         return records, counts
 
-    def put_back(self, name: str) -> None:
+    def release_file(self, name: str) -> None:
         """Have a record returned again by the next :meth:`read_files`."""
         self._under_way.discard(name)
 

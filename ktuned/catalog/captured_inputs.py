@@ -20,11 +20,11 @@ class CapturedInputs:
     def __init__(self, store: Store, directory: Path) -> None:
         self.directory = directory
         self._store = store
-        self._held = {(held.kernel, held.problem): held for held in store.captured.list_captures()}
+        self._captures = {(held.kernel, held.problem): held for held in store.captured.list_captures()}
 
     def find_captured_digest(self, kernel: str, problem: str) -> str:
         """Return the digest of a problem's (canonical text) captured inputs; empty if there are none."""
-        held = self._held.get((kernel, problem))
+        held = self._captures.get((kernel, problem))
         return "" if held is None else held.digest
 
     def locate_captured_file(self, digest: str) -> Path:
@@ -33,7 +33,7 @@ class CapturedInputs:
 
     def measure_other_captures(self, kernel: str, problem: str) -> int:
         """Return the size of all captures except one problem's, in bytes."""
-        return sum(held.bytes for key, held in self._held.items() if key != (kernel, problem))
+        return sum(held.bytes for key, held in self._captures.items() if key != (kernel, problem))
 
     async def keep_capture(self, capture: Capture) -> bool:
         """Keep a capture in place of its problem's last one; return whether the content differs.
@@ -44,7 +44,7 @@ class CapturedInputs:
         key = capture.kernel, capture.problem
         before = self.find_captured_digest(*key)
         await self._store.captured.save_capture(capture)
-        self._held[key] = capture
+        self._captures[key] = capture
         if before:
             self.remove_unused_capture(before)
         return before != capture.digest
@@ -60,11 +60,11 @@ class CapturedInputs:
         if not digest:
             raise NotFound(f"{kernel} has no captured inputs for {problem}")
         await self._store.captured.remove_capture(kernel, problem)
-        del self._held[kernel, problem]
+        del self._captures[kernel, problem]
         self.remove_unused_capture(digest)
 
     def remove_unused_capture(self, digest: str) -> None:
         """Remove a file that no problem uses any longer."""
-        if all(held.digest != digest for held in self._held.values()):
+        if all(held.digest != digest for held in self._captures.values()):
             with suppress(OSError):
                 self.locate_captured_file(digest).unlink()

@@ -172,7 +172,7 @@ class Catalog:
         self._errors.pop(os.path.join(path, PROJECT_FILE), None)
         gone = [name for name, kernel in self._kernels.items() if self.find_root(kernel.file) is None]
         for name in gone:
-            self._drop_kernel(name)
+            self._remove_kernel(name)
         for file in [file for file in self._inspected if self.find_root(file) is None]:
             self._forget_file(file)
         self._roots_changed()
@@ -256,11 +256,11 @@ class Catalog:
         """Return the error in a kernel's file that keeps it from declaring the kernel; empty if there is none."""
         return self._faults.get(kernel.name, "")
 
-    def suspect_files(self, files: Iterable[str]) -> None:
+    def mark_suspect_files(self, files: Iterable[str]) -> None:
         """Note that kernel files or project files, or their dependencies, have changed since they were inspected."""
         self._suspects.update(files)
 
-    def clear_files(self, files: Iterable[str]) -> None:
+    def clear_suspect_files(self, files: Iterable[str]) -> None:
         """Note that files were inspected in their present state."""
         self._suspects.difference_update(files)
 
@@ -378,7 +378,7 @@ class Catalog:
             self._record_inspected_file(inspection.file, problems, stamps)
             errors += problems
         for name in gone:
-            self._drop_kernel(name)
+            self._remove_kernel(name)
         mended = tuple(sorted(wrong - self._errors.keys()))
         for listener in self._kernel_listeners:
             listener({*changed, *replanned, *gone})
@@ -386,7 +386,7 @@ class Catalog:
             tuple(added), tuple(changed), tuple(replanned), tuple(gone), tuple(errors), tuple(inspected), mended
         )
 
-    def _drop_kernel(self, name: KernelName) -> None:
+    def _remove_kernel(self, name: KernelName) -> None:
         self._dependents.drop_dependencies(name)
         self._faults.pop(name, None)
         del self._kernels[name]

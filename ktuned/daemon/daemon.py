@@ -216,7 +216,7 @@ class Daemon:
                 parts.artifact_cleanup.run_until_cancelled,
                 parts.probes.run_until_cancelled,
                 parts.toolchain_survey.run_until_cancelled,
-                self._take_up_work,
+                self._resume_work,
                 self.lifetime.run_until_cancelled,
                 *([functools.partial(keep_reachable, place, self.server.accept_from)] if is_bound else ()),
             ):
@@ -237,7 +237,7 @@ class Daemon:
                 else:
                     self.stopping.set()
 
-    async def _take_up_work(self) -> None:
+    async def _resume_work(self) -> None:
         """Continue the last daemon's work, after probing the machine's devices."""
         if self.parts.catalog.roots:
             await self.parts.probes.collect_reports()

@@ -77,12 +77,12 @@ class Certainty:
         self._machine = machine
         self.is_caught_up = False
         self._clock = clock
-        self._looks: dict[str, _FileComparison] = {}
+        self._comparisons: dict[str, _FileComparison] = {}
 
     def record_catch_up(self) -> None:
         """Record that the watcher has looked at every file since the start."""
         self.is_caught_up = True
-        self._looks.clear()
+        self._comparisons.clear()
 
     def find_present_state(self, kernel: KernelInfo, problem: Problem, device: str | None) -> PresentState:
         """Return the state in which a problem would be measured now, on a device by its name or model (None: any)."""
@@ -128,12 +128,12 @@ class Certainty:
         )
 
     def _find_source_doubt(self, kernel: KernelInfo, environment: Environment) -> str:
-        known = self._looks.get(kernel.name)
+        known = self._comparisons.get(kernel.name)
         if known is not None and known.stamps is kernel.stamps and self._clock() < known.until:
             return known.reason
         variables = self._machine.environments.list_variables(environment)
         reason = _find_changed_variable(kernel, variables) or _find_changed_file(kernel.stamps)
-        self._looks[kernel.name] = _FileComparison(self._clock() + LOOK_S, kernel.stamps, reason)
+        self._comparisons[kernel.name] = _FileComparison(self._clock() + LOOK_S, kernel.stamps, reason)
         return reason
 
 

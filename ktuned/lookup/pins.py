@@ -29,11 +29,11 @@ _PASSING: Final[dict[str, Any]] = {"age_s": None, "generation": 0, "message": ""
 
 
 class Pins:
-    """Answers lookups under pins; ``changed`` is called when earlier answers no longer hold."""
+    """Answers lookups under pins; ``on_change`` is called when earlier answers no longer hold."""
 
-    def __init__(self, store: Store, changed: Callable[[], None]) -> None:
+    def __init__(self, store: Store, on_change: Callable[[], None]) -> None:
         self._store = store
-        self._changed = changed
+        self._on_change = on_change
 
     def find_answer(
         self, pin: str, kernel: str, problem: Problem, device: str | None, objective: str | None = None
@@ -82,7 +82,7 @@ class Pins:
         removed = await self._store.pinned.remove_pin(pin)
         if not removed:
             raise NotFound(f"there is no pin {pin!r}", hint="`ktuned lookup --pins` lists them")
-        self._changed()
+        self._on_change()
         return removed
 
 

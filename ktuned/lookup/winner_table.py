@@ -87,7 +87,7 @@ class WinnerTable:
             _end_table(before)
         if self.path is not None:
             os.rename(self._staged, self.path)
-        self._uses = _map_use_times(os.path.join(directory, USES_NAME))
+        self._use_times = _map_use_times(os.path.join(directory, USES_NAME))
 
     def generation(self, kernel: str) -> int:
         """Return a kernel's generation, by its full name."""
@@ -133,18 +133,18 @@ class WinnerTable:
 
     def note_use(self, kernel: str) -> None:
         """Note that a kernel was looked up now, as clients do that find its winner in the table."""
-        self._uses[slot_of(kernel)] = self._words[WATCHED_WORD]
+        self._use_times[slot_of(kernel)] = self._words[WATCHED_WORD]
 
     def list_used_kernels(self, kernels: Iterable[str], since_s: float) -> list[str]:
         """Return the kernels that were looked up, here or in the table, since a time of ``monotonic``."""
         # A use is noted as the end of the confirmation (see confirm_watch) that was valid then.
-        uses, earliest, latest = self._uses, int((since_s + WATCHED_S) * 1e9), self._words[WATCHED_WORD]
+        uses, earliest, latest = self._use_times, int((since_s + WATCHED_S) * 1e9), self._words[WATCHED_WORD]
         return [kernel for kernel in kernels if earliest < uses[slot_of(kernel)] <= latest]
 
     def close(self) -> None:
         """Unmap the files; they stay on the disk."""
         self._close_views()
-        self._uses.release()
+        self._use_times.release()
 
     def _open_views(self) -> None:
         self._bytes = memoryview(self._map)

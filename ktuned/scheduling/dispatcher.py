@@ -116,7 +116,7 @@ class Dispatcher:
         self._publish = publish
         self._read = read
         self._intervals = intervals
-        self._news = anyio.Event()
+        self._review_requested = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
 
     async def run_until_cancelled(self) -> None:
@@ -125,14 +125,14 @@ class Dispatcher:
         async with anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._watch_host_use)
             while True:
-                self._news = anyio.Event()
+                self._review_requested = anyio.Event()
                 if machine.stalled:
                     await self._await_writable_store()
                 await self.handle_event(Reviewed(), review=False)
                 # If jobs compete for lanes, the passing of time alone can change which job has them.
                 is_contended = bool(machine.running) and len(machine.queue) + len(machine.running) > 1
                 with anyio.move_on_after(self._intervals.review_s if is_contended else math.inf):
-                    await self._news.wait()
+                    await self._review_requested.wait()
 
     async def handle_event(self, event: Event, *, review: bool = True) -> Job | None:
         """Give the machine an event and carry out its instructions; return the job if it was closed.
@@ -152,7 +152,7 @@ class Dispatcher:
 
     def request_review(self) -> None:
         """Have the choice of running jobs reconsidered soon."""
-        self._news.set()
+        self._review_requested.set()
 
     async def _carry_out(self, instructions: Iterable[Instruction]) -> Job | None:
         closed = None
@@ -362,7 +362,7 @@ class Dispatcher:
         while True:
             if not (policy.needs_readings and (self._machine.running or len(self._machine.queue))):
                 policy.forget_readings()
-                await self._news.wait()
+                await self._review_requested.wait()
                 await anyio.sleep(self._intervals.reading_s)
                 continue
             before = policy.reason

@@ -89,7 +89,7 @@ class Intake:
         With ``name``, the short or full name of a kernel, only that kernel is tuned.
 
         Raises:
-            UsageError: There is not a kernel file, or there are far too many directories.
+            UsageError: There is no kernel file, or there are far too many directories.
             NotFound: No kernel there has the name, and no kernel file has an error.
             Untrusted: Another user could have put a kernel file there.
         """
@@ -127,7 +127,7 @@ class Intake:
         """Inspect and watch every kernel at or below a path; ``measures`` if jobs that measure them follow at once.
 
         Raises:
-            UsageError: There is not a kernel file, or there are far too many directories.
+            UsageError: There is no kernel file, or there are far too many directories.
             Untrusted: Another user could have put a kernel file there.
         """
         place = os.path.realpath(path)

@@ -147,7 +147,7 @@ class JobMachine:
         """The life of every live job, waiting or running."""
         self._runs: dict[int, _Run] = {}
         """The runs, in the order in which they started."""
-        self._holders: dict[str, int] = {}
+        self._lane_holders: dict[str, int] = {}
         """The job that has the lanes, by device model."""
         self._inspections: Counter[str] = Counter()
         """How often each kernel was inspected."""
@@ -213,7 +213,7 @@ class JobMachine:
 
     def find_lane_holder(self, device: str) -> Job | None:
         """Return the job that has the lanes of a device model."""
-        return self.find_running_job(self._holders.get(device, 0))
+        return self.find_running_job(self._lane_holders.get(device, 0))
 
     def find_matching_job(self, key: WinnerKey, plan: Plan | None, excluded: Container[int] = ()) -> Job | None:
         """Return the live job that finds a key's winner by ``plan``, or that could with a larger budget.
@@ -241,9 +241,11 @@ class JobMachine:
         small compared with a level.
         """
         rank, job = self.queue.find_rank(job_id), self.find_running_job(job_id)
-        if job is None or self._holders.get(job.device) == job_id:
+        if job is None or self._lane_holders.get(job.device) == job_id:
             return rank
-        others = [other.id for other in self.list_running_on(job.device) if other.id != self._holders.get(job.device)]
+        others = [
+            other.id for other in self.list_running_on(job.device) if other.id != self._lane_holders.get(job.device)
+        ]
         return rank - others.index(job_id) - 1
 
     # Handlers
@@ -343,9 +345,9 @@ class JobMachine:
         run.stage = stage
         if stage is JobStage.MEASURED:
             run.decides_at = self._clock() + PATIENCE_S
-            if self._holders.get(job.device) == job.id:
+            if self._lane_holders.get(job.device) == job.id:
                 # The job gives the lanes up here, and gets them again when it decides.
-                del self._holders[job.device]
+                del self._lane_holders[job.device]
                 self.queue.end_turn(job.id)
         elif stage is JobStage.DECIDING:
             # The slots stand idle now, so all jobs that have measured their configs decide.
@@ -398,7 +400,7 @@ class JobMachine:
         to an equal one that is due to decide.
         """
         able = [job.id for job in self.list_running_on(device) if self._lives[job.id].place is JobPlace.RUNNING]
-        holder = self._holders.get(device)
+        holder = self._lane_holders.get(device)
         if not able:
             return
         best = max(able, key=self._compute_lane_precedence)
@@ -408,7 +410,7 @@ class JobMachine:
                 return
         if holder in self._runs:
             self.queue.end_turn(holder)
-        self._holders[device] = best
+        self._lane_holders[device] = best
         self.queue.begin_turn(best)
         yield GrantLanes(best)
 
@@ -439,8 +441,8 @@ class JobMachine:
 
         life.kills, life.changes = kills, changes
         run = self._runs.pop(job.id)
-        if self._holders.get(job.device) == job.id:
-            del self._holders[job.device]
+        if self._lane_holders.get(job.device) == job.id:
+            del self._lane_holders[job.device]
         if event.ending is Ending.NOT_RECORDED:
             self.stalled = message
         if is_stopping:

@@ -84,26 +84,30 @@ class Renewal:
         self._jobs = jobs
         self._requests = requests
         self._publish = publish
-        self._put_off: dict[str, bool] = {}
-        self._refusal = ""
-        self._is_refused = anyio.Event()
+        self._postponed: dict[str, bool] = {}
+        self._postponed_because = ""
+        self._was_postponed = anyio.Event()
 
     @property
     def notice(self) -> str:
         """One line about saves that the store could not record yet; empty if there are none."""
-        return f"{', '.join(sorted(self._put_off))} is tuned again later: {self._refusal}" if self._put_off else ""
+        return (
+            f"{', '.join(sorted(self._postponed))} is tuned again later: {self._postponed_because}"
+            if self._postponed
+            else ""
+        )
 
     async def retry_unrecorded(self) -> None:
         """Repeat re-tunings that the store could not record until they succeed; run until cancelled."""
         while True:
-            await self._is_refused.wait()
-            _log.warning("retune_put_off", kernels=sorted(self._put_off), reason=self._refusal)
-            while self._put_off:
+            await self._was_postponed.wait()
+            _log.warning("retune_put_off", kernels=sorted(self._postponed), reason=self._postponed_because)
+            while self._postponed:
                 await anyio.sleep(RETRY_S)
-                again, self._put_off = self._put_off, {}
+                again, self._postponed = self._postponed, {}
                 for name, saved in again.items():
                     await self._retune_kernel(name, saved=saved)
-            self._is_refused = anyio.Event()
+            self._was_postponed = anyio.Event()
 
     async def react_to_changes(self, changes: Changes, *, saved: bool) -> None:
         """Publish changes, stop the jobs that they outdate, and re-tune the kernels in use.
@@ -233,9 +237,9 @@ class Renewal:
                     await self._restore_winner(kernel, problem, objective, is_stale=is_stale)
                     await self._requests.request_jobs(kernel, replace(request, problem=problem, objective=objective))
             except StoreError as error:
-                self._put_off[kernel.name] = saved
-                self._refusal = error.message
-                self._is_refused.set()
+                self._postponed[kernel.name] = saved
+                self._postponed_because = error.message
+                self._was_postponed.set()
                 return
             except KtunedError as error:
                 _log.warning("retune_refused", kernel=kernel.name, reason=error.message)

@@ -146,7 +146,7 @@ class ShareExchange:
         self._store = store
         self._jobs = jobs
         self._lock = anyio.Lock()
-        self._tidied = 0.0
+        self._tidied_at = 0.0
         self._forget_store()
 
     def _forget_store(self) -> None:
@@ -229,7 +229,7 @@ class ShareExchange:
                     there = await self._shared.find_winners(part[0].kernel, part)
                     for key in part:
                         result += await self._exchange_key(key, there, priority)
-            if result.sent and time() - self._tidied > TIDY_EVERY_S:
+            if result.sent and time() - self._tidied_at > TIDY_EVERY_S:
                 await self._tidy_store()
         return result
 
@@ -251,7 +251,7 @@ class ShareExchange:
 
     async def _tidy_store(self) -> None:
         """Tidy the store. A failure only leads to a notice, because the winners are published already."""
-        self._tidied = time()
+        self._tidied_at = time()
         try:
             await self._shared.call_store(StoreUse.TIDY, lambda store: store.tidy())
         except SharedStoreDown as error:

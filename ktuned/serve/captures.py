@@ -53,42 +53,42 @@ class Captures(msgspec.Struct, frozen=True):
         """Return the methods with their handlers."""
         return [Handler(CAPTURE, self.handle_capture)]
 
-    async def handle_capture(self, wanted: CaptureParams, peer: Peer) -> CaptureAnswer:
+    async def handle_capture(self, params: CaptureParams, peer: Peer) -> CaptureAnswer:
         """Return where to write a problem's tensors, accept those that were written, or remove a capture."""
-        kernel = self.catalog.resolve_kernel(wanted.kernel, wanted.directory)
-        check_problem(kernel, wanted.problem)
-        if (representative := kernel.choose_representative(wanted.problem)) != dict(wanted.problem):
+        kernel = self.catalog.resolve_kernel(params.kernel, params.directory)
+        check_problem(kernel, params.problem)
+        if (representative := kernel.choose_representative(params.problem)) != dict(params.problem):
             raise UsageError(
-                f"{kernel.name} measures {canonical(representative)} for {canonical(wanted.problem)}",
+                f"{kernel.name} measures {canonical(representative)} for {canonical(params.problem)}",
                 hint="capture the tensors of the problem that stands for the bucket",
             )
-        problem = canonical(kernel.select_key_values(wanted.problem))
+        problem = canonical(kernel.select_key_values(params.problem))
         directory = self.inputs.directory
-        if wanted.remove:
+        if params.remove:
             await self.inputs.drop_capture(kernel.name, problem)
             await self._replace_context(kernel.name)
             return CaptureAnswer(kernel=kernel.name, digest=None, bytes=0)
-        if wanted.digest is None:
+        if params.digest is None:
             try:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
                 raise explain_file_error(error, f"{directory} cannot be made") from error
             return CaptureAnswer(directory=str(directory), max_bytes=MAX_CAPTURE_BYTES)
-        if not _DIGEST.fullmatch(wanted.digest):
+        if not _DIGEST.fullmatch(params.digest):
             raise UsageError("`digest` is not a SHA-256", hint="give the 64 hexadecimal digits that name the file")
         size = await anyio.to_thread.run_sync(
-            _check_captured_file, self.inputs.locate_captured_file(wanted.digest), wanted.digest
+            _check_captured_file, self.inputs.locate_captured_file(params.digest), params.digest
         )
         others = self.inputs.measure_other_captures(kernel.name, problem)
         if others + size > MAX_CAPTURED_BYTES:
-            self.inputs.remove_unused_capture(wanted.digest)
+            self.inputs.remove_unused_capture(params.digest)
             raise UsageError(
                 f"the captures have {others} bytes, and may have {MAX_CAPTURED_BYTES} with these {size}",
                 hint="forget some: the method `capture` with `remove`",
             )
-        if await self.inputs.keep_capture(Capture(kernel.name, problem, wanted.digest, size, time())):
+        if await self.inputs.keep_capture(Capture(kernel.name, problem, params.digest, size, time())):
             await self._replace_context(kernel.name)
-        return CaptureAnswer(kernel=kernel.name, digest=wanted.digest, bytes=size)
+        return CaptureAnswer(kernel=kernel.name, digest=params.digest, bytes=size)
 
     async def _replace_context(self, kernel: str) -> None:
         self.changed(kernel)

@@ -82,29 +82,29 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             Handler(IMPORT, self.handle_import),
         ]
 
-    async def handle_export(self, wanted: ExportParams, peer: Peer) -> ExportAnswer:
+    async def handle_export(self, params: ExportParams, peer: Peer) -> ExportAnswer:
         """List the kernels and device models that have winners, or return the document of one kernel and model.
 
         The store is read in a thread, so that lookups do not wait for it.
         """
-        name = None if wanted.kernel is None else self._full_name(wanted.kernel, wanted.directory)
-        if name is None or wanted.device is None:
+        name = None if params.kernel is None else self._full_name(params.kernel, params.directory)
+        if name is None or params.device is None:
             found = await anyio.to_thread.run_sync(exchange.list_exports, self.store.path)
             return ExportAnswer(
                 [
                     ExportInfo(kernel, device, count)
                     for kernel, device, count in found
-                    if name in (None, kernel) and wanted.device in (None, device)
+                    if name in (None, kernel) and params.device in (None, device)
                 ]
             )
-        winners = await anyio.to_thread.run_sync(exchange.load_exported_winners, self.store.path, name, wanted.device)
-        winners = self._list_served_winners(name, wanted.device, winners)
+        winners = await anyio.to_thread.run_sync(exchange.load_exported_winners, self.store.path, name, params.device)
+        winners = self._list_served_winners(name, params.device, winners)
         if not winners:
-            raise NotFound(f"{name} has no winner on {wanted.device!r}", hint="`ktuned results` lists what it has")
+            raise NotFound(f"{name} has no winner on {params.device!r}", hint="`ktuned results` lists what it has")
         keys = {winner.artifact for winner in winners if winner.artifact is not None}
         places = {key: self.artifacts.find_artifact(key) for key in sorted(keys)}
         return ExportAnswer(
-            document=self._build_document(name, wanted.device, winners),
+            document=self._build_document(name, params.device, winners),
             artifacts={key: str(place) for key, place in places.items() if place is not None},
         )
 
@@ -118,13 +118,13 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         known = {winner.key for winner in winners}
         return [winner for winner in served if winner.context.device == device and winner.key in known]
 
-    async def handle_import(self, wanted: ImportParams, peer: Peer) -> ImportAnswer:
+    async def handle_import(self, params: ImportParams, peer: Peer) -> ImportAnswer:
         """Import the winners of a document that pass all checks; with ``dry_run``, only report the outcome."""
         from ktuned_client import winners
 
         try:
-            winners.check_document(wanted.document)
-            document = WinnersDocument.read(wanted.document)
+            winners.check_document(params.document)
+            document = WinnersDocument.read(params.document)
         except ValueError as error:
             raise UsageError(f"the document {error}") from error
         if (count := document.count_winners()) > MAX_IMPORTED:
@@ -133,7 +133,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             kernel: KernelInfo = self.catalog.resolve_kernel(document.kernel)
         except NotFound as error:
             raise self._explain_unknown_kernel(document.kernel) from error
-        kernel, exported = await self._add_names(kernel, document, is_dry=wanted.dry_run)
+        kernel, exported = await self._add_names(kernel, document, is_dry=params.dry_run)
         taken: list[Winner] = []
         entries = []
         for objective, offered in document.by_objective.items():
@@ -150,7 +150,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                 entries.append(structs.replace(entry, taken=decision.takes, status=status, reason=decision.reason))
                 if decision.takes:
                     taken.append(offer)
-        if taken and not wanted.dry_run:
+        if taken and not params.dry_run:
             await self._adopt_offers(kernel, taken)
         return ImportAnswer(kernel.name, document.device, entries)
 

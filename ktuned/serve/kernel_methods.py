@@ -50,24 +50,24 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
             Handler(UNWATCH, self.handle_unwatch),
         ]
 
-    def handle_kernels(self, wanted: KernelsParams, peer: Peer) -> KernelsAnswer:
+    def handle_kernels(self, params: KernelsParams, peer: Peer) -> KernelsAnswer:
         """List kernels, errors in kernel files, and roots."""
         kernels, errors = self.catalog.kernels, self.catalog.errors
-        if wanted.path is not None:
-            place = os.path.realpath(wanted.path)
+        if params.path is not None:
+            place = os.path.realpath(params.path)
             kernels, errors = self.catalog.list_kernels_below(place), self.catalog.list_errors_below(place)
-        if wanted.kernel is not None:
-            kernels, errors = [self.catalog.resolve_kernel(wanted.kernel, wanted.directory)], []
+        if params.kernel is not None:
+            kernels, errors = [self.catalog.resolve_kernel(params.kernel, params.directory)], []
         entries = [
-            KernelEntry.from_kernel(kernel, self.explainer.explain_winners(kernel) if wanted.why else msgspec.UNSET)
+            KernelEntry.from_kernel(kernel, self.explainer.explain_winners(kernel) if params.why else msgspec.UNSET)
             for kernel in kernels
         ]
         return KernelsAnswer(tuple(entries), tuple(errors), tuple(map(RootInfo.from_root, self.catalog.roots)))
 
-    async def handle_add(self, wanted: AddParams, peer: Peer) -> AddAnswer:
+    async def handle_add(self, params: AddParams, peer: Peer) -> AddAnswer:
         """Inspect and watch a path, without tuning it."""
         watched = {root.path for root in self.catalog.roots}
-        added = await self.intake.add_path(wanted.path, wanted.python)
+        added = await self.intake.add_path(params.path, params.python)
         gone = watched - {root.path for root in self.catalog.roots}
         return AddAnswer(
             RootInfo.from_root(added.root),
@@ -76,14 +76,14 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
             tuple(f"{path} is gone, and is no longer watched" for path in sorted(gone)),
         )
 
-    async def handle_unwatch(self, wanted: UnwatchParams, peer: Peer) -> UnwatchAnswer:
+    async def handle_unwatch(self, params: UnwatchParams, peer: Peer) -> UnwatchAnswer:
         """Stop watching a root: its jobs are cancelled, its kernels forgotten, its results kept.
 
         Raises:
             NotFound: nothing is watched there.
             UsageError: the path lies below a root, or ``config.toml`` names it.
         """
-        root = self._find_watched_root(wanted.path)
+        root = self._find_watched_root(params.path)
         if self.watched_roots.is_configured(root):
             raise UsageError(
                 f"{root.path} is a root of config.toml",

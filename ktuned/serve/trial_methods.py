@@ -49,37 +49,37 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         """Return the methods with their handlers."""
         return [Handler(RESULTS, self.handle_results), Handler(FORGET, self.handle_forget)]
 
-    def handle_results(self, wanted: ResultsParams, peer: Peer) -> ResultsAnswer:
+    def handle_results(self, params: ResultsParams, peer: Peer) -> ResultsAnswer:
         """List trials; details are included for a single trial, or if they are requested."""
-        if wanted.trial is not None:
-            return self._find_trial(wanted.trial)
-        if wanted.kernel is None:
+        if params.trial is not None:
+            return self._find_trial(params.trial)
+        if params.kernel is None:
             raise UsageError("results needs a kernel or a trial")
-        if wanted.before is not None and wanted.order != "newest":
+        if params.before is not None and params.order != "newest":
             raise UsageError("before works only with order='newest'", hint="give order='newest', too")
-        kernel = self.catalog.resolve_kernel(wanted.kernel, wanted.directory)
+        kernel = self.catalog.resolve_kernel(params.kernel, params.directory)
         # Which trials?
         problem = None
-        if wanted.problem is not None:
-            check_problem(kernel, wanted.problem)
-            bucket = self.buckets.find_known_representative(kernel, wanted.problem)
-            problem = canonical(kernel.select_key_values(wanted.problem if bucket is None else bucket.problem))
-        device = None if wanted.device is None else self._resolve_model(kernel, wanted.device)
-        tried = self.store.list_problems(kernel.name) if wanted.current else []
-        digests = {self.machine.digest_kernel(kernel, found) for found in tried} if wanted.current else None
-        limit = min(bound_limit(wanted.limit), MAX_DETAILED_ROWS if wanted.details else MAX_ROWS)
+        if params.problem is not None:
+            check_problem(kernel, params.problem)
+            bucket = self.buckets.find_known_representative(kernel, params.problem)
+            problem = canonical(kernel.select_key_values(params.problem if bucket is None else bucket.problem))
+        device = None if params.device is None else self._resolve_model(kernel, params.device)
+        tried = self.store.list_problems(kernel.name) if params.current else []
+        digests = {self.machine.digest_kernel(kernel, found) for found in tried} if params.current else None
+        limit = min(bound_limit(params.limit), MAX_DETAILED_ROWS if params.details else MAX_ROWS)
         chosen = partial(
             self.store.list_trials,
             kernel=kernel.name,
             problem=problem,
             device=device,
-            outcome=wanted.outcome,
-            job=wanted.job,
+            outcome=params.outcome,
+            job=params.job,
             digests=digests,
-            before=wanted.before,
+            before=params.before,
         )
-        trials = chosen(limit=limit, order=wanted.order)
-        if wanted.order == "fastest" and len(trials) < limit:
+        trials = chosen(limit=limit, order=params.order)
+        if params.order == "fastest" and len(trials) < limit:
             # Trials without a latency come after those with one.
             trials += [trial for trial in chosen(limit=limit) if trial.latency_us is None]
         trials = trials[:limit]
@@ -97,9 +97,9 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
             for verdict in verdicts
         ]
         total: int | msgspec.UnsetType = msgspec.UNSET
-        if wanted.count:
-            total = self.store.count_trials(kernel.name, problem, device, wanted.outcome, wanted.job, digests)
-        listed = _list_trials(trials, kernel, winners, classes, with_details=wanted.details)
+        if params.count:
+            total = self.store.count_trials(kernel.name, problem, device, params.outcome, params.job, digests)
+        listed = _list_trials(trials, kernel, winners, classes, with_details=params.details)
         return ResultsAnswer(listed, tuple(numerics), total)
 
     def _find_trial(self, number: int) -> ResultsAnswer:
@@ -129,12 +129,12 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         here = self.machine.list_devices(self.catalog.find_kernel_environment(kernel), kernel.backend)
         return next((found.model for found in here if found.name == device), device)
 
-    async def handle_forget(self, wanted: ForgetParams, peer: Peer) -> ForgetAnswer:
+    async def handle_forget(self, params: ForgetParams, peer: Peer) -> ForgetAnswer:
         """Delete a kernel's trials, all or those of one outcome, so that their configs may be tried again."""
-        name = self.catalog.resolve_kernel(wanted.kernel, wanted.directory).name
-        if wanted.outcome is None:
+        name = self.catalog.resolve_kernel(params.kernel, params.directory).name
+        if params.outcome is None:
             await self.jobs.cancel_jobs_of_kernel(name)
-        forgotten = await self.store.forget_trials(name, wanted.outcome)
+        forgotten = await self.store.forget_trials(name, params.outcome)
         self.jobs.forget_failures(name)
         self.lookups.forget_results(name)
         return ForgetAnswer(name, forgotten)

@@ -112,7 +112,7 @@ class Artifacts:
         if key in self._made:
             await self._made[key].wait()
 
-    def note_added(self, size: int) -> None:
+    def count_added_bytes(self, size: int) -> None:
         """Count an artifact of ``size`` bytes that a compile worker has put at its :meth:`locate_artifact`."""
         if self._size is not None:
             self._size += size

@@ -463,7 +463,7 @@ class CompileStage:
         if unit.artifact:
             attempt.unit = replace(attempt.unit, key=unit.artifact)
         if unit.outcome is None:
-            self._artifacts.note_added(unit.bytes)
+            self._artifacts.count_added_bytes(unit.bytes)
             attempt.files = unit.content
         return self._machine.handle_report(ConfigCompiled(attempt, unit.outcome, unit.message))
 

@@ -127,7 +127,7 @@ class Reinspection:
         if not by_root:
             return
         for _, files in by_root:
-            self._catalog.suspect_files(files)
+            self._catalog.mark_suspect_files(files)
         self._on_doubts_changed()
         async with self._look_for_suspects_meanwhile():
             for root, files in by_root:
@@ -138,7 +138,7 @@ class Reinspection:
                 try:
                     found = await self._inspector.inspect_files(root, present, set(files) - set(present))
                     self._snapshot.accept_differences(self._catalog.list_inspected_stamps(set(files)), seen)
-                    self._catalog.clear_files(files)
+                    self._catalog.clear_suspect_files(files)
                     await self._on_changes(found.changes, True)
                     # Announce this also for kernels that the edit has not changed.
                     self._on_doubts_changed()
@@ -172,8 +172,8 @@ class Reinspection:
             self._catalog.find_dependents(await self.find_differing_paths(self._catalog.list_inspected_stamps()))
         )
         if found != self._seen:
-            self._catalog.clear_files(self._seen - found - self._under_way)
-            self._catalog.suspect_files(found)
+            self._catalog.clear_suspect_files(self._seen - found - self._under_way)
+            self._catalog.mark_suspect_files(found)
             self._seen = found
             self._on_doubts_changed()
 

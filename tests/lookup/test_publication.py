@@ -160,7 +160,7 @@ async def test_who_reads_the_table_uses_the_kernel(parts: Parts) -> None:
     """Its files are looked at as often as if the daemon had been asked."""
     await tuned(parts)
     ask(parts)
-    parts.lookups.table._uses[slot_of("project:it")] = 0
+    parts.lookups.table._use_times[slot_of("project:it")] = 0
     assert parts.daemon.publication.list_used_kernels() == []
     assert read(parts) is not None
     assert parts.daemon.publication.list_used_kernels() == ["project:it"]

@@ -167,7 +167,7 @@ class TestTunePath:
         wrong = {
             "nothing.py": "does not exist",
             "other.py": "no kernel at",
-            "empty/read.me": "no kernel file",
+            "empty/read.me": "not a kernel file",
             "empty": "no kernel at",
         }
         for name, words in wrong.items():

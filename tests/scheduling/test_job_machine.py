@@ -212,7 +212,7 @@ def seen(made: JobMachine) -> Any:
     """Return all that can be seen of a machine."""
     lives = [(life.job, life.place, tuple(life.story), life.kills, life.changes) for life in made._lives.values()]
     runs = [copy(run) for run in made._runs.values()]
-    return lives, runs, dict(made._holders), list(made.queue), made.stalled
+    return lives, runs, dict(made._lane_holders), list(made.queue), made.stalled
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -62,7 +62,7 @@ async def sealed(artifacts: Artifacts, key: str, content: bytes = b"binary", wor
         return seal_artifact(path, place, key=key, backend="tvm_ffi", facts={"flags": "-O3"}, required=["kernel.so"])
 
     made, size = await anyio.to_thread.run_sync(work)
-    artifacts.note_added(size)
+    artifacts.count_added_bytes(size)
     return made
 
 
