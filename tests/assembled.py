@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import msgspec
 
-from ktuned.catalog.catalog import environment_of
+from ktuned.catalog.catalog import make_root_environment
 from ktuned.daemon import assembly
 from ktuned.daemon.assembly import Replacements
 from ktuned.daemon.config import ConfigFile, Settings, load_settings
@@ -110,7 +110,7 @@ class Parts:
     def __init__(self, directory: Path, daemon: assembly.Parts, told: Told) -> None:
         self.project = directory / "project"
         self.root = daemon.settings.roots[0]
-        self.environment = environment_of(self.root)
+        self.environment = make_root_environment(self.root)
         self.daemon = daemon
         self.told = told
         self.new_roots = 0
@@ -142,6 +142,11 @@ class Parts:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
         return path
+
+    def end_doubts(self) -> None:
+        """End the doubts of a start, as when the watcher has looked at every file."""
+        self.daemon.certainty.record_catch_up()
+        self.daemon.caches.forget_all_answers()
 
     async def inspect(self, text: str | None = None, name: str = "tune_it.py") -> KernelInfo:
         """Write a kernel file, if its text is given, and return the kernel ``it`` as it was found there."""
@@ -269,7 +274,6 @@ def _settings(directory: Path, policy: str) -> Settings:
             {"spawn": PATIENCE_S, "inspect": 30.0, "first_launch": PATIENCE_S, "floor": PATIENCE_S}
         ),
         compile_slots=2,
-        slots_are_given=True,
         compile_cores=frozenset(),
-        file=ConfigFile(policy=policy, contention=False, spares=False),
+        file=ConfigFile(policy=policy, contention=False, spares=False, compile_slots=2),
     )

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from ktuned.spool import CALLS, CallRecord, digest_of
+from ktuned.spool import CALLS, CallRecord, digest_content
 
 MAX_VARIANTS: Final = 8
 """Most kernels that are kept for one function in one version of a library: each edit by its author makes another one.
@@ -40,7 +40,7 @@ class AdoptedDirectory:
 
     def find_workers_directory(self, tool: str, python: str, variables: Mapping[str, str]) -> Path:
         """Return the directory of all libraries that share workers: those of one interpreter with these variables."""
-        environment = digest_of(json.dumps([python, sorted(variables.items())]))
+        environment = digest_content(json.dumps([python, sorted(variables.items())]))
         return self.path / tool / environment[:_ENVIRONMENT_DIGITS]
 
     def find_project(self, record: CallRecord) -> Path:
@@ -56,7 +56,7 @@ class AdoptedDirectory:
             OSError: A file cannot be written.
         """
         project = self.find_project(record)
-        call = digest_of(record.call)
+        call = digest_content(record.call)
         declaration = json.dumps(record.declaration, sort_keys=True)
         for name, content in record.files.items():
             _write_once(project / CALLS / name, content)

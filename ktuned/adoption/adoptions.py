@@ -33,9 +33,8 @@ import structlog
 from ktuned.adoption.adopted_files import AdoptedDirectory, read_identity
 from ktuned.adoption.key_tunings import KeyTunings
 from ktuned.adoption.spool_reader import SURVEY_S, SpoolReader
-from ktuned.catalog import Catalog, Project, environment_of, make_root
+from ktuned.catalog import Catalog, Project, make_root, make_root_environment
 from ktuned.devices import Machine
-from ktuned.fleet import FrontEnds
 from ktuned.lookup import Lookup, Lookups
 from ktuned.model import (
     CallKey,
@@ -50,7 +49,6 @@ from ktuned.model import (
     StoreError,
     WinnerKey,
     canonical,
-    is_exact,
 )
 from ktuned.protocol import KeyAnswer
 from ktuned.scheduling import Intake, Jobs
@@ -60,7 +58,6 @@ from ktuned.spool import (
     LaunchCounts,
     spool_directory,
 )
-from ktuned.store import Store
 
 _log = structlog.get_logger()
 
@@ -89,10 +86,7 @@ class Adoptions:
         keys: KeyTunings,
         lookups: Lookups,
         jobs: Jobs,
-        front_ends: FrontEnds,
         machine: Machine,
-        store: Store,
-        deadlines: Mapping[str, float],
     ) -> None:
         self._spool = SpoolReader(spool_directory(home))
         self._directory = AdoptedDirectory(home)
@@ -101,14 +95,11 @@ class Adoptions:
         self._keys = keys
         self._lookups = lookups
         self._jobs = jobs
-        self._front_ends = front_ends
         self._machine = machine
-        self._store = store
         self._without_device: set[str] = set()
-        self._deadlines = deadlines
         self._kernels: dict[str, str] = {}
         self._launches: dict[str, KeyLaunches] = {}
-        self._news = anyio.Event()
+        self._reading_requested = anyio.Event()
         self._turns: dict[Path, anyio.Lock] = {}
         self._limiter = anyio.CapacityLimiter(MAX_AT_ONCE)
 
@@ -119,24 +110,24 @@ class Adoptions:
             return list(self._spool.notices)
         one = len(self._without_device) == 1
         calls = "a call of an application waits" if one else f"{len(self._without_device)} calls of applications wait"
-        return [*self._spool.notices, f"{calls} for a GPU: none is found here"]
+        return [*self._spool.notices, f"{calls} for a GPU, but none was found here"]
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Take records in until cancelled."""
         await anyio.to_thread.run_sync(self._spool.make_directory)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._spool.watch_directory, self.look_through_spool)
+            tasks.start_soon(self._spool.watch_directory, self.request_reading)
             while True:
-                self._news = anyio.Event()
+                self._reading_requested = anyio.Event()
                 records, counts = await anyio.to_thread.run_sync(self._spool.read_files)
-                await self._add_launches(counts)
+                await self._count_known_launches(counts)
                 for interpreter, group in self._group_by_interpreter(records).items():
                     # These records follow those that were read before: a lock is granted in the order of requests.
                     turn = self._turns.setdefault(interpreter, anyio.Lock())
                     tasks.start_soon(self._take_in_records, group, turn)
                 await self._keys.tune_chosen_keys()
                 with anyio.move_on_after(CHOICE_S if self._keys.has_waiting else SURVEY_S):
-                    await self._news.wait()
+                    await self._reading_requested.wait()
 
     def prepare_library(self, tool: str, python: str, variables: Mapping[str, str], library: Mapping[str, Any]) -> None:
         """Import a library in a front end and start workers, because an application has just imported the library.
@@ -147,13 +138,11 @@ class Adoptions:
         workers.mkdir(parents=True, exist_ok=True, mode=0o700)
         # The records will have the same environment.
         root = make_root(str(workers / "library"), python=python, project=Project(env=variables, workers=".."))
-        environment = environment_of(root)
-        self._machine.environments.prepare_first_job(environment, tool)
-        self._front_ends.prepare_library(environment, tool, library, self._deadlines)
+        self._machine.environments.prepare_library(make_root_environment(root), tool, library)
 
-    def look_through_spool(self) -> None:
+    def request_reading(self) -> None:
         """Have the spool read at once."""
-        self._news.set()
+        self._reading_requested.set()
 
     async def find_answer(self, key: CallKey, *, waiter: Hashable | None = None, pin: str | None = None) -> KeyAnswer:
         """Return the answer for a key, or the config that a pin holds for it.
@@ -163,12 +152,12 @@ class Adoptions:
         problem, device = key.problem, key.device
         kernel = self._find_kernel(key.identity)
         if kernel is None:
-            self.look_through_spool()
+            self.request_reading()
             return KeyAnswer(Status.UNKNOWN)
         if pin is None:
-            found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admits_any)
+            found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admit_any_config)
         else:
-            held = self._lookups.lookup_pinned(pin, kernel.name, problem, device, tune=False, admits=_admits_any)
+            held = self._lookups.look_up_pinned(pin, kernel.name, problem, device, tune=False, admits=_admit_any_config)
             found = held if isinstance(held, Lookup) else await held()
         answer = found.answer
         job = self._keys.find_live_job(kernel, problem, answer.device)
@@ -201,7 +190,7 @@ class Adoptions:
         if found.failure:
             return found.failure
         if self._keys.is_waiting(kernel, problem, device):
-            return "it is served by what tuned keys have taught, and little would be gained by its own tuning"
+            return "it gets the config of a similar key, and its own tuning would gain little"
         job = self._keys.find_last_job(kernel, problem)
         return "" if job is None or job.state is JobState.DONE else job.message or f"its tuning is {job.state}"
 
@@ -225,7 +214,7 @@ class Adoptions:
 
     # From the spool to jobs
 
-    async def _add_launches(self, counts: Iterable[LaunchCounts]) -> None:
+    async def _count_known_launches(self, counts: Iterable[LaunchCounts]) -> None:
         """Add up launches, and pass on to the jobs those of keys that are known by now."""
         for row in (row for one in counts for row in one.launches):
             before = self._launches.get(row.key.text)
@@ -236,7 +225,7 @@ class Adoptions:
             if kernel is None:
                 continue
             del self._launches[place]
-            found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admits_any).answer
+            found = self._lookups.look_up(kernel.name, problem, device, tune=False, admits=_admit_any_config).answer
             if found.device is not None:
                 known[kernel.make_winner_key(problem, DeviceModel(found.device), kernel.objective(None))] = row.number
                 self._keys.count_launches(kernel, problem, device or "", row.number)
@@ -244,7 +233,7 @@ class Adoptions:
             del self._launches[place]
         if known:
             with suppress(StoreError):
-                await self._jobs.note_launches(known)
+                await self._jobs.add_job_launches(known)
 
     def _group_by_interpreter(
         self, records: Iterable[tuple[str, CallRecord]]
@@ -265,8 +254,8 @@ class Adoptions:
                     # The record stays, and is taken in once the store can be written again.
                     _log.warning("record_not_kept", record=name, reason=error.message)
                     await anyio.sleep(RETRY_S)
-                    self._spool.put_back(name)
-                    self.look_through_spool()
+                    self._spool.release_file(name)
+                    self.request_reading()
                     continue
                 except (KtunedError, OSError) as error:
                     self._spool.refuse_file(name, str(error).partition("\n")[0])
@@ -274,11 +263,11 @@ class Adoptions:
                     if not is_taken:
                         # Each survey tries the record again: this daemon, or a later one, may find a device.
                         self._without_device.add(name)
-                        self._spool.put_back(name)
+                        self._spool.release_file(name)
                         continue
                     await anyio.to_thread.run_sync(self._spool.remove_file, name)
                 self._without_device.discard(name)
-            await self._add_launches(())
+            await self._count_known_launches(())
 
     async def _take_in_record(self, record: CallRecord) -> bool:
         """Take one record in; return False if it must wait for a device.
@@ -302,40 +291,23 @@ class Adoptions:
         if self._is_served(kernel, record):
             return True
         # Look for a device, also on other hosts.
-        environment = self._catalog.kernel_environment(kernel)
+        environment = self._catalog.find_kernel_environment(kernel)
         await self._machine.environments.probe_environment(environment)
         if not self._machine.arch and not self._machine.has_device(environment, kernel.backend, None):
             await self._machine.environments.probe_hosts(environment)
             if not self._machine.has_device(environment, kernel.backend, None):
                 return False
-        await self._choose_anchor(kernel, record)
-        await self._keys.take_in_call(kernel, record.problem, call, record.device)
+        await self._keys.take_in_call(kernel, record, call)
         return True
-
-    async def _choose_anchor(self, kernel: KernelInfo, record: CallRecord) -> None:
-        """If a key's numerics are exact, make the record's first config, which the application launches, the anchor.
-
-        Raises:
-            KtunedError: The choice cannot be recorded.
-        """
-        objective = kernel.objective(None)
-        if not is_exact(objective) or self._machine.arch:
-            return
-        device = self._machine.find_device(
-            self._catalog.kernel_environment(kernel), kernel.backend, record.device or None
-        )
-        key = kernel.make_winner_key(record.problem, device.model, objective)
-        if self._store.anchors.find_anchor(key) is None:
-            await self._store.anchors.choose_anchor(key, record.configs[0])
 
     def _is_served(self, kernel: KernelInfo, record: CallRecord) -> bool:
         found = self._lookups.look_up(
-            kernel.name, record.problem, record.device or None, tune=False, admits=_admits_any
+            kernel.name, record.problem, record.device or None, tune=False, admits=_admit_any_config
         ).answer
         configs = {canonical(config) for config in record.configs}
         return found.status is Status.FRESH and found.config is not None and canonical(found.config) in configs
 
 
-def _admits_any(config: Config) -> bool:
+def _admit_any_config(config: Config) -> bool:
     """Admit any config: the application itself leaves out configs that its pruning has removed."""
     return True

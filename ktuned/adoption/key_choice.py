@@ -74,7 +74,7 @@ class KeyChoice:
         self._waiting: dict[str, WaitingKey] = {}
         self._unlearned: dict[str, Problem] = {}
         for problem in tuned:
-            self._choose(problem)
+            self._choose_key(problem)
 
     @property
     def has_waiting(self) -> bool:
@@ -99,7 +99,7 @@ class KeyChoice:
         """Take in a key that was called; return whether it is tuned at once."""
         text = canonical(problem)
         if text not in self._chosen and self.selection.tunings < MAX_TUNED_AS_THEY_COME:
-            self._choose(problem)
+            self._choose_key(problem)
         if text in self._chosen:
             self.selection.add_problem(problem, 1.0)
             return True
@@ -126,7 +126,7 @@ class KeyChoice:
         if lost is not None:
             self.selection.record_loss(problem, lost)
 
-    def _choose(self, problem: Problem) -> None:
+    def _choose_key(self, problem: Problem) -> None:
         self._chosen.add(canonical(problem))
         self._unlearned[canonical(problem)] = problem
         self.selection.record_tuning(problem)

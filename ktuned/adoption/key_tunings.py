@@ -26,10 +26,11 @@ import structlog
 
 from ktuned.adoption.key_choice import ENOUGH_LOSS, KeyChoice
 from ktuned.catalog import Catalog
+from ktuned.devices import Machine
 from ktuned.model import Job, JobState, KernelInfo, KtunedError, Priority, Problem, Winner, canonical, is_exact
 from ktuned.protocol import PortfolioLimits
 from ktuned.scheduling import JobRequests, Jobs, Portfolios, PortfolioSpec, TuningRequest
-from ktuned.spool import CALL_KEY
+from ktuned.spool import CALL_KEY, CallRecord
 from ktuned.store import Store
 
 MAX_CONFIGS: Final = 1_000
@@ -48,9 +49,17 @@ class KeyTunings:
     """The keys of all adopted functions."""
 
     def __init__(
-        self, *, catalog: Catalog, requests: JobRequests, jobs: Jobs, portfolios: Portfolios, store: Store
+        self,
+        *,
+        catalog: Catalog,
+        machine: Machine,
+        requests: JobRequests,
+        jobs: Jobs,
+        portfolios: Portfolios,
+        store: Store,
     ) -> None:
         self._catalog = catalog
+        self._machine = machine
         self._requests = requests
         self._jobs = jobs
         self._portfolios = portfolios
@@ -82,7 +91,7 @@ class KeyTunings:
 
     def find_last_job(self, kernel: KernelInfo, problem: Problem) -> Job | None:
         """Return the job that this daemon has last requested for a key."""
-        number = self._job_of.get(_make_place(kernel, problem))
+        number = self._job_of.get(_make_key_id(kernel, problem))
         return None if number is None else self._jobs.get_job(number)
 
     def count_launches(self, kernel: KernelInfo, problem: Problem, device: str, launches: int) -> None:
@@ -90,14 +99,27 @@ class KeyTunings:
         if (choice := self._choices.get((kernel.name, device))) is not None:
             choice.selection.add_problem(kernel.select_key_values(problem), float(launches))
 
-    async def take_in_call(self, kernel: KernelInfo, problem: Problem, call: str, device: str) -> None:
-        """Take in a key that was called. Request its tuning, unless it has to wait.
+    async def take_in_call(self, kernel: KernelInfo, record: CallRecord, call: str) -> None:
+        """Take in the key of a recorded call, whose data is in the file ``call``. Request its tuning, unless it waits.
 
         Raises:
-            KtunedError: Its job cannot be recorded.
+            KtunedError: Its anchor or its job cannot be recorded.
         """
-        if self._find_choice(kernel, device).take_in_key(kernel.select_key_values(problem), call):
-            await self._request_tuning(kernel, problem, call, device)
+        await self._choose_anchor(kernel, record)
+        if self._find_choice(kernel, record.device).take_in_key(kernel.select_key_values(record.problem), call):
+            await self._request_tuning(kernel, record.problem, call, record.device)
+
+    async def _choose_anchor(self, kernel: KernelInfo, record: CallRecord) -> None:
+        """If a key's numerics are exact, make the record's first config, which the application launches, the anchor."""
+        objective = kernel.objective(None)
+        if not is_exact(objective) or self._machine.arch:
+            return
+        device = self._machine.find_device(
+            self._catalog.find_kernel_environment(kernel), kernel.backend, record.device or None
+        )
+        key = kernel.make_winner_key(record.problem, device.model, objective)
+        if self._store.anchors.find_anchor(key) is None:
+            await self._store.anchors.choose_anchor(key, record.configs[0])
 
     async def tune_chosen_keys(self) -> None:
         """For each function with waiting keys whose last tunings have ended, request the next tuning or a portfolio."""
@@ -137,7 +159,7 @@ class KeyTunings:
             reason="called by an application",
         )
         for job in await self._requests.request_jobs(kernel, request):
-            self._job_of[_make_place(kernel, problem)] = job.id
+            self._job_of[_make_key_id(kernel, problem)] = job.id
 
     def _learn_loss(self, kernel: KernelInfo, device: str, choice: KeyChoice, problem: Problem) -> None:
         """Have a choice learn from a tuned key's loss with the config of its nearest tuned neighbour."""
@@ -180,5 +202,5 @@ class KeyTunings:
         return [winner for winner in self._store.list_winners(kernel.name) if device in ("", winner.key.device)]
 
 
-def _make_place(kernel: KernelInfo, problem: Problem) -> str:
+def _make_key_id(kernel: KernelInfo, problem: Problem) -> str:
     return f"{kernel.name} {canonical(kernel.select_key_values(problem))}"

@@ -95,7 +95,7 @@ class SpoolReader:
         self._under_way |= {name for name, _ in records}
         return records, counts
 
-    def put_back(self, name: str) -> None:
+    def release_file(self, name: str) -> None:
         """Have a record returned again by the next :meth:`read_files`."""
         self._under_way.discard(name)
 
@@ -148,12 +148,12 @@ class SpoolReader:
         stop = threading.Event()
         try:
             while True:
-                await anyio.to_thread.run_sync(self._await_change, stop, abandon_on_cancel=True)
+                await anyio.to_thread.run_sync(self._await_spool_change, stop, abandon_on_cancel=True)
                 on_change()
         finally:
             stop.set()
 
-    def _await_change(self, stop: threading.Event) -> None:
+    def _await_spool_change(self, stop: threading.Event) -> None:
         try:
             with Notifications([str(self.directory)], [], stop) as notifications:
                 notifications.wait_for_changes(SURVEY_S, _STEP_MS)

@@ -1,9 +1,9 @@
 """Known kernels: projects, roots, discovery, inspection, dependencies."""
 
-from ktuned.catalog.admission import Admission, complete_config, declared_admission
+from ktuned.catalog.admission import Admission, complete_config, decide_by_declaration
 from ktuned.catalog.buckets import Buckets
 from ktuned.catalog.captured_inputs import CapturedInputs
-from ktuned.catalog.catalog import Catalog, Changes, check_problem, environment_of, is_below
+from ktuned.catalog.catalog import Catalog, Changes, check_problem, is_below, make_root_environment
 from ktuned.catalog.discovery import (
     MAX_DIRECTORIES,
     Listing,
@@ -11,13 +11,13 @@ from ktuned.catalog.discovery import (
     find_kernel_files,
     guess_backend,
     is_kernel_file,
-    is_looked_into,
+    may_hold_kernel_files,
     walk_directories,
 )
 from ktuned.catalog.foreign_names import ForeignNames
-from ktuned.catalog.inspection import FileInspector, printable_path
+from ktuned.catalog.inspection import FileInspector, escape_path
 from ktuned.catalog.project_file import PROJECT_FILE, Project, read_project
-from ktuned.catalog.roots import asked_again, known_roots, make_root, name_roots, project_top
+from ktuned.catalog.roots import find_project_top, make_root, name_roots, remake_root, remake_roots
 from ktuned.catalog.traces import Traces
 
 __all__ = [
@@ -33,22 +33,22 @@ __all__ = [
     "Listing",
     "Project",
     "Traces",
-    "asked_again",
     "check_extent",
     "check_problem",
     "complete_config",
-    "declared_admission",
-    "environment_of",
+    "decide_by_declaration",
+    "escape_path",
     "find_kernel_files",
+    "find_project_top",
     "guess_backend",
     "is_below",
     "is_kernel_file",
-    "is_looked_into",
-    "known_roots",
     "make_root",
+    "make_root_environment",
+    "may_hold_kernel_files",
     "name_roots",
-    "printable_path",
-    "project_top",
     "read_project",
+    "remake_root",
+    "remake_roots",
     "walk_directories",
 ]

@@ -41,7 +41,7 @@ _ELSEWHERE = frozenset({"default", "plan", "problems", "specialize"})
 """The parts of a kernel's plan digest that do not decide which configs its space holds."""
 
 
-def declared_admission(kernel: KernelInfo, problem: Problem | None, config: Config) -> bool | None:
+def decide_by_declaration(kernel: KernelInfo, problem: Problem | None, config: Config) -> bool | None:
     """Return whether a kernel's space admits a config, by its declaration; ``None`` if code must be run.
 
     Without a ``problem``, return whether the space admits it for every problem.
@@ -93,7 +93,7 @@ def complete_config(kernel: KernelInfo, config: Config) -> Config:
     return {knob: config.get(knob, value) for knob, value in default.items()}
 
 
-def space_digest(kernel: KernelInfo) -> str:
+def digest_space(kernel: KernelInfo) -> str:
     """Return a digest of a kernel's space. Verdicts hold as long as it stays the same."""
     parts = kernel.extra.plan
     if not parts:
@@ -137,7 +137,7 @@ _NO_VERDICTS: Mapping[str, _KnownVerdict] = {}
 class Admission:
     """Says whether a space holds a config.
 
-    :meth:`known_verdict` answers from memory; :meth:`check_configs` asks a worker about the rest.
+    :meth:`find_known_verdict` answers from memory; :meth:`check_configs` asks a worker about the rest.
     """
 
     def __init__(self, catalog: Catalog, fleet: Fleet, store: Store, deadlines: Mapping[str, float]) -> None:
@@ -153,9 +153,9 @@ class Admission:
     def __len__(self) -> int:
         return self._count
 
-    def known_verdict(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool | None:
+    def find_known_verdict(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool | None:
         """Return whether the space holds a config for a problem; ``None`` if a worker must be asked."""
-        declared = declared_admission(kernel, problem, config)
+        declared = decide_by_declaration(kernel, problem, config)
         if declared is not None:
             return declared
         if is_checked_default(kernel, problem, config):
@@ -180,7 +180,7 @@ class Admission:
             NotFound: the kernel's file is below no watched root.
         """
         unknown = {
-            canonical(config): config for config in configs if self.known_verdict(kernel, problem, config) is None
+            canonical(config): config for config in configs if self.find_known_verdict(kernel, problem, config) is None
         }
         if unknown:
             try:
@@ -190,30 +190,30 @@ class Admission:
                     raise
                 _log.warning("space_cannot_be_asked", kernel=kernel.name, reason=error.message)
                 # Do not store this: after the next start, the code may work.
-                self._note_verdicts(kernel, problem, unknown.values(), admitted=False)
+                self._remember_verdicts(kernel, problem, unknown.values(), admitted=False)
             else:
                 for config, verdict in zip(unknown.values(), admitted, strict=True):
-                    self._note_verdicts(kernel, problem, [config], admitted=verdict)
+                    self._remember_verdicts(kernel, problem, [config], admitted=verdict)
                 await self._save_verdicts(kernel, problem, unknown.values())
-        return [self.known_verdict(kernel, problem, config) is True for config in configs]
+        return [self.find_known_verdict(kernel, problem, config) is True for config in configs]
 
-    def note_admitted(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> None:
+    def remember_admitted_configs(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> None:
         """Note configs that the space holds: a worker that walked it has just proposed them."""
-        for asked in _asked_alike(kernel, problem):
-            self._note_verdicts(kernel, asked, configs, admitted=True)
+        for asked in _list_problem_forms(kernel, problem):
+            self._remember_verdicts(kernel, asked, configs, admitted=True)
 
     async def store_verdict(self, kernel: KernelInfo, problem: Problem, config: Config) -> None:
         """Store the verdict on a new winner's config, before lookups are answered with it."""
-        for asked in _asked_alike(kernel, problem):
+        for asked in _list_problem_forms(kernel, problem):
             await self._save_verdicts(kernel, asked, [config])
 
-    def _note_verdicts(
+    def _remember_verdicts(
         self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config], *, admitted: bool
     ) -> None:
         asked = _question_key(kernel, problem)
         answer = _KnownVerdict.from_kernel(kernel, admitted=admitted)
         for config in configs:
-            if declared_admission(kernel, problem, config) is None:
+            if decide_by_declaration(kernel, problem, config) is None:
                 self._remember_verdict(asked, canonical(config), answer)
 
     def _find_verdict(self, asked: _Question, config: str) -> _KnownVerdict | None:
@@ -230,7 +230,7 @@ class Admission:
 
     async def _save_verdicts(self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config]) -> None:
         asked = _question_key(kernel, problem)
-        wanted = [canonical(config) for config in configs if declared_admission(kernel, problem, config) is None]
+        wanted = [canonical(config) for config in configs if decide_by_declaration(kernel, problem, config) is None]
         found = {config: self._find_verdict(asked, config) for config in wanted}
         verdicts = [
             Verdict(asked.problem, config, answer.admitted, canonical(answer.read))
@@ -246,7 +246,7 @@ class Admission:
             _log.warning("verdicts_not_stored", kernel=kernel.name, reason=error.message)
 
     async def _ask_worker(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> list[bool]:
-        environment = self._catalog.kernel_environment(kernel)
+        environment = self._catalog.find_kernel_environment(kernel)
         reference = requests.KernelRef.from_kernel(kernel, environment.project, environment.cwd)
         request = requests.Admits(reference, problem, tuple(dict(config) for config in configs))
         async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
@@ -260,10 +260,10 @@ def _decisive_digests(kernel: KernelInfo) -> dict[str, str]:
 
 
 def _question_key(kernel: KernelInfo, problem: Problem) -> _Question:
-    return _Question(kernel.name, space_digest(kernel), canonical(problem))
+    return _Question(kernel.name, digest_space(kernel), canonical(problem))
 
 
-def _asked_alike(kernel: KernelInfo, problem: Problem) -> list[Problem]:
+def _list_problem_forms(kernel: KernelInfo, problem: Problem) -> list[Problem]:
     """Return a problem, and the part of it that enters the key.
 
     An application may look up that part alone, because only the tuning needs the rest, such as captured arguments.

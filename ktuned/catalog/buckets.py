@@ -34,7 +34,7 @@ class Representative(NamedTuple):
 class Buckets:
     """Finds the problem that stands for a problem's bucket.
 
-    :meth:`known_representative` answers from memory; :meth:`find_representative` asks a worker if it must.
+    :meth:`find_known_representative` answers from memory; :meth:`find_representative` asks a worker if it must.
     """
 
     def __init__(self, catalog: Catalog, fleet: Fleet, store: Store, deadlines: Mapping[str, float]) -> None:
@@ -45,7 +45,7 @@ class Buckets:
         self._chosen: dict[tuple[str, str], tuple[str, dict[str, Scalar]]] = {}
         self._loaded: set[str] = set()
 
-    def known_representative(self, kernel: KernelInfo, problem: Problem) -> Representative | None:
+    def find_known_representative(self, kernel: KernelInfo, problem: Problem) -> Representative | None:
         """Return a problem's representative; ``None`` if a worker must be asked."""
         if not kernel.has_bucket_function:
             return Representative(kernel.choose_representative(problem), is_current=True)
@@ -60,10 +60,10 @@ class Buckets:
             WorkerError: the function raised, hangs or crashes, or the files have changed since they were inspected.
             NotFound: the kernel's file is below no watched root.
         """
-        found = self.known_representative(kernel, problem)
+        found = self.find_known_representative(kernel, problem)
         if found is not None and found.is_current:
             return found.problem
-        environment = self._catalog.kernel_environment(kernel)
+        environment = self._catalog.find_kernel_environment(kernel)
         reference = requests.KernelRef.from_kernel(kernel, environment.project, environment.cwd)
         request = requests.Represent(reference, problem)
         async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
@@ -76,7 +76,7 @@ class Buckets:
             self._chosen[kernel.name, text] = kernel.digest, representative
         try:
             saved = [Verdict(canonical(problem), canonical(chosen), admitted=True)]
-            await self._store.admissions.save_verdicts(_shelf_name(kernel), kernel.digest, saved)
+            await self._store.admissions.save_verdicts(_name_bucket_space(kernel), kernel.digest, saved)
         except StoreError as error:
             # This daemon remembers it; the next one asks again.
             _log.warning("bucket_not_stored", kernel=kernel.name, reason=error.message)
@@ -86,10 +86,10 @@ class Buckets:
         if kernel.name in self._loaded:
             return
         self._loaded.add(kernel.name)
-        for stored in self._store.admissions.load_verdicts(_shelf_name(kernel), kernel.digest):
+        for stored in self._store.admissions.load_verdicts(_name_bucket_space(kernel), kernel.digest):
             self._chosen[kernel.name, stored.problem] = kernel.digest, json.loads(stored.config)
 
 
-def _shelf_name(kernel: KernelInfo) -> str:
+def _name_bucket_space(kernel: KernelInfo) -> str:
     """Return the name under which the store keeps a kernel's representatives, next to its space's verdicts."""
     return f"{kernel.name}#bucket"

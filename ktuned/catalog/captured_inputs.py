@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from ktuned.model import KernelInfo, NotFound, Problem, canonical
+from ktuned.model import NotFound
 from ktuned.store import Capture, Store
 from ktuned_client.tensor_file import SUFFIX
 
@@ -20,37 +20,33 @@ class CapturedInputs:
     def __init__(self, store: Store, directory: Path) -> None:
         self.directory = directory
         self._store = store
-        self._held = {(held.kernel, held.problem): held for held in store.captured.list_captures()}
+        self._captures = {(held.kernel, held.problem): held for held in store.captured.list_captures()}
 
-    def digest_of_inputs(self, kernel: str, problem: str) -> str:
+    def find_captured_digest(self, kernel: str, problem: str) -> str:
         """Return the digest of a problem's (canonical text) captured inputs; empty if there are none."""
-        held = self._held.get((kernel, problem))
+        held = self._captures.get((kernel, problem))
         return "" if held is None else held.digest
 
-    def digest_for(self, kernel: KernelInfo, problem: Problem) -> str:
-        """Return the digest of the captured inputs of a whole problem; empty if there are none."""
-        return self.digest_of_inputs(kernel.name, canonical(kernel.select_key_values(problem)))
-
-    def file_of_digest(self, digest: str) -> Path:
+    def locate_captured_file(self, digest: str) -> Path:
         """Return the file of the inputs with a digest."""
         return self.directory / f"{digest}{SUFFIX}"
 
-    def bytes_besides(self, kernel: str, problem: str) -> int:
+    def measure_other_captures(self, kernel: str, problem: str) -> int:
         """Return the size of all captures except one problem's, in bytes."""
-        return sum(held.bytes for key, held in self._held.items() if key != (kernel, problem))
+        return sum(held.bytes for key, held in self._captures.items() if key != (kernel, problem))
 
-    async def hold_capture(self, capture: Capture) -> bool:
+    async def keep_capture(self, capture: Capture) -> bool:
         """Keep a capture in place of its problem's last one; return whether the content differs.
 
         Raises:
             StoreError: it cannot be recorded.
         """
         key = capture.kernel, capture.problem
-        before = self.digest_of_inputs(*key)
+        before = self.find_captured_digest(*key)
         await self._store.captured.save_capture(capture)
-        self._held[key] = capture
+        self._captures[key] = capture
         if before:
-            self.remove_unused(before)
+            self.remove_unused_capture(before)
         return before != capture.digest
 
     async def drop_capture(self, kernel: str, problem: str) -> None:
@@ -60,15 +56,15 @@ class CapturedInputs:
             NotFound: the problem has none.
             StoreError: the change cannot be recorded.
         """
-        digest = self.digest_of_inputs(kernel, problem)
+        digest = self.find_captured_digest(kernel, problem)
         if not digest:
             raise NotFound(f"{kernel} has no captured inputs for {problem}")
         await self._store.captured.remove_capture(kernel, problem)
-        del self._held[kernel, problem]
-        self.remove_unused(digest)
+        del self._captures[kernel, problem]
+        self.remove_unused_capture(digest)
 
-    def remove_unused(self, digest: str) -> None:
+    def remove_unused_capture(self, digest: str) -> None:
         """Remove a file that no problem uses any longer."""
-        if all(held.digest != digest for held in self._held.values()):
+        if all(held.digest != digest for held in self._captures.values()):
             with suppress(OSError):
-                self.file_of_digest(digest).unlink()
+                self.locate_captured_file(digest).unlink()

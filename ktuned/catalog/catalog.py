@@ -112,16 +112,16 @@ class Catalog:
         self._roots = {root.path: root for root in roots}
         self._root_listeners: list[Callable[[], None]] = []
         self._kernel_listeners: list[Callable[[Collection[KernelName]], None]] = []
-        self._kernels = {kernel.name: kernel for kernel in kernels if self.root_of(kernel.file) is not None}
+        self._kernels = {kernel.name: kernel for kernel in kernels if self.find_root(kernel.file) is not None}
         self._errors: dict[str, tuple[FileError, ...]] = {}
         self._faults: dict[str, str] = {}
         self._inspected: set[str] = set()
         self._suspects: set[str] = set()
         self._dependents = Dependents()
         for root in self._roots.values():
-            self.note_project(root.path, root.project_digest)
+            self.record_project_file(root.path, root.project_digest)
         for kernel in self._kernels.values():
-            self._dependents.put_owner(kernel.name, kernel.file, kernel.stamps)
+            self._dependents.set_dependencies(kernel.name, kernel.file, kernel.stamps)
 
     @property
     def roots(self) -> list[Root]:
@@ -151,14 +151,16 @@ class Catalog:
         before = self._roots.get(root.path)
         self._roots[root.path] = root
         if before is None or before.project_digest != root.project_digest:
-            self.note_project(root.path, root.project_digest)
+            self.record_project_file(root.path, root.project_digest)
         self._roots_changed()
 
-    def note_project(self, path: str, digest: str, error: FileError | None = None) -> None:
+    def record_project_file(self, path: str, digest: str, error: FileError | None = None) -> None:
         """Note the digest that a root's project file had when it was read, and the error in it, if any."""
         file = os.path.join(path, PROJECT_FILE)
         # The file may be a link to one that many projects share, and which is edited in its own place.
-        self._dependents.put_owner(_OF_PROJECT + path, file, {str(place): digest for place in follow_links(Path(file))})
+        self._dependents.set_dependencies(
+            _OF_PROJECT + path, file, {str(place): digest for place in follow_links(Path(file))}
+        )
         self._errors.pop(file, None)
         if error is not None:
             self._errors[file] = (error,)
@@ -166,12 +168,12 @@ class Catalog:
     def remove_root(self, path: str) -> Changes:
         """Stop watching a root; return the kernels removed with it. Files below another root stay."""
         self._roots.pop(path, None)
-        self._dependents.drop_owner(_OF_PROJECT + path)
+        self._dependents.drop_dependencies(_OF_PROJECT + path)
         self._errors.pop(os.path.join(path, PROJECT_FILE), None)
-        gone = [name for name, kernel in self._kernels.items() if self.root_of(kernel.file) is None]
+        gone = [name for name, kernel in self._kernels.items() if self.find_root(kernel.file) is None]
         for name in gone:
-            self._drop_kernel(name)
-        for file in [file for file in self._inspected if self.root_of(file) is None]:
+            self._remove_kernel(name)
+        for file in [file for file in self._inspected if self.find_root(file) is None]:
             self._forget_file(file)
         self._roots_changed()
         return Changes(removed=tuple(gone))
@@ -180,21 +182,21 @@ class Catalog:
         for listener in self._root_listeners:
             listener()
 
-    def root_of(self, path: str) -> Root | None:
+    def find_root(self, path: str) -> Root | None:
         """Return the innermost root that a path lies below."""
         owners = [root for root in self._roots.values() if is_below(path, root.path)]
         return max(owners, key=lambda root: len(root.path), default=None)
 
-    def kernel_environment(self, kernel: KernelInfo) -> Environment:
+    def find_kernel_environment(self, kernel: KernelInfo) -> Environment:
         """Return the environment that runs a kernel's code.
 
         Raises:
             NotFound: the kernel's file is below no watched root.
         """
-        root = self.root_of(kernel.file)
+        root = self.find_root(kernel.file)
         if root is None:
             raise NotFound(f"{kernel.file} is below no watched root", hint=f"`ktuned tune {kernel.file}` adds it")
-        return environment_of(root)
+        return make_root_environment(root)
 
     def resolve_kernel(self, name: str, directory: str | None = None) -> KernelInfo:
         """Return the kernel of a name: a full name, also with its project's former name, or a unique short name.
@@ -210,7 +212,7 @@ class Catalog:
             return known
         matches = [kernel for kernel in self.kernels if kernel.kernel == name]
         if len(matches) > 1:
-            matches = self._kernels_meant(matches, directory) or matches
+            matches = self._choose_meant_kernels(matches, directory) or matches
         if len(matches) == 1:
             return matches[0]
         if matches:
@@ -220,11 +222,11 @@ class Catalog:
         hint = "`ktuned kernels` lists them; `ktuned tune PATH` adds some"
         raise NotFound(f"there is no kernel {name!r}", hint=" ".join(filter(None, (suggest_name(name, alike), hint))))
 
-    def _kernels_meant(self, kernels: list[KernelInfo], directory: str | None) -> list[KernelInfo]:
+    def _choose_meant_kernels(self, kernels: list[KernelInfo], directory: str | None) -> list[KernelInfo]:
         """Return the kernels whose project exists; with a directory in several projects, the innermost project's."""
         there: dict[str, list[KernelInfo]] = {}
         for kernel in kernels:
-            root = self.root_of(kernel.file)
+            root = self.find_root(kernel.file)
             if root is not None and os.path.isdir(root.path):
                 there.setdefault(root.path, []).append(kernel)
         place = None if directory is None else os.path.realpath(directory)
@@ -237,7 +239,7 @@ class Catalog:
         """Return the kernel with a full name, or None if it is gone."""
         return self._kernels.get(KernelName(name))
 
-    def full_name_of(self, name: str, directory: str | None) -> str:
+    def resolve_full_name(self, name: str, directory: str | None) -> str:
         """Return the full name for a short name that several projects have; any other name unchanged."""
         try:
             kernel = self.resolve_kernel(name, directory)
@@ -248,17 +250,17 @@ class Catalog:
     def find_namesakes(self, kernel: KernelInfo) -> list[KernelInfo]:
         """Return the kernels of other projects that have a kernel's short name."""
         alike = [other for other in self.kernels if other.kernel == kernel.kernel and other.name != kernel.name]
-        return self._kernels_meant(alike, None)
+        return self._choose_meant_kernels(alike, None)
 
-    def file_fault(self, kernel: KernelInfo) -> str:
+    def find_file_fault(self, kernel: KernelInfo) -> str:
         """Return the error in a kernel's file that keeps it from declaring the kernel; empty if there is none."""
         return self._faults.get(kernel.name, "")
 
-    def suspect_files(self, files: Iterable[str]) -> None:
+    def mark_suspect_files(self, files: Iterable[str]) -> None:
         """Note that kernel files or project files, or their dependencies, have changed since they were inspected."""
         self._suspects.update(files)
 
-    def clear_files(self, files: Iterable[str]) -> None:
+    def clear_suspect_files(self, files: Iterable[str]) -> None:
         """Note that files were inspected in their present state."""
         self._suspects.difference_update(files)
 
@@ -266,39 +268,39 @@ class Catalog:
         """Return the changed file of a kernel that waits for its inspection; empty if there is none."""
         if not self._suspects:
             return ""
-        return next((file for file in self.declared_in(kernel) if file in self._suspects), "")
+        return next((file for file in self.list_declaring_files(kernel) if file in self._suspects), "")
 
-    def declared_in(self, kernel: KernelInfo) -> tuple[str, ...]:
+    def list_declaring_files(self, kernel: KernelInfo) -> tuple[str, ...]:
         """Return the files whose inspection gives a kernel: its own, and its project's file, which may not exist."""
-        root = self.root_of(kernel.file)
+        root = self.find_root(kernel.file)
         return (kernel.file,) if root is None else (kernel.file, os.path.join(root.path, PROJECT_FILE))
 
-    def kernels_below(self, path: str) -> list[KernelInfo]:
+    def list_kernels_below(self, path: str) -> list[KernelInfo]:
         """Return the kernels that a file, or the files below a directory, declare."""
         return [kernel for kernel in self.kernels if is_below(kernel.file, path)]
 
-    def errors_below(self, path: str) -> list[FileError]:
+    def list_errors_below(self, path: str) -> list[FileError]:
         """Return the errors in kernel files at or below a path."""
         return [error for file, errors in sorted(self._errors.items()) if is_below(file, path) for error in errors]
 
-    def files_of(self, root: Root) -> list[str]:
+    def list_kernel_files_of(self, root: Root) -> list[str]:
         """Return the kernel files of a root that were inspected before."""
         known = {kernel.file for kernel in self._kernels.values()} | set(self._errors)
-        return sorted(file for file in known if self.root_of(file) == root)
+        return sorted(file for file in known if self.find_root(file) == root)
 
     def find_dependents(self, paths: Iterable[str]) -> set[str]:
         """Return the kernel files that depend on any of these files or directories."""
         return self._dependents.find_dependents(paths)
 
-    def watched_directories(self) -> set[str]:
+    def list_watched_directories(self) -> set[str]:
         """Return the directories of files that kernels depend on, or would depend on if the files appeared."""
         return self._dependents.directories
 
-    def inspected_stamps(self, files: Container[str] | None = None) -> set[tuple[str, str]]:
+    def list_inspected_stamps(self, files: Container[str] | None = None) -> set[tuple[str, str]]:
         """Return every file that took part in an inspection (of these kernel files), with its stamp then."""
-        return self._dependents.recorded_stamps(files)
+        return self._dependents.list_recorded_stamps(files)
 
-    def learned_names(self, root: Root, files: Container[str]) -> dict[str, tuple[Observation, ...]]:
+    def find_learned_names(self, root: Root, files: Container[str]) -> dict[str, tuple[Observation, ...]]:
         """Return the learned names to look at when files of a root are inspected, by the kernels' short names.
 
         They include names that earlier inspections have found. Kernels that are declared in other files are left out.
@@ -313,7 +315,7 @@ class Catalog:
             and (name not in self._kernels or self._kernels[name].file in files)
         }
 
-    def with_learned_names(self, kernel: KernelInfo) -> KernelInfo:
+    def add_learned_names(self, kernel: KernelInfo) -> KernelInfo:
         """Return a kernel with the names that were learned during its inspection, or during a job for it."""
         return kernel.with_observed(self._learned.get(kernel.name, {}).values())
 
@@ -321,9 +323,9 @@ class Catalog:
         """Replace a kernel by its version with newly learned names, which are watched from now on."""
         self._learned[kernel.name] = dict(kernel.learned)
         self._kernels[kernel.name] = kernel
-        watched = self.watched_directories()
-        self._dependents.put_owner(kernel.name, kernel.file, kernel.stamps)
-        if not self.watched_directories() <= watched:
+        watched = self.list_watched_directories()
+        self._dependents.set_dependencies(kernel.name, kernel.file, kernel.stamps)
+        if not self.list_watched_directories() <= watched:
             self._roots_changed()
 
     def has_inspected(self, file: str) -> bool:
@@ -336,7 +338,7 @@ class Catalog:
         A file that can no longer be imported keeps its earlier kernels, whose winners are still served. If a root was
         removed while a file of it was inspected, that inspection does not count.
         """
-        inspections = [inspection for inspection in inspections if self.root_of(inspection.file) is not None]
+        inspections = [inspection for inspection in inspections if self.find_root(inspection.file) is not None]
         added, changed, replanned, inspected = [], [], [], []
         errors: list[FileError] = []
         wrong = set(self._errors)
@@ -349,10 +351,10 @@ class Catalog:
         for inspection in inspections:
             problems = list(inspection.errors)
             stamps = dict(inspection.stamps)
-            for kernel in map(self.with_learned_names, inspection.kernels):
+            for kernel in map(self.add_learned_names, inspection.kernels):
                 before = self._kernels.get(kernel.name)
                 if before is not None:
-                    kernel = _without_chance_names(kernel, before)
+                    kernel = _drop_chance_names(kernel, before)
                 if before is not None and before.file != kernel.file and _is_held(before, gone):
                     problems.append(_name_taken_error(kernel, before))
                     # The name belongs to another file. Inspect this file again when that file changes.
@@ -360,7 +362,7 @@ class Catalog:
                     continue
                 self._kernels[kernel.name] = kernel
                 self._faults.pop(kernel.name, None)
-                self._dependents.put_owner(kernel.name, kernel.file, kernel.stamps)
+                self._dependents.set_dependencies(kernel.name, kernel.file, kernel.stamps)
                 gone.pop(kernel.name, None)
                 inspected.append(kernel.name)
                 if before is None:
@@ -373,10 +375,10 @@ class Catalog:
                 found = {kernel.name for kernel in inspection.kernels}
                 lost = (name for name, kernel in self._kernels.items() if kernel.file == inspection.file)
                 self._faults |= {name: inspection.errors[0].message for name in lost if name not in found}
-            self._note_file(inspection.file, problems, stamps)
+            self._record_inspected_file(inspection.file, problems, stamps)
             errors += problems
         for name in gone:
-            self._drop_kernel(name)
+            self._remove_kernel(name)
         mended = tuple(sorted(wrong - self._errors.keys()))
         for listener in self._kernel_listeners:
             listener({*changed, *replanned, *gone})
@@ -384,25 +386,25 @@ class Catalog:
             tuple(added), tuple(changed), tuple(replanned), tuple(gone), tuple(errors), tuple(inspected), mended
         )
 
-    def _drop_kernel(self, name: KernelName) -> None:
-        self._dependents.drop_owner(name)
+    def _remove_kernel(self, name: KernelName) -> None:
+        self._dependents.drop_dependencies(name)
         self._faults.pop(name, None)
         del self._kernels[name]
 
-    def _note_file(self, file: str, problems: list[FileError], stamps: Mapping[str, str]) -> None:
+    def _record_inspected_file(self, file: str, problems: list[FileError], stamps: Mapping[str, str]) -> None:
         self._errors.pop(file, None)
         self._inspected.add(file)
-        self._dependents.put_owner(_OF_FILE + file, file, stamps)
+        self._dependents.set_dependencies(_OF_FILE + file, file, stamps)
         if problems:
             self._errors[file] = tuple(problems)
 
     def _forget_file(self, file: str) -> None:
         self._errors.pop(file, None)
         self._inspected.discard(file)
-        self._dependents.drop_owner(_OF_FILE + file)
+        self._dependents.drop_dependencies(_OF_FILE + file)
 
 
-def _without_chance_names(kernel: KernelInfo, before: KernelInfo) -> KernelInfo:
+def _drop_chance_names(kernel: KernelInfo, before: KernelInfo) -> KernelInfo:
     """Return a kernel without the names that ``before`` lacks, if both have equal code and equal contents.
 
     Then the code has read the same names. The others were read by packages, which do so once in a process, when first
@@ -467,7 +469,7 @@ def is_below(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def environment_of(root: Root) -> Environment:
+def make_root_environment(root: Root) -> Environment:
     """Return the environment of a root's workers; roots that share their workers have the same environment."""
     directory = root.workers or root.path
     name = os.path.basename(root.workers) or root.name

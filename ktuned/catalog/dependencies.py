@@ -20,15 +20,15 @@ class Dependents:
         self._files: dict[str, Counter[str]] = {}
         self._directories: Counter[str] = Counter()
 
-    def put_owner(self, owner: Hashable, file: str, stamps: Mapping[str, str]) -> None:
+    def set_dependencies(self, owner: Hashable, file: str, stamps: Mapping[str, str]) -> None:
         """Set the paths that an owner depends on; the owner belongs to a kernel file."""
-        self.drop_owner(owner)
+        self.drop_dependencies(owner)
         self._stamps[owner] = (file, stamps)
         for path, held in stamps.items():
             self._files.setdefault(path, Counter())[file] += 1
             self._directories[_directory_to_watch(path, held)] += 1
 
-    def drop_owner(self, owner: Hashable) -> None:
+    def drop_dependencies(self, owner: Hashable) -> None:
         """Forget an owner; harmless when there is none."""
         file, stamps = self._stamps.pop(owner, ("", {}))
         for path, held in stamps.items():
@@ -60,7 +60,7 @@ class Dependents:
         """The directories that hold, or would hold, files that kernels depend on."""
         return set(self._directories)
 
-    def recorded_stamps(self, files: Container[str] | None = None) -> set[tuple[str, str]]:
+    def list_recorded_stamps(self, files: Container[str] | None = None) -> set[tuple[str, str]]:
         """Return every path that kernel files (or only these) depend on, with its recorded stamp."""
         return {
             entry

@@ -32,7 +32,7 @@ def is_kernel_file(name: str) -> bool:
     return base.startswith("tune_") and base.endswith(".py")
 
 
-def is_looked_into(name: str) -> bool:
+def may_hold_kernel_files(name: str) -> bool:
     """Return whether directories of this name may hold kernel files."""
     return not name.startswith(".") and name not in SKIPPED_DIRECTORIES
 
@@ -68,7 +68,7 @@ def walk_directories(top: str) -> Iterator[Listing]:
         for entry in found:
             if not _is_directory(entry):
                 listing.files.append(entry.name)
-            elif is_looked_into(entry.name):
+            elif may_hold_kernel_files(entry.name):
                 listing.directories.append(entry.name)
                 real = os.path.realpath(entry.path) if entry.is_symlink() else ""
                 if not real or not (is_below(real, real_top) or real in followed):
@@ -106,10 +106,10 @@ def find_kernel_files(directory: str, root: str | None = None) -> list[str]:
     else:
         names = ((place, name) for place, files, _ in walk_directories(directory) for name in files)
         found = [os.path.join(place, name) for place, name in names if is_kernel_file(name)]
-    return sorted(path for path in found if not _is_found_elsewhere(path, top))
+    return sorted(path for path in found if not _links_to_found_file(path, top))
 
 
-def _is_found_elsewhere(path: str, top: str) -> bool:
+def _links_to_found_file(path: str, top: str) -> bool:
     if not os.path.islink(path):
         return False
     real = os.path.realpath(path)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from ktuned.catalog.catalog import Catalog, environment_of
+from ktuned.catalog.catalog import Catalog, make_root_environment
 from ktuned.catalog.inspection import FileInspector
 from ktuned.catalog.traces import Traces
 from ktuned.ipc import make_relative
@@ -52,12 +52,12 @@ class ForeignNames:
             WorkerError: the names cannot be looked at.
             StoreError: the names cannot be recorded.
         """
-        root = self._catalog.root_of(kernel.file)
+        root = self._catalog.find_root(kernel.file)
         if root is None:
             return kernel, None
         wanted = {entry.name: entry for entry in names}
         missing = [entry for name, entry in wanted.items() if name not in kernel.learned]
-        found = await self._inspector.look_up_names(kernel, missing) if missing else ()
+        found = await self._inspector.observe_names(kernel, missing) if missing else ()
         named = kernel.with_observed(found)
         exported = reduce_digest(named.digest, [entry for name, entry in named.learned.items() if name not in wanted])
         alone = replace(kernel, digest=exported)
@@ -65,7 +65,7 @@ class ForeignNames:
             return kernel, None
         if not learns or not found:
             return named, exported
-        directory = environment_of(root).cwd
+        directory = make_root_environment(root).cwd
         below = [one.convert_places(lambda path: make_relative(path, directory)) for one in found]
         await self._traces.learn_names(kernel, below)
         return self._catalog.resolve_kernel(kernel.name), exported

@@ -12,10 +12,10 @@ import anyio.to_thread
 import msgspec
 import structlog
 
-from ktuned.catalog.catalog import Catalog, Changes, Inspection, environment_of
+from ktuned.catalog.catalog import Catalog, Changes, Inspection, make_root_environment
 from ktuned.catalog.discovery import find_kernel_files, is_kernel_file
-from ktuned.catalog.project_file import PROJECT_FILE, digest_of
-from ktuned.catalog.roots import asked_again, name_roots
+from ktuned.catalog.project_file import PROJECT_FILE, digest_project_file
+from ktuned.catalog.roots import name_roots, remake_root
 from ktuned.fleet import COURTESY_S, KILLS_EXCUSED, Fleet, is_outside_kill
 from ktuned.ipc import Trust, Untrusted, make_absolute, make_relative, replies, requests
 from ktuned.model import KernelInfo, Observation, Role, Root, SettingsError, StoreError, WorkerError
@@ -69,9 +69,13 @@ class FileInspector:
     async def inspect_root(self, root: Root) -> Inspected:
         """Inspect every kernel file of a root, including files that were named by their paths."""
         files = await anyio.to_thread.run_sync(find_kernel_files, root.path)
-        owned = [file for file in files if self._catalog.root_of(file) == root]
-        owned += [file for file in self._catalog.files_of(root) if file not in owned and _is_named_file(file)]
-        gone = set(self._catalog.files_of(root)) - set(map(printable_path, owned)) - {_project_file(root)}
+        owned = [file for file in files if self._catalog.find_root(file) == root]
+        owned += [
+            file
+            for file in self._catalog.list_kernel_files_of(root)
+            if file not in owned and _is_kernel_file_by_path(file)
+        ]
+        gone = set(self._catalog.list_kernel_files_of(root)) - set(map(escape_path, owned)) - {_project_file(root)}
         return await self.inspect_files(root, owned, gone)
 
     async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Inspected:
@@ -79,11 +83,11 @@ class FileInspector:
 
         If the inspection of a file hangs, crashes or raises, that is an error of this file alone.
         """
-        wanted, removed = sorted(set(files)), sorted(set(map(printable_path, gone)))
+        wanted, removed = sorted(set(files)), sorted(set(map(escape_path, gone)))
         project = _project_file(root)
         if project in wanted or project in removed:
             rest = [file for file in wanted if file != project], [file for file in removed if file != project]
-            return await self._follow_project_file(root, *rest)
+            return await self._apply_project_file(root, *rest)
         async with self._locks[root.path], self._turns:
             # In a thread, because looking at a thousand files takes as long as a thousand lookups.
             refused = await anyio.to_thread.run_sync(self._find_refusals, wanted)
@@ -100,19 +104,19 @@ class FileInspector:
                     _log.warning("kernels_not_recorded", root=root.path, reason=fault.message)
         for error in changes.errors:
             _log.warning("kernel_file_wrong", path=error.path, line=error.line, reason=error.message)
-        return Inspected(changes, tuple(map(printable_path, wanted)))
+        return Inspected(changes, tuple(map(escape_path, wanted)))
 
-    async def look_up_names(self, kernel: KernelInfo, names: Iterable[Observation]) -> tuple[Observation, ...]:
+    async def observe_names(self, kernel: KernelInfo, names: Iterable[Observation]) -> tuple[Observation, ...]:
         """Look at names that a kernel has not learned; return nothing if its file does not declare it now."""
-        root = self._catalog.root_of(kernel.file)
+        root = self._catalog.find_root(kernel.file)
         if root is None:
             return ()
         wanted = {entry.name: entry for entry in names}
-        found = await self._inspect_by_one(root, [kernel.file], {kernel.kernel: tuple(wanted.values())})
+        found = await self._inspect_in_one_worker(root, [kernel.file], {kernel.kernel: tuple(wanted.values())})
         seen = [one for item in found for one in item.kernels if one.name == kernel.name]
         return tuple(entry for one in seen for name, entry in one.learned.items() if name in wanted)
 
-    async def adopt_root(self, root: Root) -> None:
+    async def watch_root(self, root: Root) -> None:
         """Watch a root with its present settings.
 
         Raises:
@@ -123,28 +127,28 @@ class FileInspector:
         await self._store.projects.save_names({root.path: root.name})
         self._catalog.add_root(root)
 
-    async def _follow_project_file(self, root: Root, files: list[str], gone: list[str]) -> Inspected:
+    async def _apply_project_file(self, root: Root, files: list[str], gone: list[str]) -> Inspected:
         """Apply a project file that has changed. A wrong project file changes nothing, and is reported as an error."""
         file = _project_file(root)
         others = {other.path: other.name for other in self._catalog.roots if other.path != root.path}
         try:
-            again = await anyio.to_thread.run_sync(asked_again, root, None, self.trust)
+            again = await anyio.to_thread.run_sync(remake_root, root, None, self.trust)
         except (SettingsError, Untrusted) as error:
-            digest = await anyio.to_thread.run_sync(digest_of, root.path)
+            digest = await anyio.to_thread.run_sync(digest_project_file, root.path)
             wrong = FileError(file, 0, error.message, error.hint)
             _log.warning("project_file_wrong", path=file, reason=error.message)
-            self._catalog.note_project(root.path, digest, wrong)
+            self._catalog.record_project_file(root.path, digest, wrong)
             found = await self.inspect_files(root, files, gone)
             return Inspected(found.changes.combine_with(Changes(errors=(wrong,))), found.files)
         (again,) = name_roots([again], {root.path: root.name}, others.values())
         mended = Changes(mended=(file,) if any(error.path == file for error in self._catalog.errors) else ())
         if again == root:
             self._catalog.add_root(again)
-            self._catalog.note_project(root.path, again.project_digest)
+            self._catalog.record_project_file(root.path, again.project_digest)
             found = await self.inspect_files(again, files, gone)
             return Inspected(found.changes.combine_with(mended), found.files)
-        await self.adopt_root(again)
-        self._catalog.note_project(root.path, again.project_digest)
+        await self.watch_root(again)
+        self._catalog.record_project_file(root.path, again.project_digest)
         _log.info("project_file_followed", path=file, name=again.name, python=again.python)
         try:
             found = await self.inspect_root(again)
@@ -152,7 +156,9 @@ class FileInspector:
             # The kernels still belong to the earlier settings, so restore those; the file will be applied again.
             self._catalog.add_root(root)
             raise
-        changes = found.changes.combine_with(Changes(is_environment=environment_of(again) != environment_of(root)))
+        changes = found.changes.combine_with(
+            Changes(is_environment=make_root_environment(again) != make_root_environment(root))
+        )
         return Inspected(changes.combine_with(mended), found.files)
 
     def _find_refusals(self, files: list[str]) -> dict[str, Inspection]:
@@ -163,7 +169,7 @@ class FileInspector:
 
         A file whose name is not UTF-8 is refused, too: neither workers nor clients could be told its name.
         """
-        name = printable_path(file)
+        name = escape_path(file)
         if name != file:
             wrong = FileError(name, 0, f"{name}: the name is not UTF-8", "rename it")
             return Inspection(name, errors=(wrong,), stamps={name: ""})
@@ -177,12 +183,12 @@ class FileInspector:
     async def _inspect_files(self, root: Root, files: list[str]) -> list[Inspection]:
         """Inspect files, many of them by two workers."""
         if len(files) < MANY_FILES:
-            return await self._inspect_by_one(root, files)
+            return await self._inspect_in_one_worker(root, files)
         halves = files[::2], files[1::2]
         done: list[Inspection] = []
 
         async def inspect_half(half: list[str]) -> None:
-            done.extend(await self._inspect_by_one(root, half))
+            done.extend(await self._inspect_in_one_worker(root, half))
 
         async with anyio.create_task_group() as tasks:
             for half in halves:
@@ -190,12 +196,12 @@ class FileInspector:
         # Sort by name: if two files declare the same kernel, the first has it.
         return sorted(done, key=lambda inspection: inspection.file)
 
-    async def _inspect_by_one(
+    async def _inspect_in_one_worker(
         self, root: Root, files: list[str], names: Mapping[str, tuple[Observation, ...]] | None = None
     ) -> list[Inspection]:
         """Inspect files in one worker, which also looks at each kernel's learned names, or at ``names`` instead."""
         done: list[Inspection] = []
-        environment = environment_of(root)
+        environment = make_root_environment(root)
         kills = 0
 
         def make_path_relative(path: str) -> str:
@@ -204,7 +210,7 @@ class FileInspector:
         while len(done) < len(files):
             rest = files[len(done) :]
             received: list[replies.InspectedFile] = []
-            learned = self._catalog.learned_names(root, set(rest)) if names is None else names
+            learned = self._catalog.find_learned_names(root, set(rest)) if names is None else names
             request = requests.Inspect(
                 environment.project,
                 tuple(map(make_path_relative, rest)),
@@ -235,7 +241,7 @@ class FileInspector:
         return done
 
 
-def _is_named_file(path: str) -> bool:
+def _is_kernel_file_by_path(path: str) -> bool:
     """Return whether a file is a kernel file because its path was given, as for programs that declare kernels."""
     return path.endswith(".py") and not is_kernel_file(path) and os.path.isfile(path)
 
@@ -244,7 +250,7 @@ def _project_file(root: Root) -> str:
     return os.path.join(root.path, PROJECT_FILE)
 
 
-def printable_path(path: str) -> str:
+def escape_path(path: str) -> str:
     """Return a path as text. If it is not UTF-8, its bytes become escapes."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
@@ -253,7 +259,7 @@ def _with_absolute_paths(item: replies.InspectedFile, root: Root) -> Inspection:
     """Return an inspected file with absolute paths, as the catalog has them."""
 
     def make_path_absolute(path: str) -> str:
-        return make_absolute(path, environment_of(root).cwd)
+        return make_absolute(path, make_root_environment(root).cwd)
 
     return Inspection(
         file=make_path_absolute(item.file),

@@ -66,7 +66,7 @@ def read_project(directory: str, trust: Trust | None = None) -> Project:
     return parse_project(content, path)
 
 
-def digest_of(directory: str) -> str:
+def digest_project_file(directory: str) -> str:
     """Return the SHA-256 of a directory's project file; empty if it cannot be read."""
     try:
         with open(os.path.join(directory, PROJECT_FILE), "rb") as stream:

@@ -47,33 +47,33 @@ def make_root(
         chosen = Path(path) / chosen
     # The name comes from the path as it was given. The interpreter's link is kept, because it makes the environment
     # virtual.
-    base = name or project.name or distribution_of(real) or Path(path).name or "root"
+    base = name or project.name or find_distribution_name(real) or Path(path).name or "root"
     return Root(
         real,
         base,
-        str(_by_one_name(chosen)),
+        str(_prefer_plain_name(chosen)),
         {**project.env, **(env or {})},
         polling,
         RootSettings(name, python, dict(env or {})),
         project.digest,
         project.defaults,
-        _shared_directory(real, project.workers),
+        _resolve_workers_directory(real, project.workers),
     )
 
 
-def _shared_directory(root: str, wanted: str) -> str:
+def _resolve_workers_directory(root: str, wanted: str) -> str:
     """Return the ``wanted`` directory, whose projects share their workers; empty unless it is above the root."""
     shared = os.path.realpath(os.path.join(root, wanted)) if wanted else ""
     return shared if shared and root.startswith(f"{shared}/") else ""
 
 
-def _by_one_name(python: Path) -> Path:
+def _prefer_plain_name(python: Path) -> Path:
     """Return an interpreter by the name ``python`` if it has that name, too: each name would get its own workers."""
     plain = python.with_name("python")
     return plain if plain.exists() and plain.resolve() == python.resolve() else python
 
 
-def asked_again(root: Root, project: Project | None = None, trust: Trust | None = None) -> Root:
+def remake_root(root: Root, project: Project | None = None, trust: Trust | None = None) -> Root:
     """Make a root again from its explicit settings and its present project file.
 
     Raises:
@@ -90,21 +90,21 @@ def asked_again(root: Root, project: Project | None = None, trust: Trust | None 
     )
 
 
-def known_roots(roots: Iterable[Root], known: Mapping[str, str], trust: Trust) -> list[Root]:
+def remake_roots(roots: Iterable[Root], known: Mapping[str, str], trust: Trust) -> list[Root]:
     """Return the roots that a daemon watches after its start, or after it has read its settings again.
 
     A root whose project file is wrong keeps the name that ``known`` has for its path.
     """
-    return name_roots([_remake_root(root, known.get(root.path, ""), trust) for root in roots], known)
+    return name_roots([_remake_root_or_keep_name(root, known.get(root.path, ""), trust) for root in roots], known)
 
 
-def _remake_root(root: Root, known: str, trust: Trust) -> Root:
+def _remake_root_or_keep_name(root: Root, known: str, trust: Trust) -> Root:
     if not os.path.isdir(root.path):
         return root
     try:
-        return asked_again(root, None, trust)
+        return remake_root(root, None, trust)
     except (SettingsError, Untrusted):
-        return asked_again(root, Project(name=known))
+        return remake_root(root, Project(name=known))
 
 
 def name_roots(roots: Iterable[Root], known: Mapping[str, str], taken: Collection[str] = ()) -> list[Root]:
@@ -121,7 +121,7 @@ def name_roots(roots: Iterable[Root], known: Mapping[str, str], taken: Collectio
         if root.asked.name:
             chosen[root.path] = root
             continue
-        fitting = list(_candidate_names(root))
+        fitting = list(_propose_root_names(root))
         before = known.get(root.path, "")
         free = [name for name in (before, *fitting) if name in fitting and name not in held]
         name = free[0] if free else f"{fitting[-1]}-{len(held)}"
@@ -130,7 +130,7 @@ def name_roots(roots: Iterable[Root], known: Mapping[str, str], taken: Collectio
     return [chosen[root.path] for root in roots]
 
 
-def _candidate_names(root: Root) -> Iterator[str]:
+def _propose_root_names(root: Root) -> Iterator[str]:
     """Yield the names that a root may have: first the plain name, then names with more and more of its directories."""
     parts = [part for part in Path(root.path).parts if part != "/"] or ["root"]
     yield root.name
@@ -142,7 +142,7 @@ def _candidate_names(root: Root) -> Iterator[str]:
             yield f"{root.name}-{name}"
 
 
-def project_top(directory: str, trust: Trust) -> str:
+def find_project_top(directory: str, trust: Trust) -> str:
     """Return the nearest directory, at or above this one, that has a project file; by default the directory itself.
 
     A project file above that other users can write is ignored, because it may be another user's.
@@ -159,7 +159,7 @@ def project_top(directory: str, trust: Trust) -> str:
     return directory
 
 
-def distribution_of(path: str) -> str:
+def find_distribution_name(path: str) -> str:
     """Return the name of the distribution that installed a directory; ``""`` for code that is not installed."""
     places = [place for place in (Path(path), *Path(path).parents) if place.name in _INSTALLED]
     if not places or str(places[0]) == path:

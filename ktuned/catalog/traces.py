@@ -38,7 +38,7 @@ class Follower(Protocol):
 
     kernel: KernelInfo
 
-    def follow(self, kernel: KernelInfo) -> None:
+    def adopt_learned_names(self, kernel: KernelInfo) -> None:
         """Replace the kernel by one with newly learned names."""
 
 
@@ -77,7 +77,7 @@ class Traces:
             NotFound: the kernel is gone.
             StoreError: the names cannot be recorded.
         """
-        directory = self._catalog.kernel_environment(kernel).cwd
+        directory = self._catalog.find_kernel_environment(kernel).cwd
         placed = [one.convert_places(lambda path: make_absolute(path, directory)) for one in found]
         # Wait until the names are on the disk. Before, a job would store trials under contexts that nothing renames.
         async with self._lock:
@@ -97,7 +97,7 @@ class Traces:
             changed = [entry for name, entry in learned.learned.items() if now.learned.get(name) != entry]
             self._catalog.update_learned(learned)
             for follower in [one for one in self._followers if one.kernel.name == learned.name]:
-                follower.follow_kernel(self._catalog.with_learned_names(follower.kernel))
+                follower.adopt_learned_names(self._catalog.add_learned_names(follower.kernel))
             self._renamed(learned.name, fresh)
             await self._store.learned.learn_names(learned, changed, fresh)
         names = tuple(entry.name for entry in fresh)

@@ -98,13 +98,13 @@ def check_socket(path: str) -> Finding:
     return Finding(Level.OK, "socket directory", f"{directory} is private")
 
 
-def _nearest_existing(path: Path) -> Path:
+def _find_nearest_existing(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.exists())
 
 
 def check_home(home: Path) -> Finding:
     """Check that state can be written to ``home``, or to the directory that will hold it."""
-    place = _nearest_existing(home)
+    place = _find_nearest_existing(home)
     if not place.is_dir():
         return Finding(Level.FAIL, "home", f"{place} is not a directory", "set KTUNED_HOME to a directory")
     if not os.access(place, os.W_OK | os.X_OK):
@@ -130,7 +130,7 @@ def check_settings() -> Finding:
 def check_disk(home: Path, free_bytes: int | None = None) -> Finding:
     """Check the free disk space for state and artifacts."""
     try:
-        free_bytes = shutil.disk_usage(_nearest_existing(home)).free if free_bytes is None else free_bytes
+        free_bytes = shutil.disk_usage(_find_nearest_existing(home)).free if free_bytes is None else free_bytes
     except OSError as error:
         return Finding(Level.FAIL, "disk", f"{home}: {error.strerror}", "set KTUNED_HOME")
     said = f"{text.format_size(free_bytes)} free at {home}"

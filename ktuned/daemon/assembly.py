@@ -28,8 +28,8 @@ from ktuned.catalog import (
     FileInspector,
     ForeignNames,
     Traces,
-    environment_of,
-    known_roots,
+    make_root_environment,
+    remake_roots,
 )
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.config import Settings
@@ -49,13 +49,22 @@ from ktuned.fleet import (
     Surroundings,
 )
 from ktuned.ipc import Trust
-from ktuned.lookup import AnswerCaches, Certainty, Lookups, ServedWinners, WinnerTable
-from ktuned.model import KernelInfo, KernelName, Observation, Root
+from ktuned.lookup import (
+    AnswerCaches,
+    BestAnswers,
+    Certainty,
+    FollowUps,
+    Lookups,
+    Pins,
+    Publication,
+    ServedWinners,
+    WinnerTable,
+)
+from ktuned.model import Device, KernelInfo, KernelName, Observation, Root
 from ktuned.protocol import KernelStale
 from ktuned.scheduling import (
     Dispatcher,
     DueKernels,
-    GoneRoots,
     HostObserver,
     IdlePolicy,
     Intake,
@@ -72,6 +81,7 @@ from ktuned.scheduling import (
     Reverification,
     SharedWinners,
     ShareExchange,
+    WatchedRoots,
 )
 from ktuned.serve import Events
 from ktuned.store import Artifacts, Store
@@ -126,8 +136,9 @@ class Parts:
         deadlines = self.deadlines = dict(settings.deadlines)
 
         # Parts that run workers: policy, executors, the fleet.
-        idle_policy = self.idle_policy = IdlePolicy(settings.file.policy)
-        job_machine = JobMachine(pauses=store.load_pauses(), refuse=idle_policy.refuse_job)
+        job_machine = self.job_machine = JobMachine(
+            pauses=store.load_pauses(), idle_policy=IdlePolicy(settings.file.policy)
+        )
         trust = self.trust = Trust(settings.trusted_directories)
         base_env = dict(os.environ) if replaced.base_env is None else replaced.base_env
         kept: set[int] = set()
@@ -162,6 +173,9 @@ class Parts:
         def on_host_changed(host: str, reason: str) -> None:
             environments.doubt_host(host, reason)
 
+        async def is_device_used(device: Device) -> bool:
+            return await observer.is_used_by_others(device)
+
         executors = self.executors = Executors(
             executor if replaced.executor is None else replaced.executor(executor),
             surroundings,
@@ -170,13 +184,14 @@ class Parts:
         executors.apply_settings(settings.executors, limits_are_given=settings.limits_are_given)
         fleet = self.fleet = Fleet(
             executors,
-            compile_slots=settings.compile_slots,
+            compile_slots=settings.file.compile_slots,
             spawn_s=settings.deadlines["spawn"],
             memory_limits=(settings.bench_bytes, settings.compile_bytes),
             keeps_spares=settings.file.spares,
             rank_of=job_machine.find_slot_rank,
             cores=replaced.cores or cpu.cores(),
             spare_modules=replaced.spare_modules,
+            applications=Applications(is_used=is_device_used),
         )
 
         # Parts that hold knowledge: kernels, inputs, devices, artifacts.
@@ -196,7 +211,7 @@ class Parts:
             environments,
             arch=settings.file.arch,
             chosen=settings.file.devices,
-            find_captured_digest=captured_inputs.digest_of_inputs,
+            find_captured_digest=captured_inputs.find_captured_digest,
         )
 
         # Parts that act on events, and the router.
@@ -212,7 +227,7 @@ class Parts:
         router = self.router = EventRouter(events, artifact_cleanup, caches, probes, to_share)
 
         async def probe_root(root: Root) -> None:
-            await environments.probe_environment(environment_of(root))
+            await environments.probe_environment(make_root_environment(root))
 
         inspector = self.inspector = FileInspector(catalog, fleet, store, deadlines, trust, probe=probe_root)
 
@@ -228,31 +243,27 @@ class Parts:
         )
 
         # Parts that tune.
-        served = ServedWinners(catalog, store, machine, admission, caches)
+        served = self.served = ServedWinners(catalog, store, machine, admission, caches)
         observer = HostObserver(
             fleet=fleet, machine=machine, environments=probes.list_environments, deadlines=deadlines
         )
         kept_portfolios = KeptPortfolios(store)
         preparation = self.preparation = replaced.preparation_type(
-            settings.job_settings,
+            judges_contention=settings.file.contention,
             admission=admission,
             catalog=catalog,
             machine=machine,
-            fleet=fleet,
-            trust=trust,
             traces=traces,
             deadlines=deadlines,
-            captured=captured_inputs.digest_for,
-            anchor=store.anchors.find_anchor,
-            served=served.list_winners,
+            find_anchor=store.anchors.find_anchor,
+            list_served=served.list_winners,
             portfolios=kept_portfolios,
-            find_shared=shared_winners.find_best,
+            find_shared=shared_winners.find_best_candidate,
         )
-        applications = self.applications = Applications(is_used=observer.is_used)
 
         async def inspect_kernel(name: str) -> None:
             kernel = catalog.resolve_kernel(name)
-            root = catalog.root_of(kernel.file)
+            root = catalog.find_root(kernel.file)
             if root is not None:
                 found = await inspector.inspect_files(root, [kernel.file])
                 await renewal.react_to_changes(found.changes, saved=False)
@@ -265,14 +276,12 @@ class Parts:
             prepare=preparation.prepare_brief,
             inspect=inspect_kernel,
             publish=router.publish_event,
-            idle_policy=idle_policy,
             read=replaced.read or observer.read_host_use,
             intervals=replaced.intervals or Intervals(),
-            applications=applications,
         )
         jobs = self.jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish_event)
-        catalog.when_kernels_change(jobs.mark_outdated)
-        probes.when_hosts_come(jobs.join_devices)
+        catalog.when_kernels_change(jobs.mark_jobs_outdated)
+        probes.when_hosts_come(jobs.add_new_devices)
         reverification = self.reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
         requests = self.requests = JobRequests(
             admission=admission, buckets=buckets, catalog=catalog, machine=machine, store=store, jobs=jobs
@@ -281,7 +290,6 @@ class Parts:
             admission=admission,
             buckets=buckets,
             catalog=catalog,
-            inspector=inspector,
             machine=machine,
             store=store,
             jobs=jobs,
@@ -289,8 +297,13 @@ class Parts:
             publish=router.publish_event,
         )
 
-        gone_roots = self.gone_roots = GoneRoots(
-            catalog=catalog, store=store, configured=self.list_configured_roots, renewal=renewal
+        watched_roots = self.watched_roots = WatchedRoots(
+            catalog=catalog,
+            inspector=inspector,
+            machine=machine,
+            store=store,
+            renewal=renewal,
+            list_configured=lambda: {root.path for root in self.settings.roots},
         )
         intake = self.intake = Intake(
             catalog=catalog,
@@ -299,7 +312,7 @@ class Parts:
             store=store,
             requests=requests,
             renewal=renewal,
-            gone_roots=gone_roots,
+            watched_roots=watched_roots,
         )
 
         portfolio_maker = PortfolioMaker(
@@ -322,36 +335,52 @@ class Parts:
         )
 
         # Parts that answer lookups and watch files.
+        certainty = self.certainty = Certainty(catalog, machine)
+        follow_ups = self.follow_ups = FollowUps(admission, buckets, jobs, caches, fleet.gate)
+        answers = BestAnswers(
+            admission=admission,
+            artifacts=artifacts,
+            buckets=buckets,
+            certainty=certainty,
+            failures=job_machine.failures,
+            portfolios=kept_portfolios,
+            served=served,
+            store=store,
+        )
+        publication = self.publication = Publication(
+            catalog=catalog,
+            machine=machine,
+            caches=caches,
+            certainty=certainty,
+            served=served,
+            answers=answers,
+            follow_ups=follow_ups,
+        )
         lookups = self.lookups = Lookups(
             catalog=catalog,
-            admission=admission,
-            buckets=buckets,
-            machine=machine,
-            store=store,
-            artifacts=artifacts,
+            answers=answers,
+            follow_ups=follow_ups,
+            publication=publication,
+            caches=caches,
+            pins=Pins(store, caches.forget_all_answers),
             jobs=jobs,
             portfolios=portfolios,
-            caches=caches,
-            served=served,
-            certainty=Certainty(catalog, machine),
-            gate=fleet.gate,
         )
 
         self.adoptions = Adoptions(
             settings.state,
             catalog=catalog,
             intake=intake,
-            keys=KeyTunings(catalog=catalog, requests=requests, jobs=jobs, portfolios=portfolios, store=store),
+            keys=KeyTunings(
+                catalog=catalog, machine=machine, requests=requests, jobs=jobs, portfolios=portfolios, store=store
+            ),
             lookups=lookups,
             jobs=jobs,
-            front_ends=fleet.front_ends,
             machine=machine,
-            store=store,
-            deadlines=deadlines,
         )
 
         def list_kernels_in_use() -> set[str]:
-            return {*lookups.list_looked_up(), *(job.kernel for job in jobs.list_live_jobs())}
+            return {*publication.list_used_kernels(), *(job.kernel for job in jobs.list_live_jobs())}
 
         self.share_exchange = ShareExchange(
             shared_winners, to_share, admission=admission, catalog=catalog, machine=machine, store=store, jobs=jobs
@@ -377,16 +406,12 @@ class Parts:
             await renewal.react_to_changes(changes, saved=saved)
 
         self.watcher = Watcher(
-            catalog, inspector, on_changes, lookups.list_looked_up, doubts_changed=caches.forget_all_answers
+            catalog, inspector, on_changes, publication.list_used_kernels, on_doubts_changed=caches.forget_all_answers
         )
-
-    def list_configured_roots(self) -> set[str]:
-        """Return the paths of the roots in ``config.toml``."""
-        return {root.path for root in self.settings.roots}
 
 
 def list_watched_roots(settings: Settings, store: Store) -> list[Root]:
     """Return the roots to watch: those in ``config.toml``, and those that requests have added."""
     configured = {root.path for root in settings.roots}
     roots = [*settings.roots, *(root for root in store.load_roots() if root.path not in configured)]
-    return known_roots(roots, store.projects.load_names(), Trust(settings.trusted_directories))
+    return remake_roots(roots, store.projects.load_names(), Trust(settings.trusted_directories))

@@ -19,9 +19,9 @@ import platformdirs
 
 from ktuned.backends import cpu
 from ktuned.catalog import make_root
-from ktuned.fleet import count_compile_workers, list_executor_names, load_executor, memory
+from ktuned.fleet import choose_compile_slots, count_compile_workers, list_executor_names, load_executor, memory
 from ktuned.model import Root, SettingsError, listed
-from ktuned.scheduling import POLICIES, JobSettings, default_compile_slots
+from ktuned.scheduling import POLICIES
 from ktuned.sharing import ShareSettings
 from ktuned.tuning import DEFAULT_DEADLINES
 from ktuned_client.paths import socket_path
@@ -86,7 +86,6 @@ class Settings(msgspec.Struct, frozen=True):
         roots: The roots in ``config.toml``.
         deadlines: Seconds that each phase may take, by its name.
         compile_slots: Compiles that may run at once.
-        slots_are_given: Whether ``config.toml`` gives the number of compile slots.
         compile_cores: The cores that compilers may use.
         artifacts_bytes: Size limit of all artifacts.
         bench_bytes: Memory that a bench worker may use.
@@ -106,7 +105,6 @@ class Settings(msgspec.Struct, frozen=True):
     roots: tuple[Root, ...]
     deadlines: Mapping[str, float]
     compile_slots: int
-    slots_are_given: bool
     compile_cores: frozenset[int]
     artifacts_bytes: int
     bench_bytes: int
@@ -129,11 +127,6 @@ class Settings(msgspec.Struct, frozen=True):
         return self.file.bench_memory_gib is not None or self.file.compile_memory_gib is not None
 
     @property
-    def job_settings(self) -> JobSettings:
-        """The settings that every job follows."""
-        return JobSettings(self.file.contention, self.slots_are_given)
-
-    @property
     def share(self) -> ShareSettings:
         """The settings of the team store; empty if the daemon was started to ignore it."""
         return ShareSettings() if self.no_share else self.file.share
@@ -148,7 +141,7 @@ class Settings(msgspec.Struct, frozen=True):
         """The directory of workers' temporary files; a daemon that starts clears it."""
         return self.cache / "tmp"
 
-    def load_again(self) -> Settings:
+    def reload_settings_file(self) -> Settings:
         """Return the settings with the present content of ``config.toml``.
 
         Raises:
@@ -188,7 +181,7 @@ def load_settings(
     Raises:
         SettingsError: a setting is invalid; names the file and the field.
     """
-    asked = (_as_text(home), _as_text(socket), _as_text(config), idle_exit_s)
+    asked = (_explain_refused_value(home), _explain_refused_value(socket), _explain_refused_value(config), idle_exit_s)
     env = os.environ if environment is None else environment
     home = home or env.get("KTUNED_HOME")
     if home:
@@ -200,7 +193,7 @@ def load_settings(
         config_dir = Path(platformdirs.user_config_dir("ktuned"))
     config_path = Path(config) if config else config_dir / "config.toml"
     file, executors = _read_config(config_path, must_exist=config is not None)
-    slots = file.compile_slots or default_compile_slots(cpu.cores())
+    slots = file.compile_slots or choose_compile_slots(cpu.cores())
     bench_bytes, compile_bytes = memory.choose_default_limits(count_compile_workers(slots))
     cores = sorted(os.sched_getaffinity(0))
     # The first core is for a lane; compilers stay off it. The cores of further lanes are only known later.
@@ -213,7 +206,6 @@ def load_settings(
         roots=_make_roots(file, config_path),
         deadlines=_merge_deadlines(file, config_path),
         compile_slots=slots,
-        slots_are_given=file.compile_slots is not None,
         compile_cores=compile_cores,
         artifacts_bytes=int(file.artifacts_gib * 2**30),
         bench_bytes=_to_bytes(file.bench_memory_gib, bench_bytes),
@@ -231,7 +223,7 @@ def _read_config(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[s
     try:
         if path.exists() and not path.is_file():
             # Reading a pipe would block until there is a writer.
-            raise SettingsError(f"{path} cannot be read: it is no regular file", hint="put one in its place")
+            raise SettingsError(f"{path} cannot be read: it is not a regular file", hint="put one in its place")
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         if must_exist:
@@ -241,7 +233,7 @@ def _read_config(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[s
         raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="correct its mode or its owner") from error
     try:
         table = msgspec.toml.decode(text)
-        executors = _take_executors(table)
+        executors = _split_executor_settings(table)
         _check_value(table, ConfigFile, "")
     except (msgspec.DecodeError, UnicodeDecodeError, _ConfigError) as error:
         raise SettingsError(f"{path}: {error}", hint="see docs/settings.md") from error
@@ -264,7 +256,7 @@ def _read_config(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[s
     return file, executors
 
 
-def _take_executors(table: dict[str, Any]) -> dict[str, msgspec.Struct]:
+def _split_executor_settings(table: dict[str, Any]) -> dict[str, msgspec.Struct]:
     """Remove the tables of installed executors from a file's tables; return their settings by name.
 
     Raises:
@@ -329,7 +321,7 @@ def _check_table(table: Mapping[str, object], struct_type: type[msgspec.Struct],
             raise _ConfigError(f"{place} lacks `{field.name}`")
 
 
-def _as_text(given: str | Path | None) -> str | None:
+def _explain_refused_value(given: str | Path | None) -> str | None:
     return None if given is None else str(given)
 
 

@@ -113,7 +113,7 @@ class Daemon:
                 stop=self.stopping.set,
             ).list_handlers(),
             *JobMethods(
-                applications=parts.applications,
+                applications=fleet.applications,
                 catalog=catalog,
                 events=events,
                 intake=parts.intake,
@@ -121,7 +121,15 @@ class Daemon:
                 machine=machine,
                 store=store,
             ).list_handlers(),
-            *TrialMethods(catalog=catalog, machine=machine, lookups=lookups, jobs=jobs, store=store).list_handlers(),
+            *TrialMethods(
+                buckets=parts.buckets,
+                catalog=catalog,
+                jobs=jobs,
+                lookups=lookups,
+                machine=machine,
+                served=parts.served,
+                store=store,
+            ).list_handlers(),
             *LookupMethods(lookups).list_handlers(),
             *Subscriptions(events, jobs).list_handlers(),
             *WinnerExchange(
@@ -131,7 +139,7 @@ class Daemon:
                 machine=machine,
                 store=store,
                 artifacts=parts.artifacts,
-                served=lookups.served,
+                served=parts.served,
                 publish=parts.router.publish_event,
             ).list_handlers(),
             *Checks(
@@ -150,14 +158,13 @@ class Daemon:
                 environments=parts.probes.list_probed_environments,
                 lane=parts.dispatcher.get_lane,
             ).list_handlers(),
-            *CallMethods(parts.adoptions, parts.applications).list_handlers(),
+            *CallMethods(parts.adoptions, fleet.applications).list_handlers(),
             *Captures(parts.captured_inputs, catalog, jobs, lookups.forget_results).list_handlers(),
             *KernelMethods(
                 catalog=catalog,
-                explainer=Explainer(catalog, parts.admission, machine, store, lookups.find_doubt),
+                explainer=Explainer(catalog, parts.admission, machine, store, parts.certainty),
                 intake=parts.intake,
-                renewal=parts.renewal,
-                configured=parts.list_configured_roots,
+                watched_roots=parts.watched_roots,
             ).list_handlers(),
             *ShareMethods(
                 catalog=catalog, events=events, exchange=parts.share_exchange, jobs=jobs, shared=parts.shared_winners
@@ -205,11 +212,11 @@ class Daemon:
                 parts.portfolios.run_until_cancelled,
                 parts.watcher.watch_until_cancelled,
                 parts.renewal.retry_unrecorded,
-                parts.gone_roots.check_periodically,
+                parts.watched_roots.check_missing_periodically,
                 parts.artifact_cleanup.run_until_cancelled,
                 parts.probes.run_until_cancelled,
                 parts.toolchain_survey.run_until_cancelled,
-                self._take_up_work,
+                self._resume_work,
                 self.lifetime.run_until_cancelled,
                 *([functools.partial(keep_reachable, place, self.server.accept_from)] if is_bound else ()),
             ):
@@ -230,22 +237,24 @@ class Daemon:
                 else:
                     self.stopping.set()
 
-    async def _take_up_work(self) -> None:
+    async def _resume_work(self) -> None:
         """Continue the last daemon's work, after probing the machine's devices."""
         if self.parts.catalog.roots:
             await self.parts.probes.collect_reports()
             # Answers from before the probe may be based on an older report.
-            self.parts.lookups.caches.forget_all_answers()
+            self.parts.caches.forget_all_answers()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.parts.jobs.run_until_cancelled)
             tasks.start_soon(self._renew_changes)
             # Not earlier, because adoptions need to know the kernels.
-            tasks.start_soon(self.parts.adoptions.run)
+            tasks.start_soon(self.parts.adoptions.run_until_cancelled)
 
     async def _renew_changes(self) -> None:
         """Renew everything that changed while no daemon was running: sources first, then drivers and toolchains."""
         await self.parts.watcher.caught_up.wait()
-        self.parts.lookups.caught_up()
+        # The doubts of a start are over, because the watcher has now looked at every file.
+        self.parts.certainty.record_catch_up()
+        self.parts.caches.forget_all_answers()
         await self.parts.reverification.queue_reverification()
         # Sharing comes last, because shared winners must have today's contexts.
         await self.parts.share_exchange.run_until_cancelled()

@@ -36,7 +36,7 @@ def record_end(state: Path) -> Iterator[str]:
 
     The caller holds the lock of the state directory.
     """
-    notice = _take_notice(state)
+    notice = _read_last_end(state)
     place = state / END_NAME
     _write_line(place, f"{RUNS} {os.getpid()}")
     with _dump_stacks_on_signal(state / STACKS_NAME):
@@ -71,14 +71,14 @@ def _dump_stacks_on_signal(place: Path) -> Iterator[None]:
             faulthandler.disable()
 
 
-def _take_notice(state: Path) -> str:
+def _read_last_end(state: Path) -> str:
     try:
         found = (state / END_NAME).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
     word, _, rest = found.partition(" ")
     if word == RUNS:
-        found = f"the last daemon (pid {rest}) ended without a word: its warden was killed, too, or the machine stopped"
+        found = f"the last daemon (pid {rest}) left no reason: its warden was killed, too, or the machine stopped"
     stacks, kept = state / STACKS_NAME, state / f"{STACKS_NAME}.1"
     with suppress(OSError):
         if stacks.stat().st_size:

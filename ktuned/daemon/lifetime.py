@@ -83,7 +83,7 @@ class Lifetime:
         self._idleness = Idleness(idle_exit_s, monotonic())
         self._looks: deque[tuple[float, WorkFigures]] = deque(maxlen=LOOKS_KEPT)
         self._described = ""
-        self._busy = busy
+        self._list_reasons_to_stay = busy
         self._totals = totals
         self._describe = describe
         self._stop = stop
@@ -105,7 +105,7 @@ class Lifetime:
 
     def describe_idleness(self) -> IdleInfo:
         """Return the idle time after which the daemon ends, and the reasons why it must not end now."""
-        return IdleInfo(self.idle_exit_s, tuple(self._busy()))
+        return IdleInfo(self.idle_exit_s, tuple(self._list_reasons_to_stay()))
 
     def compute_rates(self, now: float | None = None) -> WorkFigures:
         """Return each total's increase per second over the last minute; 0 before the first record."""
@@ -120,15 +120,15 @@ class Lifetime:
         """Record the totals, describe the daemon to the service manager, and return whether it should end."""
         totals = self._totals()
         self._looks.append((now, totals))
-        if self._notifier.is_heard and (line := self._describe()) != self._described:
+        if self._notifier.has_service_manager and (line := self._describe()) != self._described:
             self._described = line
             self._notifier.report_status(line)
-        return self._idleness.is_over(self._busy(), sum(astuple(totals)), now)
+        return self._idleness.is_over(self._list_reasons_to_stay(), sum(astuple(totals)), now)
 
     async def run_until_cancelled(self) -> None:
         """Feed the watchdog, and check periodically whether the daemon should end, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            if self._watchdog_s and self._notifier.is_heard:
+            if self._watchdog_s and self._notifier.has_service_manager:
                 tasks.start_soon(self._feed_watchdog)
             tasks.start_soon(self._check_end_periodically)
 

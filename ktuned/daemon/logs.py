@@ -30,12 +30,12 @@ class LogFormat(Enum):
 
 def choose_format(environ: Mapping[str, str], descriptor: int, *, as_json: bool) -> LogFormat:
     """Return the format of a log to ``descriptor``: the journal's if it leads there, else JSON or logfmt as chosen."""
-    if leads_to_journal(environ, descriptor):
+    if is_journal_stream(environ, descriptor):
         return LogFormat.JOURNAL
     return LogFormat.JSON if as_json else LogFormat.LOGFMT
 
 
-def leads_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
+def is_journal_stream(environ: Mapping[str, str], descriptor: int) -> bool:
     """Return whether a descriptor is the journal's stream, which ``JOURNAL_STREAM`` names (systemd.exec(5))."""
     try:
         found = os.fstat(descriptor)

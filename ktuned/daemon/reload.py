@@ -65,11 +65,11 @@ class Reload:
             self._notifier.report_reloading()
             before = self._parts.settings
             try:
-                settings = before.load_again()
+                settings = before.reload_settings_file()
                 changed = settings.list_changes_since(before)
                 await self._apply_settings(settings)
             except KtunedError as error:
-                self.notice = f"config.toml was not taken in: {error.message}"
+                self.notice = f"config.toml was not reloaded: {error.message}"
                 _log.error("config_wrong", reason=error.message, hint=error.hint)
                 raise
             finally:
@@ -82,16 +82,16 @@ class Reload:
         # The daemon already listens, so a new socket takes effect at its next start.
         parts.settings = msgspec.structs.replace(settings, socket=parts.settings.socket)
         parts.deadlines.update(settings.deadlines)
-        parts.preparation.settings = settings.job_settings
+        parts.preparation.judges_contention = settings.file.contention
         self._lifetime.apply_limit(settings.idle_exit_s)
-        parts.idle_policy.policy = settings.file.policy
+        parts.job_machine.idle_policy.policy = settings.file.policy
         parts.jobs.request_review()
         # A config that failed may work with more time or memory.
         parts.jobs.forget_failures()
         if parts.trust.set_exceptions(settings.trusted_directories):
             # Workers get these directories only at their start.
             parts.fleet.outdate_workers()
-        parts.fleet.apply_limits(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
+        parts.fleet.apply_limits(settings.file.compile_slots, (settings.bench_bytes, settings.compile_bytes))
         parts.fleet.spawn_s = settings.deadlines["spawn"]
         parts.fleet.machine.keeps_spares = settings.file.spares
         parts.artifacts.cap_bytes = settings.artifacts_bytes
@@ -102,14 +102,14 @@ class Reload:
         await self._apply_roots(settings)
 
     async def _apply_roots(self, settings: Settings) -> None:
-        catalog, renewal, store = self._parts.catalog, self._parts.renewal, self._parts.store
+        catalog, store, watched_roots = self._parts.catalog, self._parts.store, self._parts.watched_roots
         known = catalog.roots
         paths = {root.path for root in settings.roots}
         configured = [root for root in list_watched_roots(settings, store) if root.path in paths]
         for root in configured:
-            await self._parts.inspector.adopt_root(root)
+            await self._parts.inspector.watch_root(root)
         kept = {root.path for root in (*settings.roots, *store.load_roots())}
-        await renewal.drop_roots([root for root in known if root.path not in kept])
+        await watched_roots.drop_roots([root for root in known if root.path not in kept])
         _log.info("config_reloaded", path=str(settings.config_path))
         before = {root.path for root in known}
-        await renewal.look_around([root for root in configured if root not in known and root.path in before])
+        await watched_roots.inspect_roots([root for root in configured if root not in known and root.path in before])

@@ -37,8 +37,8 @@ def collect_status(parts: Parts, server: Server, lifetime: Lifetime, notices: tu
         gate=fleet.gate.state,
         compile_slots=fleet.compile_slots.total_tokens,
         channels=jobs.describe_channels()
-        | {"follow_ups": parts.lookups.describe_follow_ups(), "writer": parts.store.describe_writer()},
-        caches=parts.lookups.measure_caches(),
+        | {"follow_ups": parts.follow_ups.describe_queue(), "writer": parts.store.describe_writer()},
+        caches=parts.caches.measure_sizes(admitted=len(parts.admission)),
         server=server.describe_traffic(),
         events=parts.events.describe_ring(),
         jobs=jobs.count_jobs(),
@@ -59,7 +59,7 @@ def _list_notices(parts: Parts) -> Iterator[str]:
     yield from (store.notice, store.lost, store.damaged)
     yield parts.watcher.notice
     yield parts.renewal.notice
-    yield parts.gone_roots.notice
+    yield parts.watched_roots.notice
     if parts.jobs.stalled:
         yield f"tuning is paused: {parts.jobs.stalled}"
     yield from parts.adoptions.notices

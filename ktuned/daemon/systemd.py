@@ -79,7 +79,7 @@ class Notifier:
             self._socket = None
 
     @property
-    def is_heard(self) -> bool:
+    def has_service_manager(self) -> bool:
         """``True`` if a service manager listens."""
         return self._socket is not None
 
@@ -139,7 +139,8 @@ def _find_listening_socket(pid_word: str, count_word: str, names_word: str, pid:
     (descriptor,) = chosen
     if not _is_listening(descriptor):
         raise SettingsError(
-            f"descriptor {descriptor} is no listening Unix stream socket", hint="ktuned.socket needs ListenStream=PATH"
+            f"descriptor {descriptor} is not a listening Unix stream socket",
+            hint="ktuned.socket needs ListenStream=PATH",
         )
     return descriptor
 

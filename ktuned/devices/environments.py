@@ -185,6 +185,9 @@ class Environments:
             if report != known.report:
                 known.report = report
                 await self._store_report(environment, report)
+            if not environment.host:
+                # Each device of this machine has a lane, which needs a core without compilers.
+                self._fleet.leave_cores(self._count_local_devices())
             return report
 
     async def _ask_worker(self, environment: Environment) -> EnvironmentReport:
@@ -214,6 +217,10 @@ class Environments:
             await self._store.save_probe(_environment_key(environment), msgspec.to_builtins(report))
         except StoreError as error:
             _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
+
+    def _count_local_devices(self) -> int:
+        """Return the number of this machine's devices. Several environments, and backends, may see the same ones."""
+        return len({device.name for report in self.reports if not report.host for device in report.devices})
 
     def _find_disagreement(self, doubt: str, report: EnvironmentReport, environment: Environment) -> str:
         """Return why this daemon doubts a new report, if it is the same doubt for which the report was made."""
@@ -393,6 +400,11 @@ class Environments:
             self._fleet.prepare_spares(Role.BENCH, environment, backend, with_context=True)
         self._fleet.prepare_spares(Role.EXPLORE, environment, backend)
         self._fleet.prepare_compilers(environment, backend)
+
+    def prepare_library(self, environment: Environment, backend: str, library: Mapping[str, Any]) -> None:
+        """Start workers for a first job whose functions are in a library, and have a front end import the library."""
+        self.prepare_first_job(environment, backend)
+        self._fleet.start_soon(self._fleet.front_ends.import_library, environment, backend, library, self._deadlines)
 
     def describe_environments(self) -> tuple[EnvironmentInfo, ...]:
         """Return every environment's report, for a status."""

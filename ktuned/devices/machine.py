@@ -266,6 +266,10 @@ class Machine:
         """Return a kernel's digest for a specialised problem (canonical text), which covers its captured inputs."""
         return add_captured(kernel.digest, self._find_captured_digest(kernel.name, specialized))
 
+    def digest_captured_inputs(self, kernel: KernelInfo, problem: Problem) -> str:
+        """Return the digest of the inputs that were captured for a problem; empty if there are none."""
+        return self._captured(kernel.name, canonical(kernel.select_key_values(problem)))
+
     def list_device_models(self, environment: Environment | None = None) -> dict[str, set[str]]:
         """Return the models of all known devices, of one environment or of all, by the devices' names.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import anyio
 from msgspec.structs import replace
 
-from ktuned.catalog import Catalog, environment_of
+from ktuned.catalog import Catalog, make_root_environment
 from ktuned.devices.environments import Environments
 from ktuned.fleet import Environment
 from ktuned.protocol import EnvironmentInfo
@@ -43,7 +43,7 @@ class Probes:
 
     def list_environments(self) -> list[Environment]:
         """Return the environments of all roots, each once."""
-        return list(dict.fromkeys(environment_of(root) for root in self._catalog.roots))
+        return list(dict.fromkeys(make_root_environment(root) for root in self._catalog.roots))
 
     def list_probed_environments(self) -> list[Environment]:
         """Return the environments of all roots; without a root, the daemon's interpreter."""

@@ -15,7 +15,7 @@ import anyio
 import msgspec
 import structlog
 
-from ktuned.catalog import Catalog, environment_of
+from ktuned.catalog import Catalog, make_root_environment
 from ktuned.devices.environments import Environments
 from ktuned.model import AmbiguousName, KernelInfo, NotFound, Root
 
@@ -86,7 +86,7 @@ class ToolchainSurvey:
 
     async def _survey_root(self, root: Root) -> None:
         is_doubted = False
-        for environment in self._environments.list_sites(environment_of(root)):
+        for environment in self._environments.list_sites(make_root_environment(root)):
             was_probed = self._environments.is_probed(environment)
             reason = self._environments.check_toolchain(environment) if was_probed else ""
             if reason:
@@ -102,7 +102,9 @@ class ToolchainSurvey:
         if not is_doubted and all(before[host] == present[host] for host in known):
             return
         kernels = [
-            kernel for kernel in self._catalog.kernels_below(root.path) if self._catalog.root_of(kernel.file) == root
+            kernel
+            for kernel in self._catalog.list_kernels_below(root.path)
+            if self._catalog.find_root(kernel.file) == root
         ]
         changed = [
             kernel
@@ -115,7 +117,7 @@ class ToolchainSurvey:
         used = {}
         for name in self._list_used_kernels():
             with suppress(NotFound, AmbiguousName):
-                root = self._catalog.root_of(self._catalog.resolve_kernel(name).file)
+                root = self._catalog.find_root(self._catalog.resolve_kernel(name).file)
                 if root is not None:
                     used[root.path] = root
         return list(used.values())
@@ -123,7 +125,7 @@ class ToolchainSurvey:
     def _read_fingerprints(self, root: Root) -> _Fingerprints:
         """Return, for each host, the fingerprints that are in the contexts of each backend's kernels."""
         found: _Fingerprints = {}
-        for environment in self._environments.list_sites(environment_of(root)):
+        for environment in self._environments.list_sites(make_root_environment(root)):
             report = self._environments.get_report(environment)
             found[environment.host] = {
                 name: (backend.fingerprint, [(device.name, device.fingerprint) for device in backend.devices])

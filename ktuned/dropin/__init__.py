@@ -7,7 +7,13 @@ it (:mod:`~ktuned.dropin.takeover`). A worker reads the calls that were left (:m
 
 from ktuned.dropin.account import RECORDED, TUNED, Account, account
 from ktuned.dropin.adopted_files import AdoptedFiles
-from ktuned.dropin.application import FunctionName, device_model, name_function, own_paths, short_dtype
+from ktuned.dropin.application import (
+    FunctionName,
+    find_device_model,
+    list_application_paths,
+    name_function,
+    shorten_dtype,
+)
 from ktuned.dropin.captures import is_capturing
 from ktuned.dropin.daemon_link import LOOK_DEADLINE_S, DaemonLink, daemon_link
 from ktuned.dropin.keyed_call import NOT_ACCEPTED, KeyedCall, find_log, leave_to_framework
@@ -20,11 +26,11 @@ from ktuned.dropin.recorded_call import (
     NotTunable,
     RecordedCall,
     check_captured_size,
-    to_scalar,
+    convert_to_scalar,
 )
 from ktuned.dropin.takeover import adopt_subclasses, explain_bypass, take_over
 from ktuned.model import CallKey
-from ktuned.spool import CALL_KEY, CALLS, TYPES_KEY, CallRecord, digest_of, spool_directory
+from ktuned.spool import CALL_KEY, CALLS, TYPES_KEY, CallRecord, digest_content, spool_directory
 
 __all__ = [
     "CALLS",
@@ -55,19 +61,19 @@ __all__ = [
     "account",
     "adopt_subclasses",
     "check_captured_size",
+    "convert_to_scalar",
     "count_launches",
     "daemon_link",
-    "device_model",
-    "digest_of",
+    "digest_content",
     "explain_bypass",
+    "find_device_model",
     "find_log",
     "is_capturing",
     "leave_launch_counts",
     "leave_to_framework",
+    "list_application_paths",
     "name_function",
-    "own_paths",
-    "short_dtype",
+    "shorten_dtype",
     "spool_directory",
     "take_over",
-    "to_scalar",
 ]

@@ -27,7 +27,7 @@ class FunctionName(NamedTuple):
     function: str
 
 
-def own_paths() -> tuple[str, ...]:
+def list_application_paths() -> tuple[str, ...]:
     """Return the application's own entries of ``sys.path``: all that do not come with the interpreter."""
     brought = tuple(f"{os.path.abspath(prefix)}{os.sep}" for prefix in {sys.prefix, sys.base_prefix})
     paths = dict.fromkeys(os.path.abspath(path) for path in sys.path)
@@ -67,7 +67,7 @@ def _find_release(package: str) -> str:
         return ""
 
 
-def short_dtype(dtype: Any) -> str:
+def shorten_dtype(dtype: Any) -> str:
     """Return a dtype's short name: ``f16`` for ``torch.float16``, ``f8_e4m3fn`` for ``torch.float8_e4m3fn``."""
     name = str(dtype).removeprefix("torch.")
     for long, short in _SHORT.items():
@@ -76,7 +76,7 @@ def short_dtype(dtype: Any) -> str:
     return name
 
 
-def device_model(index: int | None = None) -> str | None:
+def find_device_model(index: int | None = None) -> str | None:
     """Return the model of a GPU of this process, by default of torch's current GPU; ``None`` if there is no GPU."""
     torch = sys.modules.get("torch")
     return str(torch.cuda.get_device_name(index)) if torch is not None and torch.cuda.is_available() else None

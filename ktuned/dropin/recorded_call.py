@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 
 from ktuned.dropin.application import FunctionName
 from ktuned.model import TOLERANCE
-from ktuned.spool import digest_of
+from ktuned.spool import digest_content
 
 CAPTURED: Final = "captured"
 """Fill of a tensor whose content travels with the call."""
@@ -61,7 +61,7 @@ class Declaration:
     @property
     def identity(self) -> str:
         """Digest of the declaration and the interpreter; the same in every process that has the function."""
-        return digest_of(json.dumps([sys.executable, self.to_plain()], sort_keys=True))
+        return digest_content(json.dumps([sys.executable, self.to_plain()], sort_keys=True))
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields as plain data."""
@@ -88,7 +88,7 @@ class RecordedCall:
         from safetensors.torch import save
 
         data: bytes = save(dict(tensors))
-        name = f"{digest_of(data)}.safetensors"
+        name = f"{digest_content(data)}.safetensors"
         return replace(self, content=name), {name: data}
 
 
@@ -106,7 +106,7 @@ def check_captured_size(sizes: Mapping[str, int]) -> None:
         )
 
 
-def to_scalar(value: Any) -> bool | int | float | str:
+def convert_to_scalar(value: Any) -> bool | int | float | str:
     """Return a value as problems and configs store it: finite numbers and strings unchanged, others as ``~`` + repr."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"~{value}"

@@ -18,7 +18,7 @@ from ktuned.fleet.failures import (
     WorkerDied,
     is_outside_kill,
 )
-from ktuned.fleet.fleet import BENCH_MODULES, Fleet, count_compile_workers
+from ktuned.fleet.fleet import BENCH_MODULES, Fleet, choose_compile_slots, count_compile_workers
 from ktuned.fleet.front_ends import LIBRARY, FrontEndKey, FrontEnds
 from ktuned.fleet.health import Health
 from ktuned.fleet.lane_machine import Bench
@@ -77,6 +77,7 @@ __all__ = [
     "Worker",
     "WorkerDied",
     "age_rank",
+    "choose_compile_slots",
     "count_compile_workers",
     "is_outside_kill",
     "list_executor_names",

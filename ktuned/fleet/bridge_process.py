@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
 import subprocess
 from collections.abc import Callable
 from time import monotonic
@@ -15,7 +12,7 @@ import anyio
 
 from ktuned.fleet.calls import BridgeDown, Calls
 from ktuned.fleet.failures import describe_exit
-from ktuned.fleet.output_tail import OutputTail
+from ktuned.fleet.process_group import ProcessGroup
 from ktuned.ipc import InvalidMessage, frames
 
 CLOSED_S: Final = 1.0
@@ -26,25 +23,18 @@ class BridgeProcess(asyncio.Protocol):
     """One process of the bridge and its socket; :attr:`gone` is set when it has ended, and :attr:`end` says how."""
 
     def __init__(self, process: subprocess.Popen[bytes], mark: str, on_gone: Callable[[BridgeProcess], None]) -> None:
-        assert process.stdout is not None
         self.pid = process.pid
         self.mark = mark
         self.started = monotonic()
         self.gone = anyio.Event()
         self.end = ""
         self._is_ending = False
-        self._process = process
         self._on_gone = on_gone
-        self._loop = asyncio.get_running_loop()
-        self._pidfd = os.pidfd_open(process.pid)
-        self._tail = OutputTail(process.stdout.fileno())
+        self._group = ProcessGroup(process, self._on_exit)
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
         self.calls = Calls("ktuned-bridge", self._send_frame, self._writable.wait)
-        os.set_blocking(self._tail.fd, False)
-        self._loop.add_reader(self._pidfd, self._on_exit)
-        self._loop.add_reader(self._tail.fd, self._on_output)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the socket."""
@@ -52,7 +42,7 @@ class BridgeProcess(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Wait for the process to end, which says more than the closed socket; if it stays alive, it is killed."""
-        self._loop.call_later(CLOSED_S, self.kill, "it closed its socket")
+        asyncio.get_running_loop().call_later(CLOSED_S, self.kill, "it closed its socket")
 
     def pause_writing(self) -> None:
         """Hold back further calls until the process has read the earlier ones."""
@@ -74,10 +64,6 @@ class BridgeProcess(asyncio.Protocol):
             raise BridgeDown(self._describe_end())
         self._transport.write(data)
 
-    def _on_output(self) -> None:
-        if not self._tail.read_available():
-            self._loop.remove_reader(self._tail.fd)
-
     def request_end(self) -> None:
         """Close our side of the socket, so that the process releases its resources and ends."""
         if self._transport is not None and not self._transport.is_closing():
@@ -87,25 +73,15 @@ class BridgeProcess(asyncio.Protocol):
 
     def kill(self, why: str = "") -> None:
         """SIGKILL the process and its group."""
-        if self._pidfd >= 0:
+        if self._group.returncode is None:
             self.end = self.end or why
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            self._group.kill()
 
     def _on_exit(self) -> None:
-        # Kills its children. This must come before the process is reaped: afterwards its group's number may be reused.
-        self.kill()
-        self._tail.read_rest()
-        for descriptor in (self._pidfd, self._tail.fd):
-            self._loop.remove_reader(descriptor)
-        os.close(self._pidfd)
-        self._pidfd = -1
-        returncode = self._process.wait()
-        lines = self._tail.take_text().strip().splitlines()
+        assert self._group.returncode is not None
+        lines = self._group.tails[0].take_text().strip().splitlines()
         last_words = f": {lines[-1][:200]}" if lines and not self.end else ""
-        self.end = self.end or f"it {describe_exit(returncode)}{last_words}"
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self.end = self.end or f"it {describe_exit(self._group.returncode)}{last_words}"
         if self._transport is not None:
             self._transport.abort()
         self.calls.fail_all(self._describe_end())

@@ -23,7 +23,9 @@ import anyio.abc
 import msgspec
 import structlog
 
+from ktuned.backends import cpu
 from ktuned.fleet import memory
+from ktuned.fleet.applications import Applications
 from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
 from ktuned.fleet.front_ends import FrontEnds
 from ktuned.fleet.lane_machine import (
@@ -66,6 +68,11 @@ _MEMORY_S = 0.2
 """Interval at which the memory of workers is measured."""
 
 
+def choose_compile_slots(cores: int, lanes: int = 1) -> int:
+    """Return how many compiles run at once if no setting gives the number: all cores but one for each lane."""
+    return max(1, cores - max(1, lanes))
+
+
 def count_compile_workers(slots: int) -> int:
     """Return how many compile workers are needed to keep all compile slots busy.
 
@@ -88,13 +95,14 @@ class Fleet:
 
     Args:
         executor: Starts workers, here and on hosts.
-        compile_slots: Compiles that may run at once on this machine.
+        compile_slots: Compiles that may run at once on this machine; None for all cores but one for each lane.
         spawn_s: How long a worker may take to start, in seconds; may be changed at any time.
         memory_limits: Bytes that a bench worker and a compile worker may use; by default a share of the machine's.
         keeps_spares: Whether workers are started before they are needed.
         rank_of: Returns a job's rank, by which slots and devices are handed out.
         spare_modules: Modules that a spare bench worker imports besides its backend.
         cores: Cores that compiles and timing share; without it no timing waits for a compile.
+        applications: The applications that work on this machine's GPUs, for which lanes leave time and memory.
         limits: How many idle workers are kept, for how long, and when a worker is replaced.
     """
 
@@ -102,20 +110,23 @@ class Fleet:
         self,
         executor: Executor,
         *,
-        compile_slots: int,
+        compile_slots: int | None = None,
         spawn_s: float,
         memory_limits: tuple[int, int] | None = None,
         keeps_spares: bool = True,
         rank_of: RankOf = lambda job: 0,
         spare_modules: Sequence[str] = BENCH_MODULES,
         cores: int | None = None,
+        applications: Applications | None = None,
         limits: FleetLimits | None = None,
     ) -> None:
         self.pace = Pace()
+        self.applications = applications or Applications()
         self._lanes = 1
-        self._wide = 0
+        self._wide_cores = 0
         self.gate = QuietGate(cores, on_wide=self._leave_wide_cores)
-        self.compile_slots = Turns(compile_slots, rank_of=rank_of, most_inside_of=count_compile_workers)
+        self._chosen_slots = compile_slots
+        self.compile_slots = Turns(self._count_slots(), rank_of=rank_of, most_inside_of=count_compile_workers)
         # The empty name is this machine.
         self._hosts = {"": _Host(self.gate, self.compile_slots)}
         self._rank_of = rank_of
@@ -128,8 +139,8 @@ class Fleet:
             compilers_of=lambda host: self._get_host(host).slots.most_inside,
             keeps_spares=keeps_spares,
         )
-        self._limit_memory(*(memory_limits or memory.choose_default_limits(count_compile_workers(compile_slots))))
-        self.front_ends = FrontEnds(self, rank_of)
+        self._limit_memory(*(memory_limits or memory.choose_default_limits(self.compile_slots.most_inside)))
+        self.front_ends = FrontEnds(self.machine, self.acquire_worker, self.gate_of, rank_of)
         self._spare_news: dict[WorkerKind, anyio.Event] = {}
         self._busy = anyio.Event()
         self._starts_in_flight = 0
@@ -185,21 +196,27 @@ class Fleet:
             self.add_host(host, 1)
         return self._hosts[host]
 
-    def apply_limits(self, compile_slots: int, memory_limits: tuple[int, int]) -> None:
+    def apply_limits(self, compile_slots: int | None, memory_limits: tuple[int, int]) -> None:
         """Apply new settings. Running work continues, and counts towards the new limits."""
-        self.compile_slots.total_tokens = compile_slots
+        self._chosen_slots = compile_slots
+        self.compile_slots.total_tokens = self._count_slots()
         self._limit_memory(*memory_limits)
 
     def _limit_memory(self, bench_bytes: int, compile_bytes: int) -> None:
         self.machine.memory_limits |= dict.fromkeys(Role, bench_bytes) | {Role.COMPILE: compile_bytes}
 
+    def _count_slots(self) -> int:
+        return self._chosen_slots or choose_compile_slots(cpu.cores(), self._lanes)
+
     def leave_cores(self, lanes: int) -> None:
         """Keep compilers off one core for each lane, and off any more cores that a wide timing holds."""
         self._lanes = lanes
-        self._executor.leave_cores(lanes + self._wide)
+        if self._chosen_slots is None:
+            self.compile_slots.total_tokens = self._count_slots()
+        self._executor.leave_cores(lanes + self._wide_cores)
 
     def _leave_wide_cores(self, cores: int) -> None:
-        self._wide = cores
+        self._wide_cores = cores
         self.leave_cores(self._lanes)
 
     @asynccontextmanager
@@ -368,10 +385,6 @@ class Fleet:
             environment: The environment that has changed; None for all.
         """
         self.carry_out(self.machine.outdate_workers(environment))
-
-    def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
-        """Return whether a worker must be replaced before its next request."""
-        return self.machine.is_worn(worker, most_requests)
 
     @property
     def has_contexts(self) -> bool:

@@ -15,11 +15,11 @@ do not wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -34,6 +34,7 @@ from ktuned.fleet.failures import (
     is_outside_kill,
 )
 from ktuned.fleet.health import Health
+from ktuned.fleet.lane_machine import LaneMachine
 from ktuned.fleet.priority_semaphore import NO_JOB, RankOf, Turns
 from ktuned.fleet.quiet import COURTESY_S, QuietGate
 from ktuned.ipc import replies, requests
@@ -54,20 +55,11 @@ MOST_REQUESTS = 20_000
 configs and importing it again takes long."""
 
 
-class Lender(Protocol):
-    """The part of the fleet that front ends use. The fleet imports this module, so it cannot be imported here."""
+AcquireWorker = Callable[[Role, Environment], Awaitable[Worker]]
+"""Returns an idle worker, or a new one."""
 
-    def gate_of(self, place: Environment) -> QuietGate:
-        """Return the gate of an environment's machine."""
-
-    def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
-        """Run something until the fleet ends."""
-
-    async def acquire_worker(self, role: Role, environment: Environment) -> Worker:
-        """Return an idle worker, or a new one."""
-
-    def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
-        """Return whether a worker must be replaced before its next request."""
+GateOf = Callable[[Environment], QuietGate]
+"""Returns the gate between compiles and timing on an environment's machine."""
 
 
 class FrontEndKey(msgspec.Struct, frozen=True):
@@ -86,21 +78,21 @@ class FrontEndKey(msgspec.Struct, frozen=True):
 
 
 class FrontEnds:
-    """All front ends of a fleet."""
+    """All front ends of a fleet, whose ``machine`` decides when a worker is worn."""
 
-    def __init__(self, fleet: Lender, rank_of: RankOf) -> None:
-        self._fleet = fleet
+    def __init__(self, machine: LaneMachine, acquire_worker: AcquireWorker, gate_of: GateOf, rank_of: RankOf) -> None:
+        self._machine = machine
+        self._acquire_worker = acquire_worker
+        self._gate_of = gate_of
         self._rank_of = rank_of
         self._known: dict[FrontEndKey, _FrontEnd] = {}
 
-    def prepare_library(
+    async def import_library(
         self, environment: Environment, backend: str, library: Mapping[str, Any], deadlines: Mapping[str, float]
     ) -> None:
-        """Import a library in the background, before there is a job that needs it."""
+        """Import a library, before there is a job that needs it."""
         key = FrontEndKey.for_build(environment, backend, "", library)
-        self._fleet.start_soon(
-            self.open_front_end, key, requests.OpenFrontEnd(backend, library=library), NO_JOB, deadlines
-        )
+        await self.open_front_end(key, requests.OpenFrontEnd(backend, library=library), NO_JOB, deadlines)
 
     async def open_front_end(
         self, key: FrontEndKey, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]
@@ -146,7 +138,9 @@ class FrontEnds:
         if key not in self._known:
             for surplus in self._list_idle()[: max(0, len(self._known) - MAX_FRONT_ENDS + 1)]:
                 self._end_front_end(surplus)
-            self._known[key] = _FrontEnd(key, self._fleet, self._rank_of)
+            self._known[key] = _FrontEnd(
+                key, self._machine, self._acquire_worker, self._gate_of(key.environment), self._rank_of
+            )
         if job != NO_JOB:
             self._known[key].jobs.add(job)
         return self._known[key]
@@ -169,11 +163,20 @@ class FrontEnds:
 class _FrontEnd:
     """One front end. It has no worker before its first use, and after its last worker has ended."""
 
-    def __init__(self, key: FrontEndKey, fleet: Lender, rank_of: RankOf) -> None:
+    def __init__(
+        self,
+        key: FrontEndKey,
+        machine: LaneMachine,
+        acquire_worker: AcquireWorker,
+        gate: QuietGate,
+        rank_of: RankOf,
+    ) -> None:
         self.key = key
         self.jobs: set[int] = set()
         self.used_at = monotonic()
-        self._fleet = fleet
+        self._machine = machine
+        self._acquire_worker = acquire_worker
+        self._gate = gate
         self._turns = Turns(rank_of=rank_of)
         self._worker: Worker | None = None
         self._health = Health()
@@ -208,13 +211,10 @@ class _FrontEnd:
         async with self._turns.hold_turn(job):
             worker = await self._get_opened_worker(opening, job, deadlines)
             # The gate is not held during the import: an import that hangs would keep finalists waiting for quiet.
-            async with self._hold_for_compile():
+            async with self._gate.hold_for_compile():
                 lowered, _ = await self._send_request(worker, request, deadlines)
             self.used_at = monotonic()
             return lowered
-
-    def _hold_for_compile(self) -> AbstractAsyncContextManager[None]:
-        return self._fleet.gate_of(self.key.environment).hold_for_compile()
 
     async def _get_opened_worker(
         self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]
@@ -225,13 +225,13 @@ class _FrontEnd:
             WorkerError: the code cannot be imported. If the library itself failed, it is not tried again for a while.
         """
         if self._worker is not None and (
-            not self._worker.is_alive or self._fleet.is_worn(self._worker, most_requests=MOST_REQUESTS)
+            not self._worker.is_alive or self._machine.is_worn(self._worker, most_requests=MOST_REQUESTS)
         ):
             self.end_worker()
         if self._worker is None:
             if self._health.pause_s:
                 raise WorkerError(self._health.reason)
-            self._worker = await self._fleet.acquire_worker(Role.COMPILE, self.key.environment)
+            self._worker = await self._acquire_worker(Role.COMPILE, self.key.environment)
             try:
                 await self._import_code(self._worker, replace(opening, build=None), deadlines)
             except WorkerError as error:
@@ -250,7 +250,7 @@ class _FrontEnd:
     ) -> None:
         # An error in importing the kernel file is suppressed here: the unit's own request reports it.
         with suppress(RequestFailed):
-            async with self._fleet.gate_of(self.key.environment).hold_for_computing(COURTESY_S):
+            async with self._gate.hold_for_computing(COURTESY_S):
                 await self._send_request(worker, opening, deadlines)
         # Imports do not wear a worker out; only memory beyond them counts as growth.
         worker.settle_memory()

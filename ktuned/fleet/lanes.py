@@ -22,7 +22,6 @@ from typing import Final
 import anyio
 import structlog
 
-from ktuned.fleet.applications import Applications
 from ktuned.fleet.executor import Environment, I, R, Worker
 from ktuned.fleet.failures import Output, ReferenceUnusable
 from ktuned.fleet.fleet import Fleet
@@ -70,7 +69,6 @@ class Lane:
         on_state: Callable[[Lane], None] = lambda lane: None,
         health: Health | None = None,
         reap_s: float = REAP_S,
-        applications: Applications | None = None,
         is_waited_for: Callable[[int], bool] = lambda job: False,
     ) -> None:
         self.device = device
@@ -84,7 +82,6 @@ class Lane:
         self._turns = fleet.turns_on(device)
         self._on_state = on_state
         self._reap_s = reap_s
-        self._applications = applications or Applications()
         self._is_waited_for = is_waited_for
         self._cores = 0
         self._deadlines: Mapping[str, float] = {}
@@ -115,7 +112,7 @@ class Lane:
     @property
     def applications(self) -> tuple[int, ...]:
         """The applications that may be at work on the device."""
-        return self._applications.list_on_device(self.device)
+        return self._fleet.applications.list_on_device(self.device)
 
     @property
     def pace(self) -> Pace:
@@ -135,7 +132,7 @@ class Lane:
         of the time allows another request.
         """
         while pause_s := self._machine.pause_s(self.device):
-            if self._is_waited_for(job) or not await self._applications.is_device_used(self.device):
+            if self._is_waited_for(job) or not await self._fleet.applications.is_device_used(self.device):
                 break
             await anyio.sleep(min(pause_s, LOOK_S))
         async with self._turns.hold_turn(job):

@@ -10,8 +10,8 @@ The worker runs user code, so nothing that it does may block or mislead the daem
   for the caller.
 - *Answers are checked.* User code may write into the pipe; a message that is no answer to the present request ends the
   worker.
-- *A pidfd reports its end*, whatever happens to the pipes. The group is killed while its number is still ours; then
-  the remaining answers and output are read, so that items which came before the death count.
+- *Its end* is seen whatever happens to the pipes (:mod:`~ktuned.fleet.process_group`). Then the remaining answers are
+  read, so that items which came before the death count.
 - *Processes that left the group* (by ``setsid``) bear the worker's mark in their environment, and are found and killed
   by it.
 """
@@ -23,12 +23,11 @@ import contextlib
 import errno
 import os
 import shutil
-import signal
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any
 
 import anyio
 
@@ -36,8 +35,8 @@ from ktuned import observer
 from ktuned.fleet import memory, warden
 from ktuned.fleet.executor import Environment, I, R, Worker
 from ktuned.fleet.failures import DeadlineExpired, JournalFailed, Output, RequestFailed, WorkerDied
-from ktuned.fleet.output_tail import OutputTail
 from ktuned.fleet.phases import Phases
+from ktuned.fleet.process_group import Process, ProcessGroup
 from ktuned.ipc import (
     JOURNAL_VARIABLE,
     InvalidMessage,
@@ -67,17 +66,6 @@ _READ_BYTES = 1 << 16
 _INBOX_LIMIT = 256
 
 
-class Process(Protocol):
-    """A started process, with the part of the interface of :class:`subprocess.Popen` that is used here."""
-
-    pid: int
-    stdout: IO[bytes] | None
-    stderr: IO[bytes] | None
-
-    def wait(self) -> int:
-        """Reap it and return its exit code."""
-
-
 StartProcess = Callable[..., Process]
 """Starts a process from its command and the options of :class:`subprocess.Popen`."""
 
@@ -98,15 +86,12 @@ class WorkerProcess(Worker):
         journal: Journal,
     ) -> None:
         super().__init__(role, environment, process.pid)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._process = process
+        self._group = ProcessGroup(process, self._on_exit)
         self._mark = mark
         self._scratch = scratch
         self._loop = asyncio.get_running_loop()
         self._read_fd = read_fd
         self._write_fd = write_fd
-        self._pidfd = os.pidfd_open(process.pid)
         self._decoder = frames.Decoder()
         self._inbox: deque[replies.Item | replies.Done | replies.Failed] = deque()
         self._answer_types: tuple[type[Any], type[Any] | None] | None = (replies.Ready, None)
@@ -115,21 +100,16 @@ class WorkerProcess(Worker):
         self._phases = Phases(self._loop, journal, on_over=self._on_deadline, before_look=self._read_arrived_messages)
         self._items = 0
         self._reading = True
-        self._returncode: int | None = None
         self._stopped = ""
         self._fault = ""
-        self._tails = [OutputTail(process.stdout.fileno()), OutputTail(process.stderr.fileno())]
-        for descriptor in (read_fd, write_fd, *(tail.fd for tail in self._tails)):
+        for descriptor in (read_fd, write_fd):
             os.set_blocking(descriptor, False)
         self._loop.add_reader(read_fd, self._on_message)
-        self._loop.add_reader(self._pidfd, self._on_exit)
-        for tail in self._tails:
-            self._loop.add_reader(tail.fd, self._on_output, tail)
 
     @property
     def is_alive(self) -> bool:
         """True until the process has ended."""
-        return self._returncode is None
+        return self._group.returncode is None
 
     async def send_request(
         self,
@@ -150,7 +130,7 @@ class WorkerProcess(Worker):
         self._fault = ""
         self._answer_types = requests.find_answer_types(type(request))
         self._on_computed = on_computed
-        for tail in self._tails:
+        for tail in self._group.tails:
             tail.take_text()
         done = False
         try:
@@ -191,15 +171,15 @@ class WorkerProcess(Worker):
     async def _write_request(self, data: bytes, deadline_s: float) -> None:
         view = memoryview(data)
         # The pipe of a worker that waits for a request is empty, and most requests fit, so most need no timer.
-        if self._returncode is None:
+        if self._group.returncode is None:
             with contextlib.suppress(BlockingIOError, BrokenPipeError):
                 view = view[os.write(self._write_fd, view) :]
         if not view:
             return
         with anyio.move_on_after(deadline_s) as scope:
             while view:
-                if self._returncode is not None:
-                    raise self._make_death_error(self._returncode)
+                if self._group.returncode is not None:
+                    raise self._make_death_error(self._group.returncode)
                 try:
                     view = view[os.write(self._write_fd, view) :]
                 except BlockingIOError:
@@ -232,14 +212,14 @@ class WorkerProcess(Worker):
 
     async def _await_answer(self) -> replies.Item | replies.Done | replies.Failed:
         while not self._inbox:
-            if self._returncode is not None:
-                raise self._make_death_error(self._returncode)
+            if self._group.returncode is not None:
+                raise self._make_death_error(self._group.returncode)
             if self._phases.is_over:
                 raise DeadlineExpired(self._phases.current, self._phases.deadline_s, self.take_output())
             self._news = self._loop.create_future()
             await self._news
         answer = self._inbox.popleft()
-        if not self._reading and self._returncode is None:
+        if not self._reading and self._group.returncode is None:
             self._reading = True
             self._loop.add_reader(self._read_fd, self._on_message)
         return answer
@@ -249,10 +229,10 @@ class WorkerProcess(Worker):
 
     def take_output(self) -> Output:
         """Return the output since the last call or the request's begin, also what is still in the pipes; forget it."""
-        for tail in self._tails:
-            if self._returncode is None:
+        for tail in self._group.tails:
+            if self._group.returncode is None:
                 tail.read_rest()
-        return Output(self._tails[0].take_text(), self._tails[1].take_text())
+        return Output(self._group.tails[0].take_text(), self._group.tails[1].take_text())
 
     def _on_message(self) -> None:
         try:
@@ -272,7 +252,7 @@ class WorkerProcess(Worker):
 
     def _read_arrived_messages(self) -> None:
         """Read messages that have arrived, even if the event loop has not reported them yet."""
-        if self._reading and self._returncode is None:
+        if self._reading and self._group.returncode is None:
             self._on_message()
 
     def _on_deadline(self) -> None:
@@ -308,29 +288,15 @@ class WorkerProcess(Worker):
         self._inbox.append(answer)
         self._wake_caller()
 
-    def _on_output(self, tail: OutputTail) -> None:
-        if not tail.read_available():
-            self._loop.remove_reader(tail.fd)
-
     def _on_exit(self) -> None:
-        # Kills its children. This must come before the process is reaped: afterwards its group's number may be reused.
-        self.kill()
         while self._reading and self._read_rest():
             pass
-        for tail in self._tails:
-            tail.read_rest()
-        self._returncode = self._process.wait()
-        for descriptor in (self._read_fd, self._pidfd, *(tail.fd for tail in self._tails)):
-            self._loop.remove_reader(descriptor)
+        self._loop.remove_reader(self._read_fd)
         anyio.notify_closing(self._write_fd)
-        for descriptor in (self._read_fd, self._write_fd, self._pidfd):
+        for descriptor in (self._read_fd, self._write_fd):
             os.close(descriptor)
         self._phases.close()
         self._take_in_held_items()
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        self._process.stdout.close()
-        self._process.stderr.close()
         self._wake_caller()
         self.gone.set()
 
@@ -354,9 +320,7 @@ class WorkerProcess(Worker):
     def kill(self, why: str = "") -> None:
         """SIGKILL the whole process group; :attr:`gone` is set when the process has ended."""
         self._stopped = why or self._stopped
-        if self._returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+        self._group.kill()
 
     def remove_traces(self) -> None:
         """After :attr:`gone`: kill processes that left the group, and remove the scratch directory. Blocks for ms."""

@@ -6,24 +6,51 @@ from time import time
 
 import msgspec
 
-from ktuned.model import Config
+from ktuned.model import Config, Context, KernelInfo, Objective, Problem, WinnerKey
 from ktuned.protocol import Answer
 
 
+class WantedTuning(msgspec.Struct, frozen=True):
+    """The tuning of a problem in a context, which would improve an answer."""
+
+    kernel: KernelInfo
+    problem: Problem
+    context: Context
+    objective: Objective
+
+    @property
+    def key(self) -> WinnerKey:
+        """The key whose winner is wanted."""
+        return self.context.key_for(self.objective)
+
+    @property
+    def kernel_state(self) -> tuple[Context, str]:
+        """The state of the kernel that would be tuned."""
+        return self.context, self.kernel.plan_digest
+
+
 class Lookup(msgspec.Struct, frozen=True):
-    """A lookup's answer, with facts that are not sent.
+    """A lookup's answer, with facts that are not sent. The facts say which work would improve the answer.
 
     Attributes:
         answer: the answer that is sent.
         is_certain: if not, there may be a better answer in a moment, and this one is not pinned.
         undecided: configs that may be served instead once a worker has found that the space has them.
-        failure: why no tuning is queued, if it would fail again; the answer's ``message`` may give another reason.
+        failure: why no tuning is wanted, if it would fail again; the answer's ``message`` may give another reason.
+        lacks_bucket: whether a worker must say which problem represents this one.
+        tunings: the tunings that would improve the answer.
+        suits_portfolio: whether a portfolio's config may be served in place of these tunings.
+        key: the key of the answer; None if nothing can be measured here and now.
     """
 
     answer: Answer
     is_certain: bool = True
     undecided: tuple[Config, ...] = ()
     failure: str = ""
+    lacks_bucket: bool = False
+    tunings: tuple[WantedTuning, ...] = ()
+    suits_portfolio: bool = False
+    key: WinnerKey | None = None
 
 
 def compute_age(decided: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Doubts about winners: reasons why it is not certain now that an answer's files and toolchain are unchanged.
+"""The present state of kernels, and doubts about it: reasons why it is not certain that nothing has changed.
 
 After a start, the watcher needs time to look at every file. A lookup that comes before compares its own kernel's files
 and variables itself, if that takes little time. A file that changes later is inspected, which takes as long as its
@@ -14,11 +14,13 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
+import msgspec
+
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.ipc import stamp, stamps_agree
-from ktuned.model import ENVIRONMENT, Device, KernelInfo, digest_variable
+from ktuned.model import ENVIRONMENT, Context, Device, KernelInfo, KtunedError, Problem, digest_variable
 
 MAX_FILES: Final = 100
 MAX_BYTES: Final = 2**20
@@ -43,8 +45,28 @@ class _FileComparison(NamedTuple):
     reason: str
 
 
+class PresentState(msgspec.Struct, frozen=True):
+    """What a measurement of a problem would be made with now.
+
+    Attributes:
+        environment: The environment of the kernel's project.
+        device: The device that would be measured on; None if it is not here.
+        model: The device's model. If the device is not here, this is the name by which it was requested.
+        context: The context of the measurement; None without a device, or if the kernel file cannot be read.
+        fault: Why the kernel file cannot be read; empty if it can.
+        doubt: Why the context is not certain; empty if it is.
+    """
+
+    environment: Environment
+    device: Device | None
+    model: str | None
+    context: Context | None
+    fault: str
+    doubt: str
+
+
 class Certainty:
-    """Tells whether answers for a kernel can be relied on.
+    """Tells the present state of kernels, and whether answers for them can be relied on.
 
     Attributes:
         is_caught_up: Whether the watcher has looked at every file since the start.
@@ -55,44 +77,69 @@ class Certainty:
         self._machine = machine
         self.is_caught_up = False
         self._clock = clock
-        self._looks: dict[str, _FileComparison] = {}
+        self._comparisons: dict[str, _FileComparison] = {}
 
-    def caught_up(self) -> None:
+    def record_catch_up(self) -> None:
         """Record that the watcher has looked at every file since the start."""
         self.is_caught_up = True
-        self._looks.clear()
+        self._comparisons.clear()
 
-    def find_doubt(self, kernel: KernelInfo, environment: Environment, device: Device | None = None) -> str:
+    def find_present_state(self, kernel: KernelInfo, problem: Problem, device: str | None) -> PresentState:
+        """Return the state in which a problem would be measured now, on a device by its name or model (None: any)."""
+        environment = self._catalog.find_kernel_environment(kernel)
+        fault = self._catalog.find_file_fault(kernel)
+        try:
+            found = self._machine.find_device(environment, kernel.backend, device)
+        except KtunedError:
+            # The winners of its model still count.
+            return PresentState(environment, None, device, None, fault, "")
+        if fault:
+            return PresentState(environment, found, found.model, None, fault, "")
+        context = self._machine.build_context(kernel, environment, problem, found)
+        doubt = self.find_doubt(kernel, environment, found)
+        return PresentState(environment, found, found.model, context, "", doubt)
+
+    def build_context(self, kernel: KernelInfo, problem: Problem, state: PresentState) -> Context | None:
+        """Return the context of another problem of the same kernel; None if it cannot be measured here and now."""
+        if state.context is None or state.device is None:
+            return None
+        return self._machine.build_context(kernel, state.environment, problem, state.device)
+
+    def find_doubt(
+        self, kernel: KernelInfo, environment: Environment | None = None, device: Device | None = None
+    ) -> str:
         """Return why the present context of a kernel is not certain; empty if it is.
 
-        If ``device`` is on another host, the toolchain there is checked, too.
+        The ``environment`` is the kernel's own by default. If ``device`` is on another host, the toolchain there is
+        checked, too.
         """
+        environment = environment or self._catalog.find_kernel_environment(kernel)
         if suspect := self._catalog.find_suspicion(kernel):
             return f"{suspect} changed, or what it depends on, and is being inspected"
-        reason = "" if self.is_caught_up else self._source_doubt(kernel, environment)
+        reason = "" if self.is_caught_up else self._find_source_doubt(kernel, environment)
         if reason:
-            return f"not looked at since the start: {reason}"
+            return f"not checked since the daemon started: {reason}"
         environments = self._machine.environments
         reason = environments.find_doubt(environment)
         if device is not None and device.host and not reason:
             reason = environments.find_doubt(environment.with_host_of(device))
         return (
-            f"the toolchain is to be probed again: {reason}"
+            f"the toolchain must be probed again: {reason}"
             if reason
             else environments.describe_disagreement(environment)
         )
 
-    def _source_doubt(self, kernel: KernelInfo, environment: Environment) -> str:
-        known = self._looks.get(kernel.name)
+    def _find_source_doubt(self, kernel: KernelInfo, environment: Environment) -> str:
+        known = self._comparisons.get(kernel.name)
         if known is not None and known.stamps is kernel.stamps and self._clock() < known.until:
             return known.reason
         variables = self._machine.environments.list_variables(environment)
-        reason = _changed_variable(kernel, variables) or _first_difference(kernel.stamps)
-        self._looks[kernel.name] = _FileComparison(self._clock() + LOOK_S, kernel.stamps, reason)
+        reason = _find_changed_variable(kernel, variables) or _find_changed_file(kernel.stamps)
+        self._comparisons[kernel.name] = _FileComparison(self._clock() + LOOK_S, kernel.stamps, reason)
         return reason
 
 
-def _changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> str:
+def _find_changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> str:
     """Return which of the variables that the kernel reads has a different value in this daemon's workers."""
     read = {
         name.removeprefix(ENVIRONMENT): entry for name, entry in kernel.learned.items() if name.startswith(ENVIRONMENT)
@@ -101,14 +148,14 @@ def _changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> str:
     return next((f"the environment variable {name} changed" for name in changed), "")
 
 
-def _first_difference(stamps: Mapping[str, str]) -> str:
+def _find_changed_file(stamps: Mapping[str, str]) -> str:
     """Return the first file that has changed since its inspection, or why the files are not compared here."""
-    if len(stamps) > MAX_FILES or sum(map(_file_size, stamps)) > MAX_BYTES:
-        return "its files are many"
+    if len(stamps) > MAX_FILES or sum(map(_read_file_size, stamps)) > MAX_BYTES:
+        return "it has too many files to compare at once"
     return next((f"{path} changed" for path, held in stamps.items() if not stamps_agree(held, stamp(Path(path)))), "")
 
 
-def _file_size(path: str) -> int:
+def _read_file_size(path: str) -> int:
     try:
         return os.stat(path).st_size
     except OSError:

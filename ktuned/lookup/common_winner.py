@@ -38,14 +38,14 @@ def choose_common_config(tried: Sequence[tuple[float, Mapping[str, float]]], is_
     return min(total, key=lambda text: (total[text], text), default=None)
 
 
-def put_common_winners(winners: Iterable[Winner], common: Iterable[Common]) -> list[Winner]:
+def replace_by_common_configs(winners: Iterable[Winner], common: Iterable[Common]) -> list[Winner]:
     """Return the winners, with the common config in place of each problem's own winner."""
     own = {winner.key: winner for winner in winners}
     for one in common:
         context, trial = one.context, one.trial
         key = context.key_for(one.objective)
         before = own.get(key)
-        if trial.latency_us is None or (before is not None and _is_same(before, context, trial.config)):
+        if trial.latency_us is None or (before is not None and _is_winner_of(before, context, trial.config)):
             continue
         served = Winner(
             context,
@@ -63,5 +63,5 @@ def put_common_winners(winners: Iterable[Winner], common: Iterable[Common]) -> l
     return list(own.values())
 
 
-def _is_same(winner: Winner, context: Context, config: Config) -> bool:
+def _is_winner_of(winner: Winner, context: Context, config: Config) -> bool:
     return winner.context == context and canonical(winner.config) == canonical(config)

@@ -16,19 +16,10 @@ import structlog
 
 from ktuned.catalog import Admission, Buckets
 from ktuned.fleet import COURTESY_S, QuietGate
+from ktuned.lookup.answer import WantedTuning
 from ktuned.lookup.answer_caches import AnswerCaches
-from ktuned.model import (
-    LATENCY,
-    Config,
-    Context,
-    KernelInfo,
-    KtunedError,
-    Objective,
-    Priority,
-    Problem,
-    WinnerKey,
-    canonical,
-)
+from ktuned.model import Config, Context, KernelInfo, KtunedError, Priority, Problem, WinnerKey, canonical
+from ktuned.protocol import ChannelInfo
 from ktuned.scheduling import Jobs
 
 _log = structlog.get_logger()
@@ -43,25 +34,7 @@ MAX_REMEMBERED: Final = 50_000
 """Tunings that are remembered as queued, some 500 bytes each; when there are more, all are forgotten."""
 
 
-class _QueuedTuning(msgspec.Struct, frozen=True):
-    """The tuning of a problem in a context."""
-
-    kernel: KernelInfo
-    problem: Problem
-    context: Context
-    objective: Objective
-
-    @property
-    def key(self) -> WinnerKey:
-        return self.context.key_for(self.objective)
-
-    @property
-    def state(self) -> tuple[Context, str]:
-        """The state of the kernel for which the tuning was requested."""
-        return self.context, self.kernel.plan_digest
-
-
-class _ConfigCheck(msgspec.Struct, frozen=True):
+class _ConfigQuestion(msgspec.Struct, frozen=True):
     """The question whether configs are in a kernel's space, for a problem."""
 
     kernel: KernelInfo
@@ -101,78 +74,75 @@ class FollowUps:
         self._buckets = buckets
         self._jobs = jobs
         self._caches = caches
-        self._tuned: dict[WinnerKey, tuple[Context, str]] = {}
-        self._checked: dict[tuple[str, ...], anyio.Event] = {}
+        self._requested_tunings: dict[WinnerKey, tuple[Context, str]] = {}
+        self._open_questions: dict[tuple[str, ...], anyio.Event] = {}
         """The checks under way, by their keys, each with the event that is set when it ends."""
-        self._checks: dict[str, deque[_ConfigCheck | _BucketQuestion]] = {}
+        self._questions_by_kernel: dict[str, deque[_ConfigQuestion | _BucketQuestion]] = {}
         self._is_free = anyio.CapacityLimiter(MAX_CHECKED_KERNELS)
-        self._queue, self._arriving = anyio.create_memory_object_stream[_QueuedTuning | _ConfigCheck | _BucketQuestion](
-            MAX_FOLLOW_UPS
-        )
+        self._queue, self._arriving = anyio.create_memory_object_stream[
+            WantedTuning | _ConfigQuestion | _BucketQuestion
+        ](MAX_FOLLOW_UPS)
 
-    @property
-    def waiting(self) -> int:
-        """The number of follow-ups that wait."""
-        return self._queue.statistics().current_buffer_used + sum(map(len, self._checks.values()))
+    def describe_queue(self) -> ChannelInfo:
+        """Return how many follow-ups wait, and how many may."""
+        waiting = self._queue.statistics().current_buffer_used + sum(map(len, self._questions_by_kernel.values()))
+        return ChannelInfo(waiting, MAX_FOLLOW_UPS)
 
-    def queue_tuning(
-        self, kernel: KernelInfo, problem: Problem, context: Context, objective: Objective = LATENCY
-    ) -> None:
-        """Queue the tuning of a problem, once for each state of the kernel, and again if it could not be submitted."""
-        tuning = _QueuedTuning(kernel, problem, context, objective)
-        if self._tuned.get(tuning.key) == tuning.state:
+    def queue_tuning(self, tuning: WantedTuning) -> None:
+        """Queue a tuning, once for each state of the kernel, and again if it could not be submitted."""
+        if self._requested_tunings.get(tuning.key) == tuning.kernel_state:
             return
         try:
             self._queue.send_nowait(tuning)
         except anyio.WouldBlock:
             return
-        if len(self._tuned) >= MAX_REMEMBERED:
-            self._tuned.clear()
-        self._tuned[tuning.key] = tuning.state
+        if len(self._requested_tunings) >= MAX_REMEMBERED:
+            self._requested_tunings.clear()
+        self._requested_tunings[tuning.key] = tuning.kernel_state
 
     def queue_check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
         """Have a worker check whether configs are valid for a problem, unless that is under way."""
-        self._queue_question(_ConfigCheck(kernel, problem, configs))
+        self._queue_worker_question(_ConfigQuestion(kernel, problem, configs))
 
     async def await_check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
         """Wait until the check that :meth:`queue_check` has queued has ended, or failed."""
-        ended = self._checked.get(_ConfigCheck(kernel, problem, configs).key)
+        ended = self._open_questions.get(_ConfigQuestion(kernel, problem, configs).key)
         if ended is not None:
             await ended.wait()
 
     def queue_bucket(self, kernel: KernelInfo, problem: Problem) -> None:
         """Have a worker find which problem represents a problem, unless that is under way."""
-        self._queue_question(_BucketQuestion(kernel, problem))
+        self._queue_worker_question(_BucketQuestion(kernel, problem))
 
-    def _queue_question(self, check: _ConfigCheck | _BucketQuestion) -> None:
-        if check.key in self._checked or len(self._checked) >= MAX_FOLLOW_UPS:
+    def _queue_worker_question(self, question: _ConfigQuestion | _BucketQuestion) -> None:
+        if question.key in self._open_questions or len(self._open_questions) >= MAX_FOLLOW_UPS:
             return
         try:
-            self._queue.send_nowait(check)
+            self._queue.send_nowait(question)
         except anyio.WouldBlock:
             return
-        self._checked[check.key] = anyio.Event()
+        self._open_questions[question.key] = anyio.Event()
 
     def forget_tunings(self, kernel: str) -> None:
         """Let a kernel's tunings be queued again, because their results are gone, or hold for other inputs."""
-        for key in [key for key in self._tuned if key.kernel == kernel]:
-            del self._tuned[key]
+        for key in [key for key in self._requested_tunings if key.kernel == kernel]:
+            del self._requested_tunings[key]
 
     async def run_until_cancelled(self) -> None:
         """Carry out the follow-ups until cancelled; the checks of one kernel run one after another."""
         async with anyio.create_task_group() as tasks:
             with self._queue, self._arriving:
                 async for follow_up in self._arriving:
-                    if isinstance(follow_up, _QueuedTuning):
+                    if isinstance(follow_up, WantedTuning):
                         await self._submit_tuning(follow_up)
                         continue
                     name = follow_up.kernel.name
-                    if name not in self._checks:
-                        self._checks[name] = deque()
-                        tasks.start_soon(self._check_all, name)
-                    self._checks[name].append(follow_up)
+                    if name not in self._questions_by_kernel:
+                        self._questions_by_kernel[name] = deque()
+                        tasks.start_soon(self._ask_worker_questions, name)
+                    self._questions_by_kernel[name].append(follow_up)
 
-    async def _submit_tuning(self, tuning: _QueuedTuning) -> None:
+    async def _submit_tuning(self, tuning: WantedTuning) -> None:
         try:
             await self._jobs.submit_job(
                 tuning.key,
@@ -183,24 +153,24 @@ class FollowUps:
                 any_plan=True,
             )
         except KtunedError as error:
-            self._tuned.pop(tuning.key, None)
+            self._requested_tunings.pop(tuning.key, None)
             _log.warning("lookup_not_tuned", kernel=tuning.kernel.name, reason=error.message)
 
-    async def _check_all(self, kernel: str) -> None:
+    async def _ask_worker_questions(self, kernel: str) -> None:
         async with self._is_free:
-            waiting = self._checks[kernel]
+            waiting = self._questions_by_kernel[kernel]
             while waiting:
-                check = waiting.popleft()
+                question = waiting.popleft()
                 try:
                     async with self._gate.hold_for_computing(COURTESY_S):
-                        if isinstance(check, _BucketQuestion):
-                            await self._buckets.find_representative(check.kernel, check.problem)
+                        if isinstance(question, _BucketQuestion):
+                            await self._buckets.find_representative(question.kernel, question.problem)
                         else:
-                            await self._admission.check_configs(check.kernel, check.problem, check.configs)
+                            await self._admission.check_configs(question.kernel, question.problem, question.configs)
                     self._caches.forget_answers(kernel)
                 except KtunedError as error:
                     _log.warning("kernel_file_not_asked", kernel=kernel, reason=error.message)
                 finally:
-                    # Then a lookup can queue this check again, in case its verdict is forgotten.
-                    self._checked.pop(check.key).set()
-            del self._checks[kernel]
+                    # Then a lookup can queue this question again, in case its verdict is forgotten.
+                    self._open_questions.pop(question.key).set()
+            del self._questions_by_kernel[kernel]

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ktuned.lookup.answer import compute_age
 from ktuned.model import NotFound, Problem, UsageError
 from ktuned.protocol import Answer, PinInfo
-from ktuned.store import Store, pinned_question
+from ktuned.store import Store, encode_pinned_question
 
 MAX_PINNED: Final = 100_000
 """Answers that all pins may hold together: a thousand runs of a hundred kernels."""
@@ -29,11 +29,11 @@ _PASSING: Final[dict[str, Any]] = {"age_s": None, "generation": 0, "message": ""
 
 
 class Pins:
-    """Answers lookups under pins; ``changed`` is called when earlier answers no longer hold."""
+    """Answers lookups under pins; ``on_change`` is called when earlier answers no longer hold."""
 
-    def __init__(self, store: Store, changed: Callable[[], None]) -> None:
+    def __init__(self, store: Store, on_change: Callable[[], None]) -> None:
         self._store = store
-        self._changed = changed
+        self._on_change = on_change
 
     def find_answer(
         self, pin: str, kernel: str, problem: Problem, device: str | None, objective: str | None = None
@@ -47,7 +47,7 @@ class Pins:
             raise UsageError(
                 f"the pin {pin[:100]!r} is not a valid name", hint="give a short text, for example the run's id"
             )
-        held = self._store.pinned.find_answer(pin, pinned_question(kernel, problem, device, objective))
+        held = self._store.pinned.find_answer(pin, encode_pinned_question(kernel, problem, device, objective))
         return None if held is None else _read_answer(held)
 
     async def freeze_answer(
@@ -61,10 +61,10 @@ class Pins:
         Raises:
             UsageError: the pins already hold as many answers as they may.
         """
-        asked = pinned_question(kernel, problem, device, objective)
+        asked = encode_pinned_question(kernel, problem, device, objective)
         names = [(answer.kernel, answer.device, named) for named in (objective, answer.objective)]
-        keys = [asked, *(pinned_question(name, problem, model, named) for name, model, named in names)]
-        held = await self._store.pinned.hold_answer(
+        keys = [asked, *(encode_pinned_question(name, problem, model, named) for name, model, named in names)]
+        held = await self._store.pinned.keep_answer(
             pin, list(dict.fromkeys(keys)), _render_answer(answer), now=time.time(), limit=MAX_PINNED
         )
         return replace(_read_answer(held), generation=answer.generation)
@@ -73,16 +73,16 @@ class Pins:
         """Return every pin."""
         return [PinInfo(*row) for row in self._store.pinned.list_pins()]
 
-    async def give_up(self, pin: str) -> int:
+    async def remove_pin(self, pin: str) -> int:
         """Remove a pin, so that the next lookup decides again; return how many questions it had answers to.
 
         Raises:
             NotFound: there is no such pin.
         """
-        removed = await self._store.pinned.give_up(pin)
+        removed = await self._store.pinned.remove_pin(pin)
         if not removed:
             raise NotFound(f"there is no pin {pin!r}", hint="`ktuned lookup --pins` lists them")
-        self._changed()
+        self._on_change()
         return removed
 
 

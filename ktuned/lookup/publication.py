@@ -15,29 +15,30 @@ published:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from time import perf_counter
+from collections.abc import Iterable, Mapping
+from time import monotonic, perf_counter
 from typing import Any, Final
 
 import anyio
 import msgpack
 
-from ktuned.catalog import Catalog, declared_admission
+from ktuned.catalog import Catalog, decide_by_declaration
 from ktuned.devices import Machine
-from ktuned.fleet import Environment
 from ktuned.lookup.answer import Lookup
+from ktuned.lookup.answer_caches import AnswerCaches
+from ktuned.lookup.best_answers import BestAnswers
 from ktuned.lookup.certainty import Certainty
-from ktuned.lookup.winner_table import CONFIRM_EVERY_S, WinnerTable
+from ktuned.lookup.follow_ups import FollowUps
+from ktuned.lookup.served_winners import ServedWinners
+from ktuned.lookup.winner_table import CONFIRM_EVERY_S
 from ktuned.model import (
     AmbiguousName,
     Config,
     Device,
     KernelInfo,
     NotFound,
-    Objective,
     Problem,
     Status,
-    Winner,
 )
 from ktuned.protocol import Answer
 from ktuned_client.table import MAX_CONTENT_BYTES, MAX_ENTRIES, kernel_key, pinned_prefix, winner_prefix
@@ -57,45 +58,39 @@ SHARE: Final = 0.05
 SHORTEST_PAUSE_S: Final = 0.05
 """Least pause between two publications, because changes come in bursts, for example from the jobs after an edit."""
 
-
-BestKnown = Callable[[KernelInfo, Problem, str | None, Objective], Lookup]
-"""Returns the answer for a kernel's problem, on a device, by an objective; starts no tuning."""
+USED_S: Final = 60.0
+"""For this long after a lookup a kernel is in use: its winners are published, and its files are checked more often."""
 
 
 class Publication:
-    """Writes ``table``: all winners of the kernels that ``in_use`` returns, and each answer to a lookup.
-
-    Args:
-        table: The table of winners.
-        catalog: Finds kernels.
-        machine: Knows the devices.
-        certainty: Knows whether the watcher has looked at all files.
-        in_use: Returns the names of the kernels in use.
-        winners: Returns a kernel's winners.
-        answer: Returns the answer that a lookup would get.
-    """
+    """Writes the table of winners: all winners of the kernels in use, and each answer to a lookup."""
 
     def __init__(
         self,
-        table: WinnerTable,
+        *,
         catalog: Catalog,
         machine: Machine,
+        caches: AnswerCaches,
         certainty: Certainty,
-        *,
-        in_use: Callable[[], Iterable[str]],
-        winners: Callable[[KernelInfo, Environment], Iterable[Winner]],
-        answer: BestKnown,
+        served: ServedWinners,
+        answers: BestAnswers,
+        follow_ups: FollowUps,
     ) -> None:
-        self._table = table
+        self._table = caches.table
         self._catalog = catalog
         self._machine = machine
         self._certainty = certainty
-        self._in_use = in_use
-        self._winners = winners
-        self._answer = answer
+        self._served = served
+        self._answers = answers
+        self._follow_ups = follow_ups
         self._published: dict[str, int] = {}
         """For each kernel, the generation in which all its winners were last published."""
         self._change = anyio.Event()
+        caches.when_changed = self.request_publication
+
+    def list_used_kernels(self, within_s: float = USED_S) -> list[str]:
+        """Return the kernels in use: those that were looked up within the last ``within_s`` seconds."""
+        return self._table.list_used_kernels((kernel.name for kernel in self._catalog.kernels), monotonic() - within_s)
 
     def request_publication(self) -> None:
         """Have winners published again soon, because some may have changed."""
@@ -129,15 +124,15 @@ class Publication:
     async def run_until_cancelled(self) -> None:
         """Publish the winners of kernels in use, and confirm that the daemon watches files, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._confirm_watching)
+            tasks.start_soon(self._confirm_watch_periodically)
             while True:
                 await self._change.wait()
                 self._change = anyio.Event()
-                for name in self._in_use():
+                for name in self.list_used_kernels():
                     await self._publish_winners(name)
                 await anyio.sleep(SHORTEST_PAUSE_S)
 
-    async def _confirm_watching(self) -> None:
+    async def _confirm_watch_periodically(self) -> None:
         while True:
             self._table.confirm_watch()
             await anyio.sleep(CONFIRM_EVERY_S)
@@ -149,7 +144,7 @@ class Publication:
             return
         try:
             kernel = self._catalog.resolve_kernel(name)
-            winners = list(self._winners(kernel, self._catalog.kernel_environment(kernel)))[:MAX_WINNERS]
+            winners = self._served.list_winners(kernel, self._catalog.find_kernel_environment(kernel))[:MAX_WINNERS]
         except NotFound:
             self._published.pop(name, None)
             return
@@ -158,7 +153,10 @@ class Publication:
         for winner in winners:
             # The answer can be found if the winner has all values of the key (the whole problem without `specialize`).
             if set(kernel.specialize or ()) <= set(winner.problem):
-                found = self._answer(kernel, winner.problem, winner.context.device, winner.objective)
+                found = self._answers.find_best_answer(kernel, winner.problem, winner.context.device, winner.objective)
+                if found.undecided:
+                    # The winner is published after the check, as another answer than before.
+                    self._follow_ups.queue_check(kernel, winner.problem, found.undecided)
                 if found.answer.status is Status.FRESH:
                     self._publish_answer(kernel, winner.problem, found)
             took_s = perf_counter() - start
@@ -182,7 +180,7 @@ class Publication:
         ):
             return False
         is_whole = kernel.specialize is None and not kernel.bucket
-        if not is_whole and not declared_admission(kernel, None, config):
+        if not is_whole and not decide_by_declaration(kernel, None, config):
             return False
         measured = answer.measured or (None if is_whole else problem)
         key = _pack_value(dict(sorted(kernel.select_key_values(problem).items())))
@@ -191,15 +189,15 @@ class Publication:
 
     def _describe_kernel(self, kernel: KernelInfo) -> bytes:
         """Return the payload from which clients learn how to form the keys of a kernel's winners."""
-        devices = self._machine.list_devices(self._catalog.kernel_environment(kernel), kernel.backend)
+        devices = self._machine.list_devices(self._catalog.find_kernel_environment(kernel), kernel.backend)
         keys = None
         if kernel.specialize is not None or kernel.bucket:
             keys = sorted({tuple(sorted(problem)) for problem in kernel.problems}) or None
-        described = [kernel.name, kernel.file, kernel.objective(None), _models_by_name(devices), keys]
+        described = [kernel.name, kernel.file, kernel.objective(None), _map_device_names(devices), keys]
         rules = [kernel.specialize, dict(kernel.bucket)]
         if len(packed := _pack_value(described + rules)) > MAX_DESCRIPTION_BYTES:
             # Too many devices to list their names: a lookup that names one goes to the daemon instead.
-            described[3] = _models_by_name(devices[:1])
+            described[3] = _map_device_names(devices[:1])
             packed = _pack_value(described + rules)
         return packed
 
@@ -224,7 +222,7 @@ def _encode_answer(config: Config, answer: Answer, measured: Problem | None) -> 
     )
 
 
-def _models_by_name(devices: Iterable[Device]) -> Mapping[str, str]:
+def _map_device_names(devices: Iterable[Device]) -> Mapping[str, str]:
     """Return the models of devices by name; the empty name stands for the first device.
 
     A device that differs from the first one of its model has contexts of its own. It is left out, so that lookups

@@ -10,7 +10,7 @@ from ktuned.catalog import Admission, Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.lookup.answer_caches import AnswerCaches
-from ktuned.lookup.common_winner import MAX_TRIALS, Common, choose_common_config, put_common_winners
+from ktuned.lookup.common_winner import MAX_TRIALS, Common, choose_common_config, replace_by_common_configs
 from ktuned.model import (
     Candidate,
     Context,
@@ -69,11 +69,11 @@ class ServedWinners:
             # A winner that no final round has decided may only be the first config that was measured there.
             if device is None or not winner.is_final or (key in found and found[key].context == context):
                 continue
-            if self._is_present(context, winner, kernel, environment, device):
+            if self._is_in_present_context(context, winner, kernel, environment, device):
                 found[key] = replace(winner, context=context)
         return list(found.values())
 
-    def _is_present(
+    def _is_in_present_context(
         self, context: Context, winner: Winner, kernel: KernelInfo, environment: Environment, device: Device
     ) -> bool:
         """Return whether a measurement made now would have a winner's context."""
@@ -94,7 +94,9 @@ class ServedWinners:
         for device in sorted(models & {winner.context.device for winner in own}):
             for objective in objectives:
                 if kernel.weights:
-                    own = put_common_winners(own, self._find_common_trials(kernel, environment, device, objective))
+                    own = replace_by_common_configs(
+                        own, self._list_common_trials(kernel, environment, device, objective)
+                    )
                 for group in kernel.find_batch_groups():
                     own = self._replace_by_class(own, kernel, environment, device, objective, group)
         return own
@@ -147,7 +149,7 @@ class ServedWinners:
             verdict = choose_class(
                 kernel.batch_invariant,
                 [
-                    Member(text, weight, tuple(self._candidates(kernel, problem, contexts[text], objective)))
+                    Member(text, weight, tuple(self._list_candidates(kernel, problem, contexts[text], objective)))
                     for (problem, weight), text in zip(group, contexts, strict=True)
                 ],
             )
@@ -158,17 +160,17 @@ class ServedWinners:
         common = [Common(context, trial, objective) for context, trial in trials if trial is not None]
         if len(common) < len(group):
             return [winner for winner in own if winner.key not in keys]
-        return put_common_winners(own, common)
+        return replace_by_common_configs(own, common)
 
-    def _candidates(
+    def _list_candidates(
         self, kernel: KernelInfo, problem: Problem, context: Context, objective: Objective
     ) -> Iterable[Candidate]:
         """Return the candidates for a group's class that the space still has."""
         for one in self._store.find_candidates(context, MAX_TRIALS, objective=objective):
-            if self._admission.known_verdict(kernel, problem, json.loads(one.config)) is not False:
+            if self._admission.find_known_verdict(kernel, problem, json.loads(one.config)) is not False:
                 yield one
 
-    def _find_common_trials(
+    def _list_common_trials(
         self, kernel: KernelInfo, environment: Environment, model: str, objective: Objective
     ) -> Iterable[Common]:
         """Return the trials of the config that is best for all problems by an objective; none until all are tuned."""
@@ -183,7 +185,7 @@ class ServedWinners:
             known.text
             for problem, configs in zip(kernel.problems, tried, strict=True)
             for known in configs
-            if self._admission.known_verdict(kernel, problem, known.config) is False
+            if self._admission.find_known_verdict(kernel, problem, known.config) is False
         ]
         costs = [
             {known.text: cost for known in configs if (cost := cost_of(objective, known.figure)) is not None}

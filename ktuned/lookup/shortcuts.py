@@ -74,14 +74,14 @@ class Shortcuts:
         """Lookups whose answers are kept."""
         return sum(kept.lookups for kept in self._answers.values())
 
-    def find_response(self, data: bytes) -> bytes | None:
-        """Return the response to ``data``, if these bytes are one request that was answered a moment ago."""
-        end = _ID_ENDS.get(data[2]) if len(data) > 2 else None
+    def find_response(self, request: bytes) -> bytes | None:
+        """Return the response to the bytes of a ``request``, if the same request was answered a moment ago."""
+        end = _ID_ENDS.get(request[2]) if len(request) > 2 else None
         if end is None:
             return None
-        kept = self._answers.get(data[end:])
+        kept = self._answers.get(request[end:])
         self.repeats = 0
-        if kept is None or not data.startswith(_REQUEST_OPENS):
+        if kept is None or not request.startswith(_REQUEST_OPENS):
             return None
         if self._clock() >= kept.until:
             self.repeats, kept.given = kept.given, 0
@@ -89,15 +89,15 @@ class Shortcuts:
         self.taken += 1
         self.lookups += kept.lookups
         kept.given += 1
-        return _RESPONSE_OPENS + data[2:end] + kept.answer
+        return _RESPONSE_OPENS + request[2:end] + kept.answer
 
-    def keep_response(self, data: bytes, response: bytes) -> None:
-        """Keep the response to the request ``data``, if it answers lookups and is no error."""
-        if len(data) > MAX_QUESTION_BYTES or len(response) > MAX_ANSWER_BYTES:
+    def keep_response(self, request: bytes, response: bytes) -> None:
+        """Keep the response to the bytes of a ``request``, if it answers lookups and is not an error."""
+        if len(request) > MAX_QUESTION_BYTES or len(response) > MAX_ANSWER_BYTES:
             return
-        question = data[_ID_ENDS.get(data[2], len(data)) :]
+        question = request[_ID_ENDS.get(request[2], len(request)) :]
         answer = response[_ID_ENDS[response[2]] :]
-        lookups = _lookups_answered(question)
+        lookups = _count_lookups(question)
         if not lookups or not answer.startswith(b"\xc0"):
             return
         size = len(question) + len(answer)
@@ -115,7 +115,7 @@ class Shortcuts:
         self._bytes = 0
 
 
-def _lookups_answered(question: bytes) -> int:
+def _count_lookups(question: bytes) -> int:
     """Return how many lookups a request has, given its bytes from the method on; 0 if it is another method."""
     if question.startswith(_LOOKUP):
         return 1

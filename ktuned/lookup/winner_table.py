@@ -87,7 +87,7 @@ class WinnerTable:
             _end_table(before)
         if self.path is not None:
             os.rename(self._staged, self.path)
-        self._uses = _make_uses(os.path.join(directory, USES_NAME))
+        self._use_times = _map_use_times(os.path.join(directory, USES_NAME))
 
     def generation(self, kernel: str) -> int:
         """Return a kernel's generation, by its full name."""
@@ -126,25 +126,25 @@ class WinnerTable:
     def holds_entry(self, kernel: str, key: bytes, payload: bytes) -> bool:
         """Return whether an entry is published and valid with exactly this payload."""
         for at in self._probe_offsets(key) if self.path is not None else ():
-            if self._is_of(at, key):
+            if self._has_key(at, key):
                 _, _, content = self._read_entry(at)
                 return self._words[at + 3] == self.generation(kernel) and content == key + payload
         return False
 
-    def used_since(self, kernels: Iterable[str], since_s: float) -> list[str]:
-        """Return the kernels that clients have looked up in the table since a time of ``monotonic``."""
-        if self._uses is None:
-            return []
-        # A client notes the end of the confirmation (see confirm_watch) that was valid when it looked.
-        uses, earliest, latest = self._uses, int((since_s + WATCHED_S) * 1e9), self._words[WATCHED_WORD]
+    def note_use(self, kernel: str) -> None:
+        """Note that a kernel was looked up now, as clients do that find its winner in the table."""
+        self._use_times[slot_of(kernel)] = self._words[WATCHED_WORD]
+
+    def list_used_kernels(self, kernels: Iterable[str], since_s: float) -> list[str]:
+        """Return the kernels that were looked up, here or in the table, since a time of ``monotonic``."""
+        # A use is noted as the end of the confirmation (see confirm_watch) that was valid then.
+        uses, earliest, latest = self._use_times, int((since_s + WATCHED_S) * 1e9), self._words[WATCHED_WORD]
         return [kernel for kernel in kernels if earliest < uses[slot_of(kernel)] <= latest]
 
     def close(self) -> None:
         """Unmap the files; they stay on the disk."""
         self._close_views()
-        if self._uses is not None:
-            self._uses.release()
-            self._uses = None
+        self._use_times.release()
 
     def _open_views(self) -> None:
         self._bytes = memoryview(self._map)
@@ -173,19 +173,19 @@ class WinnerTable:
         for at in self._probe_offsets(key):
             if not self._words[at]:
                 return at if free is None else free
-            if self._is_of(at, key):
+            if self._has_key(at, key):
                 return at
-            if free is None and self._has_ended(at):
+            if free is None and self._is_invalid_entry(at):
                 free = at
         return free
 
-    def _is_of(self, at: int, key: bytes) -> bool:
+    def _has_key(self, at: int, key: bytes) -> bool:
         if self._words[at + 1] >> 32 != crc32(key):
             return False
         _, key_bytes, content = self._read_entry(at)
         return content[:key_bytes] == key
 
-    def _has_ended(self, at: int) -> bool:
+    def _is_invalid_entry(self, at: int) -> bool:
         return self._words[self._words[at + 2] >> 32] != self._words[at + 3]
 
     def _read_entry(self, at: int) -> tuple[int, int, bytes]:
@@ -241,7 +241,7 @@ class WinnerTable:
         for at in range(WORDS, WORDS + entries * ENTRY_WORDS, ENTRY_WORDS):
             if before_words[at] and before_words[before_words[at + 2] >> 32] == before_words[at + 3]:
                 copied = bytes(before_bytes[8 * at : 8 * (at + ENTRY_WORDS)])
-                place = next((to for to in self._tag_probed(before_words[at + 1] >> 32) if not self._words[to]), None)
+                place = next((to for to in self._probe_places(before_words[at + 1] >> 32) if not self._words[to]), None)
                 if place is not None:
                     self._bytes[8 * place : 8 * (place + ENTRY_WORDS)] = copied
         before_words.release()
@@ -252,7 +252,7 @@ class WinnerTable:
         os.rename(self._staged, self.path)
         return True
 
-    def _tag_probed(self, tag: int) -> Iterator[int]:
+    def _probe_places(self, tag: int) -> Iterator[int]:
         return (self._entry_offset(number) for number in range(tag, tag + PROBES))
 
     def _remove_unfinished(self) -> None:
@@ -315,8 +315,11 @@ def _end_table(mapped: mmap.mmap) -> None:
     mapped.close()
 
 
-def _make_uses(path: str) -> memoryview | None:
-    """Map the file in which clients note, by a kernel's slot, when they last looked it up; it is only a hint."""
+def _map_use_times(path: str) -> memoryview:
+    """Map the file in which clients note, by a kernel's slot, when they last looked it up; it is only a hint.
+
+    If it cannot be made, only the daemon notes uses, in its own memory.
+    """
     size = 8 * WORDS
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, paths.SOCKET_MODE)
@@ -328,4 +331,4 @@ def _make_uses(path: str) -> memoryview | None:
             os.close(descriptor)
     except OSError as error:
         _log.warning("no_uses_of_winners", path=path, reason=str(error))
-        return None
+        return memoryview(bytearray(size)).cast("Q")

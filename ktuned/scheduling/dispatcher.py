@@ -14,7 +14,7 @@ import anyio.lowlevel
 import msgspec
 import structlog
 
-from ktuned.fleet import Applications, Fleet, Lane, is_outside_kill
+from ktuned.fleet import Fleet, Lane, is_outside_kill
 from ktuned.model import Device, IllegalMove, Job, JobState, KtunedError, StoreError, find_first_error
 from ktuned.protocol import (
     JobDone,
@@ -26,7 +26,7 @@ from ktuned.protocol import (
     TuningPaused,
     TuningResumed,
 )
-from ktuned.scheduling.idle_policy import IdlePolicy, Reading
+from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.job_events import (
     Advanced,
     Close,
@@ -85,8 +85,7 @@ class Dispatcher:
 
     Args:
         inspect: Has a kernel's file inspected, and reacts to the changes.
-        idle_policy: Decides from readings when tuning yields to others.
-        read: Takes a reading of the machine's use; with ``None`` nothing is read.
+        read: Takes a reading of the machine's use, for the machine's idle policy.
 
     Attributes:
         pipelines: The pipeline of each running job, by the job's id.
@@ -103,10 +102,8 @@ class Dispatcher:
         prepare: Prepare,
         inspect: Callable[[str], Awaitable[None]],
         publish: PublishEvent,
-        idle_policy: IdlePolicy,
-        read: Callable[[], Awaitable[Reading]] | None,
+        read: Callable[[], Awaitable[Reading]],
         intervals: Intervals,
-        applications: Applications,
     ) -> None:
         self.pipelines: dict[int, PipelineTask] = {}
         self.lanes: dict[tuple[str, str, str], Lane] = {}
@@ -117,28 +114,25 @@ class Dispatcher:
         self._prepare = prepare
         self._inspect = inspect
         self._publish = publish
-        self.idle_policy = idle_policy
         self._read = read
         self._intervals = intervals
-        self._applications = applications
-        self._news = anyio.Event()
+        self._review_requested = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
 
     async def run_until_cancelled(self) -> None:
         """Work until cancelled."""
         machine = self._machine
         async with anyio.create_task_group() as self._tasks:
-            if self._read is not None:
-                self._tasks.start_soon(self._watch_others, self._read)
+            self._tasks.start_soon(self._watch_host_use)
             while True:
-                self._news = anyio.Event()
+                self._review_requested = anyio.Event()
                 if machine.stalled:
-                    await self._await_space()
+                    await self._await_writable_store()
                 await self.handle_event(Reviewed(), review=False)
                 # If jobs compete for lanes, the passing of time alone can change which job has them.
                 is_contended = bool(machine.running) and len(machine.queue) + len(machine.running) > 1
                 with anyio.move_on_after(self._intervals.review_s if is_contended else math.inf):
-                    await self._news.wait()
+                    await self._review_requested.wait()
 
     async def handle_event(self, event: Event, *, review: bool = True) -> Job | None:
         """Give the machine an event and carry out its instructions; return the job if it was closed.
@@ -158,7 +152,7 @@ class Dispatcher:
 
     def request_review(self) -> None:
         """Have the choice of running jobs reconsidered soon."""
-        self._news.set()
+        self._review_requested.set()
 
     async def _carry_out(self, instructions: Iterable[Instruction]) -> Job | None:
         closed = None
@@ -179,15 +173,15 @@ class Dispatcher:
                 case Close():
                     closed = await self.close_job(instruction.job)
                 case Inspect():
-                    self._tasks.start_soon(self._have_inspected, instruction.job)
+                    self._tasks.start_soon(self._await_inspection, instruction.job)
                 case _:
                     assert_never(instruction)
         return closed
 
-    async def _have_inspected(self, job: Job) -> None:
+    async def _await_inspection(self, job: Job) -> None:
         """Have the files inspected that a job waits for, unless the watcher does so: it has usually seen the edit."""
         await anyio.sleep(self._intervals.inspection_s)
-        if not self._machine.queue.is_held(job.id):
+        if not self._machine.queue.awaits_inspection(job.id):
             return
         try:
             await self._inspect(job.kernel)
@@ -239,7 +233,7 @@ class Dispatcher:
         try:
             brief = msgspec.structs.replace(self._prepare(job), job=job)
         except Exception as error:
-            ending, message = find_ending(error)
+            ending, message = classify_ending(error)
             self._tasks.start_soon(self.handle_event, Ended(job, ending, message))
             return
         task = self.pipelines[job.id] = PipelineTask(self._build_pipeline(brief))
@@ -293,7 +287,7 @@ class Dispatcher:
                 _log.info("job_started", reason=job.reason)
                 await task.pipeline.run()
             except Exception as error:
-                ending, message = find_ending(error)
+                ending, message = classify_ending(error)
                 _log.warning("job_stopped", ending=ending, reason=message)
                 return ending, message
         if task.scope.cancelled_caught:
@@ -303,7 +297,7 @@ class Dispatcher:
             return Ending.DONE, message
         return (Ending.HOPELESS if task.pipeline.is_hopeless else Ending.FAILED), message
 
-    def join_devices(self) -> None:
+    def add_new_devices(self) -> None:
         """Let running jobs also measure on new devices, where these give the same measuring context."""
         for job, task in self.pipelines.items():
             running = self._machine.find_running_job(job)
@@ -350,37 +344,36 @@ class Dispatcher:
             self.lanes[key] = Lane(
                 device,
                 self._fleet,
-                on_state=self._lane_changed,
-                applications=self._applications,
+                on_state=self._publish_lane_state,
                 is_waited_for=self._machine.is_waited_for,
             )
         return self.lanes[key]
 
-    def _lane_changed(self, lane: Lane) -> None:
+    def _publish_lane_state(self, lane: Lane) -> None:
         log = _log.warning if lane.health.is_sick else _log.info
         log("lane_state", device=lane.device.name, state=lane.state, reason=lane.health.reason)
         # A sick device may have been the reason why a job found nothing that works.
         self._machine.failures.forget_failures()
         self._publish(LaneChanged(device=lane.device.name, state=lane.state, reason=lane.health.reason))
 
-    async def _watch_others(self, read: Callable[[], Awaitable[Reading]]) -> None:
+    async def _watch_host_use(self) -> None:
         """Take readings of the machine's use while there is work that may have to yield; without work, none."""
-        policy = self.idle_policy
+        policy = self._machine.idle_policy
         while True:
             if not (policy.needs_readings and (self._machine.running or len(self._machine.queue))):
                 policy.forget_readings()
-                await self._news.wait()
+                await self._review_requested.wait()
                 await anyio.sleep(self._intervals.reading_s)
                 continue
             before = policy.reason
-            policy.take_reading(await read())
+            policy.take_reading(await self._read())
             if policy.reason != before:
                 _log.info("idle_policy", reason=policy.reason)
             if bool(policy.reason) != bool(before):
                 self.request_review()
             await anyio.sleep(self._intervals.reading_s)
 
-    async def _await_space(self) -> None:
+    async def _await_writable_store(self) -> None:
         """Wait until the store can be written again: a job must not measure what it cannot record."""
         reason = self._machine.stalled
         _log.warning("tuning_paused", reason=reason)
@@ -395,7 +388,7 @@ class Dispatcher:
         self._publish(TuningResumed())
 
 
-def find_ending(error: BaseException) -> tuple[Ending, str]:
+def classify_ending(error: BaseException) -> tuple[Ending, str]:
     """Return the ending and the message of a job that an exception stopped."""
     error = find_first_error(error)
     if not isinstance(error, KtunedError):

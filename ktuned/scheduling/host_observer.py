@@ -48,7 +48,7 @@ class HostObserver:
             return Reading(pressure=0.0, on_battery=on_battery, gpu_users=users)
         return Reading(self._last.share_of_others_since(last), self._last.pressure_since(last), on_battery, users)
 
-    async def is_used(self, device: Device) -> bool:
+    async def is_used_by_others(self, device: Device) -> bool:
         """Return whether other programs worked on a GPU lately; ``True`` if that is unknown."""
         return (await self.count_gpu_users()).get(device.name, 1) > 0
 

@@ -50,18 +50,18 @@ class Reading(msgspec.Struct, frozen=True):
     gpu_users: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
-class _UseOpinion(msgspec.Struct):
+class _UseEstimate(msgspec.Struct):
     """Debounced state of one resource: in use or not."""
 
     is_used: bool = False
-    _against: int = 0
+    _contradictions: int = 0
 
     def count_reading(self, is_busy: bool, is_at_rest: bool) -> None:
         """Count readings in a row that contradict the present state, and change it after enough of them."""
         speaks_against = is_at_rest if self.is_used else is_busy
-        self._against = self._against + 1 if speaks_against else 0
-        if self._against >= (REST_READINGS if self.is_used else BUSY_READINGS):
-            self.is_used, self._against = not self.is_used, 0
+        self._contradictions = self._contradictions + 1 if speaks_against else 0
+        if self._contradictions >= (REST_READINGS if self.is_used else BUSY_READINGS):
+            self.is_used, self._contradictions = not self.is_used, 0
 
 
 class IdlePolicy:
@@ -73,8 +73,8 @@ class IdlePolicy:
 
     def __init__(self, policy: str = "always") -> None:
         self.policy = policy
-        self._cpus = _UseOpinion()
-        self._gpus: dict[str, _UseOpinion] = {}
+        self._cpus = _UseEstimate()
+        self._gpus: dict[str, _UseEstimate] = {}
         self._reading = Reading()
 
     @property
@@ -91,11 +91,11 @@ class IdlePolicy:
             is_busy = reading.others > BUSY_SHARE and reading.pressure > PRESSURE_SHARE
         self._cpus.count_reading(is_busy, reading.others < REST_SHARE)
         for name, users in reading.gpu_users.items():
-            self._gpus.setdefault(name, _UseOpinion()).count_reading(users > 0, users == 0)
+            self._gpus.setdefault(name, _UseEstimate()).count_reading(users > 0, users == 0)
 
     def forget_readings(self) -> None:
         """Forget all readings: the last one is too old to be continued."""
-        self._cpus, self._gpus, self._reading = _UseOpinion(), {}, Reading()
+        self._cpus, self._gpus, self._reading = _UseEstimate(), {}, Reading()
 
     def refuse_job(self, job: Job, level: int) -> str:
         """Return why a job of this level must not run now; empty if it may."""

@@ -17,24 +17,24 @@ from ktuned.catalog import (
     Catalog,
     Changes,
     FileInspector,
-    asked_again,
     check_extent,
-    environment_of,
     find_kernel_files,
+    find_project_top,
     guess_backend,
     is_below,
     make_root,
+    make_root_environment,
     name_roots,
-    project_top,
     read_project,
+    remake_root,
 )
 from ktuned.devices import Machine
 from ktuned.ipc import stamp, stamps_agree
 from ktuned.model import Job, KernelInfo, KtunedError, NotFound, Plan, Root, UsageError
 from ktuned.protocol import FileError
-from ktuned.scheduling.gone_roots import GoneRoots
 from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.renewal import Renewal
+from ktuned.scheduling.watched_roots import WatchedRoots
 from ktuned.store import Store
 
 
@@ -68,7 +68,7 @@ class Intake:
         store: Store,
         requests: JobRequests,
         renewal: Renewal,
-        gone_roots: GoneRoots,
+        watched_roots: WatchedRoots,
         max_directories: int = MAX_DIRECTORIES,
     ) -> None:
         self._catalog = catalog
@@ -77,7 +77,7 @@ class Intake:
         self._store = store
         self._requests = requests
         self._renewal = renewal
-        self._gone_roots = gone_roots
+        self._watched_roots = watched_roots
         self._naming = anyio.Lock()
         self._max_directories = max_directories
 
@@ -98,7 +98,7 @@ class Intake:
         found = await self.add_path(path, python, measures=not request.compile_only)
         kernels = [kernel for kernel in found.kernels if name in (None, kernel.kernel, kernel.name)]
         # A kernel whose file has an error cannot be tuned before the file is repaired.
-        kernels = [kernel for kernel in kernels if not self._catalog.file_fault(kernel)]
+        kernels = [kernel for kernel in kernels if not self._catalog.find_file_fault(kernel)]
         try:
             if not kernels and not found.errors:
                 raise NotFound(
@@ -107,20 +107,20 @@ class Intake:
                 )
             if request.strategy is not None:
                 # Check the strategy even if no kernel can be read yet.
-                environment = environment_of(found.root)
+                environment = make_root_environment(found.root)
                 await self._machine.environments.probe_environment(environment)
                 await self._machine.environments.check_strategy(environment, request.strategy)
             planned = [job for kernel in kernels for job in await self._requests.plan_jobs(kernel, request)]
         except KtunedError:
             if found.is_new:
                 # A path that was given by mistake must not be watched for ever.
-                await self._renewal.forget_root(found.root)
+                await self._watched_roots.forget_root(found.root)
             raise
         try:
             jobs = await self._requests.submit_jobs(planned, request)
         finally:
             # After the request, so that a re-tuning joins the requested job, and not the other way about.
-            await self._renewal.retune_changed(found.changes, saved=False)
+            await self._renewal.retune_changed_kernels(found.changes, saved=False)
         return jobs, found.errors
 
     async def add_path(self, path: str, python: str | None, *, measures: bool = False) -> AddedRoot:
@@ -134,11 +134,13 @@ class Intake:
         if not os.path.exists(place):
             raise UsageError(f"{path} does not exist", hint="give a kernel file (tune_*.py) or a directory of them")
         if os.path.isfile(place) and not place.endswith(".py"):
-            raise UsageError(f"{path} is no kernel file", hint="kernel files are Python: tune_*.py, or any by its path")
+            raise UsageError(
+                f"{path} is not a kernel file", hint="kernel files are Python: tune_*.py, or any by its path"
+            )
         directory = place if os.path.isdir(place) else os.path.dirname(place)
         self._inspector.trust.check_directory(directory)
-        known = self._catalog.root_of(place)
-        top = await anyio.to_thread.run_sync(project_top, directory, self._inspector.trust)
+        known = self._catalog.find_root(place)
+        top = await anyio.to_thread.run_sync(find_project_top, directory, self._inspector.trust)
         # A project inside a watched project becomes a root of its own.
         is_inner = known is not None and top != known.path and is_below(top, known.path)
         if known is None or (is_inner and os.path.isfile(os.path.join(top, PROJECT_FILE))):
@@ -147,13 +149,13 @@ class Intake:
         files = [place] if os.path.isfile(place) else await anyio.to_thread.run_sync(find_kernel_files, place)
         root = await self._find_or_make_root(known, top, python, measured=files if measures else [])
         found = await self._inspector.inspect_files(root, files)
-        await self._renewal.outdate_jobs(found.changes, saved=False)
-        kernels = self._catalog.kernels_below(place)
-        errors = self._catalog.errors_below(place)
+        await self._renewal.replace_outdated_jobs(found.changes, saved=False)
+        kernels = self._catalog.list_kernels_below(place)
+        errors = self._catalog.list_errors_below(place)
         if not kernels and not errors:
-            if known is None and not self._catalog.kernels_below(root.path):
+            if known is None and not self._catalog.list_kernels_below(root.path):
                 # A path that was given by mistake must not be watched for ever.
-                await self._renewal.forget_root(root)
+                await self._watched_roots.forget_root(root)
             hint = "a kernel file is named tune_*.py and declares an @kernel"
             if os.path.isfile(place) and (name := await anyio.to_thread.run_sync(_find_undecorated_kernel, place)):
                 hint = f"its function {name!r} has no decorator: write @kernel(…) above it"
@@ -174,12 +176,12 @@ class Intake:
             return known
         if known is not None:
             asked = replace(known, asked=replace(known.asked, python=python or ""))
-            root = await anyio.to_thread.run_sync(asked_again, asked, None, self._inspector.trust)
+            root = await anyio.to_thread.run_sync(remake_root, asked, None, self._inspector.trust)
             root = replace(known, python=root.python, asked=root.asked)
         else:
             project = await anyio.to_thread.run_sync(read_project, directory, self._inspector.trust)
             root = make_root(directory, python=python or "", project=project)
-            await self._gone_roots.free_name(root)
+            await self._watched_roots.forget_missing_namesakes(root)
         async with self._naming:
             if known is None:
                 # Look in the store, too: a root that is added at the same time may not be in the catalog yet.
@@ -189,8 +191,8 @@ class Intake:
             await self._store.add_root(root)
         if measured:
             backend = await anyio.to_thread.run_sync(guess_backend, measured)
-            self._machine.environments.prepare_first_job(environment_of(root), backend)
-        await self._inspector.adopt_root(root)
+            self._machine.environments.prepare_first_job(make_root_environment(root), backend)
+        await self._inspector.watch_root(root)
         return root
 
     async def tune_named(
@@ -211,24 +213,24 @@ class Intake:
         try:
             kernel = self._catalog.resolve_kernel(kernel.name)
             # A kernel whose file has an error cannot be tuned before the file is repaired.
-            jobs = [] if self._catalog.file_fault(kernel) else await self._requests.request_jobs(kernel, request)
+            jobs = [] if self._catalog.find_file_fault(kernel) else await self._requests.request_jobs(kernel, request)
         finally:
             # After the request, as in `tune_path`.
-            await self._renewal.retune_changed(changes, saved=True)
-        return jobs, self._catalog.errors_below(kernel.file)
+            await self._renewal.retune_changed_kernels(changes, saved=True)
+        return jobs, self._catalog.list_errors_below(kernel.file)
 
     async def _inspect_if_changed(self, kernel: KernelInfo) -> Changes:
         """Inspect a kernel's file again if one of the files that it depends on has changed since its inspection."""
-        root = self._catalog.root_of(kernel.file)
+        root = self._catalog.find_root(kernel.file)
         # If its file has an error, the catalog has the kernel as before the error, stamps included. So a repaired file
         # may look unchanged.
-        is_known = not self._catalog.file_fault(kernel)
+        is_known = not self._catalog.find_file_fault(kernel)
         if root is None or (is_known and not await anyio.to_thread.run_sync(_file_differs, kernel.stamps)):
             return Changes()
         is_there = os.path.isfile(kernel.file)
         present, gone = ([kernel.file], []) if is_there else ([], [kernel.file])
         found = await self._inspector.inspect_files(root, present, gone)
-        await self._renewal.outdate_jobs(found.changes, saved=True)
+        await self._renewal.replace_outdated_jobs(found.changes, saved=True)
         return found.changes
 
 

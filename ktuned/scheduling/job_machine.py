@@ -40,6 +40,7 @@ import msgspec
 from ktuned.fleet import KILLS_EXCUSED
 from ktuned.model import IllegalMove, Job, JobState, Plan, Priority, WinnerKey
 from ktuned.protocol import JobPaused, JobQueued
+from ktuned.scheduling.idle_policy import IdlePolicy
 from ktuned.scheduling.job_events import (
     Advanced,
     Arrived,
@@ -66,7 +67,7 @@ from ktuned.scheduling.job_events import (
 )
 from ktuned.scheduling.job_lifecycle import STATES, STOPPING, JobEvent, JobLife, JobPlace
 from ktuned.scheduling.known_failures import KnownFailures
-from ktuned.scheduling.queue import JobQueue, Refusal, extend_plan
+from ktuned.scheduling.queue import JobQueue, extend_plan
 from ktuned.tuning import JobStage
 
 MOST_RUNNING = 16
@@ -116,11 +117,12 @@ class JobMachine:
 
     Args:
         pauses: The device models that are paused.
-        refuse: Keeps jobs from running by returning a reason.
+        idle_policy: Decides which jobs must not run now, because others use the machine.
         clock: Returns a time in seconds that never goes back; jobs are ranked by it.
         now: Returns the Unix time that is recorded.
 
     Attributes:
+        idle_policy: Decides which jobs must not run now.
         queue: The waiting jobs.
         failures: The jobs that failed, and that would fail again.
         stalled: The reason why nothing can be recorded, or empty. No job starts until the store can be written again.
@@ -130,11 +132,12 @@ class JobMachine:
         self,
         *,
         pauses: Collection[str] = (),
-        refuse: Refusal = lambda job, level: "",
+        idle_policy: IdlePolicy | None = None,
         clock: Callable[[], float] = monotonic,
         now: Callable[[], float] = time,
     ) -> None:
-        self.queue = JobQueue(clock=clock, refuse=refuse)
+        self.idle_policy = idle_policy or IdlePolicy()
+        self.queue = JobQueue(clock=clock, refuse=self.idle_policy.refuse_job)
         self.queue.pauses = {*pauses}
         self.failures = KnownFailures()
         self.stalled = ""
@@ -144,7 +147,7 @@ class JobMachine:
         """The life of every live job, waiting or running."""
         self._runs: dict[int, _Run] = {}
         """The runs, in the order in which they started."""
-        self._holders: dict[str, int] = {}
+        self._lane_holders: dict[str, int] = {}
         """The job that has the lanes, by device model."""
         self._inspections: Counter[str] = Counter()
         """How often each kernel was inspected."""
@@ -176,9 +179,9 @@ class JobMachine:
                 yield from self._resume_job(event.job)
             case Inspected():
                 self._inspections[event.kernel] += 1
-                self.queue.release_kernel(event.kernel)
+                self.queue.release_jobs_of_kernel(event.kernel)
             case Reviewed():
-                yield from self._decide_who_runs()
+                yield from self._choose_running_jobs()
             case Advanced():
                 self._advance_stage(self._get_job(event.job), event.stage)
             case Ended():
@@ -210,22 +213,22 @@ class JobMachine:
 
     def find_lane_holder(self, device: str) -> Job | None:
         """Return the job that has the lanes of a device model."""
-        return self.find_running_job(self._holders.get(device, 0))
+        return self.find_running_job(self._lane_holders.get(device, 0))
 
-    def find_matching_job(self, key: WinnerKey, plan: Plan | None, but: Container[int] = ()) -> Job | None:
+    def find_matching_job(self, key: WinnerKey, plan: Plan | None, excluded: Container[int] = ()) -> Job | None:
         """Return the live job that finds a key's winner by ``plan``, or that could with a larger budget.
 
         Args:
             key: The key.
             plan: The plan that the job must follow; with ``None`` any plan will do.
-            but: Ids of jobs to leave out.
+            excluded: Ids of jobs to leave out.
         """
         for running in self.running:
-            if running.key == key and running.id not in but:
+            if running.key == key and running.id not in excluded:
                 does_all = plan is None or extend_plan(running.plan, plan) == running.plan
                 if does_all and self._lives[running.id].place is not JobPlace.CANCELLING:
                     return running
-        return self.queue.find_matching_job(key, plan, but)
+        return self.queue.find_matching_job(key, plan, excluded)
 
     def is_waited_for(self, job_id: int) -> bool:
         """Return whether a client waits for a live job."""
@@ -238,9 +241,11 @@ class JobMachine:
         small compared with a level.
         """
         rank, job = self.queue.find_rank(job_id), self.find_running_job(job_id)
-        if job is None or self._holders.get(job.device) == job_id:
+        if job is None or self._lane_holders.get(job.device) == job_id:
             return rank
-        others = [other.id for other in self.list_running_on(job.device) if other.id != self._holders.get(job.device)]
+        others = [
+            other.id for other in self.list_running_on(job.device) if other.id != self._lane_holders.get(job.device)
+        ]
         return rank - others.index(job_id) - 1
 
     # Handlers
@@ -262,14 +267,16 @@ class JobMachine:
         if job.id in self._runs:
             if is_resumed and self._lives[job.id].place is JobPlace.PAUSING:
                 self._move_job(job.id, JobEvent.RESUMED)
-            self._runs[job.id].job = self.queue.raise_job(job, event.priority, event.reason, is_fixed=event.is_fixed)
+            self._runs[job.id].job = self.queue.raise_job_priority(
+                job, event.priority, event.reason, is_fixed=event.is_fixed
+            )
             return
         before = job
         if is_resumed and job.state is JobState.PAUSED:
             # A request by name takes a pause back.
             self._move_job(job.id, JobEvent.RESUMED)
             job = self.queue.resume_job(job.id)
-        job = self.queue.raise_job(job, event.priority, event.reason, is_fixed=event.is_fixed)
+        job = self.queue.raise_job_priority(job, event.priority, event.reason, is_fixed=event.is_fixed)
         larger = job.plan if event.plan is None else extend_plan(job.plan, event.plan)
         if larger is not None and larger != job.plan:
             job = replace(job, plan=larger)
@@ -316,13 +323,13 @@ class JobMachine:
             yield Record(resumed)
             yield Publish(JobQueued, resumed)
 
-    def _decide_who_runs(self) -> Iterator[Instruction]:
+    def _choose_running_jobs(self) -> Iterator[Instruction]:
         if self.stalled:
             return
         for device in sorted(self.queue.devices | {job.device for job in self.running}):
             first = self.queue.choose_next_job(device, self._may_run)
             for running in self.list_running_on(device):
-                reason = self._reason_to_make_way(running, first)
+                reason = self._find_reason_to_make_way(running, first)
                 if reason and self._lives[running.id].place is JobPlace.RUNNING:
                     self._move_job(running.id, JobEvent.PREEMPTED)
                     yield self._stop_job(running, reason)
@@ -338,9 +345,9 @@ class JobMachine:
         run.stage = stage
         if stage is JobStage.MEASURED:
             run.decides_at = self._clock() + PATIENCE_S
-            if self._holders.get(job.device) == job.id:
+            if self._lane_holders.get(job.device) == job.id:
                 # The job gives the lanes up here, and gets them again when it decides.
-                del self._holders[job.device]
+                del self._lane_holders[job.device]
                 self.queue.end_turn(job.id)
         elif stage is JobStage.DECIDING:
             # The slots stand idle now, so all jobs that have measured their configs decide.
@@ -348,7 +355,7 @@ class JobMachine:
                 if self._runs[other.id].stage is JobStage.MEASURED:
                     self._runs[other.id].decides_at = self._clock()
 
-    def _is_due(self, job_id: int) -> bool:
+    def _decides_before_others(self, job_id: int) -> bool:
         """Return whether a job decides before others measure on."""
         run = self._runs[job_id]
         return run.stage is JobStage.MEASURED and self._clock() >= run.decides_at
@@ -356,10 +363,10 @@ class JobMachine:
     def _may_run(self, waiting: Job) -> bool:
         """Return whether no running job of the same or a higher rank does the same work."""
         rank = self.queue.find_rank(waiting.id)
-        same = (job for job in self.running if _is_same_work(job, waiting))
+        same = (job for job in self.running if _try_same_configs(job, waiting))
         return all(self.queue.find_rank(job.id) < rank for job in same)
 
-    def _reason_to_make_way(self, running: Job, first: Job | None) -> str:
+    def _find_reason_to_make_way(self, running: Job, first: Job | None) -> str:
         obstacle = self.queue.explain_wait(running)
         if obstacle:
             return f"made way: {obstacle}"
@@ -372,8 +379,8 @@ class JobMachine:
         return len(running) < MOST_RUNNING and all(
             self._lives[job.id].place is JobPlace.RUNNING
             and self._runs[job.id].stage in (JobStage.COMPILING, JobStage.MEASURED)
-            and not self._is_due(job.id)
-            and not _is_same_work(job, waiting)
+            and not self._decides_before_others(job.id)
+            and not _try_same_configs(job, waiting)
             for job in running
         )
 
@@ -393,22 +400,26 @@ class JobMachine:
         to an equal one that is due to decide.
         """
         able = [job.id for job in self.list_running_on(device) if self._lives[job.id].place is JobPlace.RUNNING]
-        holder = self._holders.get(device)
+        holder = self._lane_holders.get(device)
         if not able:
             return
-        best = max(able, key=self._lane_precedence)
+        best = max(able, key=self._compute_lane_precedence)
         if holder in able:
-            is_first = self._lane_precedence(holder) >= self._lane_precedence(best)
+            is_first = self._compute_lane_precedence(holder) >= self._compute_lane_precedence(best)
             if self._runs[holder].stage in (JobStage.MEASURED, JobStage.DECIDING) or is_first:
                 return
         if holder in self._runs:
             self.queue.end_turn(holder)
-        self._holders[device] = best
+        self._lane_holders[device] = best
         self.queue.begin_turn(best)
         yield GrantLanes(best)
 
-    def _lane_precedence(self, job_id: int) -> tuple[int, bool, bool]:
-        return self.queue.find_rank(job_id), self._is_due(job_id), self._runs[job_id].stage < JobStage.MEASURED
+    def _compute_lane_precedence(self, job_id: int) -> tuple[int, bool, bool]:
+        return (
+            self.queue.find_rank(job_id),
+            self._decides_before_others(job_id),
+            self._runs[job_id].stage < JobStage.MEASURED,
+        )
 
     def _stop_job(self, job: Job, reason: str) -> Stop:
         self._runs[job.id].stop_reason = reason
@@ -430,8 +441,8 @@ class JobMachine:
 
         life.kills, life.changes = kills, changes
         run = self._runs.pop(job.id)
-        if self._holders.get(job.device) == job.id:
-            del self._holders[job.device]
+        if self._lane_holders.get(job.device) == job.id:
+            del self._lane_holders[job.device]
         if event.ending is Ending.NOT_RECORDED:
             self.stalled = message
         if is_stopping:
@@ -442,7 +453,7 @@ class JobMachine:
             message = f"{'its files keep changing' if is_failed else 'waits for a new inspection'}: {message}"
         if event.brief is not None:
             is_hopeless = event.ending is Ending.HOPELESS
-            self.failures.record_ending(event.brief, STATES[place], message, is_hopeless=is_hopeless)
+            self.failures.record_job_end(event.brief, STATES[place], message, is_hopeless=is_hopeless)
         if place is JobPlace.LEFT:
             self._forget_job(job.id)
         elif place in (JobPlace.WAITING, JobPlace.PAUSED):
@@ -452,7 +463,7 @@ class JobMachine:
             yield Publish(JobPaused if place is JobPlace.PAUSED else JobQueued, waiting)
             if is_change and self._inspections[job.kernel] == run.inspections:
                 # The files have changed since their inspection, and were not inspected again yet.
-                self.queue.hold_job(job.id)
+                self.queue.hold_until_inspected(job.id)
                 yield Inspect(waiting)
         else:
             yield self._close_job(job, STATES[place], message)
@@ -469,13 +480,13 @@ class JobMachine:
     def _get_job(self, job_id: int) -> Job:
         job = self.find_job(job_id)
         if job is None:
-            raise IllegalMove(f"job {job_id} is not live: it has ended, or never was")
+            raise IllegalMove(f"job {job_id} is not live: it has ended, or never existed")
         return job
 
     def _move_job(self, job_id: int, event: JobEvent) -> JobPlace:
         return self._lives[job_id].make_move(event)
 
 
-def _is_same_work(job: Job, other: Job) -> bool:
+def _try_same_configs(job: Job, other: Job) -> bool:
     """Return whether two jobs try the same configs, even if they judge them by different objectives."""
     return job.key._replace(objective=other.objective) == other.key

@@ -86,10 +86,10 @@ class TuningRequest(msgspec.Struct, frozen=True):
         # Compiling does not depend on the objective.
         objective = LATENCY if self.compile_only else declared.objective if self.objective is None else self.objective
         if self.anchor is not None and self.anchor_pin is not None:
-            raise UsageError("an anchor and a pin's are two", hint="leave one of them out")
+            raise UsageError("anchor and anchor_pin are both given", hint="leave one of them out")
         has_anchor = self.anchor is not None or self.anchor_pin is not None
         if has_anchor and self.numerics not in (None, EXACT):
-            raise UsageError("an anchor means nothing to numerics by tolerance", hint="leave one of them out")
+            raise UsageError(f"an anchor needs numerics={EXACT!r}, not {self.numerics!r}", hint="leave one of them out")
         # Choosing an anchor implies exact numerics.
         objective = with_numerics(objective, EXACT if has_anchor else self.numerics)
         return replace(declared, **given, objective=objective, compile_only=self.compile_only)
@@ -161,7 +161,7 @@ class JobRequests:
             if fault is None:
                 anchor = await self._resolve_anchor(kernel, problem, request, job.key)
                 job = msgspec.structs.replace(job, plan=replace(plan, anchor=anchor or plan.anchor))
-                if request.stale_only and await self._is_fresh(kernel, problem, request, objective):
+                if request.stale_only and await self._has_fresh_winner(kernel, problem, request, objective):
                     continue
             planned.append(job)
         return planned
@@ -214,7 +214,7 @@ class JobRequests:
         )
         if not problems:
             raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
-        environment = self._catalog.kernel_environment(kernel)
+        environment = self._catalog.find_kernel_environment(kernel)
         if not request.compile_only:
             self._machine.environments.prepare_first_job(environment, kernel.backend)
         await self._machine.environments.probe_environment(environment)
@@ -276,15 +276,15 @@ class JobRequests:
         if config is None:
             raise UsageError(
                 f"the pin {pin!r} holds no config of {key.kernel} for {key.problem} on {key.device}",
-                hint="`ktuned lookup KERNEL -p … --pin PIN` has it hold one",
+                hint="`ktuned lookup KERNEL -p … --pin PIN` pins one",
             )
         return config
 
-    async def _is_fresh(
+    async def _has_fresh_winner(
         self, kernel: KernelInfo, problem: Problem, request: TuningRequest, objective: Objective
     ) -> bool:
         """Return whether a problem's winner holds in the present context, and no job works on a better one."""
-        environment = self._catalog.kernel_environment(kernel)
+        environment = self._catalog.find_kernel_environment(kernel)
         if not self._machine.list_devices(environment, kernel.backend):
             return False
         present = find_present_key(self._catalog, self._machine, kernel, problem, request.device, objective)
@@ -306,7 +306,7 @@ class JobRequests:
             NotFound: There are devices, but not the requested one.
             UsageError: The backend does not compile for the target.
         """
-        environment = self._catalog.kernel_environment(kernel)
+        environment = self._catalog.find_kernel_environment(kernel)
         if request.compile_only and request.arch is not None:
             self._machine.check_target(environment, kernel.backend, request.arch)
             return request.arch

@@ -13,13 +13,11 @@ import anyio
 from ktuned.fleet import Lane
 from ktuned.model import (
     LATENCY,
-    Context,
     IllegalMove,
     Job,
     JobState,
     KtunedError,
     NotFound,
-    Objective,
     Plan,
     Problem,
     StoreError,
@@ -133,7 +131,7 @@ class Jobs:
         """Count lookups that a waiting job would serve: many and recent lookups make it run sooner."""
         self._queue.count_lookups(wanted, times)
 
-    async def note_launches(self, counts: Mapping[WinnerKey, int]) -> None:
+    async def add_job_launches(self, counts: Mapping[WinnerKey, int]) -> None:
         """Add launches that applications have counted.
 
         Among equal ranks, the job whose key costs applications the most time runs first.
@@ -164,7 +162,7 @@ class Jobs:
         self._queue.remove_waiter(waiter)
         self.request_review()
 
-    def release_inspected(self, kernel: str) -> None:
+    def release_inspected_jobs(self, kernel: str) -> None:
         """Let the jobs of a kernel run that waited for an inspection of its files."""
         self._machine.handle_event(Inspected(kernel))
         self.request_review()
@@ -204,7 +202,7 @@ class Jobs:
             closed = await self._dispatcher.handle_event(event)
         except IllegalMove:
             raise NotFound(f"job {event.job} is being cancelled") from None
-        return closed or replace(self._with_progress(self._machine.find_job(event.job) or job), state=state)
+        return closed or replace(self._stamp_progress(self._machine.find_job(event.job) or job), state=state)
 
     async def resume_job(self, job_id: int) -> Job:
         """Let a paused job run again; do nothing if it is not paused.
@@ -215,7 +213,7 @@ class Jobs:
         """
         job = self._get_live_job(job_id)
         await self._dispatcher.handle_event(ResumeAsked(job_id))
-        return self._with_progress(self._machine.find_job(job_id) or job)
+        return self._stamp_progress(self._machine.find_job(job_id) or job)
 
     def _get_live_job(self, job_id: int) -> Job:
         job = self._machine.find_job(job_id)
@@ -244,13 +242,13 @@ class Jobs:
         """The device models that are paused; ``EVERYTHING`` when all are."""
         return set(self._queue.pauses)
 
-    def mark_outdated(self, kernels: Collection[str]) -> None:
+    def mark_jobs_outdated(self, kernels: Collection[str]) -> None:
         """Note that live jobs of some kernels work on an older state of the files, so that no request joins them."""
         live = [*self._machine.running, *self._queue]
         known = self._outdated & {job.id for job in live}
         self._outdated = known | {job.id for job in live if job.kernel in kernels}
 
-    async def restart_outdated(self, kernel: str, is_still_wanted: Callable[[Job], bool]) -> list[int]:
+    async def restart_outdated_jobs(self, kernel: str, is_still_wanted: Callable[[Job], bool]) -> list[int]:
         """Restart a kernel's jobs for an older state of its files if they are still wanted; otherwise cancel them.
 
         Jobs for the present state are left alone.
@@ -263,19 +261,19 @@ class Jobs:
             if job.id not in self._outdated:
                 continue
             if is_still_wanted(job):
-                await self._begin_again(job, "begun again: its files changed")
+                await self._begin_again(job, "restarted: its files changed")
                 continue
             # The job may have ended meanwhile.
             with suppress(NotFound):
-                stopped.append((await self.cancel_job(job.id, "superseded by a newer state of its files")).id)
+                stopped.append((await self.cancel_job(job.id, "replaced by a job for the newer state of its files")).id)
         return stopped
 
     async def cancel_jobs_of_kernel(self, kernel: str) -> list[int]:
         """Cancel all live jobs of a kernel; return their ids."""
-        self.mark_outdated([kernel])
-        return await self.restart_outdated(kernel, lambda job: False)
+        self.mark_jobs_outdated([kernel])
+        return await self.restart_outdated_jobs(kernel, lambda job: False)
 
-    async def restart_running(self, kernel: str, reason: str, is_outdated: Callable[[JobBrief], bool]) -> None:
+    async def restart_running_jobs(self, kernel: str, reason: str, is_outdated: Callable[[JobBrief], bool]) -> None:
         """Restart a kernel's running jobs whose brief is outdated."""
         for job in self._machine.running:
             task = self._dispatcher.pipelines.get(job.id)
@@ -289,24 +287,20 @@ class Jobs:
         with suppress(IllegalMove):
             await self._dispatcher.handle_event(BeginAgainAsked(job.id, reason))
 
-    def find_last_failure(self, context: Context, objective: Objective, plan_digest: str) -> str:
-        """Return why the newest job in exactly this context failed, if another would fail alike; otherwise empty."""
-        return self._machine.failures.find_message(context, plan_digest, objective)
-
     def forget_failures(self, kernel: str | None = None) -> None:
         """Forget failures of one kernel or of all, so that lookups may request the same jobs again."""
         self._machine.failures.forget_failures(kernel)
 
     def list_live_jobs(self) -> list[Job]:
         """Return the running jobs, then the waiting jobs in their order."""
-        return [self._with_progress(job) for job in self._machine.running] + list(self._queue)
+        return [self._stamp_progress(job) for job in self._machine.running] + list(self._queue)
 
     def get_job(self, job_id: int) -> Job | None:
         """Return a job with its newest figures."""
         live = self._machine.find_job(job_id)
-        return self._store.get_job(job_id) if live is None else self._with_progress(live)
+        return self._store.get_job(job_id) if live is None else self._stamp_progress(live)
 
-    def _with_progress(self, job: Job) -> Job:
+    def _stamp_progress(self, job: Job) -> Job:
         task = self._dispatcher.pipelines.get(job.id)
         return job if task is None else task.pipeline.progress.stamp_job(job)
 
@@ -320,14 +314,14 @@ class Jobs:
         waits = Counter(filter(None, map(self._queue.explain_wait, self._queue)))
         return JobCounts(states[JobState.QUEUED], states[JobState.RUNNING], states[JobState.PAUSED], waits)
 
-    def join_devices(self) -> None:
+    def add_new_devices(self) -> None:
         """Let running jobs also measure on new devices."""
-        self._dispatcher.join_devices()
+        self._dispatcher.add_new_devices()
 
     @property
     def policy(self) -> str:
         """When tuning yields to others: the ``policy`` of ``config.toml``."""
-        return self._dispatcher.idle_policy.policy
+        return self._machine.idle_policy.policy
 
     def list_lanes(self) -> list[Lane]:
         """Return every lane that has been opened."""

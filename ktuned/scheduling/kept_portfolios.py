@@ -77,7 +77,7 @@ class KeptPortfolios:
         """Return a kernel's portfolio on a device model, by an objective."""
         return self.load_portfolios(kernel.name).get((kernel.name, device or "", objective))
 
-    def find_configs(
+    def find_portfolio_configs(
         self, kernel: KernelInfo, device: str | None, objective: Objective, problem: Problem
     ) -> list[Config]:
         """Return a portfolio's configs, the one chosen for a problem first; none if there is no portfolio."""

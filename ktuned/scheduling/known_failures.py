@@ -22,7 +22,7 @@ class KnownFailures:
         self._limit = limit
         self._messages: dict[tuple[Context, Objective, str], str] = {}
 
-    def record_ending(self, brief: JobBrief, state: JobState, message: str, *, is_hopeless: bool = False) -> None:
+    def record_job_end(self, brief: JobBrief, state: JobState, message: str, *, is_hopeless: bool = False) -> None:
         """Record how a job ended, if that predicts the end of the next job.
 
         A failure does so if the job had at least the kernel's declared budget. It also does if the job ``is_hopeless``,

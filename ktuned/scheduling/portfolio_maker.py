@@ -197,11 +197,11 @@ class PortfolioMaker:
         name, wanted = build.kernel.name, build.wanted
         build.kernel = self._catalog.resolve_kernel(name)
         state = self.describe_state(build.kernel, build.device)
-        await self._tune_some(build)
+        await self._tune_weightiest_problems(build)
         over = list(wanted.over)
         useful = shortlist_configs(self._build_matrix(build, over), SHORTLIST * wanted.limits.configs)
         for number in range(MAX_FITS):
-            await self._fill_holes(build, [problem for problem, _ in over], useful)
+            await self._measure_missing_configs(build, [problem for problem, _ in over], useful)
             matrix = self._build_matrix(build, over, useful)
             fitted = await self._fit_portfolio(build, matrix)
             erring = await self._find_erring_borders(build, over, fitted, also_slow=number < MAX_REFINEMENTS)
@@ -225,7 +225,7 @@ class PortfolioMaker:
         Raises:
             KtunedError: The configs cannot be measured.
         """
-        await self._fill_holes(build, [problem], configs)
+        await self._measure_missing_configs(build, [problem], configs)
         return self._build_matrix(build, [(problem, 1.0)])
 
     def describe_state(self, kernel: KernelInfo, device: str) -> str:
@@ -239,7 +239,7 @@ class PortfolioMaker:
 
     # The steps.
 
-    async def _tune_some(self, build: PortfolioBuild) -> None:
+    async def _tune_weightiest_problems(self, build: PortfolioBuild) -> None:
         """Tune the problems that matter most, until tuning another one is unlikely to gain much."""
         kernel, limits = build.kernel, build.wanted.limits
         selection = Selection(min(limits.tunings, len(build.wanted.over)), limits.loss / 2)
@@ -263,7 +263,9 @@ class PortfolioMaker:
             if borrowed in costs and best < FAILED:
                 selection.record_loss(chosen, costs[borrowed] / best - 1)
 
-    async def _fill_holes(self, build: PortfolioBuild, problems: Iterable[Problem], configs: Sequence[str]) -> None:
+    async def _measure_missing_configs(
+        self, build: PortfolioBuild, problems: Iterable[Problem], configs: Sequence[str]
+    ) -> None:
         """Measure configs on the problems on which they were not measured yet."""
         jobs: list[Job] = []
         for problem in problems:
@@ -278,7 +280,7 @@ class PortfolioMaker:
 
     async def _fit_portfolio(self, build: PortfolioBuild, matrix: Matrix) -> Portfolio:
         request = requests.FitPortfolio(matrix.to_wire(), build.wanted.limits.configs, build.wanted.limits.loss)
-        async with self._fleet.lend_worker(Role.INSPECT, self._catalog.kernel_environment(build.kernel)) as worker:
+        async with self._fleet.lend_worker(Role.INSPECT, self._catalog.find_kernel_environment(build.kernel)) as worker:
             reply, _ = await worker.send_request(request, self._deadlines)
         if reply.fault:
             raise UsageError(f"{build.kernel.name}: {reply.fault}")
@@ -292,7 +294,7 @@ class PortfolioMaker:
         known = {canonical(problem): problem for problem, _ in over}
         found = find_border_problems(fitted.tree, list(known.values()), build.wanted.measurable)
         borders = [problem for problem in found if canonical(problem) not in known]
-        await self._fill_holes(build, borders, fitted.configs)
+        await self._measure_missing_configs(build, borders, fitted.configs)
         costs = self._build_matrix(build, [(problem, 0.0) for problem in borders], fitted.configs)
         return [
             problem

@@ -71,7 +71,7 @@ class Portfolios:
         self._waiting: deque[PortfolioBuild] = deque()
         self._arrived = anyio.Event()
 
-    def count_lookup(self, kernel: KernelInfo, device: str, objective: Objective, problem: Problem) -> bool:
+    def count_portfolio_lookup(self, kernel: KernelInfo, device: str, objective: Objective, problem: Problem) -> bool:
         """Count a lookup of a problem without a winner; return whether a portfolio answers such lookups.
 
         If so, the problem is not tuned on its own. If the kernel file declares a portfolio that was not made yet, its
@@ -114,7 +114,7 @@ class Portfolios:
             UsageError: No portfolio can be made as requested.
             BackendError: There is no device to measure on.
         """
-        environment = self._catalog.kernel_environment(kernel)
+        environment = self._catalog.find_kernel_environment(kernel)
         model = self._machine.find_device(environment, kernel.backend, device).model
         key = (kernel.name, model, objective)
         known = self._builds.get(key)
@@ -135,7 +135,7 @@ class Portfolios:
             while self._waiting:
                 await self._finish_build(self._waiting.popleft())
             if not self._jobs.list_live_jobs():
-                await self._measure_at_leisure()
+                await self._measure_new_problem()
 
     async def _finish_build(self, build: PortfolioBuild) -> None:
         build.progress.state = "running"
@@ -147,7 +147,7 @@ class Portfolios:
             build.progress.state, build.progress.message = "failed", error.message
             _log.warning("portfolio_not_made", kernel=build.kernel.name, reason=error.message)
 
-    async def _measure_at_leisure(self) -> None:
+    async def _measure_new_problem(self) -> None:
         """Measure the new problem with the largest expected loss.
 
         A portfolio that errs there, or whose kernel has changed, is made again.
@@ -159,15 +159,15 @@ class Portfolios:
                 kernel = self._catalog.resolve_kernel(name)
                 if kept.stored.state != self._maker.describe_state(kernel, model):
                     kept.noted.clear()
-                    self._make_again(kernel, model, objective, kept)
-                elif (problem := self._choose_unmeasured(kernel, kept)) is not None:
+                    self._remake_portfolio(kernel, model, objective, kept)
+                elif (problem := self._choose_unmeasured_problem(kernel, kept)) is not None:
                     await self._measure_problem(kernel, model, objective, kept, problem)
                     return
             except KtunedError as error:
                 kept.noted.clear()
                 _log.warning("problem_not_measured", kernel=name, reason=error.message)
 
-    def _choose_unmeasured(self, kernel: KernelInfo, kept: KeptPortfolio) -> Problem | None:
+    def _choose_unmeasured_problem(self, kernel: KernelInfo, kept: KeptPortfolio) -> Problem | None:
         """Choose the new problem with the largest expected loss, unless enough have been measured."""
         waiting = [key for key in kept.noted if key not in kept.measured]
         if not waiting or len(kept.measured) >= MAX_MEASURED:
@@ -192,9 +192,9 @@ class Portfolios:
         lost = measured.compute_loss(0, leaf.config)
         _log.info("portfolio_measured", kernel=kernel.name, lost=lost, expected=leaf.expected_loss)
         if is_erring(measured, 0, leaf):
-            self._make_again(kernel, model, objective, kept, problem)
+            self._remake_portfolio(kernel, model, objective, kept, problem)
 
-    def _make_again(
+    def _remake_portfolio(
         self,
         kernel: KernelInfo,
         model: str,

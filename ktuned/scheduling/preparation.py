@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import msgspec
-
-from ktuned.backends import cpu
-from ktuned.catalog import Admission, Catalog, Traces, check_problem, environment_of
+from ktuned.catalog import Admission, Catalog, Traces, check_problem, make_root_environment
 from ktuned.devices import Machine
-from ktuned.fleet import Environment, Fleet
-from ktuned.ipc import Trust
+from ktuned.fleet import Environment
 from ktuned.model import (
     PRESETS,
     Config,
@@ -32,11 +28,6 @@ from ktuned.scheduling.kept_portfolios import KeptPortfolios
 from ktuned.tuning import Compiler, FindShared, JobBrief, PresentKey, merge_deadlines
 
 
-def default_compile_slots(cores: int, lanes: int = 1) -> int:
-    """Return how many compiles run at once if no setting gives the number: all cores but one for each lane."""
-    return max(1, cores - lanes)
-
-
 def find_present_key(
     catalog: Catalog, machine: Machine, kernel: KernelInfo, problem: Problem, device: str | None, objective: Objective
 ) -> PresentKey:
@@ -45,83 +36,61 @@ def find_present_key(
     Raises:
         KtunedError: The kernel's root or the device does not exist.
     """
-    environment = catalog.kernel_environment(kernel)
+    environment = catalog.find_kernel_environment(kernel)
     found = machine.find_device(environment, kernel.backend, device)
     return PresentKey(kernel, problem, machine.build_context(kernel, environment, problem, found), objective)
-
-
-class JobSettings(msgspec.Struct, frozen=True):
-    """Settings for all jobs.
-
-    Attributes:
-        judges_contention: Whether load by other programs makes a measurement ``contended``.
-        slots_are_given: Whether ``config.toml`` gives the number of compile slots.
-    """
-
-    judges_contention: bool
-    slots_are_given: bool
 
 
 class Preparation:
     """Makes a job's brief from the facts known when its turn comes.
 
     Args:
-        captured: Returns the digest of the inputs that were captured for a kernel's problem; empty without any.
-        anchor: Returns the config that was chosen as the anchor for exact numerics, in place of the default.
-        served: Returns the winners that a kernel's lookups are answered with.
+        judges_contention: Whether load by other programs makes a measurement ``contended``; may be changed.
+        find_anchor: Returns the config that was chosen as the anchor for exact numerics, in place of the default.
+        list_served: Returns the winners that a kernel's lookups are answered with.
         portfolios: The portfolios in use.
         find_shared: Returns the best config that others have found.
-
-    Attributes:
-        settings: The settings for all jobs; replaced when ``config.toml`` is read again.
     """
 
     def __init__(
         self,
-        settings: JobSettings,
         *,
+        judges_contention: bool,
         admission: Admission,
         catalog: Catalog,
         machine: Machine,
-        fleet: Fleet,
-        trust: Trust,
         traces: Traces,
         deadlines: Mapping[str, float],
-        captured: Callable[[KernelInfo, Problem], str],
-        anchor: Callable[[WinnerKey], Config | None],
-        served: Callable[[KernelInfo, Environment], Sequence[Winner]],
+        find_anchor: Callable[[WinnerKey], Config | None],
+        list_served: Callable[[KernelInfo, Environment], Sequence[Winner]],
         portfolios: KeptPortfolios,
         find_shared: FindShared | None = None,
     ) -> None:
-        self.settings = settings
+        self.judges_contention = judges_contention
         self._admission = admission
         self._catalog = catalog
         self._machine = machine
-        self._fleet = fleet
-        self._trust = trust
         self._traces = traces
         self._deadlines = deadlines
-        self._captured = captured
-        self._anchor = anchor
-        self._served = served
+        self._find_anchor = find_anchor
+        self._list_served = list_served
         self._portfolios = portfolios
         self._find_shared = find_shared
 
     def prepare_brief(self, job: Job) -> JobBrief:
-        """Return a job's brief, and leave a core free of compilers for each device.
+        """Return a job's brief.
 
         Raises:
-            KtunedError: The job cannot run: its kernel is gone, has an error or has changed, or may not be run.
+            KtunedError: The job cannot run: its kernel is gone, has an error or has changed.
         """
         kernel = self._catalog.resolve_kernel(job.kernel)
-        if fault := self._catalog.file_fault(kernel):
+        if fault := self._catalog.find_file_fault(kernel):
             raise KernelFileError(fault)
         check_problem(kernel, job.problem)
-        self._trust.check_file(kernel.file)
-        root = self._catalog.root_of(kernel.file)
+        root = self._catalog.find_root(kernel.file)
         if root is None:
             raise NotFound(f"{kernel.file} is below no watched root")
-        environment = environment_of(root)
+        environment = make_root_environment(root)
         found = self._machine.find_job_devices(
             environment, kernel.backend, job.device, compile_only=job.plan.compile_only
         )
@@ -132,13 +101,12 @@ class Preparation:
                     raise Unsupported(explain_unmeasurable(objective, device))
         context = self._machine.build_context(kernel, environment, job.problem, found.representative)
         declared_default = kernel.default
-        kernel = kernel.with_anchor(job.plan.anchor or self._anchor(context.key_for(objective)), objective)
+        kernel = kernel.with_anchor(job.plan.anchor or self._find_anchor(context.key_for(objective)), objective)
         if is_exact(objective) and kernel.default is None:
             raise UsageError(
                 f"{kernel.name} declares no default whose bits the winner could have",
                 hint="declare default=, or choose a config: `ktuned tune KERNEL --anchor KNOB=VALUE,…`",
             )
-        self._leave_cores(len(self._machine.list_device_models(environment)))
         return JobBrief(
             job=job,
             kernel=kernel,
@@ -147,16 +115,16 @@ class Preparation:
             devices=found.devices,
             target=found.target,
             absence=found.absence,
-            captured=self._captured(kernel, job.problem),
+            captured=self._machine.digest_captured_inputs(kernel, job.problem),
             context=context,
             environment=environment,
             preset=PRESETS[job.plan.preset],
             deadlines=merge_deadlines(self._deadlines, kernel.plan.deadlines),
-            judge_contention=self.settings.judges_contention,
+            judge_contention=self.judges_contention,
             admission=self._admission,
             traces=self._traces,
-            served=partial(self._served, kernel, environment),
-            portfolio=partial(self._portfolios.find_configs, kernel, context.device, objective, job.problem),
+            served=partial(self._list_served, kernel, environment),
+            portfolio=partial(self._portfolios.find_portfolio_configs, kernel, context.device, objective, job.problem),
             toolchain=self._machine.environments.list_toolchain_files(environment),
             find_shared=self._find_shared,
             group_size=self._machine.get_group_size(environment.with_host_of(found.representative), kernel.backend),
@@ -166,9 +134,3 @@ class Preparation:
             ),
             lowers=self._machine.lowers_functions(environment, kernel.backend),
         )
-
-    def _leave_cores(self, lanes: int) -> None:
-        """Keep compilers off one core for each device; set the number of compile slots unless config.toml gives it."""
-        self._fleet.leave_cores(lanes)
-        if not self.settings.slots_are_given:
-            self._fleet.compile_slots.total_tokens = default_compile_slots(cpu.cores(), max(1, lanes))

@@ -83,10 +83,10 @@ class JobQueue:
         self._clock = clock
         self._refuse = refuse
         self._waiting: dict[int, Job] = {}
-        self._alike: dict[WinnerKey, set[int]] = {}
+        self._ids_by_key: dict[WinnerKey, set[int]] = {}
         self._standings: dict[int, Standing] = {}
-        self._held: set[int] = set()
-        self._uses: dict[WinnerKey, LaunchCost] = {}
+        self._awaiting_inspection: set[int] = set()
+        self._launch_costs: dict[WinnerKey, LaunchCost] = {}
         for job in jobs:
             self.add_job(job)
 
@@ -101,7 +101,7 @@ class JobQueue:
         """Add a waiting job. If it had been taken out to run, its turn ends."""
         now = self._clock()
         self._waiting[job.id] = job
-        self._alike.setdefault(job.key, set()).add(job.id)
+        self._ids_by_key.setdefault(job.key, set()).add(job.id)
         known = self._standings.get(job.id)
         if known is None:
             self._standings[job.id] = Standing(job.priority, now, is_fixed)
@@ -109,11 +109,13 @@ class JobQueue:
             known.make_way(now)
             known.raise_to(job.priority, is_fixed=known.is_fixed)
 
-    def find_matching_job(self, wanted: WinnerKey, plan: Plan | None = None, but: Container[int] = ()) -> Job | None:
+    def find_matching_job(
+        self, wanted: WinnerKey, plan: Plan | None = None, excluded: Container[int] = ()
+    ) -> Job | None:
         """Return a waiting job for a key that follows a plan, or would with a larger budget; ``None`` is any plan."""
-        for job_id in sorted(self._alike.get(wanted, ())):
+        for job_id in sorted(self._ids_by_key.get(wanted, ())):
             job = self._waiting[job_id]
-            if job_id not in but and (plan is None or extend_plan(job.plan, plan) is not None):
+            if job_id not in excluded and (plan is None or extend_plan(job.plan, plan) is not None):
                 return job
         return None
 
@@ -125,7 +127,7 @@ class JobQueue:
         """Replace a waiting job by a newer value of it; its standing stays."""
         self._waiting[job.id] = job
 
-    def raise_job(self, job: Job, priority: int, reason: str, *, is_fixed: bool = False) -> Job:
+    def raise_job_priority(self, job: Job, priority: int, reason: str, *, is_fixed: bool = False) -> Job:
         """Raise a waiting or running job to another request's priority, if that is higher; return the job."""
         if self._standings[job.id].raise_to(priority, is_fixed=is_fixed):
             job = replace(job, priority=priority, reason=reason)
@@ -141,14 +143,14 @@ class JobQueue:
 
     def record_launch_cost(self, key: WinnerKey, use: LaunchCost) -> None:
         """Note how much time launches of a key cost applications, regardless of the key's objective."""
-        self._uses.pop(key := _regardless_of_objective(key), None)
-        self._uses[key] = use
-        if len(self._uses) > MAX_USES:
-            del self._uses[next(iter(self._uses))]
+        self._launch_costs.pop(key := _remove_objective(key), None)
+        self._launch_costs[key] = use
+        if len(self._launch_costs) > MAX_USES:
+            del self._launch_costs[next(iter(self._launch_costs))]
 
     def find_launch_cost(self, key: WinnerKey) -> LaunchCost:
         """Return how much time launches of a key cost applications."""
-        return self._uses.get(_regardless_of_objective(key), _NO_USE)
+        return self._launch_costs.get(_remove_objective(key), _NO_USE)
 
     def add_waiter(self, waiter: Hashable, jobs: Collection[int]) -> None:
         """Note that a client waits for jobs, which may be queued or running."""
@@ -163,13 +165,13 @@ class JobQueue:
 
     def remove_job(self, job_id: int) -> Job | None:
         """Take a job out of the queue; return it if it was in there."""
-        self._held.discard(job_id)
+        self._awaiting_inspection.discard(job_id)
         job = self._waiting.pop(job_id, None)
         if job is not None:
-            alike = self._alike[job.key]
+            alike = self._ids_by_key[job.key]
             alike.discard(job_id)
             if not alike:
-                del self._alike[job.key]
+                del self._ids_by_key[job.key]
         return job
 
     def begin_turn(self, job_id: int) -> None:
@@ -184,17 +186,17 @@ class JobQueue:
         """Forget the standing of a job that has ended."""
         self._standings.pop(job_id, None)
 
-    def hold_job(self, job_id: int) -> None:
+    def hold_until_inspected(self, job_id: int) -> None:
         """Keep a job from running until its kernel is released."""
-        self._held.add(job_id)
+        self._awaiting_inspection.add(job_id)
 
-    def is_held(self, job_id: int) -> bool:
+    def awaits_inspection(self, job_id: int) -> bool:
         """Return whether a job waits for its kernel to be released."""
-        return job_id in self._held
+        return job_id in self._awaiting_inspection
 
-    def release_kernel(self, kernel: str) -> None:
+    def release_jobs_of_kernel(self, kernel: str) -> None:
         """Let a kernel's held jobs run again."""
-        self._held -= {job.id for job in self._waiting.values() if job.kernel == kernel}
+        self._awaiting_inspection -= {job.id for job in self._waiting.values() if job.kernel == kernel}
 
     def pause_job(self, job_id: int) -> Job:
         """Pause a waiting job; return it."""
@@ -227,7 +229,7 @@ class JobQueue:
             return "all tuning is paused"
         if job.device in self.pauses:
             return "its device is paused"
-        if job.id in self._held:
+        if job.id in self._awaiting_inspection:
             return "its files are being inspected"
         return self._refuse(job, self.find_level(job.id))
 
@@ -248,7 +250,7 @@ class JobQueue:
 
     def _sort_key(self, job: Job, now: float) -> tuple[bool, int, float, float, float, int]:
         standing = self._standings[job.id]
-        cost_s = self.find_launch_cost(job.key).cost_s if self._uses else 0.0
+        cost_s = self.find_launch_cost(job.key).cost_s if self._launch_costs else 0.0
         return (
             job.state is JobState.PAUSED,
             -standing.compute_rank(now),
@@ -259,5 +261,5 @@ class JobQueue:
         )
 
 
-def _regardless_of_objective(key: WinnerKey) -> WinnerKey:
+def _remove_objective(key: WinnerKey) -> WinnerKey:
     return key._replace(objective=LATENCY)

@@ -20,7 +20,6 @@ delays the re-tuning after a save but does not lose it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Container, Iterable
 from contextlib import suppress
 from functools import partial
@@ -29,7 +28,7 @@ import anyio
 import structlog
 from msgspec.structs import replace
 
-from ktuned.catalog import Admission, Buckets, Catalog, Changes, FileInspector, check_problem, environment_of
+from ktuned.catalog import Admission, Buckets, Catalog, Changes, check_problem
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.model import (
@@ -42,7 +41,6 @@ from ktuned.model import (
     Objective,
     Priority,
     Problem,
-    Root,
     StoreError,
     UsageError,
     WinnerKey,
@@ -57,7 +55,7 @@ from ktuned.tuning import JobBrief, PresentKey, publish_winner, restore_winner
 
 _log = structlog.get_logger()
 
-ELSEWHERE = "begun again: the environment of its project changed"
+ELSEWHERE = "restarted: the environment of its project changed"
 
 RETRY_S = 5.0
 """Interval of retries if the store could not record a re-tuning."""
@@ -72,7 +70,6 @@ class Renewal:
         admission: Admission,
         buckets: Buckets,
         catalog: Catalog,
-        inspector: FileInspector,
         machine: Machine,
         store: Store,
         jobs: Jobs,
@@ -82,85 +79,56 @@ class Renewal:
         self._admission = admission
         self._buckets = buckets
         self._catalog = catalog
-        self._inspector = inspector
         self._machine = machine
         self._store = store
         self._jobs = jobs
         self._requests = requests
         self._publish = publish
-        self._put_off: dict[str, bool] = {}
-        self._refusal = ""
-        self._is_refused = anyio.Event()
+        self._postponed: dict[str, bool] = {}
+        self._postponed_because = ""
+        self._was_postponed = anyio.Event()
 
     @property
     def notice(self) -> str:
         """One line about saves that the store could not record yet; empty if there are none."""
-        return f"{', '.join(sorted(self._put_off))} is tuned again later: {self._refusal}" if self._put_off else ""
+        return (
+            f"{', '.join(sorted(self._postponed))} is tuned again later: {self._postponed_because}"
+            if self._postponed
+            else ""
+        )
 
     async def retry_unrecorded(self) -> None:
         """Repeat re-tunings that the store could not record until they succeed; run until cancelled."""
         while True:
-            await self._is_refused.wait()
-            _log.warning("retune_put_off", kernels=sorted(self._put_off), reason=self._refusal)
-            while self._put_off:
+            await self._was_postponed.wait()
+            _log.warning("retune_put_off", kernels=sorted(self._postponed), reason=self._postponed_because)
+            while self._postponed:
                 await anyio.sleep(RETRY_S)
-                again, self._put_off = self._put_off, {}
+                again, self._postponed = self._postponed, {}
                 for name, saved in again.items():
                     await self._retune_kernel(name, saved=saved)
-            self._is_refused = anyio.Event()
-
-    async def forget_root(self, root: Root) -> None:
-        """Stop watching a root that a request had added; its results stay.
-
-        Raises:
-            StoreError: This cannot be recorded; the root is still watched.
-        """
-        await self._store.remove_root(root.path)
-        await self.drop_roots([root])
-
-    async def drop_roots(self, roots: Iterable[Root]) -> None:
-        """Forget roots that config.toml no longer names; their results stay, in case they are named again."""
-        for root in roots:
-            gone = self._catalog.remove_root(root.path)
-            try:
-                await self._store.save_kernels([], gone.removed)
-            except KtunedError as error:
-                # No harm is done: the next daemon finds no root for these kernels.
-                _log.warning("kernels_not_forgotten", root=root.path, reason=error.message)
-            await self.react_to_changes(gone, saved=False)
-
-    async def look_around(self, roots: Iterable[Root]) -> None:
-        """Inspect roots whose settings have changed; new roots are left to the watcher."""
-        for root in roots:
-            await self._machine.environments.probe_environment(environment_of(root))
-            if not os.path.isdir(root.path):
-                continue
-            try:
-                found = await self._inspector.inspect_root(root)
-                await self.react_to_changes(found.changes, saved=False)
-            except KtunedError as error:
-                _log.error("root_not_inspected", root=root.path, reason=error.message, hint=error.hint)
+            self._was_postponed = anyio.Event()
 
     async def react_to_changes(self, changes: Changes, *, saved: bool) -> None:
         """Publish changes, stop the jobs that they outdate, and re-tune the kernels in use.
 
         In use are kernels that were saved just now (``saved``), and kernels that have been tuned before.
         """
-        await self.outdate_jobs(changes, saved=saved)
-        await self.retune_changed(changes, saved=saved)
+        await self.replace_outdated_jobs(changes, saved=saved)
+        await self.retune_changed_kernels(changes, saved=saved)
 
-    async def outdate_jobs(self, changes: Changes, *, saved: bool) -> None:
+    async def replace_outdated_jobs(self, changes: Changes, *, saved: bool) -> None:
         """Publish changes; cancel the jobs that a save replaces, and restart the others that they outdate."""
         # At any await, a root may be removed together with its kernels.
         for name in changes.inspected:
             if (found := self._catalog.find_kernel(name)) is not None:
-                environment = self._catalog.kernel_environment(found)
-                await self._jobs.restart_running(name, ELSEWHERE, partial(_has_other_environment, environment))
-            self._jobs.release_inspected(name)
+                environment = self._catalog.find_kernel_environment(found)
+                await self._jobs.restart_running_jobs(name, ELSEWHERE, partial(_has_other_environment, environment))
+            self._jobs.release_inspected_jobs(name)
         for kernel in self._catalog.kernels if changes.errors else ():
-            if self._catalog.file_fault(kernel):
+            if self._catalog.find_file_fault(kernel):
                 # A job that waits for an inspection of this file can run now: it will end with the file's error.
-                self._jobs.release_inspected(kernel.name)
+                self._jobs.release_inspected_jobs(kernel.name)
         if not changes:
             return
         self._publish(
@@ -180,14 +148,16 @@ class Renewal:
                 continue
             # After a save, the jobs for its keys are new ones, because the client that shows the save follows those.
             replaced = self._list_keys_tuned_again(found) if saved and not changes.is_environment else frozenset()
-            await self._jobs.restart_outdated(name, partial(_is_still_wanted, found, replaced))
+            await self._jobs.restart_outdated_jobs(name, partial(_is_still_wanted, found, replaced))
             if name in changes.changed:
                 self._publish(KernelStale(kernel=found.name, digest=found.digest))
 
     def _list_keys_tuned_again(self, kernel: KernelInfo) -> frozenset[WinnerKey]:
         """Return the keys that are tuned again after a save."""
         try:
-            device = self._machine.find_device(self._catalog.kernel_environment(kernel), kernel.backend, None).model
+            device = self._machine.find_device(
+                self._catalog.find_kernel_environment(kernel), kernel.backend, None
+            ).model
         except BackendError:
             return frozenset()
         won = self._store.list_winners(kernel.name)
@@ -199,7 +169,7 @@ class Renewal:
             WinnerKey(kernel.name, problem, device, objective) for problem in problems for objective in objectives
         )
 
-    async def retune_changed(self, changes: Changes, *, saved: bool) -> None:
+    async def retune_changed_kernels(self, changes: Changes, *, saved: bool) -> None:
         """Re-tune changed kernels: all of them if they were ``saved``, else those that have been tuned before."""
         for name in (*changes.added, *changes.changed, *changes.replanned):
             await self._retune_kernel(name, saved=saved, is_stale=name in changes.changed)
@@ -212,7 +182,7 @@ class Renewal:
         If the kernel ``is_stale``, clients were told so. Then a winner that still holds is published as well: this
         happens if the undone edit had not led to another winner.
         """
-        environment = self._catalog.kernel_environment(kernel)
+        environment = self._catalog.find_kernel_environment(kernel)
         for device in self._machine.list_devices(environment, kernel.backend):
             context = self._machine.build_context(kernel, environment, problem, device)
             finalists = PRESETS[kernel.plan.preset].finalists
@@ -232,7 +202,7 @@ class Renewal:
                 continue
             if winner is None and is_stale and seated is not None and seated.context == context:
                 # The space may no longer hold the winner's config, without a better one to replace it.
-                winner = seated if self._admission.known_verdict(kernel, problem, seated.config) else None
+                winner = seated if self._admission.find_known_verdict(kernel, problem, seated.config) else None
             if winner is not None:
                 publish_winner(self._publish, kernel, winner, None)
 
@@ -267,9 +237,9 @@ class Renewal:
                     await self._restore_winner(kernel, problem, objective, is_stale=is_stale)
                     await self._requests.request_jobs(kernel, replace(request, problem=problem, objective=objective))
             except StoreError as error:
-                self._put_off[kernel.name] = saved
-                self._refusal = error.message
-                self._is_refused.set()
+                self._postponed[kernel.name] = saved
+                self._postponed_because = error.message
+                self._was_postponed.set()
                 return
             except KtunedError as error:
                 _log.warning("retune_refused", kernel=kernel.name, reason=error.message)

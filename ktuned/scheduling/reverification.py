@@ -45,7 +45,7 @@ class Reverification:
             await anyio.lowlevel.checkpoint()
             for winner in self._store.list_winners(kernel.name):
                 try:
-                    job = await self._queue_winner(kernel, winner)
+                    job = await self._queue_verification(kernel, winner)
                 except KtunedError as error:
                     _log.info("not_verified", kernel=kernel.name, reason=error.message)
                 else:
@@ -59,17 +59,19 @@ class Reverification:
         that began with an older toolchain begin again; others, which began after the probe, are left alone.
         """
         for kernel in changed:
-            await self._jobs.restart_running(kernel.name, f"begun again: {REASON}", partial(self._is_outdated, kernel))
+            await self._jobs.restart_running_jobs(
+                kernel.name, f"restarted: {REASON}", partial(self._is_outdated, kernel)
+            )
         for kernel in kernels:
-            self._jobs.release_inspected(kernel.name)
+            self._jobs.release_inspected_jobs(kernel.name)
         await self.queue_reverification(changed)
 
     def _is_outdated(self, kernel: KernelInfo, brief: JobBrief) -> bool:
         """Return whether a job began with another toolchain or driver than the kernel has now."""
-        environment = self._catalog.kernel_environment(kernel)
+        environment = self._catalog.find_kernel_environment(kernel)
         return self._machine.is_outdated(environment, kernel.backend, brief.context)
 
-    async def _queue_winner(self, kernel: KernelInfo, winner: Winner) -> Job | None:
+    async def _queue_verification(self, kernel: KernelInfo, winner: Winner) -> Job | None:
         if winner.context.digest != self._machine.digest_kernel(kernel, winner.context.problem):
             return None
         job = self._store.find_job_of_winner(winner)
@@ -82,7 +84,7 @@ class Reverification:
         if context == winner.context:
             return None
         if context.problem != winner.context.problem:
-            raise UsageError(f"{kernel.name} specialises its problems otherwise now")
+            raise UsageError(f"{kernel.name} specialises its problems differently now")
         arrival = await self._jobs.submit_job(
             present.winner_key,
             job.problem,

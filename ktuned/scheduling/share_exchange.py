@@ -146,7 +146,7 @@ class ShareExchange:
         self._store = store
         self._jobs = jobs
         self._lock = anyio.Lock()
-        self._tidied = 0.0
+        self._tidied_at = 0.0
         self._forget_store()
 
     def _forget_store(self) -> None:
@@ -164,18 +164,18 @@ class ShareExchange:
     async def run_until_cancelled(self) -> None:
         """Make passes in the background until cancelled."""
         while True:
-            await self._due.wait_for_kernel(await self._make_due_pass() if self._shared.settings.is_on else None)
+            await self._due.wait_for_kernel(await self._exchange_due_winners() if self._shared.settings.is_on else None)
 
-    async def _make_due_pass(self) -> float:
+    async def _exchange_due_winners(self) -> float:
         """Make the pass that is due, if any; return the seconds until the next one."""
         if pause_s := self._shared.pause_s(StoreUse.READ):
             return pause_s
         due = self._due.take_kernels()
         try:
             if monotonic() >= self._next_look:
-                await self.look_around()
+                await self.exchange_all_winners()
             elif due:
-                await self._pass_over(self._list_won_keys(due), Priority.VERIFY)
+                await self._exchange_keys(self._list_won_keys(due), Priority.VERIFY)
         except (SharedStoreDown, StoreError) as error:
             _log.info("shared_store_not_looked_at", reason=error.message)
             # The next pass goes over all kernels, and so does the rest of this one's work.
@@ -183,7 +183,7 @@ class ShareExchange:
             return self._shared.pause_s(StoreUse.READ) or FIRST_PAUSE_S
         return max(0.0, self._next_look - monotonic())
 
-    async def look_around(self) -> ExchangeResult:
+    async def exchange_all_winners(self) -> ExchangeResult:
         """Make a pass over all kernels with winners.
 
         Raises:
@@ -191,7 +191,7 @@ class ShareExchange:
             StoreError: A job cannot be recorded.
         """
         self._next_look = monotonic() + self._shared.settings.pull_s
-        exchanged = await self._pass_over(self._list_won_keys(), Priority.VERIFY)
+        exchanged = await self._exchange_keys(self._list_won_keys(), Priority.VERIFY)
         self.last_look = (time(), exchanged)
         return exchanged
 
@@ -201,7 +201,7 @@ class ShareExchange:
         Raises:
             SharedStoreDown: The store cannot be used now; winners that were sent before the failure are there.
         """
-        exchanged = await self._pass_over(self._list_won_keys(), None)
+        exchanged = await self._exchange_keys(self._list_won_keys(), None)
         if self._shared.pause_s(StoreUse.WRITE):
             raise SharedStoreDown(self._shared.fault)
         return exchanged.sent
@@ -213,9 +213,11 @@ class ShareExchange:
             SharedStoreDown: The store cannot be read now.
             StoreError: A job cannot be recorded.
         """
-        return await self._pass_over(map(self._list_declared_keys, kernels), Priority.REQUESTED)
+        return await self._exchange_keys(map(self._list_declared_keys, kernels), Priority.REQUESTED)
 
-    async def _pass_over(self, kernels: Iterable[Sequence[PresentKey]], priority: Priority | None) -> ExchangeResult:
+    async def _exchange_keys(
+        self, kernels: Iterable[Sequence[PresentKey]], priority: Priority | None
+    ) -> ExchangeResult:
         """Make a pass over the keys of some kernels; with ``None`` for the priority, no job is queued."""
         result = ExchangeResult()
         async with self._lock:
@@ -227,7 +229,7 @@ class ShareExchange:
                     there = await self._shared.find_winners(part[0].kernel, part)
                     for key in part:
                         result += await self._exchange_key(key, there, priority)
-            if result.sent and time() - self._tidied > TIDY_EVERY_S:
+            if result.sent and time() - self._tidied_at > TIDY_EVERY_S:
                 await self._tidy_store()
         return result
 
@@ -241,7 +243,7 @@ class ShareExchange:
         sent = int(await self._publish_winner(now, matching))
         if not matching:
             return ExchangeResult(sent=sent)
-        ours = self._find_own_winner(now)
+        ours = self._find_local_winner(now)
         is_fresh = ours is not None and ours.is_current
         best = rank_candidates(one.winner for one in matching)[0]
         job = None if priority is None else await self._queue_trial(now, best, ours, priority)
@@ -249,7 +251,7 @@ class ShareExchange:
 
     async def _tidy_store(self) -> None:
         """Tidy the store. A failure only leads to a notice, because the winners are published already."""
-        self._tidied = time()
+        self._tidied_at = time()
         try:
             await self._shared.call_store(StoreUse.TIDY, lambda store: store.tidy())
         except SharedStoreDown as error:
@@ -316,9 +318,9 @@ class ShareExchange:
         )
         return arrival.job
 
-    def _find_own_winner(self, key: PresentKey) -> OwnWinner | None:
+    def _find_local_winner(self, key: PresentKey) -> OwnWinner | None:
         winner = self._store.get_winner(key.winner_key)
-        if winner is None or self._admission.known_verdict(key.kernel, key.problem, winner.config) is False:
+        if winner is None or self._admission.find_known_verdict(key.kernel, key.problem, winner.config) is False:
             return None
         return OwnWinner(cost_of(winner.objective, winner.figure), winner.context == key.context)
 
@@ -336,7 +338,7 @@ class ShareExchange:
         return self._make_key(winner.context.kernel, problem, winner.context.device, winner.objective)
 
     def _list_declared_keys(self, kernel: KernelInfo) -> list[PresentKey]:
-        environment, objective = self._catalog.kernel_environment(kernel), kernel.objective(None)
+        environment, objective = self._catalog.find_kernel_environment(kernel), kernel.objective(None)
         models = dict.fromkeys(device.model for device in self._machine.list_devices(environment, kernel.backend))
         declared = product(kernel.problems, models)
         keys = [self._make_key(kernel.name, problem, model, objective) for problem, model in declared]

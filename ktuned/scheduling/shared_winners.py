@@ -107,7 +107,7 @@ class SharedWinners:
     @property
     def notices(self) -> list[str]:
         """Reasons why winners are not shared, one line each."""
-        lines = [f"the shared store: {self.fault}; tuning goes on without it"] if self.fault else []
+        lines = [f"the shared store: {self.fault}; tuning continues without it"] if self.fault else []
         return lines + [line for _, line in sorted(self._damage.items())][:3]
 
     def pause_s(self, *uses: StoreUse) -> float:
@@ -164,7 +164,7 @@ class SharedWinners:
             _log.warning("shared_winners_damaged", kernel=kernel.name, count=len(faults), reason=faults[0])
         return Found(tuple(one for one in found.winners if not one.winner.find_fault()))
 
-    async def find_best(self, key: PresentKey) -> Candidate | None:
+    async def find_best_candidate(self, key: PresentKey) -> Candidate | None:
         """Return the best config that others have found in exactly a key's context; wait for the store only briefly."""
         if not self._settings.is_on or self.pause_s(StoreUse.READ):
             return None
@@ -194,13 +194,13 @@ class SharedWinners:
         matching: list[StoredWinner] = []
         for group in list(groups.values())[:MAX_MATCHED]:
             try:
-                if await self._is_digest(key.kernel, context, group[0].winner):
+                if await self._has_equal_digest(key.kernel, context, group[0].winner):
                     matching += group
             except KtunedError as error:
                 _log.info("shared_names_not_matched", kernel=key.kernel.name, reason=error.message)
         return matching
 
-    async def _is_digest(self, kernel: KernelInfo, context: Context, winner: SharedWinner) -> bool:
+    async def _has_equal_digest(self, kernel: KernelInfo, context: Context, winner: SharedWinner) -> bool:
         """Return whether a winner's digest equals the kernel's digest here, with the winner's names included."""
         now = self._catalog.resolve_kernel(kernel.name)
         if now.version != kernel.version:

@@ -25,22 +25,22 @@ class CallMethods(msgspec.Struct, frozen=True):
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return every method with its handler."""
         return [
-            Handler(CALLS, self.answer_calls),
-            Handler(PREPARE_LIBRARY, self.prepare_library),
+            Handler(CALLS, self.handle_calls),
+            Handler(PREPARE_LIBRARY, self.handle_prepare),
         ]
 
-    def prepare_library(self, wanted: LibraryParams, peer: Peer) -> EmptyAnswer:
+    def handle_prepare(self, params: LibraryParams, peer: Peer) -> EmptyAnswer:
         """Import a library in the background, because an application is about to call its functions."""
-        self.adoptions.prepare_library(wanted.tool, wanted.python, wanted.variables, wanted.library)
+        self.adoptions.prepare_library(params.tool, params.python, params.variables, params.library)
         return EmptyAnswer()
 
-    async def answer_calls(self, wanted: CallsParams, peer: Peer) -> CallsAnswer:
+    async def handle_calls(self, params: CallsParams, peer: Peer) -> CallsAnswer:
         """Return the answer for each key, in the order of the keys."""
-        if len(wanted.keys) > MAX_KEYS:
-            raise UsageError(f"{len(wanted.keys)} keys are asked for at once", hint=f"ask for {MAX_KEYS} at most")
-        if wanted.beside is not None:
-            self.applications.add_process(wanted.beside)
-        waiter = peer if wanted.waits else None
+        if len(params.keys) > MAX_KEYS:
+            raise UsageError(f"{len(params.keys)} keys are asked for at once", hint=f"ask for {MAX_KEYS} at most")
+        if params.beside is not None:
+            self.applications.add_process(params.beside)
+        waiter = peer if params.waits else None
         return CallsAnswer(
-            [await self.adoptions.find_answer(key, waiter=waiter, pin=wanted.pin) for key in wanted.keys]
+            [await self.adoptions.find_answer(key, waiter=waiter, pin=params.pin) for key in params.keys]
         )

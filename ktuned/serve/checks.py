@@ -42,20 +42,20 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True):
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
-        return [Handler(CHECK, self.check_winners)]
+        return [Handler(CHECK, self.handle_check)]
 
-    async def check_winners(self, wanted: CheckParams, peer: Peer) -> CheckAnswer:
+    async def handle_check(self, params: CheckParams, peer: Peer) -> CheckAnswer:
         """Check the winners of a kernel, or only those of one problem; return a verdict for each.
 
         Raises:
             NotFound: there is no such kernel, or no winner.
         """
-        kernel = self.catalog.resolve_kernel(wanted.kernel, wanted.directory)
-        chosen = None if wanted.problem is None else dict(kernel.select_key_values(wanted.problem))
+        kernel = self.catalog.resolve_kernel(params.kernel, params.directory)
+        chosen = None if params.problem is None else dict(kernel.select_key_values(params.problem))
         winners = [one for one in self.store.list_winners(kernel.name) if chosen in (None, dict(one.problem))]
         if not winners:
             raise NotFound(f"{kernel.name} has no winner to check", hint="`ktuned tune` finds one")
-        sanitizers = Sanitizers(wanted.address, wanted.compute) if wanted.sanitize else None
+        sanitizers = Sanitizers(params.address, params.compute) if params.sanitize else None
         return CheckAnswer(kernel.name, [await self._describe_check(one, sanitizers) for one in winners])
 
     async def _describe_check(self, winner: Winner, sanitizers: Sanitizers | None) -> CheckedWinner:

@@ -78,53 +78,53 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
         return [
-            Handler(EXPORT, self.export_winners),
-            Handler(IMPORT, self.import_winners),
+            Handler(EXPORT, self.handle_export),
+            Handler(IMPORT, self.handle_import),
         ]
 
-    async def export_winners(self, wanted: ExportParams, peer: Peer) -> ExportAnswer:
+    async def handle_export(self, params: ExportParams, peer: Peer) -> ExportAnswer:
         """List the kernels and device models that have winners, or return the document of one kernel and model.
 
         The store is read in a thread, so that lookups do not wait for it.
         """
-        name = None if wanted.kernel is None else self._full_name(wanted.kernel, wanted.directory)
-        if name is None or wanted.device is None:
+        name = None if params.kernel is None else self._full_name(params.kernel, params.directory)
+        if name is None or params.device is None:
             found = await anyio.to_thread.run_sync(exchange.list_exports, self.store.path)
             return ExportAnswer(
                 [
                     ExportInfo(kernel, device, count)
                     for kernel, device, count in found
-                    if name in (None, kernel) and wanted.device in (None, device)
+                    if name in (None, kernel) and params.device in (None, device)
                 ]
             )
-        winners = await anyio.to_thread.run_sync(exchange.winners_to_export, self.store.path, name, wanted.device)
-        winners = self._as_served(name, wanted.device, winners)
+        winners = await anyio.to_thread.run_sync(exchange.load_exported_winners, self.store.path, name, params.device)
+        winners = self._list_served_winners(name, params.device, winners)
         if not winners:
-            raise NotFound(f"{name} has no winner on {wanted.device!r}", hint="`ktuned results` lists what it has")
+            raise NotFound(f"{name} has no winner on {params.device!r}", hint="`ktuned results` lists what it has")
         keys = {winner.artifact for winner in winners if winner.artifact is not None}
         places = {key: self.artifacts.find_artifact(key) for key in sorted(keys)}
         return ExportAnswer(
-            document=self._build_document(name, wanted.device, winners),
+            document=self._build_document(name, params.device, winners),
             artifacts={key: str(place) for key, place in places.items() if place is not None},
         )
 
-    def _as_served(self, name: str, device: str, winners: list[Winner]) -> list[Winner]:
+    def _list_served_winners(self, name: str, device: str, winners: list[Winner]) -> list[Winner]:
         """Return winners as lookups serve them: one config for all problems, if the kernel file asks for that."""
         try:
             kernel = self.catalog.resolve_kernel(name)
         except NotFound:
             return winners
-        served = self.served.replace_by_common(winners, kernel, self.catalog.kernel_environment(kernel))
+        served = self.served.replace_by_common(winners, kernel, self.catalog.find_kernel_environment(kernel))
         known = {winner.key for winner in winners}
         return [winner for winner in served if winner.context.device == device and winner.key in known]
 
-    async def import_winners(self, wanted: ImportParams, peer: Peer) -> ImportAnswer:
+    async def handle_import(self, params: ImportParams, peer: Peer) -> ImportAnswer:
         """Import the winners of a document that pass all checks; with ``dry_run``, only report the outcome."""
         from ktuned_client import winners
 
         try:
-            winners.check_document(wanted.document)
-            document = WinnersDocument.read(wanted.document)
+            winners.check_document(params.document)
+            document = WinnersDocument.read(params.document)
         except ValueError as error:
             raise UsageError(f"the document {error}") from error
         if (count := document.count_winners()) > MAX_IMPORTED:
@@ -132,8 +132,8 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         try:
             kernel: KernelInfo = self.catalog.resolve_kernel(document.kernel)
         except NotFound as error:
-            raise self._unknown_kernel(document.kernel) from error
-        kernel, exported = await self._add_names(kernel, document, is_dry=wanted.dry_run)
+            raise self._explain_unknown_kernel(document.kernel) from error
+        kernel, exported = await self._add_names(kernel, document, is_dry=params.dry_run)
         taken: list[Winner] = []
         entries = []
         for objective, offered in document.by_objective.items():
@@ -150,17 +150,17 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
                 entries.append(structs.replace(entry, taken=decision.takes, status=status, reason=decision.reason))
                 if decision.takes:
                     taken.append(offer)
-        if taken and not wanted.dry_run:
+        if taken and not params.dry_run:
             await self._adopt_offers(kernel, taken)
         return ImportAnswer(kernel.name, document.device, entries)
 
-    def _unknown_kernel(self, name: str) -> NotFound:
+    def _explain_unknown_kernel(self, name: str) -> NotFound:
         """Return the error for a document whose kernel is not here: the name, where it was sought, similar names."""
         project, _, short = name.rpartition(":")
         alike = [kernel for kernel in self.catalog.kernels if kernel.kernel == short]
         if alike:
             names = ", ".join(kernel.name for kernel in alike)
-            other = self.catalog.root_of(alike[0].file)
+            other = self.catalog.find_root(alike[0].file)
             place = other.path if other is not None else "its project"
             return NotFound(
                 f"no watched project named {project!r} has a kernel {short!r}; there is {names}",
@@ -248,7 +248,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
         """Return the status that lookups would give a winner, and whether it replaces ours."""
         today = self._build_context_today(kernel, offer.problem, offer.context.device)
         ours = self.store.get_winner(offer.key)
-        if ours is not None and self.admission.known_verdict(kernel, offer.problem, ours.config) is False:
+        if ours is not None and self.admission.find_known_verdict(kernel, offer.problem, ours.config) is False:
             # Ours is not served any more, because the space no longer has its config.
             ours = None
         status = Status.FRESH if offer.context == today else Status.STALE
@@ -257,14 +257,14 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
     async def _may_be_served(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool:
         """Return whether the space has a config; True if only the whole problem of a lookup can decide that."""
         if kernel.specialize is not None and all(set(problem) != set(declared) for declared in kernel.problems):
-            return self.admission.known_verdict(kernel, problem, config) is not False
+            return self.admission.find_known_verdict(kernel, problem, config) is not False
         (is_admitted,) = await self.admission.check_configs(kernel, problem, [config])
         return is_admitted
 
     def _build_context_today(self, kernel: KernelInfo, problem: Problem, model: str) -> Context | None:
         """Return the context of a measurement made here now; ``None`` if the device is not here."""
         try:
-            environment = self.catalog.kernel_environment(kernel)
+            environment = self.catalog.find_kernel_environment(kernel)
             found = self.machine.find_device(environment, kernel.backend, model)
         except KtunedError:
             return None
@@ -321,12 +321,12 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             default=kernel.default,
             specialize=kernel.specialize,
             bucket=kernel.bucket,
-            names={name: _ends_of_name(entry) for name, entry in kernel.learned.items()},
+            names={name: _list_name_purposes(entry) for name, entry in kernel.learned.items()},
             objective=kernel.objective(None),
         )
 
 
-def _ends_of_name(entry: Observation) -> list[str]:
+def _list_name_purposes(entry: Observation) -> list[str]:
     """Return the purposes for which a learned name was read."""
     return ["source"] * entry.is_source + ["data"] * entry.is_data
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from ktuned.catalog import Admission, Catalog, complete_config
 from ktuned.devices import Machine
-from ktuned.lookup import explain_unobserved
+from ktuned.lookup import Certainty, explain_unobserved
 from ktuned.model import (
     CAPTURED,
     SPACE,
@@ -39,14 +39,14 @@ class Explainer(msgspec.Struct, frozen=True):
         admission: Knows which configs a space has.
         machine: Builds contexts.
         store: Has the winners and their jobs.
-        doubt: Returns why a kernel's present context is not certain; empty if it is.
+        certainty: Knows whether kernels' present contexts are certain.
     """
 
     catalog: Catalog
     admission: Admission
     machine: Machine
     store: Store
-    doubt: Callable[[KernelInfo], str]
+    certainty: Certainty
 
     def explain_winners(self, kernel: KernelInfo) -> tuple[WinnerStanding, ...]:
         """Return the standing of each winner that still answers lookups."""
@@ -67,26 +67,30 @@ class Explainer(msgspec.Struct, frozen=True):
             message="",
             notices=self._collect_notices(winner),
         )
-        if fault := self.catalog.file_fault(kernel):
-            return _as_stale(standing, fault)
+        if fault := self.catalog.find_file_fault(kernel):
+            return _describe_as_stale(standing, fault)
         try:
             now = self._build_context_now(kernel, winner)
         except KtunedError as error:
-            return _as_stale(standing, error.message)
+            return _describe_as_stale(standing, error.message)
         if now != winner.context:
             changes = self._describe_changes(kernel, winner.context, now)
-            standing = _as_stale(standing, self._last_words(winner), changes)
-        elif doubt := explain_unobserved(kernel) if kernel.unobserved else self.doubt(kernel):
-            standing = _as_stale(standing, doubt)
-        outside = self._why_outside_space(kernel, winner)
-        return standing if outside is None else _as_stale(standing, standing.message, [*standing.changes, outside])
+            standing = _describe_as_stale(standing, self._read_last_message(winner), changes)
+        elif doubt := explain_unobserved(kernel) if kernel.unobserved else self.certainty.find_doubt(kernel):
+            standing = _describe_as_stale(standing, doubt)
+        outside = self._explain_unserved_config(kernel, winner)
+        return (
+            standing
+            if outside is None
+            else _describe_as_stale(standing, standing.message, [*standing.changes, outside])
+        )
 
-    def _why_outside_space(self, kernel: KernelInfo, winner: Winner) -> Change | None:
+    def _explain_unserved_config(self, kernel: KernelInfo, winner: Winner) -> Change | None:
         """Return why a winner's config is not served unchanged in the present space; None if it is."""
         file = os.path.basename(kernel.file)
         config = complete_config(kernel, winner.config)
         held = canonical(winner.config)
-        verdict = self.admission.known_verdict(kernel, self._whole_problem(kernel, winner), config)
+        verdict = self.admission.find_known_verdict(kernel, self._find_whole_problem(kernel, winner), config)
         if verdict and config == winner.config:
             return None
         if verdict:
@@ -95,14 +99,14 @@ class Explainer(msgspec.Struct, frozen=True):
             return Change(SPACE, file, f"{held} is not in the space any more: it is not served", "", "")
         return Change(SPACE, file, f"{held} is served once a worker has found it in the space", "", "")
 
-    def _whole_problem(self, kernel: KernelInfo, winner: Winner) -> Problem:
+    def _find_whole_problem(self, kernel: KernelInfo, winner: Winner) -> Problem:
         """Return a whole problem that a winner is for, because constraints see the whole problem."""
         wanted = winner.context.problem
         declared = (problem for problem in kernel.problems if kernel.make_key_problem(problem) == wanted)
         return next(declared, winner.problem)
 
     def _build_context_now(self, kernel: KernelInfo, winner: Winner) -> Context:
-        environment = self.catalog.kernel_environment(kernel)
+        environment = self.catalog.find_kernel_environment(kernel)
         device = self.machine.find_device(environment, kernel.backend, winner.context.device)
         return self.machine.build_context(kernel, environment, winner.problem, device)
 
@@ -119,7 +123,7 @@ class Explainer(msgspec.Struct, frozen=True):
             os.path.basename(kernel.file),
         )
 
-    def _last_words(self, winner: Winner) -> str:
+    def _read_last_message(self, winner: Winner) -> str:
         return next((job.message for job in self._find_jobs(winner)), "")
 
     def _collect_notices(self, winner: Winner) -> tuple[str, ...]:
@@ -130,13 +134,13 @@ class Explainer(msgspec.Struct, frozen=True):
         """Return the jobs that may have found a winner, newest first."""
         for job in self.store.list_jobs(kernel=winner.context.kernel, limit=20):
             is_alike = job.device == winner.context.device and job.objective == winner.objective
-            if is_alike and _covers_problem(job.problem, winner.problem):
+            if is_alike and _has_key_values(job.problem, winner.problem):
                 yield job
 
 
-def _as_stale(standing: WinnerStanding, message: str, changes: Sequence[Change] = ()) -> WinnerStanding:
+def _describe_as_stale(standing: WinnerStanding, message: str, changes: Sequence[Change] = ()) -> WinnerStanding:
     return replace(standing, status=Status.STALE, message=message, changes=tuple(changes))
 
 
-def _covers_problem(problem: Problem, specialised: Problem) -> bool:
+def _has_key_values(problem: Problem, specialised: Problem) -> bool:
     return all(problem.get(key) == value for key, value in specialised.items())

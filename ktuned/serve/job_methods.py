@@ -67,64 +67,64 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
             Handler(RESUME, self.handle_resume),
         ]
 
-    async def handle_tune(self, wanted: TuneParams, peer: Peer) -> TuneAnswer:
+    async def handle_tune(self, params: TuneParams, peer: Peer) -> TuneAnswer:
         """Request a tuning; ``subscribe`` with the returned position reports its progress."""
-        if wanted.beside is not None:
-            self.applications.add_process(wanted.beside)
+        if params.beside is not None:
+            self.applications.add_process(params.beside)
         request = msgspec.structs.replace(
-            _parse_request(wanted),
-            device=wanted.device,
-            preset=wanted.preset,
-            priority=Priority.REQUESTED if wanted.priority is None else wanted.priority,
-            is_fixed=wanted.priority is not None,
-            stale_only=wanted.stale_only,
-            until=wanted.until,
-            configs=_parse_configs(wanted.configs),
-            again=wanted.again,
-            no_share=wanted.no_share,
-            objective=None if wanted.objective is None else read_objective(wanted.objective),
-            numerics=wanted.numerics,
-            anchor=wanted.anchor,
-            anchor_pin=wanted.anchor_pin,
+            _parse_request(params),
+            device=params.device,
+            preset=params.preset,
+            priority=Priority.REQUESTED if params.priority is None else params.priority,
+            is_fixed=params.priority is not None,
+            stale_only=params.stale_only,
+            until=params.until,
+            configs=_parse_configs(params.configs),
+            again=params.again,
+            no_share=params.no_share,
+            objective=None if params.objective is None else read_objective(params.objective),
+            numerics=params.numerics,
+            anchor=params.anchor,
+            anchor_pin=params.anchor_pin,
         )
-        return await self._take_in(wanted, request)
+        return await self._create_jobs(params, request)
 
-    async def handle_compile(self, wanted: CompileParams, peer: Peer) -> TuneAnswer:
+    async def handle_compile(self, params: CompileParams, peer: Peer) -> TuneAnswer:
         """Request only a space's artifacts; each config is reported by the event ``config_compiled``."""
-        if wanted.arch is not None and not wanted.arch.strip():
+        if params.arch is not None and not params.arch.strip():
             raise UsageError("arch is empty", hint="name what to compile for, e.g. sm_90a, or leave it out")
         request = msgspec.structs.replace(
-            _parse_request(wanted),
+            _parse_request(params),
             # The priority stays the same however many clients follow the job, so that tunings with clients go first.
             is_fixed=True,
             reason="compile",
             compile_only=True,
-            arch=wanted.arch,
+            arch=params.arch,
         )
-        return await self._take_in(wanted, request)
+        return await self._create_jobs(params, request)
 
-    async def _take_in(self, wanted: JobParams, request: TuningRequest) -> TuneAnswer:
+    async def _create_jobs(self, params: JobParams, request: TuningRequest) -> TuneAnswer:
         """Create jobs for a request; the answer has the stream's position before their first events."""
         position = self.events.position
         errors: list[FileError] = []
         known = {kernel.name for kernel in self.catalog.kernels}
         watched = {root.path for root in self.catalog.roots}
         live = {job.id for job in self.jobs.list_live_jobs()}
-        if wanted.path is not None:
-            jobs, errors = await self.intake.tune_path(wanted.path, wanted.python, request, wanted.kernel)
-        elif wanted.kernel is not None:
-            jobs, errors = await self.intake.tune_named(wanted.kernel, request, wanted.directory)
+        if params.path is not None:
+            jobs, errors = await self.intake.tune_path(params.path, params.python, request, params.kernel)
+        elif params.kernel is not None:
+            jobs, errors = await self.intake.tune_named(params.kernel, request, params.directory)
         else:
-            raise UsageError("there is neither a kernel nor a path", hint="name one of them")
+            raise UsageError("neither a kernel nor a path is given", hint="name one of them")
         described = tuple(map(self.jobs.describe_job, jobs))
         now_watched = {root.path for root in self.catalog.roots}
-        notices = [f"{path} is gone, and is watched no longer" for path in sorted(watched - now_watched)]
+        notices = [f"{path} is gone, and is no longer watched" for path in sorted(watched - now_watched)]
         notices += [
             f"{path} is watched from now on, and saves are tuned; `ktuned remove {path}` ends that"
             for path in sorted(now_watched - watched)
         ]
         notices += [self._describe_ambiguity(kernel) for kernel in self.catalog.kernels if kernel.name not in known]
-        if wanted.trials is not None or wanted.seconds is not None:
+        if params.trials is not None or params.seconds is not None:
             notices += [_explain_joined_job(job) for job in jobs if job.id in live]
         return TuneAnswer(described, position.epoch, position.seq, tuple(errors), tuple(filter(None, notices)))
 
@@ -141,13 +141,13 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
             "the full name"
         )
 
-    async def handle_cancel(self, wanted: CancelParams, peer: Peer) -> JobsAnswer:
+    async def handle_cancel(self, params: CancelParams, peer: Peer) -> JobsAnswer:
         """Cancel one job, or all jobs of a kernel."""
-        if wanted.job is not None:
-            return self._describe_jobs([await self.jobs.cancel_job(wanted.job)])
-        if wanted.kernel is None:
+        if params.job is not None:
+            return self._describe_jobs([await self.jobs.cancel_job(params.job)])
+        if params.kernel is None:
             raise UsageError("cancel needs a job or a kernel")
-        name = self.catalog.resolve_kernel(wanted.kernel, wanted.directory).name
+        name = self.catalog.resolve_kernel(params.kernel, params.directory).name
         cancelled = []
         for job in [job for job in self.jobs.list_live_jobs() if job.kernel == name]:
             # It may have ended meanwhile.
@@ -155,71 +155,71 @@ class JobMethods(msgspec.Struct, frozen=True, kw_only=True):
                 cancelled.append(await self.jobs.cancel_job(job.id))
         return self._describe_jobs(cancelled)
 
-    async def handle_pause(self, wanted: PauseParams, peer: Peer) -> PauseAnswer:
+    async def handle_pause(self, params: PauseParams, peer: Peer) -> PauseAnswer:
         """Pause a job, a kernel, a device or everything until it is resumed, even across restarts of the daemon."""
-        return await self._set_paused(wanted, self.jobs.pause_job, is_paused=True)
+        return await self._change_pause(params, self.jobs.pause_job, is_paused=True)
 
-    async def handle_resume(self, wanted: PauseParams, peer: Peer) -> PauseAnswer:
+    async def handle_resume(self, params: PauseParams, peer: Peer) -> PauseAnswer:
         """Undo a pause. Resuming a device does not resume a job that was paused by its id."""
-        return await self._set_paused(wanted, self.jobs.resume_job, is_paused=False)
+        return await self._change_pause(params, self.jobs.resume_job, is_paused=False)
 
-    async def _set_paused(
-        self, wanted: PauseParams, act: Callable[[int], Awaitable[Job]], *, is_paused: bool
+    async def _change_pause(
+        self, params: PauseParams, act: Callable[[int], Awaitable[Job]], *, is_paused: bool
     ) -> PauseAnswer:
-        if sum(given is not None for given in (wanted.job, wanted.kernel, wanted.device)) > 1:
-            raise UsageError("a job, a kernel and a device are given together", hint="name one of them, or none")
+        if sum(given is not None for given in (params.job, params.kernel, params.device)) > 1:
+            raise UsageError("more than one of job, kernel and device is given", hint="name one of them, or none")
         changed: list[Job] = []
-        if wanted.job is not None:
-            changed = [await act(wanted.job)]
-        elif wanted.kernel is not None:
-            name = self.catalog.resolve_kernel(wanted.kernel, wanted.directory).name
+        if params.job is not None:
+            changed = [await act(params.job)]
+        elif params.kernel is not None:
+            name = self.catalog.resolve_kernel(params.kernel, params.directory).name
             for job in [job for job in self.jobs.list_live_jobs() if job.kernel == name]:
                 # It may have ended meanwhile.
                 with suppress(NotFound):
                     changed.append(await act(job.id))
         else:
-            devices = {EVERYTHING} if wanted.device is None else self._resolve_models(wanted.device)
+            devices = {EVERYTHING} if params.device is None else self._resolve_models(params.device)
             await self.jobs.pause_devices(devices, is_paused=is_paused)
         return PauseAnswer(tuple(map(self.jobs.describe_job, changed)), tuple(sorted(self.jobs.pauses)))
 
-    def _resolve_models(self, wanted: str) -> set[str]:
+    def _resolve_models(self, device: str) -> set[str]:
         """Return the models of a device, given its name (``cuda:1``) or one of them."""
         models = self.machine.list_device_models()
-        if any(wanted in known for known in models.values()) or wanted in self.jobs.pauses:
-            return {wanted}
-        if wanted not in models:
+        if any(device in known for known in models.values()) or device in self.jobs.pauses:
+            return {device}
+        if device not in models:
             lines = ", ".join(f"{name} ({', '.join(sorted(known))})" for name, known in sorted(models.items()))
-            raise NotFound(f"there is no device {wanted!r}", hint=f"known are: {lines or 'none'}")
-        return models[wanted]
+            raise NotFound(f"there is no device {device!r}", hint=f"known are: {lines or 'none'}")
+        return models[device]
 
-    def handle_jobs(self, wanted: JobsParams, peer: Peer) -> JobsAnswer:
+    def handle_jobs(self, params: JobsParams, peer: Peer) -> JobsAnswer:
         """List jobs: those that run or wait, in their order, then those that have ended, newest first."""
-        if wanted.job is not None:
-            job = self.jobs.get_job(wanted.job)
+        if params.job is not None:
+            job = self.jobs.get_job(params.job)
             if job is None:
-                raise NotFound(f"there is no job {wanted.job}", hint="`ktuned jobs` lists them")
+                raise NotFound(f"there is no job {params.job}", hint="`ktuned jobs` lists them")
             return self._describe_jobs([job])
-        if wanted.ids is not None:
-            found = (self.jobs.get_job(number) for number in wanted.ids[:MAX_ROWS])
+        if params.ids is not None:
+            found = (self.jobs.get_job(number) for number in params.ids[:MAX_ROWS])
             return self._describe_jobs(job for job in found if job is not None)
-        name = None if wanted.kernel is None else self.catalog.resolve_kernel(wanted.kernel, wanted.directory).name
-        limit = bound_limit(wanted.limit)
+        name = None if params.kernel is None else self.catalog.resolve_kernel(params.kernel, params.directory).name
+        limit = bound_limit(params.limit)
         live = self.jobs.list_live_jobs()
         ids = {job.id for job in live}
-        states = None if wanted.state is None else [wanted.state]
+        states = None if params.state is None else [params.state]
         stored = self.store.list_jobs(kernel=name, states=states, limit=limit)
         ended = [job for job in stored if job.id not in ids]
         chosen = [
             job
             for job in (*live, *ended)
-            if (name is None or job.kernel == name) and (wanted.state is None or job.state is wanted.state)
+            if (name is None or job.kernel == name) and (params.state is None or job.state is params.state)
         ]
-        return JobsAnswer(tuple(map(self._describe_in_order, chosen[:limit])))
+        return JobsAnswer(tuple(map(self._describe_job_in_order, chosen[:limit])))
 
     def _describe_jobs(self, jobs: Iterable[Job]) -> JobsAnswer:
         return JobsAnswer(tuple(map(self.jobs.describe_job, jobs)))
 
-    def _describe_in_order(self, job: Job) -> JobInfo:
+    def _describe_job_in_order(self, job: Job) -> JobInfo:
         """Return a job; if its kernel is known, its problem is in the declared order."""
         described = self.jobs.describe_job(job)
         with suppress(NotFound):
@@ -234,25 +234,25 @@ def _explain_joined_job(job: Job) -> str:
     return f"joined job {job.id}, which does this already and tries up to {job.plan.trials:,} configs{seconds}"
 
 
-def _parse_configs(wanted: Sequence[Config] | None) -> tuple[Config, ...]:
+def _parse_configs(configs: Sequence[Config] | None) -> tuple[Config, ...]:
     """Return the configs that a request names, without duplicates.
 
     Raises:
         UsageError: the list is empty or too long.
     """
-    if wanted is None:
+    if configs is None:
         return ()
-    if not 0 < len(wanted) <= MAX_CONFIGS:
-        raise UsageError(f"configs has {len(wanted)} configs", hint=f"give 1 to {MAX_CONFIGS}")
-    return tuple({canonical(config): config for config in wanted}.values())
+    if not 0 < len(configs) <= MAX_CONFIGS:
+        raise UsageError(f"{len(configs)} configs are given", hint=f"give 1 to {MAX_CONFIGS}")
+    return tuple({canonical(config): config for config in configs}.values())
 
 
-def _parse_request(wanted: JobParams) -> TuningRequest:
+def _parse_request(params: JobParams) -> TuningRequest:
     return TuningRequest(
-        problem=wanted.problem,
-        trials=wanted.trials,
-        seconds=wanted.seconds,
-        strategy=wanted.strategy,
-        seed=wanted.seed,
-        keep_going=wanted.keep_going,
+        problem=params.problem,
+        trials=params.trials,
+        seconds=params.seconds,
+        strategy=params.strategy,
+        seed=params.seed,
+        keep_going=params.keep_going,
     )

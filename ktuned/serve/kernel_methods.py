@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from ktuned.protocol import (
     UnwatchAnswer,
     UnwatchParams,
 )
-from ktuned.scheduling import Intake, Renewal
+from ktuned.scheduling import Intake, WatchedRoots
 from ktuned.serve.explain import Explainer
 from ktuned.serve.method import Handler, Peer
 
@@ -35,15 +34,13 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
         catalog: The known kernels and roots.
         explainer: Explains stale winners.
         intake: Inspects and watches paths.
-        renewal: Forgets roots.
-        configured: Returns the paths of the roots in ``config.toml``.
+        watched_roots: Forgets roots.
     """
 
     catalog: Catalog
     explainer: Explainer
     intake: Intake
-    renewal: Renewal
-    configured: Callable[[], Collection[str]]
+    watched_roots: WatchedRoots
 
     def list_handlers(self) -> list[Handler[Any, Any]]:
         """Return the methods with their handlers."""
@@ -53,57 +50,57 @@ class KernelMethods(msgspec.Struct, frozen=True, kw_only=True):
             Handler(UNWATCH, self.handle_unwatch),
         ]
 
-    def handle_kernels(self, wanted: KernelsParams, peer: Peer) -> KernelsAnswer:
+    def handle_kernels(self, params: KernelsParams, peer: Peer) -> KernelsAnswer:
         """List kernels, errors in kernel files, and roots."""
         kernels, errors = self.catalog.kernels, self.catalog.errors
-        if wanted.path is not None:
-            place = os.path.realpath(wanted.path)
-            kernels, errors = self.catalog.kernels_below(place), self.catalog.errors_below(place)
-        if wanted.kernel is not None:
-            kernels, errors = [self.catalog.resolve_kernel(wanted.kernel, wanted.directory)], []
+        if params.path is not None:
+            place = os.path.realpath(params.path)
+            kernels, errors = self.catalog.list_kernels_below(place), self.catalog.list_errors_below(place)
+        if params.kernel is not None:
+            kernels, errors = [self.catalog.resolve_kernel(params.kernel, params.directory)], []
         entries = [
-            KernelEntry.from_kernel(kernel, self.explainer.explain_winners(kernel) if wanted.why else msgspec.UNSET)
+            KernelEntry.from_kernel(kernel, self.explainer.explain_winners(kernel) if params.why else msgspec.UNSET)
             for kernel in kernels
         ]
         return KernelsAnswer(tuple(entries), tuple(errors), tuple(map(RootInfo.from_root, self.catalog.roots)))
 
-    async def handle_add(self, wanted: AddParams, peer: Peer) -> AddAnswer:
+    async def handle_add(self, params: AddParams, peer: Peer) -> AddAnswer:
         """Inspect and watch a path, without tuning it."""
         watched = {root.path for root in self.catalog.roots}
-        added = await self.intake.add_path(wanted.path, wanted.python)
+        added = await self.intake.add_path(params.path, params.python)
         gone = watched - {root.path for root in self.catalog.roots}
         return AddAnswer(
             RootInfo.from_root(added.root),
             tuple(map(KernelEntry.from_kernel, added.kernels)),
             tuple(added.errors),
-            tuple(f"{path} is gone, and is watched no longer" for path in sorted(gone)),
+            tuple(f"{path} is gone, and is no longer watched" for path in sorted(gone)),
         )
 
-    async def handle_unwatch(self, wanted: UnwatchParams, peer: Peer) -> UnwatchAnswer:
+    async def handle_unwatch(self, params: UnwatchParams, peer: Peer) -> UnwatchAnswer:
         """Stop watching a root: its jobs are cancelled, its kernels forgotten, its results kept.
 
         Raises:
             NotFound: nothing is watched there.
             UsageError: the path lies below a root, or ``config.toml`` names it.
         """
-        root = self._root_at(wanted.path)
-        if root.path in self.configured():
+        root = self._find_watched_root(params.path)
+        if self.watched_roots.is_configured(root):
             raise UsageError(
                 f"{root.path} is a root of config.toml",
                 hint="remove its [[roots]] entry, then run `ktuned config --reload`",
             )
-        before = {kernel.name for kernel in self.catalog.kernels_below(root.path)}
-        await self.renewal.forget_root(root)
-        gone = before - {kernel.name for kernel in self.catalog.kernels_below(root.path)}
+        before = {kernel.name for kernel in self.catalog.list_kernels_below(root.path)}
+        await self.watched_roots.forget_root(root)
+        gone = before - {kernel.name for kernel in self.catalog.list_kernels_below(root.path)}
         return UnwatchAnswer(root.path, root.name, tuple(sorted(gone)))
 
-    def _root_at(self, path: str) -> Root:
+    def _find_watched_root(self, path: str) -> Root:
         known = {root.path: root for root in self.catalog.roots}
         # Also the path as given: a root whose directory is gone may be known by a path that was a link.
         for place in (os.path.realpath(path), path):
             if place in known:
                 return known[place]
-        holder = self.catalog.root_of(os.path.realpath(path))
+        holder = self.catalog.find_root(os.path.realpath(path))
         if holder is not None:
             raise UsageError(f"{path} is watched as a part of {holder.path}", hint=f"`ktuned remove {holder.path}`")
         raise NotFound(f"{path} is not watched", hint=f"watched are: {', '.join(known) or 'no directories'}")

@@ -43,38 +43,38 @@ class LookupMethods(msgspec.Struct, frozen=True):
             Handler(UNPIN, self.handle_unpin),
         ]
 
-    def handle_lookup(self, wanted: LookupParams, peer: Peer) -> Answer | DeferredAnswer:
+    def handle_lookup(self, params: LookupParams, peer: Peer) -> Answer | DeferredAnswer:
         """Answer one lookup from memory; a problem's first lookup under a pin waits for the disk."""
-        settle_until = monotonic() + min(wanted.settle, SETTLE_S)
-        if wanted.pin is not None:
-            held = self.lookups.lookup_pinned(
-                wanted.pin,
-                wanted.kernel,
-                wanted.problem,
-                wanted.device,
-                tune=wanted.tune,
-                directory=wanted.directory,
-                objective=wanted.objective,
+        settle_until = monotonic() + min(params.settle, SETTLE_S)
+        if params.pin is not None:
+            held = self.lookups.look_up_pinned(
+                params.pin,
+                params.kernel,
+                params.problem,
+                params.device,
+                tune=params.tune,
+                directory=params.directory,
+                objective=params.objective,
                 settle_until=settle_until,
             )
-            return held.answer if isinstance(held, Lookup) else _answer_later(held)
+            return held.answer if isinstance(held, Lookup) else _defer_answer(held)
         look_up = partial(
             self.lookups.look_up,
-            wanted.kernel,
-            wanted.problem,
-            wanted.device,
-            tune=wanted.tune,
-            directory=wanted.directory,
-            objective=wanted.objective,
+            params.kernel,
+            params.problem,
+            params.device,
+            tune=params.tune,
+            directory=params.directory,
+            objective=params.objective,
         )
         found = look_up()
-        if found.undecided and wanted.settle > 0:
-            return _answer_later(partial(self.lookups.settle_answer, found, look_up, settle_until))
+        if found.undecided and params.settle > 0:
+            return _defer_answer(partial(self.lookups.settle_answer, found, look_up, settle_until))
         return found.answer
 
-    def handle_lookup_many(self, wanted: LookupManyParams, peer: Peer) -> LookupManyAnswer | DeferredAnswer:
+    def handle_lookup_many(self, params: LookupManyParams, peer: Peer) -> LookupManyAnswer | DeferredAnswer:
         """Answer several lookups, in their order; a refused lookup has its error in place of an answer."""
-        answers = [self._look_up_or_explain(entry, peer) for entry in wanted.lookups]
+        answers = [self._look_up_or_explain(entry, peer) for entry in params.lookups]
         if not any(type(answer) is DeferredAnswer for answer in answers):
             return LookupManyAnswer(answers)
 
@@ -85,9 +85,9 @@ class LookupMethods(msgspec.Struct, frozen=True):
 
         return DeferredAnswer(finish_answers)
 
-    def _look_up_or_explain(self, wanted: LookupParams, peer: Peer) -> Answer | DeferredAnswer | RefusedLookup:
+    def _look_up_or_explain(self, params: LookupParams, peer: Peer) -> Answer | DeferredAnswer | RefusedLookup:
         try:
-            return self.handle_lookup(wanted, peer)
+            return self.handle_lookup(params, peer)
         except KtunedError as error:
             return RefusedLookup(error.to_wire())
 
@@ -95,12 +95,12 @@ class LookupMethods(msgspec.Struct, frozen=True):
         """List the pins, with the number of answers that each holds, and since when."""
         return PinsAnswer(tuple(self.lookups.pins.list_pins()))
 
-    async def handle_unpin(self, wanted: UnpinParams, peer: Peer) -> UnpinAnswer:
+    async def handle_unpin(self, params: UnpinParams, peer: Peer) -> UnpinAnswer:
         """Give up a pin."""
-        return UnpinAnswer(wanted.pin, await self.lookups.pins.give_up(wanted.pin))
+        return UnpinAnswer(params.pin, await self.lookups.pins.remove_pin(params.pin))
 
 
-def _answer_later(find: Callable[[], Awaitable[Lookup]]) -> DeferredAnswer:
+def _defer_answer(find: Callable[[], Awaitable[Lookup]]) -> DeferredAnswer:
     async def finish_answer() -> Answer:
         return (await find()).answer
 

@@ -42,10 +42,10 @@ class DevicePeaks(msgspec.Struct, frozen=True, kw_only=True):
         """Return the methods with their handlers."""
         return [Handler(PEAKS, self.handle_peaks)]
 
-    async def handle_peaks(self, wanted: PeaksParams, peer: Peer) -> PeaksAnswer:
+    async def handle_peaks(self, params: PeaksParams, peer: Peer) -> PeaksAnswer:
         """Return the stored limits; ``measure`` measures the missing ones first, ``again`` measures all."""
-        if wanted.measure or wanted.again:
-            known = {} if wanted.again else self.store.load_peaks()
+        if params.measure or params.again:
+            known = {} if params.again else self.store.load_peaks()
             done: set[str] = set()
             for environment, device in await self._find_devices():
                 if (

@@ -23,14 +23,14 @@ class PortfolioMethods(msgspec.Struct, frozen=True):
         """Return the method with its handler."""
         return [Handler(PORTFOLIO, self.handle_portfolio)]
 
-    def handle_portfolio(self, wanted: PortfolioParams, peer: Peer) -> PortfolioAnswer:
+    def handle_portfolio(self, params: PortfolioParams, peer: Peer) -> PortfolioAnswer:
         """Have a portfolio made if ``make`` is set, and return the present portfolios."""
-        kernel = self.catalog.resolve_kernel(wanted.kernel, wanted.directory)
-        if wanted.make:
-            asked = PortfolioRequest(configs=wanted.configs, loss=wanted.loss, tunings=wanted.tunings)
+        kernel = self.catalog.resolve_kernel(params.kernel, params.directory)
+        if params.make:
+            asked = PortfolioRequest(configs=params.configs, loss=params.loss, tunings=params.tunings)
             spec = PortfolioSpec.from_request(kernel, asked)
-            objective = kernel.objective(wanted.objective)
-            self.portfolios.request_portfolio(kernel, wanted.device, objective, spec, Priority.REQUESTED)
+            objective = kernel.objective(params.objective)
+            self.portfolios.request_portfolio(kernel, params.device, objective, spec, Priority.REQUESTED)
         return PortfolioAnswer(
             kernel.name, self.portfolios.describe_portfolios(kernel), self.portfolios.list_progress(kernel)
         )

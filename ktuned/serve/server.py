@@ -145,24 +145,24 @@ class Connection(asyncio.BufferedProtocol, Peer):
         """Answer the requests that the received bytes complete."""
         if self._transport is None:
             return
-        data = bytes(self._server.read_buffer[:nbytes])
+        received = bytes(self._server.read_buffer[:nbytes])
         # A repeated request is answered by its bytes, without decoding, if no part of another request is left over.
         shortcuts = self._server.shortcuts
         begins_request = self._decoder.is_between_messages and not self._unhandled
         if shortcuts is not None and begins_request and not self._is_paused:
-            known = shortcuts.find_response(data)
+            known = shortcuts.find_response(received)
             if known is not None:
                 self._transport.write(known)
                 return
         # Decode the complete messages.
         try:
-            self._unhandled.extend(self._decoder.feed(data))
+            self._unhandled.extend(self._decoder.feed(received))
         except wire.ProtocolError as error:
-            self._refuse_peer("protocol", str(error))
+            self._refuse_client("protocol", str(error))
             return
         # The answer to a lone request becomes a shortcut.
         is_lone = begins_request and len(self._unhandled) == 1 and self._decoder.is_between_messages
-        self._answer_buffered(data if is_lone else None)
+        self._answer_waiting_requests(received if is_lone else None)
 
     def pause_writing(self) -> None:
         """Stop reading from a peer that does not read."""
@@ -173,7 +173,7 @@ class Connection(asyncio.BufferedProtocol, Peer):
     def resume_writing(self) -> None:
         """Continue where :meth:`pause_writing` stopped."""
         self._is_paused = False
-        self._answer_buffered()
+        self._answer_waiting_requests()
         if self._transport is not None and not self._is_paused:
             self._transport.resume_reading()
 
@@ -188,29 +188,29 @@ class Connection(asyncio.BufferedProtocol, Peer):
         if not self.pending:
             self._server.release_connection(self)
 
-    def _answer_buffered(self, data: bytes | None = None) -> None:
+    def _answer_waiting_requests(self, lone_request: bytes | None = None) -> None:
         """Answer the decoded requests that wait.
 
-        If exactly one request waits and the bytes read were exactly that request, ``data`` has these bytes.
+        If exactly one request waits and the bytes read were exactly that request, ``lone_request`` has these bytes.
         """
         while self._unhandled and self.is_writable:
             message = self._unhandled.popleft()
             if type(message) is wire.Response:
-                self._refuse_peer("protocol", "a response to nothing")
+                self._refuse_client("protocol", "a response without a request")
                 return
             assert not isinstance(message, wire.Response)
             if self.pending >= self._server.limits.pending:
-                self._refuse_peer("pending", f"{self.pending} requests wait already")
+                self._refuse_client("pending", f"{self.pending} requests wait already")
                 return
             response = self._server.answer_message(self, message)
             if response is not None:
                 self.send(response)
-                if self._server.shortcuts is not None and data is not None and type(message) is wire.Request:
-                    self._server.shortcuts.keep_response(data, response)
+                if self._server.shortcuts is not None and lone_request is not None and type(message) is wire.Request:
+                    self._server.shortcuts.keep_response(lone_request, response)
         if self.on_writable is not None and self.is_writable:
             self.on_writable()
 
-    def _refuse_peer(self, what: str, why: str) -> None:
+    def _refuse_client(self, what: str, why: str) -> None:
         self._unhandled.clear()
         self._server.record_refusal(what, why)
         self.abort()

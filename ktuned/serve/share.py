@@ -71,7 +71,7 @@ class ShareMethods(msgspec.Struct, frozen=True, kw_only=True):
             )
         return SharePushAnswer(hide_secrets(settings.url), await self.exchange.publish_all())
 
-    async def handle_pull(self, wanted: SharePullParams, peer: Peer) -> SharePullAnswer:
+    async def handle_pull(self, params: SharePullParams, peer: Peer) -> SharePullAnswer:
         """Look for others' winners of declared problems, and queue jobs that verify them; return the jobs.
 
         Raises:
@@ -81,8 +81,8 @@ class ShareMethods(msgspec.Struct, frozen=True, kw_only=True):
         """
         settings = self._require_store()
         kernels = self.catalog.kernels
-        if wanted.kernel is not None:
-            kernels = [self.catalog.resolve_kernel(wanted.kernel, wanted.directory)]
+        if params.kernel is not None:
+            kernels = [self.catalog.resolve_kernel(params.kernel, params.directory)]
         epoch, seq = self.events.epoch, self.events.seq
         exchanged = await self.exchange.pull_winners(kernels)
         return SharePullAnswer(

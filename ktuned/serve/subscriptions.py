@@ -26,13 +26,13 @@ class Subscriptions(msgspec.Struct, frozen=True):
             Handler(UNSUBSCRIBE, self.handle_unsubscribe),
         ]
 
-    def handle_subscribe(self, wanted: SubscribeParams, peer: Peer) -> StreamPosition:
+    def handle_subscribe(self, params: SubscribeParams, peer: Peer) -> StreamPosition:
         """Send events to this peer from now on; this replaces an earlier subscription."""
-        position = self.events.add_subscription(peer, wanted)
+        position = self.events.add_subscription(peer, params)
         peer.on_gone = partial(self._end_subscription, peer)
         self.jobs.remove_waiter(peer)
-        if wanted.jobs is not None:
-            self.jobs.add_waiter(peer, wanted.jobs)
+        if params.jobs is not None:
+            self.jobs.add_waiter(peer, params.jobs)
         return position
 
     def handle_unsubscribe(self, nothing: NoParams, peer: Peer) -> EmptyAnswer:

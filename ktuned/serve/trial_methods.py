@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from ktuned.catalog import Catalog, check_problem
+from ktuned.catalog import Buckets, Catalog, check_problem
 from ktuned.devices import Machine
-from ktuned.lookup import Lookups
+from ktuned.lookup import Lookups, ServedWinners
 from ktuned.model import BitClasses, KernelInfo, ListedTrial, NotFound, Objective, Trial, UsageError, Winner, canonical
 from ktuned.protocol import (
     FORGET,
@@ -39,7 +39,9 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
 
     catalog: Catalog
     machine: Machine
+    buckets: Buckets
     lookups: Lookups
+    served: ServedWinners
     jobs: Jobs
     store: Store
 
@@ -47,43 +49,43 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         """Return the methods with their handlers."""
         return [Handler(RESULTS, self.handle_results), Handler(FORGET, self.handle_forget)]
 
-    def handle_results(self, wanted: ResultsParams, peer: Peer) -> ResultsAnswer:
+    def handle_results(self, params: ResultsParams, peer: Peer) -> ResultsAnswer:
         """List trials; details are included for a single trial, or if they are requested."""
-        if wanted.trial is not None:
-            return self._find_trial(wanted.trial)
-        if wanted.kernel is None:
+        if params.trial is not None:
+            return self._find_trial(params.trial)
+        if params.kernel is None:
             raise UsageError("results needs a kernel or a trial")
-        if wanted.before is not None and wanted.order != "newest":
-            raise UsageError("before continues a list in the order newest", hint="give order='newest', too")
-        kernel = self.catalog.resolve_kernel(wanted.kernel, wanted.directory)
+        if params.before is not None and params.order != "newest":
+            raise UsageError("before works only with order='newest'", hint="give order='newest', too")
+        kernel = self.catalog.resolve_kernel(params.kernel, params.directory)
         # Which trials?
         problem = None
-        if wanted.problem is not None:
-            check_problem(kernel, wanted.problem)
-            bucket = self.lookups.buckets.known_representative(kernel, wanted.problem)
-            problem = canonical(kernel.select_key_values(wanted.problem if bucket is None else bucket.problem))
-        device = None if wanted.device is None else self._resolve_model(kernel, wanted.device)
-        tried = self.store.list_problems(kernel.name) if wanted.current else []
-        digests = {self.machine.digest_kernel(kernel, found) for found in tried} if wanted.current else None
-        limit = min(bound_limit(wanted.limit), MAX_DETAILED_ROWS if wanted.details else MAX_ROWS)
+        if params.problem is not None:
+            check_problem(kernel, params.problem)
+            bucket = self.buckets.find_known_representative(kernel, params.problem)
+            problem = canonical(kernel.select_key_values(params.problem if bucket is None else bucket.problem))
+        device = None if params.device is None else self._resolve_model(kernel, params.device)
+        tried = self.store.list_problems(kernel.name) if params.current else []
+        digests = {self.machine.digest_kernel(kernel, found) for found in tried} if params.current else None
+        limit = min(bound_limit(params.limit), MAX_DETAILED_ROWS if params.details else MAX_ROWS)
         chosen = partial(
             self.store.list_trials,
             kernel=kernel.name,
             problem=problem,
             device=device,
-            outcome=wanted.outcome,
-            job=wanted.job,
+            outcome=params.outcome,
+            job=params.job,
             digests=digests,
-            before=wanted.before,
+            before=params.before,
         )
-        trials = chosen(limit=limit, order=wanted.order)
-        if wanted.order == "fastest" and len(trials) < limit:
+        trials = chosen(limit=limit, order=params.order)
+        if params.order == "fastest" and len(trials) < limit:
             # Trials without a latency come after those with one.
             trials += [trial for trial in chosen(limit=limit) if trial.latency_us is None]
         trials = trials[:limit]
         # What else is known about them?
-        environment = self.catalog.kernel_environment(kernel)
-        winners = self.lookups.served.list_winners(kernel, environment)
+        environment = self.catalog.find_kernel_environment(kernel)
+        winners = self.served.list_winners(kernel, environment)
         classes = self._load_bit_classes(trials)
         numerics = [
             NumericsReport(json.loads(problem), device, tuple(found.describe_classes()))
@@ -91,13 +93,13 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         ]
         numerics += [
             NumericsReport({}, model, (verdict.describe(),))
-            for (model, _), verdicts in self.lookups.served.find_verdicts(kernel, environment).items()
+            for (model, _), verdicts in self.served.find_verdicts(kernel, environment).items()
             for verdict in verdicts
         ]
         total: int | msgspec.UnsetType = msgspec.UNSET
-        if wanted.count:
-            total = self.store.count_trials(kernel.name, problem, device, wanted.outcome, wanted.job, digests)
-        listed = _list_trials(trials, kernel, winners, classes, with_details=wanted.details)
+        if params.count:
+            total = self.store.count_trials(kernel.name, problem, device, params.outcome, params.job, digests)
+        listed = _list_trials(trials, kernel, winners, classes, with_details=params.details)
         return ResultsAnswer(listed, tuple(numerics), total)
 
     def _find_trial(self, number: int) -> ResultsAnswer:
@@ -112,7 +114,9 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
     def _load_bit_classes(self, trials: Sequence[Trial]) -> dict[_Place, BitClasses]:
         """Return the classes of equal bits in each of the trials' contexts in which bits were compared."""
         compared = {
-            _find_place(trial): trial.kernel for trial in trials if trial.detail.bits or trial.detail.nondeterministic
+            _identify_context(trial): trial.kernel
+            for trial in trials
+            if trial.detail.bits or trial.detail.nondeterministic
         }
         found = {}
         for (problem, device, digest), kernel in compared.items():
@@ -122,15 +126,15 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
 
     def _resolve_model(self, kernel: KernelInfo, device: str) -> str:
         """Return the model of a device given by its name here (``cuda:1``); any other text is taken for a model."""
-        here = self.machine.list_devices(self.catalog.kernel_environment(kernel), kernel.backend)
+        here = self.machine.list_devices(self.catalog.find_kernel_environment(kernel), kernel.backend)
         return next((found.model for found in here if found.name == device), device)
 
-    async def handle_forget(self, wanted: ForgetParams, peer: Peer) -> ForgetAnswer:
+    async def handle_forget(self, params: ForgetParams, peer: Peer) -> ForgetAnswer:
         """Delete a kernel's trials, all or those of one outcome, so that their configs may be tried again."""
-        name = self.catalog.resolve_kernel(wanted.kernel, wanted.directory).name
-        if wanted.outcome is None:
+        name = self.catalog.resolve_kernel(params.kernel, params.directory).name
+        if params.outcome is None:
             await self.jobs.cancel_jobs_of_kernel(name)
-        forgotten = await self.store.forget_trials(name, wanted.outcome)
+        forgotten = await self.store.forget_trials(name, params.outcome)
         self.jobs.forget_failures(name)
         self.lookups.forget_results(name)
         return ForgetAnswer(name, forgotten)
@@ -150,7 +154,7 @@ def _list_trials(
         won_by.setdefault(winner.trial, []).append(winner.objective)
     listed = []
     for trial in trials:
-        found, objectives = classes.get(_find_place(trial)), tuple(won_by.get(trial.id, ()))
+        found, objectives = classes.get(_identify_context(trial)), tuple(won_by.get(trial.id, ()))
         facts = (trial.detail.facts or {}).items()
         known: dict[str, Any] = {
             **vars(trial),
@@ -166,5 +170,5 @@ def _list_trials(
     return tuple(listed if with_details else [one.without_detail() for one in listed])
 
 
-def _find_place(trial: Trial) -> _Place:
+def _identify_context(trial: Trial) -> _Place:
     return canonical(trial.problem), trial.device, trial.digest

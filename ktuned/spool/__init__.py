@@ -20,7 +20,7 @@ from ktuned.spool.records import (
     InvalidRecord,
     KeyLaunches,
     LaunchCounts,
-    digest_of,
+    digest_content,
 )
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
     "KeyLaunches",
     "LaunchCounts",
     "RefusedFile",
-    "digest_of",
+    "digest_content",
     "home_directory",
     "leave_counts",
     "leave_record",

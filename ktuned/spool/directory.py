@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from ktuned.spool.records import CallRecord, LaunchCounts, digest_of
+from ktuned.spool.records import CallRecord, LaunchCounts, digest_content
 
 RECORD_SUFFIX: Final = ".call"
 COUNTS_SUFFIX: Final = ".launches"
@@ -60,7 +60,7 @@ def leave_record(directory: Path, record: CallRecord) -> str:
     content = record.to_bytes()
     if len(content) > MAX_RECORD_BYTES:
         raise OSError(errno.EFBIG, f"the call has {len(content)} bytes, and {MAX_RECORD_BYTES} are read")
-    name = f"{digest_of(content)}{RECORD_SUFFIX}"
+    name = f"{digest_content(content)}{RECORD_SUFFIX}"
     if not (directory / name).exists():
         _require_room(directory)
         _write_file(directory, name, content)

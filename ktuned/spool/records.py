@@ -42,7 +42,7 @@ class InvalidRecord(ValueError):
     """A file of the spool that no application of this version wrote; the message says what is wrong with it."""
 
 
-def digest_of(content: str | bytes) -> str:
+def digest_content(content: str | bytes) -> str:
     """Return the 16 hexadecimal digits that stand for a content."""
     data = content.encode() if isinstance(content, str) else content
     return hashlib.sha256(data).hexdigest()[:_DIGEST_CHARS]

@@ -3,10 +3,10 @@
 from ktuned.store import exchange
 from ktuned.store.artifacts import Artifacts
 from ktuned.store.database import STORE_NAME, Store
-from ktuned.store.faults import DISK_ERRORS, file_fault
+from ktuned.store.faults import DISK_ERRORS, explain_file_error
 from ktuned.store.overview import ContextSums, Overview, TrialRow
 from ktuned.store.rows import StoredPortfolio
-from ktuned.store.tables import Capture, Verdict, pinned_question
+from ktuned.store.tables import Capture, Verdict, encode_pinned_question
 
 __all__ = [
     "DISK_ERRORS",
@@ -19,7 +19,7 @@ __all__ = [
     "StoredPortfolio",
     "TrialRow",
     "Verdict",
+    "encode_pinned_question",
     "exchange",
-    "file_fault",
-    "pinned_question",
+    "explain_file_error",
 ]

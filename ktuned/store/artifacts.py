@@ -21,7 +21,7 @@ import structlog
 
 from ktuned.ipc import MANIFEST_NAME, DamagedArtifact, Manifest, locate_artifact, locate_staging, manifest
 from ktuned.protocol import ArtifactsInfo
-from ktuned.store.faults import file_fault
+from ktuned.store.faults import explain_file_error
 
 _log = structlog.get_logger()
 
@@ -74,7 +74,7 @@ class Artifacts:
             shutil.rmtree(locate_staging(self.directory), ignore_errors=True)
             self._ensure_staging_directory()
         except OSError as error:
-            raise file_fault(error, f"the artifacts' directory {self.directory} cannot be prepared") from error
+            raise explain_file_error(error, f"the artifacts' directory {self.directory} cannot be prepared") from error
 
     def make_staging_directory(self, worker: str) -> Path:
         """Return an empty directory for one worker only; the content of its previous one is removed.
@@ -88,7 +88,7 @@ class Artifacts:
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(mode=0o700)
         except OSError as error:
-            raise file_fault(error, f"the staging directory {path} cannot be made") from error
+            raise explain_file_error(error, f"the staging directory {path} cannot be made") from error
         return path
 
     @contextmanager
@@ -103,17 +103,17 @@ class Artifacts:
                 del self._made[key]
             made.set()
 
-    def is_making(self, key: str) -> bool:
+    def is_compiling(self, key: str) -> bool:
         """Return whether an artifact is being compiled now."""
         return key in self._made
 
-    async def await_made(self, key: str) -> None:
+    async def await_compiled(self, key: str) -> None:
         """Wait until an artifact is no longer being compiled, whether that succeeds or not."""
         if key in self._made:
             await self._made[key].wait()
 
-    def note_added(self, size: int) -> None:
-        """Count an artifact of ``size`` bytes that a compile worker has put at its :meth:`artifact_path`."""
+    def count_added_bytes(self, size: int) -> None:
+        """Count an artifact of ``size`` bytes that a compile worker has put at its :meth:`locate_artifact`."""
         if self._size is not None:
             self._size += size
 
@@ -130,13 +130,13 @@ class Artifacts:
                     stream.write(bytes(_PROBE_BYTES))
                     stream.flush()
             except OSError as error:
-                raise file_fault(error, f"{self.directory} cannot be written") from error
+                raise explain_file_error(error, f"{self.directory} cannot be written") from error
 
         await anyio.to_thread.run_sync(write)
 
     def find_artifact(self, key: str) -> Path | None:
         """Return the directory of a sealed artifact, if it exists; whoever loads its files must verify them."""
-        path = self.artifact_path(key)
+        path = self.locate_artifact(key)
         return path if (path / MANIFEST_NAME).exists() else None
 
     def is_sealed(self, key: str) -> bool:
@@ -163,7 +163,7 @@ class Artifacts:
     def read_manifest(self, key: str) -> Manifest | None:
         """Return an artifact's manifest without reading its other files; ``None`` if the manifest cannot be read."""
         try:
-            return manifest.read(self.artifact_path(key))
+            return manifest.read(self.locate_artifact(key))
         except DamagedArtifact:
             return None
 
@@ -176,7 +176,7 @@ class Artifacts:
         try:
             self._remove_artifact(key)
         except OSError as error:
-            raise file_fault(error, f"artifact {key} cannot be removed") from error
+            raise explain_file_error(error, f"artifact {key} cannot be removed") from error
         self._size = None
 
     def mark_served(self, key: str) -> None:
@@ -186,7 +186,7 @@ class Artifacts:
         if 0 <= now - self._touched.get(key, 0.0) < TOUCH_EVERY_S:
             return
         try:
-            os.utime(self.artifact_path(key) / MANIFEST_NAME, (now, now))
+            os.utime(self.locate_artifact(key) / MANIFEST_NAME, (now, now))
         except OSError:
             # The artifact is gone, or its disk is read-only now. Serving continues; only the order of removal suffers.
             return
@@ -209,7 +209,7 @@ class Artifacts:
         found, _ = await anyio.to_thread.run_sync(self._find_surplus, frozenset(keep), cap_bytes)
         return found
 
-    def artifact_path(self, key: str) -> Path:
+    def locate_artifact(self, key: str) -> Path:
         """Return where the artifact of ``key`` is, or would be."""
         return locate_artifact(self.directory, key)
 
@@ -222,7 +222,7 @@ class Artifacts:
         found: dict[str, tuple[int, int]] = {}
         for entry in self._list_sealed():
             try:
-                backend = manifest.read(self.artifact_path(entry.key)).backend
+                backend = manifest.read(self.locate_artifact(entry.key)).backend
             except DamagedArtifact:
                 backend = ""
             count, size = found.get(backend, (0, 0))
@@ -239,7 +239,7 @@ class Artifacts:
         """Remove an artifact; rename it away first, so that no reader finds half of it."""
         with tempfile.TemporaryDirectory(dir=self._ensure_staging_directory(), ignore_cleanup_errors=True) as away:
             try:
-                self.artifact_path(key).rename(Path(away, key))
+                self.locate_artifact(key).rename(Path(away, key))
             except FileNotFoundError:
                 return
 
@@ -249,7 +249,7 @@ class Artifacts:
             try:
                 self._remove_artifact(key)
             except OSError as error:
-                raise file_fault(error, f"artifact {key} cannot be removed") from error
+                raise explain_file_error(error, f"artifact {key} cannot be removed") from error
         return surplus, size - sum(surplus.values())
 
     def _find_surplus(self, keep: frozenset[str], cap_bytes: int) -> tuple[dict[str, int], int]:

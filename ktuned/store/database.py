@@ -51,7 +51,7 @@ from ktuned.model import (
 )
 from ktuned.protocol import ChannelInfo, StoreInfo
 from ktuned.store import database_file, exchange, writes
-from ktuned.store.faults import database_fault
+from ktuned.store.faults import explain_database_error
 from ktuned.store.learned import LearnedNames
 from ktuned.store.projects import Projects
 from ktuned.store.queries import Queries
@@ -99,14 +99,14 @@ class Store(Queries):
             super().__init__(Reader(path, vfs=vfs))
         except sqlite3.Error as error:
             connection.close()
-            raise database_fault(error, path) from error
+            raise explain_database_error(error, path) from error
         self.pinned = PinnedAnswers(self._reader, self._write_to_disk)
         self.captured = CaptureTable(self._reader, self._write_to_disk)
         self.anchors = Anchors(self._reader, self._write_to_disk)
         self.projects = Projects(self._reader, self._write_to_disk)
         self.admissions = Admissions(self._reader, self._write_to_disk)
         self.learned = LearnedNames(self._reader, self._write_to_disk)
-        self._identity = database_file.file_identity(path)
+        self._identity = database_file.identify_file(path)
         self._writer = Writer(connection, partial(database_file.reopen_for_writing, path, vfs=vfs))
         self._writer.start_thread()
 
@@ -337,7 +337,7 @@ class Store(Queries):
         """
         now = time.time()
         return await self._write_to_disk(
-            lambda connection: writes.finish_all(
+            lambda connection: writes.finish_trials(
                 connection, results, now, objective=objective, keeps_winner=keeps_winner
             )
         )
@@ -406,7 +406,7 @@ class Store(Queries):
     @property
     def lost(self) -> str:
         """Notice that nothing can be stored any more because the file was removed or replaced; else ``""``."""
-        if database_file.file_identity(self.path) == self._identity:
+        if database_file.identify_file(self.path) == self._identity:
             return ""
         return f"the store {self.path} was removed or replaced while it was in use"
 

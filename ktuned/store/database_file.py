@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ktuned.model import StoreError
-from ktuned.store.faults import database_fault, file_fault, is_damage
+from ktuned.store.faults import explain_database_error, explain_file_error, is_damage
 from ktuned.store.schema import check_ours, migrate_schema
 
 WRITER_PATIENCE_S = 5.0
@@ -41,7 +41,7 @@ def open_for_writing(
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise file_fault(error, f"the directory {path.parent} cannot be made") from error
+        raise explain_file_error(error, f"the directory {path.parent} cannot be made") from error
     try:
         try:
             return _open_and_prepare(path, vfs, prepare, patience_s), ""
@@ -53,7 +53,7 @@ def open_for_writing(
             notice = _move_aside(path, str(error))
         return _open_and_prepare(path, vfs, prepare, patience_s), notice
     except sqlite3.Error as error:
-        raise database_fault(error, path) from error
+        raise explain_database_error(error, path) from error
 
 
 def reopen_for_writing(path: Path, *, vfs: str | None) -> sqlite3.Connection:
@@ -77,7 +77,7 @@ def open_for_reading(path: Path, *, vfs: str | None) -> sqlite3.Connection:
     return _open_connection(path, vfs, "ro", READER_PATIENCE_S)
 
 
-def file_identity(path: Path) -> tuple[int, int] | None:
+def identify_file(path: Path) -> tuple[int, int] | None:
     """Return the identity of the file at a path, to notice when it is replaced; ``None`` if there is no file."""
     try:
         found = os.stat(path)
@@ -86,7 +86,7 @@ def file_identity(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def mark_suspect(path: Path) -> None:
+def mark_database_suspect(path: Path) -> None:
     """Make the next opening run a full check. If the marker cannot be written, SQLite will meet the damage again."""
     try:
         _marker_path(path).touch()
@@ -111,7 +111,7 @@ def _open_and_prepare(
     try:
         check_ours(connection, str(path))
         if _marker_path(path).exists():
-            _check_whole(connection)
+            _check_integrity(connection)
             _marker_path(path).unlink()
         _set_up(connection, path)
         migrate_schema(connection)
@@ -122,7 +122,7 @@ def _open_and_prepare(
     return connection
 
 
-def _check_whole(connection: sqlite3.Connection) -> None:
+def _check_integrity(connection: sqlite3.Connection) -> None:
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise _Damaged(verdict)
@@ -162,7 +162,7 @@ def _move_aside(path: Path, reason: str) -> str:
         for leftover in (path.with_name(f"{path.name}-shm"), _marker_path(path)):
             leftover.unlink(missing_ok=True)
     except OSError as error:
-        raise file_fault(error, f"the store {path} is damaged ({reason}) and cannot be moved aside") from error
+        raise explain_file_error(error, f"the store {path} is damaged ({reason}) and cannot be moved aside") from error
     return (
         f"the store {path} was damaged ({reason}): it was moved to {aside.name} and a fresh one started; "
         f"`sqlite3 {aside} .recover` may save what it held"

@@ -30,7 +30,7 @@ from ktuned.model import (
     word_improvement,
 )
 from ktuned.store import writes
-from ktuned.store.faults import database_fault
+from ktuned.store.faults import explain_database_error
 from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader
 
@@ -75,7 +75,7 @@ def list_exports(path: Path) -> list[tuple[str, str, int]]:
         )
 
 
-def winners_to_export(path: Path, kernel: str, device: str) -> list[Winner]:
+def load_exported_winners(path: Path, kernel: str, device: str) -> list[Winner]:
     """Return a kernel's winners on a device model, sorted by problem and objective; call this in a thread."""
     with _open_reader(path) as reader:
         return Queries(reader).list_winners(kernel, device)
@@ -86,7 +86,7 @@ def _open_reader(path: Path) -> Iterator[Reader]:
     try:
         reader = Reader(path)
     except sqlite3.Error as error:
-        raise database_fault(error, path) from error
+        raise explain_database_error(error, path) from error
     with closing(reader):
         yield reader
 

@@ -39,7 +39,7 @@ DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 """Errors of the disk itself, for which no config is to blame."""
 
 
-def primary_code(error: Exception) -> int:
+def read_primary_code(error: Exception) -> int:
     """Return SQLite's primary result code, or ``SQLITE_ERROR`` for an error that Python's module raised itself."""
     code: int = getattr(error, "sqlite_errorcode", None) or sqlite3.SQLITE_ERROR
     return code & 0xFF
@@ -54,7 +54,7 @@ def is_damage(error: sqlite3.Error | UnicodeDecodeError) -> bool:
     if isinstance(error, UnicodeDecodeError) or is_undecodable(error):
         return True
     codes = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
-    return getattr(error, "sqlite_errorcode", None) is not None and primary_code(error) in codes
+    return getattr(error, "sqlite_errorcode", None) is not None and read_primary_code(error) in codes
 
 
 def is_undecodable(error: sqlite3.Error) -> bool:
@@ -62,15 +62,15 @@ def is_undecodable(error: sqlite3.Error) -> bool:
     return str(error).startswith("Could not decode to UTF-8")
 
 
-def database_fault(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> StoreError:
+def explain_database_error(error: sqlite3.Error | UnicodeDecodeError, path: Path) -> StoreError:
     """Return the error that the user sees for an SQLite error."""
-    code = sqlite3.SQLITE_CORRUPT if is_damage(error) else primary_code(error)
+    code = sqlite3.SQLITE_CORRUPT if is_damage(error) else read_primary_code(error)
     what, hint = _DATABASE_FAULTS.get(code, ("refused", ""))
     kind = StoreDamaged if is_damage(error) else StoreError
     return kind(f"the store {path} {what} ({error})", hint=hint)
 
 
-def file_fault(error: OSError, doing: str) -> StoreError:
+def explain_file_error(error: OSError, doing: str) -> StoreError:
     """Return the error that the user sees for an OS error in ``doing`` (``"artifact 12ab cannot be sealed"``)."""
     what, hint = _FILE_FAULTS.get(error.errno or 0, (error.strerror or str(error), ""))
     return StoreError(f"{doing}: {what}", hint=hint)

@@ -15,7 +15,7 @@ import msgspec
 
 from ktuned.model import BitClasses, Context, StoreError
 from ktuned.store import database_file, rows
-from ktuned.store.faults import database_fault
+from ktuned.store.faults import explain_database_error
 from ktuned.store.queries import Queries
 from ktuned.store.reader import Reader, Row
 from ktuned.store.schema import SCHEMA_VERSION, check_ours
@@ -97,7 +97,7 @@ class Overview(Queries):
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
             super().__init__(Reader(path))
         except sqlite3.Error as error:
-            raise database_fault(error, path) from error
+            raise explain_database_error(error, path) from error
         if version < SCHEMA_VERSION:
             self._reader.close()
             raise StoreError(
@@ -129,7 +129,7 @@ class Overview(Queries):
 
     def load_bit_classes(self, context: int) -> BitClasses:
         """Return the classes of equal bits among a context's trials, as far as bits were compared."""
-        compared = f"{rows.detail_sql('bits')} IS NOT NULL"
+        compared = f"{rows.build_detail_sql('bits')} IS NOT NULL"
         select = f"{rows.SELECT_TRIALS} WHERE trials.context_id = ? AND trials.outcome = 'measured' AND {compared}"
         return BitClasses.from_trials(self._reader.fetch_values(rows.decode_trial, select, context))
 

@@ -138,7 +138,9 @@ class Queries:
     def find_trial(self, context: Context, config: Config) -> Trial | None:
         """Return the trial of a config in this very context, if there is one."""
         select = f"{rows.SELECT_TRIALS} {_OF_CONTEXT} AND trials.config = ?"
-        return self._reader.fetch_value(rows.decode_trial, select, *rows.context_values(context), canonical(config))
+        return self._reader.fetch_value(
+            rows.decode_trial, select, *rows.list_context_values(context), canonical(config)
+        )
 
     def has_failed(self, context: Context, config: Config) -> bool:
         """Return whether a config is known to fail in this very context."""
@@ -160,29 +162,29 @@ class Queries:
         rounds by energy, which are counted separately.
         """
         name = "energy_rounds" if by_energy else "rounds"
-        wanted = f"AND {rows.detail_sql(name)} >= {rounds:d}" if rounds else ""
-        select = _best_first(rows.SELECT_TRIALS, objective, wanted)
+        wanted = f"AND {rows.build_detail_sql(name)} >= {rounds:d}" if rounds else ""
+        select = _select_best_trials(rows.SELECT_TRIALS, objective, wanted)
         return self._reader.fetch_values(
-            rows.decode_trial, select, *rows.context_values(context), Outcome.MEASURED, limit
+            rows.decode_trial, select, *rows.list_context_values(context), Outcome.MEASURED, limit
         )
 
     def list_measured_configs(
         self, context: Context, limit: int, *, objective: Objective = LATENCY
     ) -> list[KnownConfig]:
         """Return the measured configs of a context that have an objective's figure, best first."""
-        select = _best_first(rows.select_known(objective), objective)
+        select = _select_best_trials(rows.build_known_trials_sql(objective), objective)
         return self._reader.fetch_values(
-            rows.decode_known_trial, select, *rows.context_values(context), Outcome.MEASURED, limit
+            rows.decode_known_trial, select, *rows.list_context_values(context), Outcome.MEASURED, limit
         )
 
     def find_candidates(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[Candidate]:
         """Return the measured configs of a context whose bits are known on all inputs, best first."""
-        bits, row_bits = rows.detail_sql("bits"), rows.detail_sql("row_bits")
-        columns = f"trials.config, {rows.cost_sql(objective)}, {bits}, {row_bits}"
-        is_known = f"AND json_array_length({bits}) > 1 AND NOT ifnull({rows.detail_sql('nondeterministic')}, 0)"
-        select = _best_first(f"SELECT trials.id, {columns} {rows.FROM_TRIALS}", objective, is_known)
+        bits, row_bits = rows.build_detail_sql("bits"), rows.build_detail_sql("row_bits")
+        columns = f"trials.config, {rows.build_cost_sql(objective)}, {bits}, {row_bits}"
+        is_known = f"AND json_array_length({bits}) > 1 AND NOT ifnull({rows.build_detail_sql('nondeterministic')}, 0)"
+        select = _select_best_trials(f"SELECT trials.id, {columns} {rows.FROM_TRIALS}", objective, is_known)
         return self._reader.fetch_values(
-            rows.decode_candidate, select, *rows.context_values(context), Outcome.MEASURED, limit
+            rows.decode_candidate, select, *rows.list_context_values(context), Outcome.MEASURED, limit
         )
 
     def find_twins(self, content: str) -> list[Trial]:
@@ -210,20 +212,21 @@ class Queries:
         The context itself comes first, but only with its measured configs; :meth:`list_failed_configs` returns its
         others. Within each context, measured configs come first, best first by the objective.
         """
+        cost = rows.build_cost_sql(objective)
         return self._reader.fetch_values(
             rows.decode_known_trial,
-            f"""{rows.select_known(objective)} WHERE trials.outcome IS NOT NULL AND contexts.id IN (
+            f"""{rows.build_known_trials_sql(objective)} WHERE trials.outcome IS NOT NULL AND contexts.id IN (
                 SELECT id FROM contexts WHERE (kernel, problem, device) = (?, ?, ?) ORDER BY id DESC LIMIT ?)
                 AND (trials.outcome = 'measured' OR ({rows.CONTEXT_COLUMNS}) <> (?, ?, ?, ?, ?, ?, ?))
             ORDER BY ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?) DESC, contexts.id DESC,
-                trials.outcome <> 'measured', {rows.cost_sql(objective)} IS NULL, {rows.cost_sql(objective)},
+                trials.outcome <> 'measured', {cost} IS NULL, {cost},
                 trials.latency_us, trials.id LIMIT ?""",
             context.kernel,
             context.problem,
             context.device,
             contexts,
-            *rows.context_values(context),
-            *rows.context_values(context),
+            *rows.list_context_values(context),
+            *rows.list_context_values(context),
             limit,
         )
 
@@ -235,9 +238,9 @@ class Queries:
         retried = sorted({*RETRIED_BY_NEXT_JOB, Outcome.COMPILE_TIMEOUT})
         return self._reader.fetch_values(
             rows.decode_known_trial,
-            f"""{rows.select_known(objective)} {_OF_CONTEXT}
+            f"""{rows.build_known_trials_sql(objective)} {_OF_CONTEXT}
                 AND trials.outcome NOT IN ('measured', {", ".join("?" * len(retried))}) ORDER BY trials.id LIMIT ?""",
-            *rows.context_values(context),
+            *rows.list_context_values(context),
             *retried,
             limit,
         )
@@ -261,7 +264,7 @@ class Queries:
         before the trial ``before``. The order ``fastest`` leaves out trials without a latency, and sorts by kernel,
         problem and device, then fastest first, with fully measured trials before those that were given up.
         """
-        conditions = _trial_conditions(kernel, problem, device, outcome, job, digests)
+        conditions = _build_trial_conditions(kernel, problem, device, outcome, job, digests)
         where, values = _make_where({**conditions, "trials.id < ?": before})
         if order == "newest":
             tail = "ORDER BY trials.id DESC"
@@ -286,7 +289,7 @@ class Queries:
         digests: Iterable[str] | None,
     ) -> int:
         """Return how many trials :meth:`list_trials` would return without a limit; takes some 30 ms for a million."""
-        where, values = _make_where(_trial_conditions(kernel, problem, device, outcome, job, digests))
+        where, values = _make_where(_build_trial_conditions(kernel, problem, device, outcome, job, digests))
         ((number,),) = self._reader.fetch_rows(f"SELECT count(*) {rows.FROM_TRIALS} {where}", *values)
         return int(number)
 
@@ -326,14 +329,14 @@ class Queries:
         return None if trial is None else self.get_job(trial.job)
 
 
-def _best_first(select: str, objective: Objective, wanted: str = "") -> str:
+def _select_best_trials(select: str, objective: Objective, wanted: str = "") -> str:
     """Return the SELECT of a context's best trials by an objective; its values are context, outcome and limit."""
-    cost = rows.cost_sql(objective)
+    cost = rows.build_cost_sql(objective)
     return f"""{select} {_OF_CONTEXT} AND trials.outcome = ? AND {cost} IS NOT NULL {wanted}
         ORDER BY {cost}, trials.id LIMIT ?"""
 
 
-def _trial_conditions(
+def _build_trial_conditions(
     kernel: str | None,
     problem: str | None,
     device: str | None,

@@ -15,7 +15,7 @@ import structlog
 
 from ktuned.model import StoreError
 from ktuned.store import database_file
-from ktuned.store.faults import database_fault, is_damage, is_undecodable
+from ktuned.store.faults import explain_database_error, is_damage, is_undecodable
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -75,7 +75,7 @@ class Reader:
             try:
                 made.append(decode(row))
             except (ValueError, TypeError, LookupError, AttributeError) as error:
-                self._leave_out(decode.__name__, row[0], error)
+                self._report_damaged_row(decode.__name__, row[0], error)
         return made
 
     def fetch_value(self, decode: Callable[[Row], T], sql: str, *values: Any) -> T | None:
@@ -89,8 +89,8 @@ class Reader:
     def explain_fault(self, error: sqlite3.Error | UnicodeDecodeError) -> StoreError:
         """Return the error that the user sees; if it is damage, the next opening will check the whole database."""
         if is_damage(error):
-            database_file.mark_suspect(self._path)
-        return database_fault(error, self._path)
+            database_file.mark_database_suspect(self._path)
+        return explain_database_error(error, self._path)
 
     def _fetch_decodable_rows(self, sql: str, values: Row) -> list[Row]:
         """Return the rows, except those with a text that is not UTF-8; slower than :meth:`fetch_rows`."""
@@ -103,10 +103,10 @@ class Reader:
             self._connection.text_factory = str
         for row in found:
             if _NO_TEXT in row:
-                self._leave_out("text", row[0] if row[0] is not _NO_TEXT else "", "not UTF-8")
+                self._report_damaged_row("text", row[0] if row[0] is not _NO_TEXT else "", "not UTF-8")
         return [row for row in found if _NO_TEXT not in row]
 
-    def _leave_out(self, kind: str, key: Any, reason: object) -> None:
+    def _report_damaged_row(self, kind: str, key: Any, reason: object) -> None:
         if (kind, key) not in self._left_out and len(self._left_out) < MAX_TOLD:
             self._left_out.add((kind, key))
             _log.warning("damaged_row_left_out", kind=kind, key=str(key), reason=str(reason))

@@ -76,35 +76,35 @@ class StoredPortfolio(msgspec.Struct, frozen=True):
     created: float
 
 
-def detail_sql(name: str, trials: str = "trials") -> str:
+def build_detail_sql(name: str, trials: str = "trials") -> str:
     """Return the SQL of a field of a trial's detail; NULL if it has none."""
     # Without json_valid, SQLite would fail the whole SELECT if one row's text is not JSON.
     return f"iif(json_valid({trials}.detail), json_extract({trials}.detail, '$.{name}'), NULL)"
 
 
-def figure_sql(objective: Objective, trials: str = "trials") -> str:
+def build_figure_sql(objective: Objective, trials: str = "trials") -> str:
     """Return the SQL of a trial's figure by an objective; NULL if it has none."""
     if is_exact(objective):
-        figure = figure_sql(strip_numerics(objective), trials)
-        return f"iif({detail_sql('same_bits', trials)}, {figure}, NULL)"
+        figure = build_figure_sql(strip_numerics(objective), trials)
+        return f"iif({build_detail_sql('same_bits', trials)}, {figure}, NULL)"
     if not needs_metric(objective):
         return f"{trials}.latency_us"
     # A metric's name is an identifier, so it needs no escaping.
-    return detail_sql(f'metrics."{metric_of(objective)}"', trials)
+    return build_detail_sql(f'metrics."{metric_of(objective)}"', trials)
 
 
-def cost_sql(objective: Objective, trials: str = "trials") -> str:
+def build_cost_sql(objective: Objective, trials: str = "trials") -> str:
     """Return the SQL of a trial's cost by an objective, where less is better; NULL if it has no figure."""
-    return f"{'-' if is_maximized(objective) else ''}{figure_sql(objective, trials)}"
+    return f"{'-' if is_maximized(objective) else ''}{build_figure_sql(objective, trials)}"
 
 
-def select_known(objective: Objective) -> str:
+def build_known_trials_sql(objective: Objective) -> str:
     """Return the SELECT of a trial's id, and of :class:`~ktuned.model.KnownConfig`'s fields in their order."""
-    columns = f"trials.id, trials.config, trials.outcome, {figure_sql(objective)}, trials.compile_s"
+    columns = f"trials.id, trials.config, trials.outcome, {build_figure_sql(objective)}, trials.compile_s"
     return f"SELECT {columns} {FROM_TRIALS}"
 
 
-def context_values(context: Context) -> Row:
+def list_context_values(context: Context) -> Row:
     """Return a context's fields in the order of :data:`CONTEXT_COLUMNS`."""
     return (
         context.kernel,
@@ -161,7 +161,7 @@ def decode_detail(text: str) -> tuple[TrialDetail, Mapping[str, float]]:
 
 
 def decode_known_trial(row: Row) -> KnownConfig:
-    """Read a row of :func:`select_known`."""
+    """Read a row of :func:`build_known_trials_sql`."""
     _, text, outcome, found, compile_s = row
     return KnownConfig(text, json.loads(text), Outcome(outcome), found, compile_s)
 
@@ -185,10 +185,20 @@ def decode_job(row: Row) -> Job:
 
 def decode_winner(row: Row) -> Winner:
     """Read a row of :data:`SELECT_WINNERS`."""
-    *context_values, trial_id, config, latency_us, spread_us, artifact, decided, is_final, note, metrics, objective = (
-        row
-    )
-    context = Context(*context_values)
+    (
+        *of_context,
+        trial_id,
+        config,
+        latency_us,
+        spread_us,
+        artifact,
+        decided,
+        is_final,
+        note,
+        metrics,
+        objective,
+    ) = row
+    context = Context(*of_context)
     return Winner(
         context,
         trial_id,

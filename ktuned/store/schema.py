@@ -32,7 +32,7 @@ from __future__ import annotations
 import sqlite3
 
 from ktuned.model import StoreError
-from ktuned.store.faults import primary_code
+from ktuned.store.faults import read_primary_code
 
 APPLICATION_ID = 0x6B74756E
 """``ktun`` in the file's header (https://www.sqlite.org/fileformat2.html#application_id): this database is ours."""
@@ -238,7 +238,7 @@ def migrate_schema(connection: sqlite3.Connection) -> None:
         except sqlite3.Error as error:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            if primary_code(error) != sqlite3.SQLITE_ERROR:
+            if read_primary_code(error) != sqlite3.SQLITE_ERROR:
                 raise
             raise StoreError(
                 f"the store cannot be brought from schema {number - 1} to {number} ({error})",

@@ -54,7 +54,7 @@ class PinnedAnswers(Table):
     def find_config(self, pin: str, key: WinnerKey) -> Config | None:
         """Return the config that a pin holds for a key, looked up by the key's objective or without any."""
         for objective in (None, key.objective, strip_numerics(key.objective)):
-            question = pinned_question(key.kernel, parse_key_problem(key.problem), key.device, objective)
+            question = encode_pinned_question(key.kernel, parse_key_problem(key.problem), key.device, objective)
             if (held := self.find_answer(pin, question)) is not None:
                 config: Config | None = json.loads(held).get("config")
                 return config
@@ -69,7 +69,7 @@ class PinnedAnswers(Table):
             )
         ]
 
-    async def hold_answer(self, pin: str, questions: Sequence[str], answer: str, *, now: float, limit: int) -> str:
+    async def keep_answer(self, pin: str, questions: Sequence[str], answer: str, *, now: float, limit: int) -> str:
         """Store an answer for several wordings of a question, unless one of them already has an answer.
 
         Returns:
@@ -79,7 +79,7 @@ class PinnedAnswers(Table):
             UsageError: the pins would hold more than ``limit`` answers.
         """
 
-        def hold_answer(connection: sqlite3.Connection) -> str:
+        def keep_answer(connection: sqlite3.Connection) -> str:
             holds = answer
             for question in questions:
                 row = connection.execute(
@@ -92,7 +92,7 @@ class PinnedAnswers(Table):
             if count + len(questions) > limit:
                 raise UsageError(
                     f"the pins hold {count} answers, and may hold {limit}",
-                    hint="give some up: `ktuned lookup --release`",
+                    hint="release some: `ktuned lookup --release`",
                 )
             connection.executemany(
                 """INSERT INTO pins (pin, question, answer, created) VALUES (?, ?, ?, ?)
@@ -101,16 +101,16 @@ class PinnedAnswers(Table):
             )
             return holds
 
-        return await self._write(hold_answer)
+        return await self._write(keep_answer)
 
-    async def give_up(self, pin: str) -> int:
+    async def remove_pin(self, pin: str) -> int:
         """Delete a pin, and return how many questions it had answers to."""
         return await self._write(
             lambda connection: connection.execute("DELETE FROM pins WHERE pin = ?", (pin,)).rowcount
         )
 
 
-def pinned_question(kernel: str, problem: Problem, device: str | None, objective: str | None) -> str:
+def encode_pinned_question(kernel: str, problem: Problem, device: str | None, objective: str | None) -> str:
     """Return the text under which a pin stores an answer: the question as it was asked."""
     asked = {"kernel": kernel, "problem": dict(problem), "device": device}
     # Without an objective, the text is the same as before there were objectives.

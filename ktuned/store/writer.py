@@ -121,7 +121,7 @@ class Writer:
                 _notify_waiter(write, None, error)
             return
         try:
-            results = self._attempt_all(group)
+            results = self._attempt_group(group)
             self._connection.execute("COMMIT")
         except Exception as error:
             self._roll_back()
@@ -159,7 +159,7 @@ class Writer:
         self._is_broken = False
         _log.warning("store_reopened")
 
-    def _attempt_all(self, group: list[_Write]) -> list[tuple[Any, Exception | None]]:
+    def _attempt_group(self, group: list[_Write]) -> list[tuple[Any, Exception | None]]:
         """Run each write so that it can fail alone; a single write in its transaction needs no savepoint."""
         if len(group) == 1:
             return [(group[0].operation(self._connection), None)]

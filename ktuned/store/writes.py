@@ -123,7 +123,7 @@ def begin_trials(
 
     An existing row is reused; a measured trial keeps its figure until :func:`finish_trial` replaces it.
     """
-    values = rows.context_values(context)
+    values = rows.list_context_values(context)
     connection.execute(
         """INSERT INTO contexts (kernel, problem, device, digest, toolchain, device_fingerprint, measuring_version)
         VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING""",
@@ -174,10 +174,10 @@ def finish_trial(
     if effect is Effect.TAKE:
         return _make_winner(connection, trial_id, objective, now)
     vacated = {objective} if effect is Effect.VACATE else set()
-    return _vacate_winner(connection, measured.context, trial_id, result, vacated, now).get(objective)
+    return _remove_winner(connection, measured.context, trial_id, result, vacated, now).get(objective)
 
 
-def finish_all(
+def finish_trials(
     connection: sqlite3.Connection,
     results: Sequence[tuple[int, TrialResult]],
     now: float,
@@ -207,12 +207,12 @@ def settle_final_round(
     All is stored in one transaction, because figures of two rounds must not be compared.
     """
     if best is None:
-        return finish_all(connection, results, now, objective=objective)
+        return finish_trials(connection, results, now, objective=objective)
     recorded = [(trial_id, result) for trial_id, result in results if _write_result(connection, trial_id, result, now)]
     winner = make_winner(connection, best, now, objective=objective, is_final=True)
     for trial_id, result in recorded:
         measured, _ = _load_standings(connection, trial_id, objective)
-        _vacate_winner(connection, measured.context, trial_id, result, set(), now)
+        _remove_winner(connection, measured.context, trial_id, result, set(), now)
     return winner
 
 
@@ -276,7 +276,8 @@ def mark_same_bits(connection: sqlite3.Connection, context: Context, anchor: Bit
     A winner by exact numerics without the anchor's bits is replaced by the best trial that has them.
     """
     row = connection.execute(
-        f"SELECT id FROM contexts WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)", rows.context_values(context)
+        f"SELECT id FROM contexts WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)",
+        rows.list_context_values(context),
     ).fetchone()
     if row is None:
         return
@@ -291,7 +292,7 @@ def mark_same_bits(connection: sqlite3.Connection, context: Context, anchor: Bit
             edited = "json_remove(detail, ?)" if same is None else f"json_set(detail, ?, json('{json.dumps(same)}'))"
             connection.execute(f"UPDATE trials SET detail = {edited} WHERE id = ?", ("$.same_bits", trial_id))
     won = connection.execute(
-        f"""SELECT winners.objective, trials.id, {rows.detail_sql("same_bits")}
+        f"""SELECT winners.objective, trials.id, {rows.build_detail_sql("same_bits")}
         FROM winners JOIN trials ON trials.id = winners.trial_id WHERE trials.context_id = ?""",
         row,
     ).fetchall()
@@ -383,7 +384,7 @@ def _write_result(connection: sqlite3.Connection, trial_id: int, result: TrialRe
     return True
 
 
-def _vacate_winner(
+def _remove_winner(
     connection: sqlite3.Connection,
     context: int,
     trial_id: int,
@@ -412,8 +413,8 @@ def _load_standings(
         NotFound: there is no such trial.
     """
     row = connection.execute(
-        f"""SELECT trials.id, trials.context_id, trials.outcome, {rows.cost_sql(objective)},
-            incumbent.id, incumbent.context_id, {rows.cost_sql(objective, "incumbent")}
+        f"""SELECT trials.id, trials.context_id, trials.outcome, {rows.build_cost_sql(objective)},
+            incumbent.id, incumbent.context_id, {rows.build_cost_sql(objective, "incumbent")}
         FROM trials JOIN contexts ON contexts.id = trials.context_id
         LEFT JOIN winners ON (winners.kernel, winners.problem, winners.device, winners.objective)
             = (contexts.kernel, contexts.problem, contexts.device, ?)
@@ -434,8 +435,8 @@ def _elect_winner(
     """Make the best measured trial of a context the winner, if there is one; its config must be readable."""
     row = connection.execute(
         f"""SELECT id FROM trials WHERE context_id = ? AND outcome = ? AND json_valid(config)
-            AND {rows.cost_sql(objective)} IS NOT NULL
-        ORDER BY {rows.cost_sql(objective)}, id LIMIT 1""",
+            AND {rows.build_cost_sql(objective)} IS NOT NULL
+        ORDER BY {rows.build_cost_sql(objective)}, id LIMIT 1""",
         (context, Outcome.MEASURED),
     ).fetchone()
     return _make_winner(connection, row[0], objective, now, note=note) if row else None
@@ -450,8 +451,8 @@ def _explain_worse_winner(
     the config served before failed is kept only as long as the same trial wins.
     """
     row = connection.execute(
-        f"""SELECT trials.context_id, {rows.cost_sql(objective)},
-            incumbent.context_id, {rows.cost_sql(objective, "incumbent")},
+        f"""SELECT trials.context_id, {rows.build_cost_sql(objective)},
+            incumbent.context_id, {rows.build_cost_sql(objective, "incumbent")},
             winners.note, winners.before, winners.trial_id
         FROM trials JOIN contexts ON contexts.id = trials.context_id
         JOIN winners ON (winners.kernel, winners.problem, winners.device, winners.objective)

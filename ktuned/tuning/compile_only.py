@@ -178,7 +178,7 @@ class CompileOnly:
                 message="" if result is None else result.message,
                 compile_s=round(attempt.compile_s, 3),
                 facts=attempt.facts if result is None else {},
-                artifact=None if result is not None else str(self._artifacts.artifact_path(attempt.unit.key)),
+                artifact=None if result is not None else str(self._artifacts.locate_artifact(attempt.unit.key)),
                 reused=TrialEvent.ARTIFACT_FOUND in attempt.story,
                 **self.progress.read_figures(),
             )

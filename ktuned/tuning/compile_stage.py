@@ -51,7 +51,7 @@ from ktuned.fleet import (
 from ktuned.ipc import replies, requests
 from ktuned.model import Phase, Role, WorkerError
 from ktuned.protocol import ChannelInfo
-from ktuned.store import DISK_ERRORS, Artifacts, file_fault
+from ktuned.store import DISK_ERRORS, Artifacts, explain_file_error
 from ktuned.tuning.batches import COMPILE_S, MAX_BATCH, BatchSize, GroupSize, limit_share
 from ktuned.tuning.job_brief import Compiler, JobBrief
 from ktuned.tuning.stages import describe_stream, receive_waiting
@@ -258,7 +258,7 @@ class CompileStage:
                     requests_to_make.extend(list(one.attempts) for one in instructions if isinstance(one, Compile))
             # Whether the others succeeded or failed is found out by starting over with these trials.
             for attempt in others:
-                await self._artifacts.await_made(attempt.unit.key)
+                await self._artifacts.await_compiled(attempt.unit.key)
             if others:
                 requests_to_make.append(others)
         if is_reference:
@@ -267,7 +267,7 @@ class CompileStage:
 
     def _may_compile(self, attempt: Attempt) -> bool:
         is_ready = attempt.lowered is not None or not self._brief.lowers
-        return is_ready and not self._artifacts.is_making(attempt.unit.key)
+        return is_ready and not self._artifacts.is_compiling(attempt.unit.key)
 
     def _use_sealed_artifacts(self, attempts: Sequence[Attempt]) -> list[Attempt]:
         """Move the trials whose artifacts are sealed to their next state; return the others."""
@@ -332,7 +332,7 @@ class CompileStage:
         for error in [one.error for one in instructions if isinstance(one, EndJob)]:
             if isinstance(error, RequestFailed) and error.errno in DISK_ERRORS:
                 fault = OSError(error.errno, error.message)
-                raise file_fault(fault, f"{self._brief.job.kernel} cannot be compiled") from error
+                raise explain_file_error(fault, f"{self._brief.job.kernel} cannot be compiled") from error
             if isinstance(error, RequestFailed) and error.code == "source_changed":
                 # The watcher follows only known files, and the job waits until the watcher has seen this change.
                 await self._brief.learn_names(error.failure.observed)
@@ -424,7 +424,7 @@ class CompileStage:
         """
         ends: list[End] = []
         for attempt in attempts:
-            is_made_by_others = self._artifacts.is_making
+            is_made_by_others = self._artifacts.is_compiling
             while attempt.lowered is None and attempt.outcome is None and not is_made_by_others(attempt.unit.key):
                 instructions = await self._lower_function(attempt)
                 await self._raise_job_error(instructions)
@@ -463,7 +463,7 @@ class CompileStage:
         if unit.artifact:
             attempt.unit = replace(attempt.unit, key=unit.artifact)
         if unit.outcome is None:
-            self._artifacts.note_added(unit.bytes)
+            self._artifacts.count_added_bytes(unit.bytes)
             attempt.files = unit.content
         return self._machine.handle_report(ConfigCompiled(attempt, unit.outcome, unit.message))
 

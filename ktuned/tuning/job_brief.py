@@ -164,7 +164,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
             self._named = requests.KernelRef.from_kernel(self.kernel, self.environment.project, self.environment.cwd)
         return self._named
 
-    def follow_kernel(self, kernel: KernelInfo) -> None:
+    def adopt_learned_names(self, kernel: KernelInfo) -> None:
         """Replace the kernel by its newer state, with the names that were learned."""
         self.kernel = kernel if self.anchor is None else kernel.with_anchor(self.anchor.config, self.objective)
         self._named = None

@@ -410,7 +410,7 @@ class Pipeline:
     async def _start_configs(self, proposals: Sequence[replies.Proposal], enqueue: Enqueue) -> None:
         """Start the new configs; those whose outcome the store knows need neither compiler nor lane."""
         # Leave out configs with a known outcome. A config that only lacks a figure is launched again for that figure.
-        self.brief.admission.note_admitted(
+        self.brief.admission.remember_admitted_configs(
             self.brief.kernel, self.brief.problem, [proposal.config for proposal in proposals]
         )
         fresh = []

@@ -9,7 +9,7 @@ from time import time_ns
 import msgspec
 from msgspec.structs import replace
 
-from ktuned.catalog import Listing, is_below, is_kernel_file, is_looked_into, walk_directories
+from ktuned.catalog import Listing, is_below, is_kernel_file, may_hold_kernel_files, walk_directories
 from ktuned.ipc import Sight, look_at_file
 
 NEVER_WATCHED = frozenset(
@@ -97,7 +97,7 @@ class DirectorySet(msgspec.Struct, frozen=True):
             owner = plan.find_owner(directory)
             if directory in groups[owner].trees or (directory not in missing and _is_never_watched(directory, owner)):
                 continue
-            nearest = _nearest_existing(directory)
+            nearest = _find_nearest_existing(directory)
             if nearest != directory:
                 missing.add(directory)
             holder = groups[plan.find_owner(nearest)]
@@ -110,13 +110,13 @@ class DirectorySet(msgspec.Struct, frozen=True):
         watched = frozenset(path for group in ordered for path in (*group.trees, *group.singles))
         return cls(plan, ordered, frozenset(missing), watched)
 
-    def native_directories(self) -> list[str]:
+    def list_native_directories(self) -> list[str]:
         """Return the directories that are watched by events."""
-        return list(_order_watches(group for group in self.groups if not group.is_polled))
+        return list(_order_watched_directories(group for group in self.groups if not group.is_polled))
 
-    def polled_directories(self) -> list[str]:
+    def list_polled_directories(self) -> list[str]:
         """Return the directories that are polled."""
-        return list(_order_watches(group for group in self.groups if group.is_polled))
+        return list(_order_watched_directories(group for group in self.groups if group.is_polled))
 
     def raises_events(self, path: str) -> bool:
         """Return whether a change of a file is announced by an event."""
@@ -127,7 +127,7 @@ class DirectorySet(msgspec.Struct, frozen=True):
         owner = self.plan.find_owner(path)
         return any(group.is_polled for group in self.groups if group.root == owner)
 
-    def to_blame(self, reason: str) -> str | None:
+    def find_failed_root(self, reason: str) -> str | None:
         """Return the root (or :data:`ELSEWHERE`) whose native watch failed; ``None`` if all are polled.
 
         It is the root of a path in the message, or else the largest root.
@@ -157,7 +157,7 @@ class DirectorySet(msgspec.Struct, frozen=True):
             if path in self.watched or any(is_below(one, path) for one in self.missing):
                 return True
             if any(directory in group.trees for group in self.groups) and (
-                name == "pyvenv.cfg" or (is_looked_into(name) and os.path.isdir(path))
+                name == "pyvenv.cfg" or (may_hold_kernel_files(name) and os.path.isdir(path))
             ):
                 return True
         return False
@@ -187,19 +187,19 @@ class DirectorySet(msgspec.Struct, frozen=True):
                 kernel_files.update(os.path.join(directory, name) for name in came_or_went)
         return Differences(frozenset(kernel_files), is_outdated)
 
-    def changed_kernel_files(self, before: DirectorySet) -> set[str]:
+    def list_changed_kernel_files(self, before: DirectorySet) -> set[str]:
         """Return the kernel files that came or went between two scans, in roots that both contain."""
         known = _kernel_files(before)
         now = _kernel_files(self)
         return {path for root in known.keys() & now.keys() for path in known[root] ^ now[root]}
 
-    def common_kernel_files(self, before: DirectorySet) -> set[str]:
+    def list_common_kernel_files(self, before: DirectorySet) -> set[str]:
         """Return the kernel files that both of two scans contain."""
         known = _kernel_files(before)
         now = _kernel_files(self)
         return {path for root in known.keys() & now.keys() for path in known[root] & now[root]}
 
-    def found_roots(self) -> set[str]:
+    def list_found_roots(self) -> set[str]:
         """Return the roots that exist."""
         return set(self.plan.roots) - self.missing
 
@@ -213,7 +213,7 @@ def _kernel_files(directories: DirectorySet) -> dict[str, set[str]]:
     }
 
 
-def _order_watches(groups: Iterable[Group]) -> Iterator[str]:
+def _order_watched_directories(groups: Iterable[Group]) -> Iterator[str]:
     """Yield directories in the order in which they get watches.
 
     Of two paths to one directory, inotify's events name the one that was added last: a root's.
@@ -238,7 +238,7 @@ def _directory_identity(path: str) -> tuple[int, int] | None:
     return None if found is None else (found.device, found.inode)
 
 
-def _nearest_existing(directory: str) -> str:
+def _find_nearest_existing(directory: str) -> str:
     while not os.path.isdir(directory) and directory != "/":
         directory = os.path.dirname(directory)
     return directory

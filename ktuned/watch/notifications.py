@@ -93,7 +93,7 @@ class Notifications:
         while True:
             batch = self._next_batch(end - monotonic(), step_ms)
             if batch.paths:
-                return self._until_still(batch, step_ms)
+                return self._await_finished_writing(batch, step_ms)
             if batch.is_stopped or monotonic() >= end:
                 return batch
 
@@ -128,7 +128,7 @@ class Notifications:
         paths = frozenset(path for _, path in found)
         return Batch(paths, frozenset(path for change, path in found if change != _MODIFIED))
 
-    def _until_still(self, batch: Batch, step_ms: int) -> Batch:
+    def _await_finished_writing(self, batch: Batch, step_ms: int) -> Batch:
         end = monotonic() + HOLD_S
         while monotonic() < end and not batch.is_stopped and _is_written_to(batch):
             batch = _join_batches(batch, self._next_batch(step_ms / 1000, step_ms))

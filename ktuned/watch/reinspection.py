@@ -23,10 +23,10 @@ from ktuned.catalog import (
     Catalog,
     Changes,
     FileInspector,
+    escape_path,
     find_kernel_files,
     is_kernel_file,
-    is_looked_into,
-    printable_path,
+    may_hold_kernel_files,
 )
 from ktuned.ipc import follow_links
 from ktuned.model import KtunedError, Root
@@ -47,15 +47,15 @@ LOOK_S = 0.5
 class Reinspection:
     """Inspects files that differ from the catalog; ``notice`` says why the last inspection failed, if it did.
 
-    ``doubts_changed`` is called when files are found that must be inspected, and again after their inspection, because
-    answers that depend on them are stale meanwhile.
+    ``on_doubts_changed`` is called when files are found that must be inspected, and again after their inspection,
+    because answers that depend on them are stale meanwhile.
     """
 
     def __init__(
-        self, catalog: Catalog, inspector: FileInspector, on_changes: OnChanges, doubts_changed: Callable[[], None]
+        self, catalog: Catalog, inspector: FileInspector, on_changes: OnChanges, on_doubts_changed: Callable[[], None]
     ) -> None:
         self.notice = ""
-        self._doubts_changed = doubts_changed
+        self._on_doubts_changed = on_doubts_changed
         self._catalog = catalog
         self._inspector = inspector
         self._on_changes = on_changes
@@ -67,51 +67,53 @@ class Reinspection:
         """Forget the stamps of all files but these."""
         await anyio.to_thread.run_sync(self._snapshot.prune_entries, entries)
 
-    async def affected_kernel_files(self, paths: Iterable[str]) -> set[str]:
+    async def find_affected_kernel_files(self, paths: Iterable[str]) -> set[str]:
         """Return the kernel files to inspect because of paths with events."""
         changed = set(paths)
         if not changed:
             return set()
         # Look at dependencies first: a generated header may lie where kernel files are not looked for.
-        differing = await self.differing_paths(self._catalog.inspected_stamps(self._catalog.find_dependents(changed)))
+        differing = await self.find_differing_paths(
+            self._catalog.list_inspected_stamps(self._catalog.find_dependents(changed))
+        )
         affected = self._catalog.find_dependents(differing)
-        if linked := await anyio.to_thread.run_sync(_paths_behind_links, changed):
+        if linked := await anyio.to_thread.run_sync(_resolve_links, changed):
             alike = self._catalog.find_dependents(linked) - affected
-            recorded = {file: {path for path, _ in self._catalog.inspected_stamps({file})} for file in alike}
-            affected |= await anyio.to_thread.run_sync(_led_elsewhere, recorded, linked)
+            recorded = {file: {path for path, _ in self._catalog.list_inspected_stamps({file})} for file in alike}
+            affected |= await anyio.to_thread.run_sync(_find_kernel_files_behind_links, recorded, linked)
         if self._seen:
             # An edit that was undone leaves nothing to inspect.
-            await self._look_for_suspects()
+            await self._mark_suspects()
         for path in changed:
-            if os.path.isdir(path) and not self._is_skipped(path):
-                root = self._catalog.root_of(path)
+            if os.path.isdir(path) and not self._is_never_searched(path):
+                root = self._catalog.find_root(path)
                 assert root is not None
                 found = await anyio.to_thread.run_sync(find_kernel_files, path, root.path)
-                affected.update(filter(self.is_news, found))
-            elif self.is_news(path):
+                affected.update(filter(self.is_new_or_gone, found))
+            elif self.is_new_or_gone(path):
                 affected.add(path)
         return affected
 
-    async def differing_paths(self, entries: set[tuple[str, str]]) -> set[str]:
+    async def find_differing_paths(self, entries: set[tuple[str, str]]) -> set[str]:
         """Return the paths of entries that differ from what was inspected."""
         seen = await anyio.to_thread.run_sync(self._snapshot.look_at_files, {path for path, _ in entries})
-        return self._snapshot.differing_paths(entries, seen)
+        return self._snapshot.find_differing_paths(entries, seen)
 
-    def is_news(self, path: str) -> bool:
+    def is_new_or_gone(self, path: str) -> bool:
         """Return whether a path is a new kernel file, or an inspected kernel file that is gone."""
-        if not is_kernel_file(path) or os.path.isdir(path) or self._is_skipped(path):
+        if not is_kernel_file(path) or os.path.isdir(path) or self._is_never_searched(path):
             return False
-        is_known = self._catalog.has_inspected(printable_path(path))
+        is_known = self._catalog.has_inspected(escape_path(path))
         if not os.path.exists(path):
             return is_known
-        root = self._catalog.root_of(path)
+        root = self._catalog.find_root(path)
         return not is_known and root is not None and bool(find_kernel_files(path, root.path))
 
     async def inspect_new_roots(self, paths: Iterable[str]) -> None:
         """Inspect newly watched roots. Their files may have changed, but were not saved just now."""
-        async with self._keep_looking():
+        async with self._look_for_suspects_meanwhile():
             for path in sorted(paths):
-                root = self._catalog.root_of(path)
+                root = self._catalog.find_root(path)
                 if root is not None and root.path == path and os.path.isdir(path):
                     try:
                         found = await self._inspector.inspect_root(root)
@@ -125,9 +127,9 @@ class Reinspection:
         if not by_root:
             return
         for _, files in by_root:
-            self._catalog.suspect_files(files)
-        self._doubts_changed()
-        async with self._keep_looking():
+            self._catalog.mark_suspect_files(files)
+        self._on_doubts_changed()
+        async with self._look_for_suspects_meanwhile():
             for root, files in by_root:
                 # While a project file's kernels are not inspected yet, noting the project file must clear no doubt.
                 self._under_way = frozenset(files)
@@ -135,11 +137,11 @@ class Reinspection:
                 present = [file for file in files if os.path.isfile(file)]
                 try:
                     found = await self._inspector.inspect_files(root, present, set(files) - set(present))
-                    self._snapshot.accept_differences(self._catalog.inspected_stamps(set(files)), seen)
-                    self._catalog.clear_files(files)
+                    self._snapshot.accept_differences(self._catalog.list_inspected_stamps(set(files)), seen)
+                    self._catalog.clear_suspect_files(files)
                     await self._on_changes(found.changes, True)
                     # Announce this also for kernels that the edit has not changed.
-                    self._doubts_changed()
+                    self._on_doubts_changed()
                     self.notice = ""
                 except Exception as error:
                     self._seen |= {*files}
@@ -148,7 +150,7 @@ class Reinspection:
                     self._under_way = frozenset()
 
     @asynccontextmanager
-    async def _keep_looking(self) -> AsyncIterator[None]:
+    async def _look_for_suspects_meanwhile(self) -> AsyncIterator[None]:
         """Look for further suspects while the block runs, because user code may take a minute to import."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._look_repeatedly)
@@ -156,60 +158,62 @@ class Reinspection:
             tasks.cancel_scope.cancel()
         if self._seen:
             # Events for files that must still be inspected will follow.
-            await self._look_for_suspects()
+            await self._mark_suspects()
 
     async def _look_repeatedly(self) -> None:
         await anyio.sleep(PATIENCE_S)
         while True:
-            await self._look_for_suspects()
+            await self._mark_suspects()
             await anyio.sleep(LOOK_S)
 
-    async def _look_for_suspects(self) -> None:
+    async def _mark_suspects(self) -> None:
         """Mark all files as suspect that differ from what was inspected, and unmark those that no longer do."""
-        found = frozenset(self._catalog.find_dependents(await self.differing_paths(self._catalog.inspected_stamps())))
+        found = frozenset(
+            self._catalog.find_dependents(await self.find_differing_paths(self._catalog.list_inspected_stamps()))
+        )
         if found != self._seen:
-            self._catalog.clear_files(self._seen - found - self._under_way)
-            self._catalog.suspect_files(found)
+            self._catalog.clear_suspect_files(self._seen - found - self._under_way)
+            self._catalog.mark_suspect_files(found)
             self._seen = found
-            self._doubts_changed()
+            self._on_doubts_changed()
 
     async def _look_at_files(self, files: Iterable[str]) -> dict[str, SeenFile]:
         """Return the present state of kernel files and of all their dependencies."""
-        entries = self._catalog.inspected_stamps(set(files))
+        entries = self._catalog.list_inspected_stamps(set(files))
         return await anyio.to_thread.run_sync(self._snapshot.look_at_files, {*files, *(path for path, _ in entries)})
 
     def _record_failure(self, error: Exception) -> None:
         # The next survey will find the files again.
         if isinstance(error, KtunedError):
-            self.notice = f"a save was not taken in: {error.message}"
+            self.notice = f"a saved file was not inspected: {error.message}"
             _log.error("save_not_taken_in", reason=error.message, hint=error.hint)
         else:
             # An unexpected error must not end a daemon that answers lookups.
-            self.notice = f"a save was not taken in: {type(error).__name__}: {error}"
+            self.notice = f"a saved file was not inspected: {type(error).__name__}: {error}"
             _log.error("save_not_taken_in", reason=str(error), exc_info=error)
 
-    def _is_skipped(self, path: str) -> bool:
+    def _is_never_searched(self, path: str) -> bool:
         """Return whether kernel files are not looked for at a path."""
-        root = self._catalog.root_of(path)
+        root = self._catalog.find_root(path)
         if root is None:
             return True
-        return not all(map(is_looked_into, path[len(root.path) :].strip("/").split("/")))
+        return not all(map(may_hold_kernel_files, path[len(root.path) :].strip("/").split("/")))
 
     def _by_root(self, files: set[str]) -> list[tuple[Root, list[str]]]:
         grouped: dict[str, tuple[Root, list[str]]] = {}
         for file in sorted(files):
-            root = self._catalog.root_of(file)
+            root = self._catalog.find_root(file)
             if root is not None:
                 grouped.setdefault(root.path, (root, []))[1].append(file)
         return list(grouped.values())
 
 
-def _paths_behind_links(paths: set[str]) -> set[str]:
+def _resolve_links(paths: set[str]) -> set[str]:
     """Return the paths that are links, or lie behind a link."""
     return {path for path in paths if os.path.realpath(path) != path}
 
 
-def _led_elsewhere(recorded: Mapping[str, set[str]], linked: set[str]) -> set[str]:
+def _find_kernel_files_behind_links(recorded: Mapping[str, set[str]], linked: set[str]) -> set[str]:
     """Return the kernel files that depend on a path, at or below a link, which leads to a file that is not recorded.
 
     Such a path has become a link to the same content, and edits of the link's target must be noticed from now on.

@@ -31,7 +31,7 @@ class Snapshot:
         """Return the present state of each file. Blocks as long as the disk does."""
         return {path: self._look_at_file(path) for path in paths}
 
-    def differing_paths(self, entries: Iterable[tuple[str, str]], seen: Mapping[str, SeenFile]) -> set[str]:
+    def find_differing_paths(self, entries: Iterable[tuple[str, str]], seen: Mapping[str, SeenFile]) -> set[str]:
         """Return the paths whose digest is neither the recorded one nor one that was accepted instead."""
         return {
             path

@@ -27,7 +27,7 @@ import anyio.to_thread
 import msgspec
 import structlog
 
-from ktuned.catalog import Catalog, FileInspector, printable_path
+from ktuned.catalog import Catalog, FileInspector, escape_path
 from ktuned.model import AmbiguousName, NotFound
 from ktuned.watch.directories import NOT_UTF8, Differences, DirectorySet, Plan
 from ktuned.watch.notifications import STEP_ACTIVE_MS, STEP_AT_REST_MS, Batch, DirectoryGone, Notifications, WatchError
@@ -73,9 +73,9 @@ class Intervals(msgspec.Struct, frozen=True):
 class Watcher:
     """Watches the files and directories of the catalog; ``notice`` says what is wrong with the watches.
 
-    ``looked_up`` returns the names of the kernels that were looked up lately. ``doubts_changed`` is called when files
-    are known to differ from what was inspected, and again when they were inspected. ``caught_up`` is set once all
-    changes from before the watches were set are known.
+    ``list_used_kernels`` returns the names of the kernels that were looked up lately. ``on_doubts_changed`` is called
+    when files are known to differ from what was inspected, and again when they were inspected. ``caught_up`` is set
+    once all changes from before the watches were set are known.
     """
 
     def __init__(
@@ -83,15 +83,15 @@ class Watcher:
         catalog: Catalog,
         inspector: FileInspector,
         on_changes: OnChanges,
-        looked_up: Callable[[], Iterable[str]],
+        list_used_kernels: Callable[[], Iterable[str]],
         intervals: Intervals | None = None,
         open_watches: OpenWatches = Notifications,
-        doubts_changed: Callable[[], None] = lambda: None,
+        on_doubts_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.caught_up = anyio.Event()
         self._catalog = catalog
-        self._inspections = Reinspection(catalog, inspector, on_changes, doubts_changed)
-        self._looked_up = looked_up
+        self._inspections = Reinspection(catalog, inspector, on_changes, on_doubts_changed)
+        self._list_used_kernels = list_used_kernels
         self._intervals = intervals or Intervals()
         self._open_watches = open_watches
         self._directories = DirectorySet()
@@ -176,17 +176,17 @@ class Watcher:
     async def _catch_up(self, before: DirectorySet) -> bool:
         """Inspect files that changed before the watches were set; return whether the set is outdated."""
         differences = await anyio.to_thread.run_sync(self._directories.find_differences)
-        await self._inspections.inspect_new_roots(self._directories.found_roots() - before.found_roots())
+        await self._inspections.inspect_new_roots(self._directories.list_found_roots() - before.list_found_roots())
         # A file that went, was inspected as gone, and came back before this scan, is in both scans.
         kept = {
             path
-            for path in self._directories.common_kernel_files(before)
-            if not self._catalog.has_inspected(printable_path(path))
+            for path in self._directories.list_common_kernel_files(before)
+            if not self._catalog.has_inspected(escape_path(path))
         }
-        candidates = differences.kernel_files | self._directories.changed_kernel_files(before) | kept
-        news = filter(self._inspections.is_news, candidates)
-        differing = await self._inspections.differing_paths(self._catalog.inspected_stamps())
-        await self._inspections.inspect_files(await self._inspections.affected_kernel_files({*news, *differing}))
+        candidates = differences.kernel_files | self._directories.list_changed_kernel_files(before) | kept
+        news = filter(self._inspections.is_new_or_gone, candidates)
+        differing = await self._inspections.find_differing_paths(self._catalog.list_inspected_stamps())
+        await self._inspections.inspect_files(await self._inspections.find_affected_kernel_files({*news, *differing}))
         return differences.is_outdated
 
     async def _open_notifications(self) -> Notifications:
@@ -197,10 +197,10 @@ class Watcher:
         """
         while True:
             directories = self._directories
-            polled = [] if self._poller_failed else directories.polled_directories()
+            polled = [] if self._poller_failed else directories.list_polled_directories()
             try:
                 return await anyio.to_thread.run_sync(
-                    self._open_watches, directories.native_directories(), polled, self._stop
+                    self._open_watches, directories.list_native_directories(), polled, self._stop
                 )
             except WatchError as error:
                 self._handle_failure(error)
@@ -209,7 +209,7 @@ class Watcher:
     def _handle_failure(self, error: WatchError) -> None:
         """Poll the root whose watch has failed; if polling has failed, leave it to the surveys."""
         _log.warning("watch_failed", reason=error.reason, polling=error.is_polling)
-        root = self._directories.to_blame(error.reason)
+        root = self._directories.find_failed_root(error.reason)
         if error.is_polling or root is None:
             self._poller_failed = f"polling failed, known files are surveyed: {error.reason}"
         else:
@@ -219,7 +219,7 @@ class Watcher:
     def _make_plan(self) -> Plan:
         roots = self._catalog.roots
         polled = {**self._failed, **{root.path: "" for root in roots if root.polling}}
-        return Plan(tuple(root.path for root in roots), frozenset(self._catalog.watched_directories()), polled)
+        return Plan(tuple(root.path for root in roots), frozenset(self._catalog.list_watched_directories()), polled)
 
     async def _follow_changes(self, notifications: Notifications, rebuild_at: float, *, is_outdated: bool) -> None:
         """Process events, and survey, until the set of directories must be rebuilt.
@@ -241,7 +241,7 @@ class Watcher:
                 self._stop.clear()
             if batch.paths:
                 is_outdated |= await anyio.to_thread.run_sync(self._directories.is_outdated_by, batch.moved)
-                affected = await self._inspections.affected_kernel_files(batch.paths)
+                affected = await self._inspections.find_affected_kernel_files(batch.paths)
                 if affected:
                     self._active_until = monotonic() + ACTIVE_S
                 await self._inspections.inspect_files(affected)
@@ -270,24 +270,26 @@ class Watcher:
 
     async def _survey_all(self, suspects: set[str]) -> _SurveyResult:
         """Look at every known file and directory."""
-        entries = self._catalog.inspected_stamps()
+        entries = self._catalog.list_inspected_stamps()
         await self._inspections.prune_stamps(entries)
         differences = await anyio.to_thread.run_sync(self._directories.find_differences)
-        news = filter(self._inspections.is_news, differences.kernel_files | suspects)
-        return _SurveyResult({*news, *await self._inspections.differing_paths(entries)}, differences.is_outdated)
+        news = filter(self._inspections.is_new_or_gone, differences.kernel_files | suspects)
+        return _SurveyResult({*news, *await self._inspections.find_differing_paths(entries)}, differences.is_outdated)
 
     async def _survey_recent(self, suspects: set[str]) -> _SurveyResult:
         """Look at polled roots, and at the files of kernels that were looked up lately."""
         roots = [root for root in self._catalog.roots if self._directories.is_polled(root.path)]
-        files = {file for root in roots for file in self._catalog.files_of(root)}
-        for name in self._looked_up():
+        files = {file for root in roots for file in self._catalog.list_kernel_files_of(root)}
+        for name in self._list_used_kernels():
             with suppress(NotFound, AmbiguousName):
-                files.update(self._catalog.declared_in(self._catalog.resolve_kernel(name)))
+                files.update(self._catalog.list_declaring_files(self._catalog.resolve_kernel(name)))
         differences = Differences()
         if roots:
             differences = await anyio.to_thread.run_sync(partial(self._directories.find_differences, polled_only=True))
-        news = filter(self._inspections.is_news, differences.kernel_files | suspects)
-        differing = await self._inspections.differing_paths(self._catalog.inspected_stamps(files)) if files else set()
+        news = filter(self._inspections.is_new_or_gone, differences.kernel_files | suspects)
+        differing = (
+            await self._inspections.find_differing_paths(self._catalog.list_inspected_stamps(files)) if files else set()
+        )
         return _SurveyResult({*news, *differing}, differences.is_outdated)
 
     async def _confirm_survey(self, found: _SurveyResult, suspects: set[str]) -> set[str]:
@@ -298,7 +300,7 @@ class Watcher:
             self._lost += 1
             _log.warning("events_lost", paths=len(lost))
         await self._inspections.inspect_files(
-            await self._inspections.affected_kernel_files((found.paths - announced) | lost)
+            await self._inspections.find_affected_kernel_files((found.paths - announced) | lost)
         )
         return announced - lost
 

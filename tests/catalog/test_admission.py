@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.catalog.admission import Admission, complete_config, declared_admission, space_digest
+from ktuned.catalog.admission import Admission, complete_config, decide_by_declaration, digest_space
 from ktuned.model.kernel import KernelFacts, KernelInfo, SpaceInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
@@ -49,7 +49,7 @@ def info(**changes: Any) -> KernelInfo:
 )
 def test_declared_admission(space: dict[str, Any], config: Config, expected: bool | None) -> None:
     """A declaration decides what it can, types included; a constraint can only take away from it."""
-    assert declared_admission(info(space=space), {}, config) is expected
+    assert decide_by_declaration(info(space=space), {}, config) is expected
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_constraints_as_texts_are_evaluated_and_one_that_fails_is_left_to_code(
 ) -> None:
     """What a text cannot say for this problem, a worker says; without a problem nothing is said."""
     kernel = info(space={"axes": {"B": [1, 2, 4]}, "constrained": True, "constraints": tuple(constraints)})
-    assert declared_admission(kernel, {"N": 2}, config) is expected
-    assert declared_admission(kernel, None, config) is (False if config == {"B": 8} else None)
+    assert decide_by_declaration(kernel, {"N": 2}, config) is expected
+    assert decide_by_declaration(kernel, None, config) is (False if config == {"B": 8} else None)
 
 
 @pytest.mark.parametrize(
@@ -96,8 +96,8 @@ def test_space_digest_goes_by_what_decides_the_space() -> None:
     for label in parts:
         other = replace(kernel, extra=KernelFacts(plan={**parts, label: "other"}))
         is_same = label in ("plan", "problems", "default", "specialize")
-        assert (space_digest(other) == space_digest(kernel)) is is_same
-    assert space_digest(info()) != space_digest(info(plan_digest="other"))
+        assert (digest_space(other) == digest_space(kernel)) is is_same
+    assert digest_space(info()) != digest_space(info(plan_digest="other"))
 
 
 @pytest.mark.anyio
@@ -106,15 +106,15 @@ async def test_a_worker_is_asked_once_and_the_next_daemon_knows(parts: Parts) ->
     kernel = await parts.inspect(kernel_text(configs=CONSTRAINED))
     admission = parts.daemon.admission
     configs: list[Config] = [{"us": 10.0}, {"us": 20.0}, {"us": 40.0}]
-    assert [admission.known_verdict(kernel, {"n": 15}, config) for config in configs] == [None, None, False]
+    assert [admission.find_known_verdict(kernel, {"n": 15}, config) for config in configs] == [None, None, False]
     assert await admission.check_configs(kernel, {"n": 15}, configs) == [True, False, False]
     again = Admission(parts.catalog, None, parts.store, parts.deadlines)  # type: ignore[arg-type]
     for one in (admission, again):
-        assert [one.known_verdict(kernel, {"n": 15}, config) for config in configs] == [True, False, False]
-        assert one.known_verdict(kernel, {"n": 20}, {"us": 20.0}) is None
+        assert [one.find_known_verdict(kernel, {"n": 15}, config) for config in configs] == [True, False, False]
+        assert one.find_known_verdict(kernel, {"n": 20}, {"us": 20.0}) is None
         assert await one.check_configs(kernel, {"n": 15}, configs) == [True, False, False]
     other = await parts.inspect(kernel_text(configs=CONSTRAINED.replace("<=", "<")))
-    assert again.known_verdict(other, {"n": 15}, {"us": 10.0}) is None
+    assert again.find_known_verdict(other, {"n": 15}, {"us": 10.0}) is None
 
 
 @pytest.mark.anyio
@@ -122,7 +122,7 @@ async def test_the_default_of_a_declared_problem_is_known(parts: Parts) -> None:
     """The inspection has asked; not of other problems, nor of values of other types, nor where data decides."""
     file = kernel_text(configs="us=[10, 20], where=lambda p, c: all([c.us <= p.n])", default="dict(us=10)")
     kernel = await parts.inspect(file)
-    known = parts.daemon.admission.known_verdict
+    known = parts.daemon.admission.find_known_verdict
     assert known(kernel, {"n": 64}, {"us": 10}) is True
     assert [known(kernel, {"n": n}, {"us": 10}) for n in (5, 65, 64.0)] == [None, None, None]
     assert known(kernel, {"n": 64}, {"us": 20}) is None
@@ -141,7 +141,7 @@ async def test_a_constraint_that_raises_admits_nothing(parts: Parts) -> None:
     parts.write(kernel_text(configs="us=[10.0]"))
     with pytest.raises(Exception, match="changed after it was inspected"):
         await admission.check_configs(kernel, {"n": 2}, [{"us": 10.0}])
-    assert admission.known_verdict(kernel, {"n": 2}, {"us": 10.0}) is None
+    assert admission.find_known_verdict(kernel, {"n": 2}, {"us": 10.0}) is None
 
 
 @pytest.mark.anyio
@@ -153,13 +153,13 @@ async def test_a_verdict_holds_as_long_as_what_the_code_reads(parts: Parts) -> N
     admission = parts.daemon.admission
     limit, other = Observation("limit.txt", "aa", is_data=True), Observation("one.h", "bb", is_source=True)
     read = replace(kernel, learned={limit.name: limit, other.name: other})
-    admission.note_admitted(read, {"n": 15}, [{"us": 10.0}])
+    admission.remember_admitted_configs(read, {"n": 15}, [{"us": 10.0}])
     await admission.store_verdict(read, {"n": 15}, {"us": 10.0})
     since = {**read.learned, "new.txt": Observation("new.txt", "cc"), other.name: replace(other, digest="dd")}
     changed = {**since, limit.name: replace(limit, digest="ee")}
     the_next = [Admission(parts.catalog, None, parts.store, parts.deadlines) for _ in range(2)]  # type: ignore[arg-type]
     for one, learned, expected in ((admission, since, True), (admission, changed, None)):
-        assert one.known_verdict(replace(read, learned=learned), {"n": 15}, {"us": 10.0}) is expected
+        assert one.find_known_verdict(replace(read, learned=learned), {"n": 15}, {"us": 10.0}) is expected
     # Edited while no daemon ran.
     for one, learned, expected in ((the_next[0], since, True), (the_next[1], changed, None)):
-        assert one.known_verdict(replace(read, learned=learned), {"n": 15}, {"us": 10.0}) is expected
+        assert one.find_known_verdict(replace(read, learned=learned), {"n": 15}, {"us": 10.0}) is expected

@@ -105,7 +105,7 @@ def test_broken_file_keeps_its_kernels(catalog: Catalog, files: list[Path]) -> N
     changes = catalog.apply_inspections([seen(files[0], errors=("tune_a.py:1: no",))])
     assert (changes.removed, len(changes.errors)) == ((), 1)
     assert names(catalog) == {"gemm": "tune_a.py"}
-    assert [error.message for error in catalog.errors_below(str(files[0].parent))] == ["tune_a.py:1: no"]
+    assert [error.message for error in catalog.list_errors_below(str(files[0].parent))] == ["tune_a.py:1: no"]
     assert catalog.find_dependents([str(files[0])]) == {str(files[0])}
     catalog.apply_inspections([seen(files[0], kernel(files[0]))])
     assert catalog.errors == []
@@ -176,9 +176,9 @@ def test_directories(catalog: Catalog, files: list[Path]) -> None:
     catalog.apply_inspections(
         [seen(files[0], kernel(files[0], stamps={"/elsewhere/inc/x.h": "1", str(files[0]): "00"}))]
     )
-    assert catalog.watched_directories() == {"/elsewhere/inc", str(files[0].parent)}
+    assert catalog.list_watched_directories() == {"/elsewhere/inc", str(files[0].parent)}
     catalog.apply_inspections([seen(files[0], kernel(files[0], stamps={str(files[0]): "00"}))])
-    assert catalog.watched_directories() == {str(files[0].parent)}
+    assert catalog.list_watched_directories() == {str(files[0].parent)}
 
 
 def test_root_that_is_dropped(catalog: Catalog, files: list[Path]) -> None:
@@ -187,7 +187,7 @@ def test_root_that_is_dropped(catalog: Catalog, files: list[Path]) -> None:
     (root,) = catalog.roots
     known = tuple(one.name for one in catalog.kernels)
     assert catalog.remove_root(root.path).removed == known
-    assert (catalog.kernels, catalog.errors, catalog.watched_directories(), catalog.inspected_stamps()) == (
+    assert (catalog.kernels, catalog.errors, catalog.list_watched_directories(), catalog.list_inspected_stamps()) == (
         [],
         [],
         set(),
@@ -199,9 +199,9 @@ def test_innermost_root_owns() -> None:
     """A path belongs to the longest root above it, and a name's beginning is no directory."""
     roots = [Root(path, path, "python") for path in ("/", "/a", "/a/b")]
     catalog = Catalog(roots)
-    owners = {path: catalog.root_of(path) for path in ("/a/b/tune_x.py", "/a/bc/tune_x.py", "/a", "/ab")}
+    owners = {path: catalog.find_root(path) for path in ("/a/b/tune_x.py", "/a/bc/tune_x.py", "/a", "/ab")}
     assert [root.path for root in owners.values() if root] == ["/a/b", "/a", "/a", "/"]
-    assert Catalog(roots[1:]).root_of("/b") is None
+    assert Catalog(roots[1:]).find_root("/b") is None
 
 
 @pytest.mark.parametrize(
@@ -276,16 +276,16 @@ def test_file_that_cannot_be_read_is_the_fault_of_the_kernels_it_lost(catalog: C
     gemm, add = kernel(files[0]), kernel(files[0], "add")
     catalog.apply_inspections([seen(files[0], gemm, add)])
     assert catalog.apply_inspections([seen(files[0], gemm, errors=("add is wrong",))]).mended == ()
-    assert [catalog.file_fault(known) for known in (gemm, add)] == ["", "add is wrong"]
+    assert [catalog.find_file_fault(known) for known in (gemm, add)] == ["", "add is wrong"]
     catalog.apply_inspections([seen(files[0], errors=("no syntax",))])
-    assert [catalog.file_fault(known) for known in (gemm, add)] == ["no syntax", "no syntax"]
+    assert [catalog.find_file_fault(known) for known in (gemm, add)] == ["no syntax", "no syntax"]
     changes = catalog.apply_inspections([seen(files[0], gemm, add)])
     assert changes == Changes(inspected=("p:gemm", "p:add"), mended=(str(files[0]),))
     assert changes
-    assert [catalog.file_fault(known) for known in (gemm, add)] == ["", ""]
+    assert [catalog.find_file_fault(known) for known in (gemm, add)] == ["", ""]
     catalog.apply_inspections([seen(files[0], errors=("no syntax",))])
     assert catalog.apply_inspections([], [str(files[0])]).mended == (str(files[0]),)
-    assert catalog.file_fault(gemm) == ""
+    assert catalog.find_file_fault(gemm) == ""
 
 
 def test_a_short_name_means_the_project_that_one_works_in(tmp_path: Path) -> None:
@@ -298,8 +298,8 @@ def test_a_short_name_means_the_project_that_one_works_in(tmp_path: Path) -> Non
     for place in places:
         assert catalog.resolve_kernel("gemm", str(place / "src")).name == f"{place.name}:gemm"
         assert catalog.resolve_kernel("b:gemm", str(place)).name == "b:gemm"
-        assert catalog.full_name_of("gemm", str(place)) == f"{place.name}:gemm"
-    assert catalog.full_name_of("other", str(tmp_path)) == "other"
+        assert catalog.resolve_full_name("gemm", str(place)) == f"{place.name}:gemm"
+    assert catalog.resolve_full_name("other", str(tmp_path)) == "other"
     assert [other.name for other in catalog.find_namesakes(catalog.resolve_kernel("b:gemm"))] == [
         "a:gemm",
         "inner:gemm",

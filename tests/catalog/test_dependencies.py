@@ -9,10 +9,10 @@ from ktuned.ipc import LISTING
 def test_names_in_a_directory_concern_what_lists_it() -> None:
     """A file that comes or goes in a directory whose names count concerns its kernel; that directory is watched."""
     dependents = Dependents()
-    dependents.put_owner("k", "/p/tune_k.py", {"/p/tune_k.py": "a", "/p/data": f"{LISTING}b"})
+    dependents.set_dependencies("k", "/p/tune_k.py", {"/p/tune_k.py": "a", "/p/data": f"{LISTING}b"})
     assert dependents.find_dependents(["/p/data/new.bin"]) == {"/p/tune_k.py"}
     assert dependents.find_dependents(["/p/other/new.bin", "/p/new.bin"]) == set()
     assert dependents.directories == {"/p", "/p/data"}
-    dependents.drop_owner("k")
+    dependents.drop_dependencies("k")
     assert dependents.directories == set()
     assert dependents.find_dependents(["/p/data/new.bin"]) == set()

@@ -89,10 +89,10 @@ async def test_a_file_that_could_not_be_followed_to_the_end_is_followed_again(
         patch.setattr(parts.inspector, "inspect_root", fail)
         with pytest.raises(StoreError):
             await saved(parts, "env = {A = '1'}")
-    assert (str(path), stamp(path)) not in parts.catalog.inspected_stamps()
+    assert (str(path), stamp(path)) not in parts.catalog.list_inspected_stamps()
     found = await parts.inspector.inspect_files(parts.catalog.roots[0], [str(path)])
     assert found.files == (str(parts.project / "tune_it.py"),)
-    assert (str(path), stamp(path)) in parts.catalog.inspected_stamps()
+    assert (str(path), stamp(path)) in parts.catalog.list_inspected_stamps()
     parts.kill_workers()
 
 
@@ -105,7 +105,7 @@ async def test_a_wrong_file_changes_nothing(parts: Parts) -> None:
         (error,) = parts.catalog.errors
         assert error.path == str(parts.project / PROJECT_FILE)
         assert [one.name for one in parts.catalog.kernels] == ["gemms:it"]
-        assert parts.catalog.errors_below(parts.root.path) == [error]
+        assert parts.catalog.list_errors_below(parts.root.path) == [error]
         (root,) = parts.catalog.roots
         await parts.inspector.inspect_root(root)
         assert parts.catalog.errors == [error], "an inspection of the root leaves it"

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.catalog.roots import asked_again, distribution_of, known_roots, make_root, name_roots, project_top
+from ktuned.catalog.roots import (
+    find_distribution_name,
+    find_project_top,
+    make_root,
+    name_roots,
+    remake_root,
+    remake_roots,
+)
 from ktuned.ipc import Trust
 from ktuned.model.errors import SettingsError
 from ktuned.model.kernel import Root, RootSettings
@@ -40,8 +47,8 @@ def test_name_comes_from_the_first_that_gives_one(tmp_path: Path) -> None:
     (site / "fast_gemms" / "ktuned.toml").write_text(FILE)
     assert make_root(package).name == "gemms"
     assert make_root(package, name="mine").name == "mine"
-    assert distribution_of(str(tmp_path / "plain")) == distribution_of(str(site)) == ""
-    assert distribution_of(directory(site / "loose")) == ""
+    assert find_distribution_name(str(tmp_path / "plain")) == find_distribution_name(str(site)) == ""
+    assert find_distribution_name(directory(site / "loose")) == ""
 
 
 def test_interpreter_and_environment_follow_the_same_order(tmp_path: Path) -> None:
@@ -52,10 +59,10 @@ def test_interpreter_and_environment_follow_the_same_order(tmp_path: Path) -> No
     root = make_root(place, python="/opt/python", env={"B": "2"})
     assert (root.python, root.env) == ("/opt/python", {"A": "1", "B": "2"})
     (tmp_path / "p" / "ktuned.toml").write_text("python = '/new/python'")
-    assert asked_again(root) == Root(place, "p", "/opt/python", {"B": "2"})
-    assert asked_again(make_root(place)).python == "/new/python"
+    assert remake_root(root) == Root(place, "p", "/opt/python", {"B": "2"})
+    assert remake_root(make_root(place)).python == "/new/python"
     (tmp_path / "p" / "ktuned.toml").unlink()
-    assert asked_again(make_root(place)).python == sys.executable
+    assert remake_root(make_root(place)).python == sys.executable
 
 
 def test_names_of_one_interpreter_are_one(tmp_path: Path) -> None:
@@ -74,8 +81,8 @@ def test_a_project_file_that_cannot_be_followed_keeps_the_known_name(tmp_path: P
     root = make_root(place)
     assert (root.name, root.project_digest) == ("p", "")
     with pytest.raises(SettingsError):
-        asked_again(root)
-    assert [one.name for one in known_roots([root], {place: "gemms"}, Trust())] == ["gemms"]
+        remake_root(root)
+    assert [one.name for one in remake_roots([root], {place: "gemms"}, Trust())] == ["gemms"]
 
 
 def root(path: str, name: str, *, is_asked: bool = False) -> Root:
@@ -105,8 +112,8 @@ def test_a_project_begins_at_its_file(tmp_path: Path) -> None:
     """A kernel file below it belongs to it; a file above that anyone could have written does not count."""
     top = directory(tmp_path / "open" / "p", "")
     below = directory(tmp_path / "open" / "p" / "a" / "b")
-    assert project_top(below, Trust()) == top
+    assert find_project_top(below, Trust()) == top
     (tmp_path / "open" / "ktuned.toml").write_text("")
     (tmp_path / "open" / "ktuned.toml").chmod(0o666)
     other = directory(tmp_path / "open" / "q")
-    assert project_top(other, Trust()) == other
+    assert find_project_top(other, Trust()) == other

@@ -49,7 +49,7 @@ async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> No
         assert "cfg.txt" in kernel.learned
         news = {name: entry for name, entry in kernel.learned.items() if name not in before.learned}
         assert kernel.digest == extend_digest(before.digest, news.values())
-        assert str(cfg) in {path for path, _ in parts.catalog.inspected_stamps()}
+        assert str(cfg) in {path for path, _ in parts.catalog.list_inspected_stamps()}
         assert _status(parts) is Status.FRESH
         assert any("cfg.txt" in event["names"] for event in parts.told.of("learned"))
 
@@ -59,7 +59,7 @@ async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> No
         assert edited.digest != kernel.digest
         assert _status(parts) is Status.STALE
         why = Explainer(
-            parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt
+            parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.daemon.certainty
         ).explain_winners(edited)
         assert [change.where for entry in why for change in entry.changes] == ["cfg.txt"]
 
@@ -160,7 +160,7 @@ async def test_captured_inputs_keep_their_winner(tmp_path: Path) -> None:
         kernel = await parts.inspect(kernel_text())
         from ktuned.store import Capture
 
-        await parts.captured_inputs.hold_capture(Capture(kernel.name, '{"n":64}', "cafe", 1, 0.0))
+        await parts.captured_inputs.keep_capture(Capture(kernel.name, '{"n":64}', "cafe", 1, 0.0))
         await parts.measured(kernel, {50.0: 40.0})
         assert _status(parts) is Status.FRESH
         await parts.daemon.traces.learn_names(kernel, [Observation("cfg.txt", "", places=("cfg.txt",), is_source=True)])

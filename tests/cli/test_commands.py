@@ -344,7 +344,7 @@ def test_lookup_says_why_an_answer_is_stale(run: Run, serve: Serve) -> None:
     entry: dict[str, Any] = {"problem": {"M": 64}, "device": DEVICE, "objective": "latency", "changes": [change]}
     entry |= {"status": "stale", "decided": 1.0, "trial": 1, "message": ""}
     other = {**entry, "problem": {"M": 1}, "changes": [{**change, "name": "CPATH"}]}
-    doubt = "not looked at since the start: /p/a.h changed"
+    doubt = "not checked since the daemon started: /p/a.h changed"
     serve(
         lookup=answer_map(status="stale", problem={"M": 64}, message=doubt),
         kernels={"kernels": [kernel_map(why=[entry, other])], "errors": [], "roots": []},

@@ -194,7 +194,7 @@ def sealed(artifacts: Artifacts, key: str, backend: str) -> None:
     """Leave an artifact of a backend."""
     staged = artifacts.make_staging_directory(key)
     (staged / "kernel").write_bytes(b"x" * 100)
-    seal_artifact(staged, artifacts.artifact_path(key), key=key, backend=backend, facts={}, required=["kernel"])
+    seal_artifact(staged, artifacts.locate_artifact(key), key=key, backend=backend, facts={}, required=["kernel"])
 
 
 @pytest.mark.anyio
@@ -203,7 +203,7 @@ async def test_artifacts_of_a_backend_that_is_no_more_are_listed(tmp_path: Path,
     artifacts = Artifacts(tmp_path / "artifacts", 2**20)
     for key, backend in (("a1", "tvm_ffi"), ("a2", "tvm_ffi"), ("b1", "gone"), ("c1", "gone")):
         sealed(artifacts, key, backend)
-    manifest = artifacts.artifact_path("c1") / "manifest.json"
+    manifest = artifacts.locate_artifact("c1") / "manifest.json"
     manifest.chmod(0o600)
     manifest.write_text("{")
     census = artifacts.count_by_backend()

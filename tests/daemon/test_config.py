@@ -9,8 +9,8 @@ import pytest
 
 from ktuned.catalog.roots import make_root
 from ktuned.daemon.config import load_settings
+from ktuned.fleet import choose_compile_slots
 from ktuned.model.errors import SettingsError
-from ktuned.scheduling.preparation import default_compile_slots
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 
 
@@ -33,7 +33,7 @@ def test_without_a_file_all_settings_are_defaults(home: Path) -> None:
     settings = load_settings(home, environment={})
     assert (settings.state, settings.cache, settings.roots) == (home, home / "cache", ())
     assert settings.deadlines == DEFAULT_DEADLINES
-    assert settings.compile_slots == default_compile_slots(len(os.sched_getaffinity(0)))
+    assert settings.compile_slots == choose_compile_slots(len(os.sched_getaffinity(0)))
     assert not home.exists()
 
 
@@ -165,12 +165,12 @@ def test_a_roots_interpreter_is_named_or_its_venv_or_ours(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("cores", "lanes", "slots"), [(1, 1, 1), (2, 1, 1), (16, 1, 15), (16, 4, 12), (2, 8, 1)])
 def test_compile_slots_are_the_cores_without_the_lanes_and_at_least_one(cores: int, lanes: int, slots: int) -> None:
     """There is always one slot."""
-    assert default_compile_slots(cores, lanes) == slots
+    assert choose_compile_slots(cores, lanes) == slots
 
 
 def test_a_directory_or_pipe_as_config_is_refused_at_once(tmp_path: Path) -> None:
     """A directory or a pipe in the place of config.toml is reported; a pipe would be waited at, by the whole daemon."""
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(SettingsError, match="it is no regular file"):
+        with pytest.raises(SettingsError, match="it is not a regular file"):
             load_settings(home=tmp_path / "home", config=place)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ktuned.daemon.logs import LogFormat, choose_format, leads_to_journal
+from ktuned.daemon.logs import LogFormat, choose_format, is_journal_stream
 from tests.e2e.harness import Daemon, kernel_text
 
 SAYS = """
@@ -71,7 +71,7 @@ def test_the_journal_is_known_by_its_stream(tmp_path: Path) -> None:
             assert choose_format(environ, other.fileno(), as_json=True) is LogFormat.JSON
             assert choose_format({}, other.fileno(), as_json=False) is LogFormat.LOGFMT
             gone = other.fileno()
-        assert not leads_to_journal(environ, gone)
+        assert not is_journal_stream(environ, gone)
     finally:
         os.close(reader)
         os.close(writer)

@@ -102,8 +102,8 @@ except KtunedError as error:
         ("listening,listening", "2", "ktuned:other", "3 False"),
         ("listening,listening", "2", "a:b", "2 sockets were handed over, 0 of them named ktuned"),
         ("listening,listening", "2", "ktuned:ktuned", "2 sockets were handed over, 2 of them named ktuned"),
-        ("stream", "1", "ktuned", "descriptor 3 is no listening Unix stream socket"),
-        ("dgram", "1", "ktuned", "descriptor 3 is no listening Unix stream socket"),
+        ("stream", "1", "ktuned", "descriptor 3 is not a listening Unix stream socket"),
+        ("dgram", "1", "ktuned", "descriptor 3 is not a listening Unix stream socket"),
         ("listening", "50", "ktuned", "which LISTEN_FDS promises, is not there"),
     ],
 )
@@ -131,7 +131,7 @@ def manager(tmp_path: Path) -> Generator[socket.socket]:
 def test_each_state_is_one_datagram(manager: socket.socket) -> None:
     """The assignments are those of sd_notify(3), one a line; a status is one line whatever it holds."""
     with Notifier(manager.getsockname()) as notifier:
-        assert notifier.is_heard
+        assert notifier.has_service_manager
         notifier.report_ready("2 jobs\nrunning")
         notifier.report_alive()
         notifier.report_reloading()
@@ -164,7 +164,7 @@ def test_a_manager_that_is_gone_or_full_is_no_error(manager: socket.socket, tmp_
             full.report_alive()
     with Notifier() as silent:
         silent.report_ready("x")
-        assert not silent.is_heard
+        assert not silent.has_service_manager
 
 
 def test_the_first_descriptor_is_three() -> None:

@@ -35,6 +35,9 @@ class Probed:
     def outdate_workers(self, environment: Environment) -> None:
         """Have no workers that wait."""
 
+    def leave_cores(self, lanes: int) -> None:
+        """Have no compilers that use cores."""
+
     @asynccontextmanager
     async def lend_worker(self, role: Role, environment: Environment) -> AsyncIterator[Any]:
         """Lend a worker of a host."""

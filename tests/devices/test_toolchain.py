@@ -81,7 +81,7 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
     assert (job.kernel, job.reason) == (kernel.name, REASON)
     daemon = parts.daemon
     explain = Explainer(
-        daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.lookups.find_doubt
+        daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.certainty
     ).explain_winners
     (entry,) = explain(kernel)
     reasons = [describe_change(change) for change in entry.changes]
@@ -155,9 +155,9 @@ async def test_until_the_probe_answers_are_stale_and_queue_nothing(compiling: Pa
     parts.lookups.caches.forget_answers(kernel.name)
     os.utime(compiler)
     await until(lambda: bool(parts.machine.environments.check_toolchain(parts.environment)))
-    reason = f"the toolchain is to be probed again: {compiler} changed"
+    reason = f"the toolchain must be probed again: {compiler} changed"
     assert ask(parts, tune=True) == ("stale", reason)
-    assert parts.daemon.lookups.describe_follow_ups().used == 0
+    assert parts.daemon.follow_ups.describe_queue().used == 0
     workers = {worker.pid for worker in parts.fleet.describe_workers()}
     await parts.machine.environments.probe_environment(parts.environment)
     assert ask(parts, tune=True) == ("fresh", "")

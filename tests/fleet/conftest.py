@@ -93,6 +93,7 @@ def run_fleet(tmp_path: Path, start_process: StartProcess) -> RunFleet:
     @asynccontextmanager
     async def run(
         *,
+        compile_slots: int | None = 2,
         spawn_s: float = DEADLINE_S,
         compile_cores: frozenset[int] = frozenset(),
         spare_modules: Sequence[str] = (),
@@ -110,7 +111,9 @@ def run_fleet(tmp_path: Path, start_process: StartProcess) -> RunFleet:
             warden_s=warden_s,
             start_process=start_process,
         )
-        fleet = Fleet(executor, compile_slots=2, spawn_s=spawn_s, spare_modules=spare_modules, limits=limits)
+        fleet = Fleet(
+            executor, compile_slots=compile_slots, spawn_s=spawn_s, spare_modules=spare_modules, limits=limits
+        )
         async with fleet.run_workers():
             yield fleet
 

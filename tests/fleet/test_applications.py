@@ -108,7 +108,8 @@ class TestHold:
     async def waited_s(self, run_fleet: RunFleet, used_s: float, known: Applications, waited_for: int = 0) -> float:
         """Return how long a job waits for a lane that was used beside an application until now."""
         async with run_fleet() as fleet:
-            lane = Lane(GPU, fleet, applications=known, is_waited_for=lambda job: job == waited_for)
+            fleet.applications = known
+            lane = Lane(GPU, fleet, is_waited_for=lambda job: job == waited_for)
             now = monotonic()
             fleet.machine.record_device_use(GPU, now - used_s, now, is_shared=True)
             with anyio.fail_after(DEADLINE_S):
@@ -146,7 +147,8 @@ async def crowded(
     in_driver = replace(environment, env=(("PYTHONPATH", f"{directory}:{FAKE_DIRECTORY}"),))
     bench = Bench(in_driver, "fake", KernelCode("tune_it.py", ""), "one", request)
     async with run_fleet() as fleet:
-        yield Lane(GPU, fleet, health=Health(first_pause_s=0.01), applications=known), bench, directory / "free"
+        fleet.applications = known
+        yield Lane(GPU, fleet, health=Health(first_pause_s=0.01)), bench, directory / "free"
 
 
 @pytest.mark.anyio

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
+from ktuned.backends import cpu
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import DeadlineExpired
 from ktuned.fleet.fleet import Fleet
@@ -212,6 +213,23 @@ async def test_each_lane_has_a_core_to_itself(run_fleet: RunFleet, environment: 
             worker = await lent.enter_async_context(fleet.lend_worker(Role.COMPILE, environment))
             left = cores[min(max(0, lanes - 1), len(cores) - 1) :]
             assert psutil.Process(worker.pid).cpu_affinity() == left
+
+
+async def test_compile_slots_follow_the_lanes_unless_they_were_chosen(
+    run_fleet: RunFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a number in the settings, all cores but one for each lane; with one, that many."""
+    monkeypatch.setattr(cpu, "cores", lambda: 8)
+    memory_limits = (2**30, 2**30)
+    async with run_fleet(compile_slots=None) as fleet:
+        fleet.leave_cores(3)
+        assert fleet.compile_slots.total_tokens == 5
+        fleet.apply_limits(None, memory_limits)
+        assert fleet.compile_slots.total_tokens == 5
+        fleet.leave_cores(0)
+        assert fleet.compile_slots.total_tokens == 7
+        fleet.apply_limits(4, memory_limits)
+        assert fleet.compile_slots.total_tokens == 4
 
 
 async def test_compilers_keep_to_the_cores_that_the_daemon_has_left(

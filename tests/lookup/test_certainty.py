@@ -33,7 +33,7 @@ async def test_files_are_compared_once_a_second_and_only_if_they_are_few(parts: 
     certainty = Certainty(parts.catalog, parts.machine, lambda: now)
     assert certainty.find_doubt(few, parts.environment) == ""
     sources[1].write_text("int y;")
-    changed = f"not looked at since the start: {sources[1]} changed"
+    changed = f"not checked since the daemon started: {sources[1]} changed"
     assert certainty.find_doubt(few, parts.environment) == "", "it was looked at just now"
     now += LOOK_S
     assert certainty.find_doubt(few, parts.environment) == changed
@@ -44,9 +44,9 @@ async def test_files_are_compared_once_a_second_and_only_if_they_are_few(parts: 
     large = replace(kernel, stamps={str(sources[2]): stamp(sources[2])})
     for too_much in (many, large):
         assert Certainty(parts.catalog, parts.machine).find_doubt(too_much, parts.environment) == (
-            "not looked at since the start: its files are many"
+            "not checked since the daemon started: it has too many files to compare at once"
         )
-    certainty.caught_up()
+    certainty.record_catch_up()
     assert certainty.find_doubt(few, parts.environment) == certainty.find_doubt(many, parts.environment) == ""
 
 
@@ -60,9 +60,9 @@ async def test_a_variable_that_a_kernel_reads_is_compared_at_the_start(parts: Pa
     certainty = Certainty(parts.catalog, parts.machine)
     assert (
         certainty.find_doubt(kernel, other)
-        == "not looked at since the start: the environment variable TEST_MODE changed"
+        == "not checked since the daemon started: the environment variable TEST_MODE changed"
     )
-    certainty.caught_up()
+    certainty.record_catch_up()
     assert certainty.find_doubt(kernel, parts.environment) == ""
 
 
@@ -87,7 +87,7 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
     """From when a file is known to differ until it was inspected nothing of it is fresh, even if nothing changes."""
     kernel = await parts.inspect(kernel_text())
     await parts.measured(kernel, {50.0: 50.0})
-    parts.lookups.caught_up()
+    parts.end_doubts()
 
     def status() -> str:
         return parts.lookups.look_up("it", {"n": 64}, None, tune=False).answer.status
@@ -95,14 +95,14 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
     assert status() == "fresh"
     paused, changes = Paused(parts.inspector), 0
 
-    def doubts_changed() -> None:
+    def on_doubts_changed() -> None:
         nonlocal changes
         changes += 1
 
     async def take_in(_: Changes, is_saved: bool) -> None:
         pass
 
-    reinspection = Reinspection(parts.catalog, paused, take_in, doubts_changed)
+    reinspection = Reinspection(parts.catalog, paused, take_in, on_doubts_changed)
     (parts.project / name).write_text(("" if name == "ktuned.toml" else kernel_text()) + "\n# another line\n")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(reinspection.inspect_files, {str(parts.project / name)})

@@ -13,6 +13,7 @@ from ktuned.lookup.publication import SHORTEST_PAUSE_S
 from ktuned.model.kernel import KernelInfo
 from ktuned_client.answers import Hit, Question, make_hit
 from ktuned_client.memo import pack_problem
+from ktuned_client.table import slot_of
 from ktuned_client.table_answers import TableAnswers
 from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text
 
@@ -54,7 +55,7 @@ async def tuned(parts: Parts, sizes: tuple[int, ...] = (64,), **options: str) ->
     for size in sizes:
         await parts.measured(kernel, {20.0: 5.0 + size}, {"n": size}, rounds=ALL_ROUNDS)
     parts.lookups.caches.forget_answers(kernel.name)
-    parts.lookups.caught_up()
+    parts.end_doubts()
     return kernel
 
 
@@ -91,7 +92,7 @@ async def test_nothing_is_published_before_every_file_was_looked_at(parts: Parts
     parts.lookups.caches.forget_answers(kernel.name)
     assert ask(parts).status == "fresh"
     assert read(parts) is None
-    parts.lookups.caught_up()
+    parts.end_doubts()
     await until_found(parts, {"n": 64})
 
 
@@ -131,7 +132,7 @@ async def test_a_key_that_stands_for_many_problems(parts: Parts, options: dict[s
     kernel = await parts.inspect(kernel_text(problems="[dict(n=64, k=128)]", **options))
     await parts.measured(kernel, {20.0: 5.0}, {"n": 64, "k": 128}, rounds=ALL_ROUNDS)
     parts.lookups.caches.forget_answers(kernel.name)
-    parts.lookups.caught_up()
+    parts.end_doubts()
     with anyio.fail_after(PATIENCE_S):
         # User code is asked by a worker, in the background.
         while ask(parts, {"n": 64, "k": 128}).status != "fresh":  # noqa: ASYNC110 - no event reports it
@@ -159,29 +160,29 @@ async def test_who_reads_the_table_uses_the_kernel(parts: Parts) -> None:
     """Its files are looked at as often as if the daemon had been asked."""
     await tuned(parts)
     ask(parts)
-    parts.lookups._looked_up.clear()
-    assert parts.lookups.list_looked_up() == []
+    parts.lookups.table._use_times[slot_of("project:it")] = 0
+    assert parts.daemon.publication.list_used_kernels() == []
     assert read(parts) is not None
-    assert parts.lookups.list_looked_up() == ["project:it"]
+    assert parts.daemon.publication.list_used_kernels() == ["project:it"]
 
 
 async def test_what_a_pin_holds_is_its_own(parts: Parts) -> None:
     """Once it is decided, those who ask under the pin find it there, and no others; until it is given up."""
     kernel = await tuned(parts)
-    pinning = parts.lookups.lookup_pinned("run", "project:it", {"n": 64}, None, tune=True)
+    pinning = parts.lookups.look_up_pinned("run", "project:it", {"n": 64}, None, tune=True)
     assert callable(pinning)
     await pinning()
     await parts.measured(kernel, {10.0: 1.0}, rounds=ALL_ROUNDS)
     parts.lookups.caches.forget_answers("project:it")
     assert read(parts, pin="run") is None
-    held = parts.lookups.lookup_pinned("run", "project:it", {"n": 64}, None, tune=True)
+    held = parts.lookups.look_up_pinned("run", "project:it", {"n": 64}, None, tune=True)
     assert not callable(held)
     found = read(parts, pin="run")
     assert found is not None
     assert found._replace(problem={"n": 64}) == make_hit(msgspec.to_builtins(held.answer))._replace(file=found.file)
     assert (read(parts), read(parts, pin="other")) == (None, None)
     assert ask(parts).config == {"us": 10.0} != found.config == {"us": 20.0}
-    await parts.lookups.pins.give_up("run")
+    await parts.lookups.pins.remove_pin("run")
     assert read(parts, pin="run") is None
 
 

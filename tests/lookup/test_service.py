@@ -75,11 +75,11 @@ async def test_answer_has_all_its_fields(parts: Parts) -> None:
 async def test_recent_lookups_are_known(parts: Parts) -> None:
     """The kernels that were looked up within a while are listed once each; names that are no kernel's are not."""
     await tuned(parts)
-    assert parts.lookups.list_looked_up() == []
+    assert parts.daemon.publication.list_used_kernels() == []
     for name in ("it", "project:it", "other"):
         parts.lookups.look_up(name, {"n": 64}, None, tune=False)
-    assert parts.lookups.list_looked_up() == ["project:it"]
-    assert parts.lookups.list_looked_up(within_s=0.0) == []
+    assert parts.daemon.publication.list_used_kernels() == ["project:it"]
+    assert parts.daemon.publication.list_used_kernels(within_s=0.0) == []
 
 
 async def test_ladder_from_unknown_to_fresh_and_down_to_stale(parts: Parts) -> None:
@@ -165,7 +165,7 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     kernel = await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
     generation = parts.lookups.table.generation(kernel.name)
     explain = Explainer(
-        parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt
+        parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.daemon.certainty
     ).explain_winners
     assert ask(parts)["status"] == "default"
     (entry,) = explain(kernel)
@@ -196,17 +196,17 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         kernel = parts.catalog.resolve_kernel("it")
         daemon = parts.daemon
         explain = Explainer(
-            parts.catalog, daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt
+            parts.catalog, daemon.admission, parts.machine, parts.store, parts.daemon.certainty
         ).explain_winners
         (entry,) = explain(kernel)
         assert (entry.status, entry.message) == ("stale", edited["message"])
-        held = parts.lookups.lookup_pinned("run", "it", {"n": 64}, None, tune=True)
+        held = parts.lookups.look_up_pinned("run", "it", {"n": 64}, None, tune=True)
         assert isinstance(held, Lookup)
         assert parts.store.pinned.list_pins() == []
         untouched = parts.lookups.look_up("other", {"n": 64}, None, tune=True).answer
         assert (untouched.status, untouched.message) == ("fresh", "")
-        assert callable(parts.lookups.lookup_pinned("run", "other", {"n": 64}, None, tune=True))
-        assert parts.lookups.describe_follow_ups().used == 0
+        assert callable(parts.lookups.look_up_pinned("run", "other", {"n": 64}, None, tune=True))
+        assert parts.daemon.follow_ups.describe_queue().used == 0
         assert parts.jobs.list_live_jobs() == []
         # Its inspection, which a start's scan begins, ends the doubt.
         await parts.inspect()
@@ -336,7 +336,7 @@ async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
         await ends_fresh(2)
         # A capture that is taken back while nothing was looked up: the context is the one from before.
         await parts.store.forget_trials(kernel.name, None)
-        await parts.captured_inputs.hold_capture(Capture(kernel.name, problem, "0" * 64, 1, 0.0))
+        await parts.captured_inputs.keep_capture(Capture(kernel.name, problem, "0" * 64, 1, 0.0))
         capture = parts.answering.handlers["capture"]
         await cast(Any, capture.handle)(
             CaptureParams(kernel=kernel.name, problem={"n": 64}, remove=True), cast(Any, None)
@@ -465,12 +465,12 @@ async def test_a_lookup_waits_for_a_worker_no_longer_than_it_may(parts: Parts) -
 async def test_a_pin_holds_the_answer_that_a_worker_vouches_for(parts: Parts) -> None:
     """The first answer under a pin holds for good, so it waits as any other may."""
     await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
-    pinning = parts.lookups.lookup_pinned(
+    pinning = parts.lookups.look_up_pinned(
         "run", "it", {"n": 40}, None, tune=False, settle_until=monotonic() + PATIENCE_S
     )
     assert callable(pinning)
     assert (await pinning()).answer.status == "near"
-    held = parts.lookups.lookup_pinned("run", "it", {"n": 40}, None, tune=False)
+    held = parts.lookups.look_up_pinned("run", "it", {"n": 40}, None, tune=False)
     assert isinstance(held, Lookup)
     assert held.answer.config == {"us": 20.0}
 

@@ -245,5 +245,5 @@ def test_uses_are_what_clients_noted_lately(directory: Path, writer: WinnerTable
             stream.write(noted.to_bytes(8, "little"))
     now = watched / 1e9 - 10.0
     kernels = ["p:now", "p:before", "p:never", "p:other"]
-    assert writer.used_since(kernels, now - 5.0) == ["p:now"]
-    assert writer.used_since(kernels, now - 60.0) == ["p:now", "p:before"]
+    assert writer.list_used_kernels(kernels, now - 5.0) == ["p:now"]
+    assert writer.list_used_kernels(kernels, now - 60.0) == ["p:now", "p:before"]

@@ -230,7 +230,7 @@ class TestDevice:
 
     def test_the_first_tensors_gpu_is_asked_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of a machine with GPUs of two models."""
-        monkeypatch.setattr(keyed_call, "device_model", lambda index: f"model {index}")
+        monkeypatch.setattr(keyed_call, "find_device_model", lambda index: f"model {index}")
         on = [SimpleNamespace(device=torch.device(name)) for name in ("cuda:1", "cuda:0", "cpu")]
         assert CallArguments([], (1, on[0], on[1]), {}).model == "model 1"
         assert CallArguments([], (), {"x": on[1]}).model == "model 0"

@@ -55,7 +55,7 @@ def limited(parts: Parts, directories: int) -> Intake:
         store=parts.store,
         requests=parts.requests,
         renewal=parts.renewal,
-        gone_roots=parts.daemon.gone_roots,
+        watched_roots=parts.daemon.watched_roots,
         max_directories=directories,
     )
 
@@ -128,7 +128,7 @@ class TestTunePath:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(look)
             await parts.reached("import")
-            await parts.renewal.drop_roots([added.root])
+            await parts.daemon.watched_roots.drop_roots([added.root])
             parts.open_gate("import")
         assert not found[0].changes
         assert not parts.catalog.kernels
@@ -167,7 +167,7 @@ class TestTunePath:
         wrong = {
             "nothing.py": "does not exist",
             "other.py": "no kernel at",
-            "empty/read.me": "no kernel file",
+            "empty/read.me": "not a kernel file",
             "empty": "no kernel at",
         }
         for name, words in wrong.items():
@@ -338,13 +338,13 @@ async def test_directories_of_one_name_that_are_added_at_once(
 ) -> None:
     """Each becomes a project with a name of its own, though none is watched when the other ones get theirs."""
     found: list[str] = []
-    adopt = FileInspector.adopt_root
+    adopt = FileInspector.watch_root
 
     async def adopt_late(inspector: FileInspector, root: Root) -> Any:
         await until(lambda: len(parts.store.load_roots()) >= 4)
         return await adopt(inspector, root)
 
-    monkeypatch.setattr(FileInspector, "adopt_root", adopt_late)
+    monkeypatch.setattr(FileInspector, "watch_root", adopt_late)
 
     async def add(directory: Path) -> None:
         directory.mkdir(parents=True)

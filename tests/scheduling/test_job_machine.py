@@ -18,6 +18,7 @@ from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.keys import DeviceModel, KernelName, WinnerKey, make_key_problem
 from ktuned.model.plan import Plan
 from ktuned.protocol import JobQueued
+from ktuned.scheduling.idle_policy import IdlePolicy, Reading
 from ktuned.scheduling.job_events import (
     Advanced,
     Arrived,
@@ -211,7 +212,7 @@ def seen(made: JobMachine) -> Any:
     """Return all that can be seen of a machine."""
     lives = [(life.job, life.place, tuple(life.story), life.kills, life.changes) for life in made._lives.values()]
     runs = [copy(run) for run in made._runs.values()]
-    return lives, runs, dict(made._holders), list(made.queue), made.stalled
+    return lives, runs, dict(made._lane_holders), list(made.queue), made.stalled
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -255,15 +256,15 @@ def test_a_higher_rank_makes_a_running_job_yield() -> None:
 
 def test_a_running_job_makes_way_for_a_pause_and_a_policy() -> None:
     """With the reason in its message; it starts again when that is over."""
-    refusals = {"why": ""}
-    made = machine(*STARTED, refuse=lambda one, level: refusals["why"])
-    refusals["why"] = "the machine is used"
+    policy = IdlePolicy("idle")
+    made = machine(*STARTED, idle_policy=policy)
+    policy.take_reading(Reading(on_battery=True))
     assert summary(made.handle_event(Reviewed())) == ["Stop 1"]
     made.handle_event(ended(made, Ending.STOPPED))
     assert made.handle_event(Reviewed()) == []
     (waiting,) = made.queue
-    assert waiting.message == "made way: the machine is used"
-    refusals["why"] = ""
+    assert waiting.message == "made way: the machine runs on battery"
+    policy.take_reading(Reading())
     made.queue.pauses = {EVERYTHING}
     assert made.handle_event(Reviewed()) == []
     made.queue.pauses = set()

@@ -29,14 +29,14 @@ def brief(ground: Context = CONTEXT, plan: Plan = DECLARED, plan_digest: str = "
 def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
     """Another digest, toolchain, driver or space may work; what worked once has not failed."""
     failures = KnownFailures()
-    failures.record_ending(brief(), JobState.FAILED, "no")
+    failures.record_job_end(brief(), JobState.FAILED, "no")
     assert failures.find_message(CONTEXT, "plan") == "no"
     assert failures.find_message(CONTEXT, "larger plan") == ""
     for part in ("digest", "toolchain", "device_fingerprint", "device", "problem"):
         assert failures.find_message(replace(CONTEXT, **{part: "another"}), "plan") == ""  # type: ignore[arg-type]
-    failures.record_ending(brief(), JobState.CANCELLED, "superseded")
+    failures.record_job_end(brief(), JobState.CANCELLED, "superseded")
     assert failures.find_message(CONTEXT, "plan") == "no"
-    failures.record_ending(brief(), JobState.DONE, "")
+    failures.record_job_end(brief(), JobState.DONE, "")
     assert failures.find_message(CONTEXT, "plan") == ""
 
 
@@ -54,7 +54,7 @@ def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
 def test_job_that_did_not_try_all_proves_nothing(job: Any, counts: bool) -> None:
     """A smaller budget, another way or no device leaves configs that may work."""
     failures = KnownFailures()
-    failures.record_ending(job, JobState.FAILED, "no")
+    failures.record_job_end(job, JobState.FAILED, "no")
     assert bool(failures.find_message(CONTEXT, "plan")) is counts
 
 
@@ -69,7 +69,7 @@ def test_job_that_did_not_try_all_proves_nothing(job: Any, counts: bool) -> None
 def test_a_hopeless_job_proves_it_whatever_its_budget(job: Any, counts: bool) -> None:
     """It ended because all configs fail alike; of chosen ones that says nothing of the others."""
     failures = KnownFailures()
-    failures.record_ending(job, JobState.FAILED, "stopped: no", is_hopeless=True)
+    failures.record_job_end(job, JobState.FAILED, "stopped: no", is_hopeless=True)
     assert bool(failures.find_message(CONTEXT, "plan")) is counts
 
 
@@ -78,7 +78,7 @@ def test_failures_are_forgotten_by_kernel_and_for_room() -> None:
     failures = KnownFailures(limit=2)
     several = [replace(CONTEXT, kernel=KernelName(f"project:{name}")) for name in "abc"]
     for ground in several:
-        failures.record_ending(brief(ground), JobState.FAILED, "no")
+        failures.record_job_end(brief(ground), JobState.FAILED, "no")
     told = [failures.find_message(ground, "plan") for ground in several]
     assert told == ["", "no", "no"]
     failures.forget_failures("project:b")

@@ -165,6 +165,6 @@ async def test_a_daemon_without_work_makes_nothing(tmp_path: Any) -> None:
     """A kernel that declares none has each problem tuned for itself, as before."""
     async with assembled(tmp_path) as parts:
         kernel = await parts.inspect(kernel_file((64,)))
-        assert not parts.daemon.portfolios.count_lookup(kernel, "Fake CPU", LATENCY, {"n": 65})
+        assert not parts.daemon.portfolios.count_portfolio_lookup(kernel, "Fake CPU", LATENCY, {"n": 65})
         assert kept(parts, kernel) is None
         parts.kill_workers()

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from ktuned.model.errors import NotFound, UsageError
 from ktuned.model.job import Job, JobState
 from ktuned.model.kernel import Root
-from ktuned.scheduling.preparation import default_compile_slots
 from tests.assembled import Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -44,15 +41,3 @@ async def test_what_cannot_be_worked_on_says_why(parts: Parts, tmp_path: Path) -
     parts.catalog.add_root(Root(str(tmp_path / "elsewhere"), "elsewhere", parts.root.python))
     with pytest.raises(NotFound):
         parts.preparation.prepare_brief(job)
-
-
-async def test_compilers_have_the_cores_that_lanes_leave(parts: Parts) -> None:
-    """As many at once as the settings say; where they say nothing, as there are cores beside the lanes."""
-    job = await asked(parts)
-    before = parts.fleet.compile_slots.total_tokens
-    parts.preparation.prepare_brief(job)
-    assert parts.fleet.compile_slots.total_tokens == before
-    parts.preparation.settings = msgspec.structs.replace(parts.preparation.settings, slots_are_given=False)
-    parts.preparation.prepare_brief(job)
-    lanes = len(parts.machine.list_device_models(parts.environment))
-    assert parts.fleet.compile_slots.total_tokens == default_compile_slots(len(os.sched_getaffinity(0)), lanes)

@@ -153,8 +153,8 @@ async def test_launches_order_equals_and_outlive_the_daemon(tmp_path: Path) -> N
         for n in (1, 2, 3):
             await submit(parts, {"n": n})
         # Launches of 1,000 us and of as much, since no other latency of the kernel is known.
-        await parts.jobs.note_launches({wanted({"n": 2}): 10, wanted({"n": 3}): 20})
-        await parts.jobs.note_launches({wanted({"n": 1}): 0, wanted({"n": 2}): 15})
+        await parts.jobs.add_job_launches({wanted({"n": 2}): 10, wanted({"n": 3}): 20})
+        await parts.jobs.add_job_launches({wanted({"n": 1}): 0, wanted({"n": 2}): 15})
         assert [job.problem["n"] for job in parts.jobs.list_live_jobs()] == [2, 3, 1]
         assert parts.store.load_launches() == {wanted({"n": 2}): 25, wanted({"n": 3}): 20}
     async with assembled(tmp_path) as parts:

@@ -88,7 +88,7 @@ def test_problems_with_one_key_are_the_same_work() -> None:
 def test_priority_only_rises(asked: int, expected: tuple[int, str]) -> None:
     """Someone less important who asks too changes nothing."""
     queue = JobQueue([job(1)])
-    raised = queue.raise_job(job(1), asked, "saved")
+    raised = queue.raise_job_priority(job(1), asked, "saved")
     assert (raised.priority, raised.reason) == expected
     assert queue.get_job(1) == raised
 
@@ -105,17 +105,17 @@ def test_only_more_important_work_preempts(running: int, expected: bool) -> None
 def test_held_job_waits_until_its_kernel_is_released() -> None:
     """It neither runs nor preempts, and others pass it; it is still found, listed and removable."""
     queue = JobQueue([job(1), job(2, kernel="p:other")])
-    queue.hold_job(1)
+    queue.hold_until_inspected(1)
     assert queue.choose_next_job("x") == queue.get_job(2)
     assert queue.find_matching_job(job(1).key) is not None
     queue.remove_job(2)
     assert queue.choose_next_job("x") is None
     assert not preempts(queue, works(queue, job(3, priority=100)))
-    queue.release_kernel("p:other")
+    queue.release_jobs_of_kernel("p:other")
     assert queue.choose_next_job("x") is None
-    queue.release_kernel("p:k")
+    queue.release_jobs_of_kernel("p:k")
     assert queue.choose_next_job("x") == queue.get_job(1)
-    queue.hold_job(1)
+    queue.hold_until_inspected(1)
     queue.remove_job(1)
     queue.add_job(job(1))
     assert queue.choose_next_job("x") == queue.get_job(1)
@@ -175,7 +175,7 @@ def test_given_priority_holds_whoever_waits() -> None:
     queue.add_job(job(1, priority=100), is_fixed=True)
     queue.add_waiter("me", [1])
     assert queue.find_level(1) == 100
-    queue.raise_job(job(1, priority=100), 200, "looked up")
+    queue.raise_job_priority(job(1, priority=100), 200, "looked up")
     assert queue.find_level(1) == 400
 
 
@@ -337,7 +337,7 @@ class QueueMachine(RuleBasedStateMachine):
         if self.model:
             number = data.draw(st.sampled_from(sorted(self.model)))
             old = self.model[number]
-            self.queue.raise_job(old, priority, "asked")
+            self.queue.raise_job_priority(old, priority, "asked")
             self.model[number] = replace(old, priority=max(priority, old.priority))
 
     @rule(number=st.integers(0, 20))

@@ -105,7 +105,10 @@ class TestBeginAgain:
         await self.changed(parts, saved=False, **options)
         stored = parts.store.get_job(job.id)
         assert stored is not None
-        assert (stored.state, stored.message) == (JobState.CANCELLED, "superseded by a newer state of its files")
+        assert (stored.state, stored.message) == (
+            JobState.CANCELLED,
+            "replaced by a job for the newer state of its files",
+        )
 
     async def test_a_paused_job_stays_paused(self, parts: Parts) -> None:
         """It works on the newer state once it is resumed."""
@@ -165,7 +168,7 @@ class TestReact:
         (new,) = await self.edited(parts, saved=True, rtol="0.5")
         stored = parts.store.get_job(old.id)
         assert stored is not None
-        assert (stored.state, stored.message) == ("cancelled", "superseded by a newer state of its files")
+        assert (stored.state, stored.message) == ("cancelled", "replaced by a job for the newer state of its files")
         assert new.id != old.id
         path = parts.project / "tune_it.py"
         path.unlink()

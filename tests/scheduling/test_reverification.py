@@ -33,11 +33,11 @@ def capture(digest: str) -> Capture:
 async def test_a_new_toolchain_has_winners_measured_again(parts: Parts, digest: str) -> None:
     """Of captured inputs too, which belong to what the kernel means."""
     if digest:
-        await parts.captured_inputs.hold_capture(capture(digest))
+        await parts.captured_inputs.keep_capture(capture(digest))
     await parts.measured(await parts.inspect(kernel_text()), {50.0: 7.0})
     assert await parts.daemon.reverification.queue_reverification() == []
 
-    newer = Newer(parts.machine.environments, find_captured_digest=parts.captured_inputs.digest_of_inputs)
+    newer = Newer(parts.machine.environments, find_captured_digest=parts.captured_inputs.find_captured_digest)
     again = Reverification(catalog=parts.catalog, machine=newer, store=parts.store, jobs=parts.jobs)
     (job,) = await again.queue_reverification()
     assert job.reason == "a driver or toolchain changed"
@@ -46,7 +46,7 @@ async def test_a_new_toolchain_has_winners_measured_again(parts: Parts, digest: 
 async def test_captured_inputs_are_no_driver(parts: Parts) -> None:
     """A winner of the declared inputs waits for a request, like one of older sources."""
     await parts.measured(await parts.inspect(kernel_text()), {50.0: 7.0})
-    await parts.captured_inputs.hold_capture(capture("the digest of some inputs"))
+    await parts.captured_inputs.keep_capture(capture("the digest of some inputs"))
     assert await parts.daemon.reverification.queue_reverification() == []
 
 
@@ -59,7 +59,9 @@ async def test_a_job_that_began_after_the_probe_goes_on(parts: Parts) -> None:
         (job,) = parts.jobs.list_live_jobs()
         await parts.daemon.reverification.reverify_probed([kernel], [kernel])
         assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
-        await parts.jobs.restart_running(kernel.name, "begun again", lambda brief: brief.context.device == "Fake CPU")
+        await parts.jobs.restart_running_jobs(
+            kernel.name, "begun again", lambda brief: brief.context.device == "Fake CPU"
+        )
         await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
         assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
         parts.open_gate("door")

@@ -191,10 +191,10 @@ async def test_without_sharing_nothing_is_used_and_nothing_shared(member: Parts,
         await tuned(member, kernel, no_share=True, configs=(SECOND,))
         assert looked_up(member) == (Status.FRESH, SECOND)
         assert (await exchange.publish_all(), objects(store)) == (0, [place])
-        pulled = await exchange.look_around()
+        pulled = await exchange.exchange_all_winners()
         await member.told.ended(2)
         assert (len(pulled.jobs), looked_up(member)) == (1, (Status.FRESH, BEST))
-        assert (await exchange.look_around()).jobs == ()
+        assert (await exchange.exchange_all_winners()).jobs == ()
 
 
 async def test_a_look_around_verifies_for_what_is_stale(member: Parts, store: Path) -> None:
@@ -208,7 +208,7 @@ async def test_a_look_around_verifies_for_what_is_stale(member: Parts, store: Pa
         pulled = await exchange.pull_winners([kernel])
         assert (pulled.found, pulled.fresh, len(pulled.jobs)) == (1, 0, 1)
         # It works on that already.
-        assert (await exchange.look_around()).jobs == ()
+        assert (await exchange.exchange_all_winners()).jobs == ()
         await member.told.ended()
         job = member.jobs.get_job(pulled.jobs[0].id)
         assert job is not None
@@ -231,17 +231,17 @@ async def test_damage_is_a_notice_and_no_answer(member: Parts, store: Path, dama
         changed = {"cut": data[:-7], "changed": data.replace(b"us", b"uz"), "empty": b"", "endless": bytes(10**6)}
         place.write_bytes(changed[damage])
     winners = member.daemon.shared_winners
-    assert await winners.find_best(key_of(member, kernel)) is None
+    assert await winners.find_best_candidate(key_of(member, kernel)) is None
     (notice,) = winners.notices
     assert "damaged winners, which are left out" in notice
     publish(store, member, kernel, SECOND, 0.03)
-    best = await winners.find_best(key_of(member, kernel))
+    best = await winners.find_best_candidate(key_of(member, kernel))
     assert (None if best is None else best.config, len(winners.notices)) == (SECOND, 1)
     for one in objects(store):
         if one != place:
             one.unlink()
     place.write_bytes(data)
-    best = await winners.find_best(key_of(member, kernel))
+    best = await winners.find_best_candidate(key_of(member, kernel))
     assert winners.notices == ([] if damage != "newer" else winners.notices)
     assert best is not None
 
@@ -265,7 +265,7 @@ async def test_another_context_under_this_address_is_no_answer(
     """An object's place is what its writer says: what it holds is compared with the context, field by field."""
     kernel = await member.inspect(KERNEL)
     publish(store, member, kernel, BEST, 0.02, **foreign)
-    assert await member.daemon.shared_winners.find_best(key_of(member, kernel)) is None
+    assert await member.daemon.shared_winners.find_best_candidate(key_of(member, kernel)) is None
 
 
 async def test_a_store_that_is_not_there_is_a_notice(member: Parts, store: Path) -> None:
@@ -274,11 +274,11 @@ async def test_a_store_that_is_not_there_is_a_notice(member: Parts, store: Path)
     kernel = await member.inspect(kernel_text())
     await decided(member, kernel)
     winners, exchange = member.daemon.shared_winners, member.daemon.share_exchange
-    assert await member.daemon.shared_winners.find_best(key_of(member, kernel)) is None
+    assert await member.daemon.shared_winners.find_best_candidate(key_of(member, kernel)) is None
     with pytest.raises(SharedStoreDown):
         await exchange.publish_all()
     (notice,) = winners.notices
-    assert "it does not exist (make it, or mount what belongs there); tuning goes on without it" in notice
+    assert "it does not exist (make it, or mount what belongs there); tuning continues without it" in notice
     store.mkdir()
     # As after its pause.
     exchange.apply_settings(ShareSettings(str(store), pull_s=60.0))
@@ -372,7 +372,7 @@ async def test_a_winner_is_published_when_its_job_ends(
         (stored,) = memory.winners
         assert (dict(stored.winner.config), memory.refusals) == (BEST, 0)
         # A stranger's winner counts as any other's.
-        best = await parts.daemon.shared_winners.find_best(key_of(parts, parts.catalog.resolve_kernel("it")))
+        best = await parts.daemon.shared_winners.find_best_candidate(key_of(parts, parts.catalog.resolve_kernel("it")))
         assert (None if best is None else best.config) == BEST
         tasks.cancel_scope.cancel()
 
@@ -387,7 +387,7 @@ async def test_a_store_that_is_wrong_harms_nothing(member: Parts) -> None:
     member.daemon.share_exchange.apply_settings(memory.settings)
     sound = replace(shared_winner(key.context, BEST, 0.02), names=learned_names(kernel))
     memory.winners = [StoredWinner(find_address(key), one, 1.0) for one in (replace(sound, metrics={}), sound)]
-    best = await winners.find_best(key)
+    best = await winners.find_best_candidate(key)
     assert (None if best is None else best.config) == BEST
     (notice,) = winners.notices
     assert notice.endswith(f"a winner at {find_address(key)} has no figure by energy")
@@ -396,15 +396,15 @@ async def test_a_store_that_is_wrong_harms_nothing(member: Parts) -> None:
         raise KeyError("its own mistake")
 
     memory.find = broken  # type: ignore[method-assign]
-    assert await winners.find_best(key) is None
-    assert winners.notices[0] == "the shared store: KeyError: 'its own mistake'; tuning goes on without it"
+    assert await winners.find_best_candidate(key) is None
+    assert winners.notices[0] == "the shared store: KeyError: 'its own mistake'; tuning continues without it"
 
 
 async def test_a_missing_plugin_is_known_before_there_is_anything_to_share(member: Parts) -> None:
     """A look around without kernels says so, too."""
     member.daemon.share_exchange.apply_settings(ShareSettings("corp://kernels"))
     with pytest.raises(SharedStoreDown, match="no plugin that serves corp://"):
-        await member.daemon.share_exchange.look_around()
+        await member.daemon.share_exchange.exchange_all_winners()
 
 
 async def test_a_url_that_no_plugin_serves_is_a_notice_with_the_remedy(member: Parts) -> None:
@@ -413,9 +413,9 @@ async def test_a_url_that_no_plugin_serves_is_a_notice_with_the_remedy(member: P
     await decided(member, kernel)
     exchange = member.daemon.share_exchange
     exchange.apply_settings(ShareSettings("corp://kernels"))
-    assert await member.daemon.shared_winners.find_best(key_of(member, kernel)) is None
+    assert await member.daemon.shared_winners.find_best_candidate(key_of(member, kernel)) is None
     words = "corp://kernels: no plugin that serves corp:// is installed (pip install 'ktuned[team]')"
-    assert member.daemon.shared_winners.notices == [f"the shared store: {words}; tuning goes on without it"]
+    assert member.daemon.shared_winners.notices == [f"the shared store: {words}; tuning continues without it"]
     with pytest.raises(SharedStoreDown, match="no plugin that serves corp://"):
         await exchange.publish_all()
 
@@ -454,7 +454,7 @@ async def test_learned_names_are_compared_by_content(tmp_path: Path, store: Path
     async with assembled(tmp_path) as first:
         first.write("#define N 1\n", "cfg.h")
         kernel = await first.inspect(KERNEL)
-        found = await first.inspector.look_up_names(kernel, [Observation("cfg.h", "", is_source=True)])
+        found = await first.inspector.observe_names(kernel, [Observation("cfg.h", "", is_source=True)])
         below = [replace(one, places=("cfg.h",)) for one in found]
         await first.daemon.traces.learn_names(kernel, below)
         place = publish(store, first, first.catalog.resolve_kernel("it"), BEST, 0.02)
@@ -466,7 +466,7 @@ async def test_learned_names_are_compared_by_content(tmp_path: Path, store: Path
             parts.write(content, "cfg.h")
             kernel = await parts.inspect(KERNEL)
             assert place.parent.name == address_of(context_of(parts, kernel), kernel.learned.values(), ENERGY)
-            best = await parts.daemon.shared_winners.find_best(key_of(parts, kernel))
+            best = await parts.daemon.shared_winners.find_best_candidate(key_of(parts, kernel))
             assert (best is not None) is is_found
             assert ("cfg.h" in parts.catalog.resolve_kernel("it").learned) is is_found
 
@@ -481,7 +481,7 @@ async def test_a_store_that_was_emptied_is_filled_again(member: Parts, store: Pa
     shutil.rmtree(store / "v1")
     assert (await exchange.publish_all(), shared(store)) == (1, before)
     shutil.rmtree(store / "v1")
-    assert ((await exchange.look_around()).sent, shared(store)) == (1, before)
+    assert ((await exchange.exchange_all_winners()).sent, shared(store)) == (1, before)
 
 
 async def test_what_still_holds_is_sent_again_before_it_expires(member: Parts, store: Path) -> None:
@@ -514,10 +514,10 @@ async def test_a_store_that_cannot_be_written_is_read_nevertheless(member: Parts
     with pytest.raises(SharedStoreDown):
         await exchange.publish_all()
     assert winners.pause_s(StoreUse.WRITE) > 0
-    best = await member.daemon.shared_winners.find_best(key_of(member, kernel))
+    best = await member.daemon.shared_winners.find_best_candidate(key_of(member, kernel))
     assert (None if best is None else best.config, winners.pause_s(StoreUse.READ)) == (SECOND, 0.0)
     (notice,) = winners.notices
-    assert "Not a directory; tuning goes on without it" in notice
+    assert "Not a directory; tuning continues without it" in notice
 
 
 async def test_a_sweep_that_is_refused_loses_nothing(
@@ -543,7 +543,7 @@ async def test_others_with_other_headers_hide_nothing(member: Parts, store: Path
     for number in range(6):
         names = (LearnedName(f"absent{number}.h", is_source=True),)
         publish(store, member, kernel, SECOND, 0.01, digest=f"{number}" * 64, names=names)
-    best = await member.daemon.shared_winners.find_best(key_of(member, kernel))
+    best = await member.daemon.shared_winners.find_best_candidate(key_of(member, kernel))
     assert (None if best is None else best.config) == BEST
 
 
@@ -556,7 +556,7 @@ async def test_a_config_that_this_space_lacks_is_never_tried(
     publish(store, member, kernel, config, 0.001)
     async with member.working():
         job = await tuned(member, kernel)
-        assert (await member.daemon.share_exchange.look_around()).jobs == ()
+        assert (await member.daemon.share_exchange.exchange_all_winners()).jobs == ()
     assert job.outcomes == {"measured": 5}
     assert looked_up(member) == (Status.FRESH, BEST)
 
@@ -575,7 +575,7 @@ async def test_absurd_figures_decide_nothing(member: Parts, store: Path) -> None
     ]
     for one in fields:
         publish(store, member, kernel, SECOND, 0.001, **one)
-    best = await member.daemon.shared_winners.find_best(key_of(member, kernel))
+    best = await member.daemon.shared_winners.find_best_candidate(key_of(member, kernel))
     assert (len(objects(store)), None if best is None else best.config) == (6, SECOND)
     async with member.working():
         await tuned(member, kernel)

@@ -54,7 +54,7 @@ def sharing(parts: Parts) -> WinnerExchange:
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,
-        served=parts.daemon.lookups.served,
+        served=parts.daemon.served,
         publish=parts.daemon.router.publish_event,
     )
 
@@ -63,7 +63,7 @@ async def test_constraint_is_asked_before_a_winner_is_taken(parts: Parts) -> Non
     """What `where` forbids is refused, by a worker's verdict and not by a guess."""
     await parts.inspect(kernel_text(configs="us=[10.0, 20.0], where=lambda p, c: c.us > 10.0"))
     wanted = ImportParams(document=document((10.0, 1.0), (20.0, 2.0), (30.0, 3.0)), dry_run=True)
-    answer = await sharing(parts).import_winners(wanted, None)  # type: ignore[arg-type]
+    answer = await sharing(parts).handle_import(wanted, None)  # type: ignore[arg-type]
     assert [winner.taken for winner in answer.winners] == [False, True, False]
     refused = "refused: the kernel's space has no such config"
     assert [winner.reason for winner in answer.winners] == [refused, "there was none", refused]
@@ -76,7 +76,7 @@ async def test_what_an_import_decides_is_listed_in_the_declared_order(parts: Par
     offered = document((10.0, 1.0))
     (winner,) = offered["winners"]
     winner.update(problem={"k": 3, "m": 2, "n": 64}, config={"grade": 1, "us": 10.0})
-    answer = await sharing(parts).import_winners(ImportParams(document=offered, dry_run=True), None)  # type: ignore[arg-type]
+    answer = await sharing(parts).handle_import(ImportParams(document=offered, dry_run=True), None)  # type: ignore[arg-type]
     (decided,) = answer.winners
     assert (list(decided.problem), list(decided.config)) == (["n", "m", "k"], ["us", "grade"])
 
@@ -86,16 +86,16 @@ async def test_winner_that_the_space_has_lost_gives_way(parts: Parts) -> None:
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
     await parts.measured(kernel, {10.0: 0.5}, rounds=ALL_ROUNDS)
     wanted = ImportParams(document=document((20.0, 2.0)), dry_run=True)
-    (before,) = (await sharing(parts).import_winners(wanted, None)).winners  # type: ignore[arg-type]
+    (before,) = (await sharing(parts).handle_import(wanted, None)).winners  # type: ignore[arg-type]
     await parts.inspect(kernel_text(configs="us=[20.0]"))
-    (after,) = (await sharing(parts).import_winners(wanted, None)).winners  # type: ignore[arg-type]
+    (after,) = (await sharing(parts).handle_import(wanted, None)).winners  # type: ignore[arg-type]
     assert (before.taken, after.taken) == (False, True)
 
 
 async def learned(parts: Parts, *names: str) -> KernelInfo:
     """Have the kernel learn names, as compiling it would, and return it."""
     kernel = await parts.inspect(kernel_text())
-    found = await parts.inspector.look_up_names(kernel, [Observation(name, "", is_source=True) for name in names])
+    found = await parts.inspector.observe_names(kernel, [Observation(name, "", is_source=True) for name in names])
     below = [
         replace(one, places=tuple(make_relative(place, str(parts.project)) for place in one.places)) for one in found
     ]
@@ -110,7 +110,7 @@ async def exported(directory: Path, header: str) -> dict[str, Any]:
         kernel = await learned(parts, "cfg.h", "first/cfg.h")
         await parts.measured(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
         wanted = ExportParams(kernel="it", device="Fake CPU")
-        answer = await sharing(parts).export_winners(wanted, None)  # type: ignore[arg-type]
+        answer = await sharing(parts).handle_export(wanted, None)  # type: ignore[arg-type]
     document: dict[str, Any] = msgspec.to_builtins(answer.document)
     return document
 
@@ -118,7 +118,7 @@ async def exported(directory: Path, header: str) -> dict[str, Any]:
 async def imported(parts: Parts, given: dict[str, Any], *, dry_run: bool = False) -> ImportedWinner:
     """Import a document and return the verdict on its winner."""
     wanted = ImportParams(document=given, dry_run=dry_run)
-    (verdict,) = (await sharing(parts).import_winners(wanted, None)).winners  # type: ignore[arg-type]
+    (verdict,) = (await sharing(parts).handle_import(wanted, None)).winners  # type: ignore[arg-type]
     return verdict
 
 
@@ -191,7 +191,7 @@ async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
     await parts.measured(kernel, {50.0: 5.0}, metrics={"energy": 2.0})
     (known,) = parts.store.list_trials(kernel=kernel.name)
     await parts.store.decide_winner(known.id, objective=ENERGY)
-    given = await sharing(parts).export_winners(ExportParams(kernel="it", device="Fake CPU"), None)  # type: ignore[arg-type]
+    given = await sharing(parts).handle_export(ExportParams(kernel="it", device="Fake CPU"), None)  # type: ignore[arg-type]
     shared = msgspec.to_builtins(given.document)
     assert [won["latency_us"] for won in shared["winners"]] == [5.0]
     assert "metrics" not in shared["winners"][0]
@@ -201,7 +201,7 @@ async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
     better = {**frugal, "config": {"us": 90.0}, "latency_us": 9.0, "metrics": {"energy": 1.0}}
     unknown = {**better, "config": {"us": 90.0}, "metrics": {}}
     offered = {**shared, "winners": [], "objectives": {"energy": [better, unknown], "max:speed": [better]}}
-    answer = await sharing(parts).import_winners(ImportParams(document=offered), None)  # type: ignore[arg-type]
+    answer = await sharing(parts).handle_import(ImportParams(document=offered), None)  # type: ignore[arg-type]
     assert [(won.objective, won.taken) for won in answer.winners] == [
         ("energy", True), ("energy", False), ("max:speed", False)
     ]  # fmt: skip
@@ -216,4 +216,4 @@ async def test_a_document_with_a_field_of_a_wrong_type_is_refused(parts: Parts) 
     await parts.inspect(kernel_text())
     wanted = ImportParams(document={**document((50.0, 1.0)), "bucket": 5})
     with pytest.raises(UsageError, match=r"the document is invalid: Expected `object`, got `int` - at `\$.bucket`"):
-        await sharing(parts).import_winners(wanted, None)  # type: ignore[arg-type]
+        await sharing(parts).handle_import(wanted, None)  # type: ignore[arg-type]

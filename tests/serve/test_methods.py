@@ -41,7 +41,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("tune", {"kernel": "it", "priority": -1}, "priority is -1"),
     ("tune", {"kernel": "it", "priority": 1000}, "priority is 1000"),
     ("pause", {"job": 99}, "no job 99"),
-    ("pause", {"job": 1, "device": "cpu:0"}, "given together"),
+    ("pause", {"job": 1, "device": "cpu:0"}, "more than one of job, kernel and device"),
     ("pause", {"device": "cuda:7"}, "no device 'cuda:7'"),
     ("resume", {"job": 99}, "no job 99"),
     ("resume", {"kernel": "nothing"}, "no kernel 'nothing'"),

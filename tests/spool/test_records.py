@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ktuned.model import CallKey
-from ktuned.spool import CallRecord, InvalidRecord, KeyLaunches, LaunchCounts, digest_of
+from ktuned.spool import CallRecord, InvalidRecord, KeyLaunches, LaunchCounts, digest_content
 
 RECORD = CallRecord(
     tool="triton",
@@ -227,8 +227,8 @@ def test_invalid_counts_are_refused(row: Any) -> None:
 
 def test_a_digest_depends_on_the_content() -> None:
     """Text or bytes."""
-    assert digest_of("a") == digest_of(b"a") != digest_of("b")
-    assert len(digest_of("a")) == 16
+    assert digest_content("a") == digest_content(b"a") != digest_content("b")
+    assert len(digest_content("a")) == 16
 
 
 def _nested(depth: int) -> dict[str, Any]:

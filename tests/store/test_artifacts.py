@@ -58,11 +58,11 @@ async def sealed(artifacts: Artifacts, key: str, content: bytes = b"binary", wor
     path = staged(artifacts, worker, key, content)
 
     def work() -> tuple[Manifest, int]:
-        place = artifacts.artifact_path(key)
+        place = artifacts.locate_artifact(key)
         return seal_artifact(path, place, key=key, backend="tvm_ffi", facts={"flags": "-O3"}, required=["kernel.so"])
 
     made, size = await anyio.to_thread.run_sync(work)
-    artifacts.note_added(size)
+    artifacts.count_added_bytes(size)
     return made
 
 
@@ -220,7 +220,7 @@ def main() -> None:
         (path / "kernel.so").write_bytes(b"x" * size)
         try:
             # The second one's files fit; its manifest does not.
-            place = artifacts.artifact_path(key)
+            place = artifacts.locate_artifact(key)
             seal_artifact(path, place, key=key, backend="b", facts={"log": "y" * 9000}, required=["kernel.so"])
             print("kept", key)
         except OSError as error:

@@ -45,7 +45,7 @@ READS: dict[str, Callable[[Store], object]] = {
     "past": lambda store: store.load_past_searches(CONTEXT, 3, 10),
     "winner": lambda store: store.get_winner(CONTEXT.key),
     "winners": Store.list_winners,
-    "shared": lambda store: exchange.winners_to_export(store.path, CONTEXT.kernel, CONTEXT.device),
+    "shared": lambda store: exchange.load_exported_winners(store.path, CONTEXT.kernel, CONTEXT.device),
     "pinned": lambda store: store.pinned.find_answer("run", "q"),
     "pins": lambda store: store.pinned.list_pins(),
     "captures": lambda store: store.captured.list_captures(),
@@ -62,7 +62,7 @@ async def filled(database: Path) -> None:
         await store.save_probe("here", {"backends": {}})
         await store.save_versions({"f": {"gcc": "12"}})
         await store.save_pauses({"cpu-y"})
-        await store.pinned.hold_answer("run", ["q"], '{"config": {}}', now=1.0, limit=9)
+        await store.pinned.keep_answer("run", ["q"], '{"config": {}}', now=1.0, limit=9)
         await store.captured.save_capture(Capture("proj:gemm", "{}", "d", 9, 1.0))
         job = await new_job(store)
         for config in (8, 16, 32):
@@ -132,7 +132,7 @@ async def test_a_damaged_answer_of_a_pin_gives_way(database: Path) -> None:
     sql(database, "UPDATE pins SET answer = '{'")
     async with Store.open(database) as store:
         assert store.pinned.find_answer("run", "q") is None
-        assert await store.pinned.hold_answer("run", ["q"], "{}", now=2.0, limit=9) == "{}"
+        assert await store.pinned.keep_answer("run", ["q"], "{}", now=2.0, limit=9) == "{}"
         assert store.pinned.find_answer("run", "q") == "{}"
 
 

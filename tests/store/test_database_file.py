@@ -88,7 +88,7 @@ async def test_damage_that_is_met_later_is_moved_aside_by_the_next_opening(datab
 async def test_a_suspicion_that_proves_wrong_is_dropped(database: Path) -> None:
     """A sound database that was marked for a check keeps everything and is not checked again."""
     await filled(database, 3)
-    opening.mark_suspect(database)
+    opening.mark_database_suspect(database)
     async with Store.open(database) as store:
         assert store.notice == ""
         assert len(store.list_trials()) == 3

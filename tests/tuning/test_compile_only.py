@@ -29,7 +29,7 @@ def without_device(parts: Parts, **env: str) -> None:
     """Let the project's workers see no device."""
     parts.root = replace(parts.root, env={"FAKE_DEVICES": "0", **env})
     parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.kernel_environment(parts.catalog.resolve_kernel("it"))
+    parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
 
 
 async def ask(parts: Parts, request: TuningRequest) -> Job:
@@ -78,7 +78,7 @@ async def test_a_sealed_artifact_is_not_compiled_again(parts: Parts, tmp_path: P
     await parts.inspect(kernel_text())
     parts.root = replace(parts.root, env={"FAKE_LOG": str(log)})
     parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.kernel_environment(parts.catalog.resolve_kernel("it"))
+    parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
     again = await ended(parts, msgspec.structs.replace(COMPILE, arch="fake"), COMPILE)
     assert [event["reused"] for event in told(parts, again).values()] == [True, True]
     assert [event["facts"]["registers"] for event in told(parts, again).values()] == [32, 32]
@@ -115,7 +115,7 @@ async def test_another_toolchain_compiles_again(parts: Parts) -> None:
     await ended(parts, COMPILE)
     parts.root = replace(parts.root, env={"FAKE_VERSION": "2"})
     parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.kernel_environment(parts.catalog.resolve_kernel("it"))
+    parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
     await ended(parts, COMPILE)
     older, newer = parts.told.of("config_compiled")
     assert (older["reused"], newer["reused"]) == (False, False)

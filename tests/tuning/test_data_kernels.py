@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.catalog.catalog import environment_of
+from ktuned.catalog.catalog import make_root_environment
 from ktuned.catalog.roots import make_root
 from ktuned.model.kernel import Root
 from ktuned.protocol import WorkerInfo
@@ -27,7 +27,7 @@ async def library(parts: Parts, name: str, text: str, project_file: str = SHARED
     (directory / f"tune_{name}.py").write_text(text)
     root = make_root(str(directory))
     parts.catalog.add_root(root)
-    await parts.machine.environments.probe_environment(environment_of(root))
+    await parts.machine.environments.probe_environment(make_root_environment(root))
     await parts.inspector.inspect_root(root)
     return root
 
@@ -59,7 +59,7 @@ async def test_data_kernels_of_all_projects_share_one_worker(parts: Parts) -> No
     """Each problem is opened in it, and it is not given up between them; the kernels belong to their own projects."""
     first = await library(parts, "first", data_text("one"))
     second = await library(parts, "second", data_text("two", problems="[dict(n=64), dict(n=128)]"))
-    assert environment_of(first) == environment_of(second)
+    assert make_root_environment(first) == make_root_environment(second)
     assert {kernel.name for kernel in parts.catalog.kernels} == {"first:one", "second:two"}
     workers = await tuned(parts, "one", "two")
     assert [len(of_role(workers, role)) for role in ("bench", "explore")] == [1, 1]
@@ -69,7 +69,7 @@ async def test_data_kernels_of_another_environment_have_other_workers(parts: Par
     """What a project sets for its workers is not another's."""
     first = await library(parts, "first", data_text("one"))
     second = await library(parts, "second", data_text("two"), f'{SHARED}env = {{ OMP_NUM_THREADS = "1" }}\n')
-    assert environment_of(first) != environment_of(second)
+    assert make_root_environment(first) != make_root_environment(second)
     assert len(of_role(await tuned(parts, "one", "two"), "bench")) == 2
 
 

@@ -240,7 +240,7 @@ class TestAJob:
         await parts.inspect(default_text("work work"))
         await tune(parts)
         trial = next(one for one in parts.store.list_trials() if one.config["us"] == 2000.0)
-        file = parts.artifacts.artifact_path(trial.artifact or "") / "kernel.json"
+        file = parts.artifacts.locate_artifact(trial.artifact or "") / "kernel.json"
         file.chmod(0o600)
         file.write_text("{}")
         ended = await tune(parts, again=True)

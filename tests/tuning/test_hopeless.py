@@ -7,7 +7,6 @@ from time import monotonic
 
 import pytest
 
-from ktuned.model.objective import LATENCY
 from ktuned.model.plan import Plan
 from ktuned.model.values import Config, Outcome
 from ktuned.tuning.hopeless import ENOUGH, PROBES, Hopelessness, find_symptom
@@ -136,7 +135,7 @@ class TestJobs:
         kernel = parts.catalog.resolve_kernel("it")
         device = parts.machine.find_device(parts.environment, "fake", None)
         context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
-        assert parts.jobs.find_last_failure(context, LATENCY, kernel.plan_digest) == ended["message"]
+        assert parts.daemon.job_machine.failures.find_message(context, kernel.plan_digest) == ended["message"]
 
     async def test_keep_going_tries_them_all(self, parts: Parts) -> None:
         """With ``keep_going`` every config has its own outcome."""

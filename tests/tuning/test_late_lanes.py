@@ -36,7 +36,7 @@ async def test_a_device_that_is_added_measures_the_remaining_configs(
             return replace(made, devices=(*made.devices, dataclasses.replace(lane.device, name=DeviceName("cpu:1"))))
 
         monkeypatch.setattr(parts.machine, "find_job_devices", aim_elsewhere)
-        parts.jobs.join_devices()
+        parts.jobs.add_new_devices()
         parts.open_gate("rest")
         await parts.told.until(lambda: len(parts.told.of("trial_done")) == 2)
         assert {event["trial"]["config"]["us"] for event in parts.told.of("trial_done")} == {60.0, 70.0}
@@ -52,5 +52,5 @@ async def test_a_job_that_has_measured_all_takes_no_new_lane(parts: Parts) -> No
     async with parts.working():
         await parts.requests.request_jobs(kernel, TuningRequest())
         await parts.told.ended()
-        parts.jobs.join_devices()
+        parts.jobs.add_new_devices()
     assert len(parts.jobs.list_lanes()) == 1

@@ -117,7 +117,9 @@ async def test_a_library_may_be_imported_before_there_is_a_job(parts: Parts, lib
     with libraries.in_use():
         library = libraries.write("early")
         brief = await libraries.brief()
-        parts.fleet.front_ends.prepare_library(brief.environment, "fake", library, brief.deadlines)
+        parts.fleet.start_soon(
+            parts.fleet.front_ends.import_library, brief.environment, "fake", library, brief.deadlines
+        )
         with anyio.fail_after(PATIENCE_S):
             await until(lambda: libraries.imports == ["early"])
         assert translators(await libraries.compile(brief, library, "work"))

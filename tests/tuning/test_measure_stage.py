@@ -128,7 +128,7 @@ class Recompiling:
 
     def remove_all(self) -> None:
         """Remove them."""
-        shutil.rmtree(self._artifacts.artifact_path("ab").parent)
+        shutil.rmtree(self._artifacts.locate_artifact("ab").parent)
 
     async def compile_attempts(self, attempts: Sequence[Attempt]) -> list[End]:
         """Make attempts' artifacts, as of such as were never compiled."""
@@ -136,8 +136,8 @@ class Recompiling:
         machine.handle_report(CompilerTook(attempts))
         for attempt in attempts:
             self.compiled.append(attempt.unit.key)
-            self._artifacts.artifact_path(attempt.unit.key).mkdir(parents=True)
-            (self._artifacts.artifact_path(attempt.unit.key) / "manifest.json").touch()
+            self._artifacts.locate_artifact(attempt.unit.key).mkdir(parents=True)
+            (self._artifacts.locate_artifact(attempt.unit.key) / "manifest.json").touch()
             machine.handle_report(ConfigCompiled(attempt))
         return []
 
@@ -155,7 +155,7 @@ async def measured_all(
     artifacts = Artifacts(tmp_path, 1)
     outcomes: list[Outcome] = []
     for attempt in attempts:
-        place = artifacts.artifact_path(attempt.unit.key)
+        place = artifacts.locate_artifact(attempt.unit.key)
         place.mkdir(parents=True)
         (place / "manifest.json").touch()
         TrialMachine().handle_report(ArtifactFound(attempt))
@@ -417,7 +417,7 @@ async def test_devices_of_one_model_share_a_job(parts: Parts) -> None:
     await parts.inspect(kernel_text(configs=gated, strategy="'exhaustive'", reference=REFERENCE))
     parts.root = replace(parts.root, env={"FAKE_DEVICES": "2"})
     parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.kernel_environment(parts.catalog.resolve_kernel("it"))
+    parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
     async with parts.working():
         await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
         await parts.reached("door")
@@ -434,7 +434,7 @@ async def test_a_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None
     await parts.inspect(kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0)]"))
     parts.root = replace(parts.root, env={"FAKE_DEVICES": "cuda:97 cpu:0"})
     parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.kernel_environment(parts.catalog.resolve_kernel("it"))
+    parts.environment = parts.catalog.find_kernel_environment(parts.catalog.resolve_kernel("it"))
     async with parts.working():
         (job,) = await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
         (ended,) = await parts.told.ended()
@@ -463,7 +463,7 @@ def test_kernels_with_one_digest_have_separate_expected_outputs(tmp_path: Path) 
 async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> None:
     """The first has no rival, later ones have the best that was sampled to its end, and the default never has one."""
     artifacts = Artifacts(tmp_path, 1)
-    place = artifacts.artifact_path("ab")
+    place = artifacts.locate_artifact("ab")
     place.mkdir(parents=True)
     (place / "manifest.json").touch()
     figures = [(5.0, None), (2.0, True), (4.0, None), (9.0, None), (9.0, None)]

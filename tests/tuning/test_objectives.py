@@ -182,7 +182,7 @@ async def test_pins_hold_an_answer_for_each_objective(parts: Parts) -> None:
 
 
 def _pinned(parts: Parts, objective: str | None) -> Any:
-    return parts.lookups.lookup_pinned("run", "it", {"n": 64}, None, tune=False, objective=objective)
+    return parts.lookups.look_up_pinned("run", "it", {"n": 64}, None, tune=False, objective=objective)
 
 
 async def test_a_save_tunes_again_by_every_objective(parts: Parts) -> None:

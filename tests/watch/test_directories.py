@@ -23,7 +23,7 @@ def make(root: Path, *names: str) -> None:
 
 def native(directories: DirectorySet, below: Path) -> set[str]:
     """Return the directories that are watched by events, relative to one."""
-    return {os.path.relpath(path, below) for path in directories.native_directories()}
+    return {os.path.relpath(path, below) for path in directories.list_native_directories()}
 
 
 def test_directories_of_other_programs_are_never_watched(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_directory_that_is_not_there_is_awaited(tmp_path: Path) -> None:
     later = plan(root, tmp_path / "later" / "root", directories=(away,))
     found = DirectorySet.scan_directories(later)
     assert native(found, tmp_path) == {"root", "."}
-    assert found.found_roots() == {str(root)}
+    assert found.list_found_roots() == {str(root)}
     assert not found.find_differences().is_outdated
     assert not found.is_outdated_by([str(tmp_path / "else")])
     assert found.is_outdated_by([str(tmp_path / "away")])
@@ -85,8 +85,8 @@ def test_kernel_files_that_come_and_go_are_differences(tmp_path: Path) -> None:
     (tmp_path / "a" / "other.py").touch()
     changed = {str(tmp_path / "tune_gone.py"), str(tmp_path / "a" / "tune_new.py")}
     later = DirectorySet.scan_directories(plan(tmp_path))
-    assert later.changed_kernel_files(found) == changed
-    assert later.changed_kernel_files(DirectorySet()) == set()
+    assert later.list_changed_kernel_files(found) == changed
+    assert later.list_changed_kernel_files(DirectorySet()) == set()
     assert found.find_differences().kernel_files == changed
     assert found.find_differences().kernel_files == frozenset()
 
@@ -96,7 +96,7 @@ def test_linked_directory_is_watched_by_its_name_in_the_root(tmp_path: Path) -> 
     root, away = tmp_path / "root", tmp_path / "away"
     make(tmp_path, "root", "away")
     (root / "linked").symlink_to(away)
-    found = DirectorySet.scan_directories(plan(root, directories=(away,))).native_directories()
+    found = DirectorySet.scan_directories(plan(root, directories=(away,))).list_native_directories()
     assert found.index(str(away)) < found.index(str(root / "linked"))
 
 
@@ -107,7 +107,11 @@ def test_each_root_is_watched_in_its_own_way(tmp_path: Path) -> None:
     roots = tuple(tmp_path / name for name in ("a", "a/inner", "b", "c"))
     found = DirectorySet.scan_directories(plan(*roots, polled={str(tmp_path / "a" / "inner"): ""}))
     assert native(found, tmp_path) == {"a", "c"}
-    assert {os.path.relpath(path, tmp_path) for path in found.polled_directories()} == {"a/inner", "a/inner/deep", "b"}
+    assert {os.path.relpath(path, tmp_path) for path in found.list_polled_directories()} == {
+        "a/inner",
+        "a/inner/deep",
+        "b",
+    }
     reasons = {group.root: group.reason for group in found.groups if group.is_polled}
     assert reasons == {str(tmp_path / "a" / "inner"): "", str(tmp_path / "b"): NOT_UTF8}
     assert found.is_polled(str(tmp_path / "b" / "y"))
@@ -130,7 +134,7 @@ def test_root_of_a_failed_watch_is_found(tmp_path: Path, reason: str, root: str)
     """It is the one that the message names, or else the one with the most directories."""
     make(tmp_path, "a/big/bigger", "b", "away")
     found = DirectorySet.scan_directories(plan(tmp_path / "a", tmp_path / "b", directories=(tmp_path / "away",)))
-    assert found.to_blame(reason.format(tmp_path)) == root.format(tmp_path)
+    assert found.find_failed_root(reason.format(tmp_path)) == root.format(tmp_path)
     polled = {str(tmp_path / "a"): "", str(tmp_path / "b"): "", ELSEWHERE: ""}
     nothing_native = DirectorySet.scan_directories(plan(tmp_path / "a", tmp_path / "b", polled=polled))
-    assert nothing_native.to_blame(reason.format(tmp_path)) is None
+    assert nothing_native.find_failed_root(reason.format(tmp_path)) is None

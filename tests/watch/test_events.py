@@ -17,7 +17,7 @@ import pytest
 
 from ktuned.catalog.catalog import Changes
 from ktuned.catalog.discovery import find_kernel_files, walk_directories
-from ktuned.catalog.roots import asked_again
+from ktuned.catalog.roots import remake_root
 from ktuned.model.kernel import Root
 from ktuned.watch.notifications import Notifications, WatchError
 from ktuned.watch.watcher import Intervals, OpenWatches, Watcher
@@ -305,7 +305,7 @@ async def test_the_project_file_of_a_recently_looked_up_kernel_is_surveyed_with_
     """A lost event of the file that has a project's name, interpreter and variables waits for the shorter interval."""
     write(parts, "it")
     (tmp_path / "twin").hardlink_to(parts.write("", "ktuned.toml"))
-    parts.catalog.add_root(asked_again(parts.root))
+    parts.catalog.add_root(remake_root(parts.root))
     async with watching(
         parts, intervals=Intervals(all_s=PATIENCE_S, recent_s=0.2), looked_up=["project:it"]
     ) as watched:

@@ -11,7 +11,7 @@ from ktuned.watch.snapshot import Snapshot
 
 def differing(snapshot: Snapshot, entries: set[tuple[str, str]]) -> set[str]:
     """Return the paths that differ now."""
-    return snapshot.differing_paths(entries, snapshot.look_at_files(path for path, _ in entries))
+    return snapshot.find_differing_paths(entries, snapshot.look_at_files(path for path, _ in entries))
 
 
 def test_paths_that_came_went_and_changed_differ(tmp_path: Path) -> None:

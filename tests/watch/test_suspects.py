@@ -11,7 +11,7 @@ import pytest
 
 from ktuned.catalog.catalog import Changes
 from ktuned.catalog.inspection import FileInspector, Inspected
-from ktuned.catalog.roots import asked_again
+from ktuned.catalog.roots import remake_root
 from ktuned.ipc.stamps import stamp
 from ktuned.lookup import Lookup
 from ktuned.model.errors import StoreError
@@ -55,7 +55,7 @@ async def watched(parts: Parts) -> AsyncIterator[None]:
         tasks.start_soon(parts.daemon.watcher.watch_until_cancelled)
         with anyio.fail_after(PATIENCE_S):
             await parts.daemon.watcher.caught_up.wait()
-        parts.lookups.caught_up()
+        parts.end_doubts()
         assert look_up(parts).answer.status == "fresh"
         yield
         tasks.cancel_scope.cancel()
@@ -100,7 +100,7 @@ async def test_a_linked_project_file_is_followed_where_it_lies(parts: Parts, tmp
     shared.parent.mkdir()
     shared.write_text("")
     (parts.project / "ktuned.toml").symlink_to(shared)
-    parts.catalog.add_root(asked_again(parts.root))
+    parts.catalog.add_root(remake_root(parts.root))
     async with watched(parts):
         shared.write_text("env = { ROWS = '2' }\n")
         await until_stale(parts)
@@ -127,7 +127,7 @@ class Following(FileInspector):
         """Note the file once a look has found that it differs."""
         (file,) = files
         await self._next_look()
-        self._parts.catalog.note_project(root.path, stamp(Path(file)))
+        self._parts.catalog.record_project_file(root.path, stamp(Path(file)))
         await self._next_look()
         self.suspicion = self._parts.catalog.find_suspicion(self._kernel)
         return Inspected(Changes(), (file,))
@@ -176,7 +176,7 @@ async def test_a_save_that_could_not_be_taken_in_stays_suspect(parts: Parts) -> 
     refused = Reinspection(parts.catalog, Refusing(), take, lambda: None)
     await refused.inspect_files({path})
     parts.write(kernel_text())
-    assert await refused.affected_kernel_files([path]) == set()
+    assert await refused.find_affected_kernel_files([path]) == set()
     assert parts.catalog.find_suspicion(kernel) == "", "it was taken back"
     path = str(parts.write(kernel_text(rtol="0.5")))
     await refused.inspect_files({path})

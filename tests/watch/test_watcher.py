@@ -124,7 +124,7 @@ async def test_source_in_another_directory(parts: Parts, tmp_path: Path) -> None
     async with watching(parts) as watched:
         path.write_text(kernel_text(sources="['it.c', '../inc/x.h', 'build/y.h']"))
         assert (await watched.next()).changed == ("project:it",)
-        assert str(header.parent) in parts.catalog.watched_directories()
+        assert str(header.parent) in parts.catalog.list_watched_directories()
         for file in (header, generated, header):
             file.write_text(f"{file.read_text()}#define Z {file.stat().st_size}\n")
             assert (await watched.next()).changed == ("project:it",)

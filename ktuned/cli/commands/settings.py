@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from ktuned.catalog import project_top, read_project
+from ktuned.catalog import find_project_top, read_project
 from ktuned.cli import output, versions
 from ktuned.cli.options import json_option
 from ktuned.cli.output import Exit
@@ -124,7 +124,7 @@ def _of_daemon(environ: Mapping[str, str]) -> Iterator[Setting]:
 
 
 def _of_project(directory: str) -> Iterator[Setting]:
-    top = project_top(directory, Trust())
+    top = find_project_top(directory, Trust())
     project = read_project(top)
     if not project.digest:
         return

@@ -23,9 +23,9 @@ from ktuned.dropin import (
     NotTunable,
     RecordedCall,
     check_captured_size,
-    digest_of,
-    short_dtype,
-    to_scalar,
+    convert_to_scalar,
+    digest_content,
+    shorten_dtype,
 )
 from ktuned.model import Config, Problem, canonical
 from ktuned_tilelang.build import Build
@@ -120,10 +120,10 @@ class EvaluatedCall:
     def problem(self) -> Problem:
         """The tuning key: ``{"A": "f16[4096,4096]", …}`` for people, and a digest of all that decides the results."""
         shown = {
-            name: f"{short_dtype(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
+            name: f"{shorten_dtype(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
             for name, tensor in self.call.tensors.items()
         }
-        return {**shown, **self.numbers, PROGRAMS_KEY: digest_of(self.call.to_json())}
+        return {**shown, **self.numbers, PROGRAMS_KEY: digest_content(self.call.to_json())}
 
     def find_program(self, config: str) -> Any:
         """Return a config's program."""
@@ -158,7 +158,7 @@ def list_configs(configs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 def to_knobs(config: Mapping[str, Any], names: Iterable[str]) -> Config:
     """Return a config as a config of ktuned, with all ``names``; values that are not scalars become text."""
-    return {name: to_scalar(config[name]) if name in config else "~" for name in names}
+    return {name: convert_to_scalar(config[name]) if name in config else "~" for name in names}
 
 
 def evaluate_call(
@@ -195,7 +195,7 @@ def evaluate_call(
             continue
         text = canonical(to_knobs(config, names))
         # The digest is not made of the JSON, which has line numbers: a new comment above the function must not matter.
-        file = f"{digest_of(prim_func.script(show_meta=True))}.program.json.gz"
+        file = f"{digest_content(prim_func.script(show_meta=True))}.program.json.gz"
         files[text], programs[file], chosen[text] = file, prim_func, config
         if own := {**base, **(config.get(PASS_CONFIGS) or {})}:
             pass_configs[text] = {str(getattr(key, "value", key)): value for key, value in own.items()}

@@ -27,7 +27,7 @@ from ktuned.dropin import (
     NotTunable,
     Policy,
     account,
-    device_model,
+    find_device_model,
     find_log,
     leave_to_framework,
 )
@@ -189,7 +189,9 @@ class TileLangCall(KeyedCall):
 
     def __init__(self, task: Task, evaluated: EvaluatedCall, policy: Policy) -> None:
         declaration = task.make_declaration(evaluated, policy.numerics)
-        super().__init__(task.name, evaluated.problem, device_model(), declaration, tuple(evaluated.configs), policy)
+        super().__init__(
+            task.name, evaluated.problem, find_device_model(), declaration, tuple(evaluated.configs), policy
+        )
         self.found: TunedKernel | None = None
         self.is_once = False
         self.device = _find_current_device()

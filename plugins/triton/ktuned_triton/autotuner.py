@@ -38,7 +38,7 @@ from ktuned.dropin import (
     find_log,
     is_capturing,
     leave_to_framework,
-    own_paths,
+    list_application_paths,
 )
 from ktuned.model import canonical
 from ktuned_triton.call import find_jit_function, list_tensor_names, make_problem, map_arguments, read_knobs
@@ -202,7 +202,7 @@ def _wrap_init(make: Callable[..., None]) -> Callable[..., None]:
         with contextlib.suppress(ImportError):
             from ktuned_triton.library import Library
 
-            wanted = Library(library, own_paths()).to_plain()
+            wanted = Library(library, list_application_paths()).to_plain()
             daemon_link(None).prepare_library("triton", wanted, find_deciding_variables())
 
     return make_and_announce

@@ -16,7 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ktuned.dropin import CAPTURED, TYPES_KEY, NotTunable, RecordedCall, check_captured_size, short_dtype, to_scalar
+from ktuned.dropin import (
+    CAPTURED,
+    TYPES_KEY,
+    NotTunable,
+    RecordedCall,
+    check_captured_size,
+    convert_to_scalar,
+    shorten_dtype,
+)
 from ktuned.model import Problem, canonical
 from ktuned_triton.build import Argument, Build, is_named_tuple, pack_constant
 from ktuned_triton.descriptors import Descriptor
@@ -100,7 +108,9 @@ class Call(RecordedCall):
 def read_knobs(config: Any) -> dict[str, bool | int | float | str]:
     """Return a ``triton.Config`` as a config of ktuned; values that are not scalars become text."""
     values = {**config.kwargs, **{name: getattr(config, name) for name in _SIZES}}
-    return {name: to_scalar(value) for name, value in values.items() if value is not None or name in config.kwargs}
+    return {
+        name: convert_to_scalar(value) for name, value in values.items() if value is not None or name in config.kwargs
+    }
 
 
 def make_problem(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Problem:
@@ -109,9 +119,9 @@ def make_problem(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     A key argument that the call leaves out gets ``~``; Triton's own key leaves it out.
     """
     arguments = map_arguments(tuner, args, kwargs)
-    problem = {name: to_scalar(arguments[name]) if name in arguments else "~" for name in tuner.keys}
+    problem = {name: convert_to_scalar(arguments[name]) if name in arguments else "~" for name in tuner.keys}
     dtypes = (getattr(value, "dtype", None) or _read_descriptor_dtype(value) for value in arguments.values())
-    return {**problem, TYPES_KEY: ",".join(short_dtype(dtype) for dtype in dtypes if dtype is not None)}
+    return {**problem, TYPES_KEY: ",".join(shorten_dtype(dtype) for dtype in dtypes if dtype is not None)}
 
 
 def _read_descriptor_dtype(value: Any) -> Any:

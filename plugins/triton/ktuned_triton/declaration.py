@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from ktuned import dropin
-from ktuned.dropin import FunctionName, NotTunable, digest_of, name_function, own_paths
+from ktuned.dropin import FunctionName, NotTunable, digest_content, list_application_paths, name_function
 from ktuned.model import canonical
 from ktuned_triton.call import find_jit_function, read_knobs
 from ktuned_triton.environment import find_deciding_variables
@@ -114,7 +114,7 @@ def describe_function(tuner: Any, numerics: str) -> Declaration:
         source=source,
         cache_key=function.cache_key,
         configs=tuple(dict.fromkeys(canonical(read_knobs(config)) for config in tuner.__dict__["configs"])),
-        paths=own_paths(),
+        paths=list_application_paths(),
         evaluation=digest_evaluation(tuner),
         constants=list_constants_read(function),
         variables=find_deciding_variables(),
@@ -137,7 +137,7 @@ def find_origin(function: Any) -> tuple[Origin, str]:
     if _is_found_by_import(function):
         return Origin(module, qualname, False, *name), ""
     source = write_module(function)
-    return Origin(f"source_{digest_of(source)}", function.__name__, True, *name), source
+    return Origin(f"source_{digest_content(source)}", function.__name__, True, *name), source
 
 
 def _is_found_by_import(function: Any) -> bool:

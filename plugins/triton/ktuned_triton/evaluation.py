@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from ktuned.dropin import digest_of
+from ktuned.dropin import digest_content
 from ktuned_triton.call import list_heuristics
 
 MAX_FUNCTIONS = 200
@@ -31,7 +31,7 @@ def digest_evaluation(tuner: Any) -> str:
     evaluated = [tuner.early_config_prune, tuner.perf_model]
     evaluated += [item for heuristic in list_heuristics(tuner.fn) for item in heuristic]
     texts = [_describe_code(item) for item in evaluated if item is not None]
-    return digest_of(repr(texts)) if texts else ""
+    return digest_content(repr(texts)) if texts else ""
 
 
 def list_constants_read(function: Any) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ktuned.dropin import Answer, KeyedCall, LaunchMachine, Policy, Standing, account, device_model
+from ktuned.dropin import Answer, KeyedCall, LaunchMachine, Policy, Standing, account, find_device_model
 from ktuned.model import Problem, canonical
 from ktuned_triton.artifact import install
 from ktuned_triton.call import Call, EmptyGrid, copy_contents, evaluate_call, find_jit_function, read_knobs
@@ -42,7 +42,7 @@ class CallArguments:
     def model(self) -> str | None:
         """The model of the GPU that the call uses; ``None`` if it uses none."""
         device = self.device
-        return device_model(device.index or 0) if getattr(device, "type", None) == "cuda" else None
+        return find_device_model(device.index or 0) if getattr(device, "type", None) == "cuda" else None
 
 
 class TritonCall(KeyedCall):

@@ -10,7 +10,7 @@ import pytest
 
 from ktuned.catalog.roots import make_root
 from ktuned.model import Root
-from ktuned.scheduling.gone_roots import GONE_S, GoneRoots
+from ktuned.scheduling.watched_roots import GONE_S, WatchedRoots
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -25,10 +25,15 @@ async def added(parts: Parts, place: Path) -> Root:
     return root
 
 
-def restarted(parts: Parts) -> GoneRoots:
+def restarted(parts: Parts) -> WatchedRoots:
     """Return the part as it is when a daemon starts; the project is a root of ``config.toml``."""
-    return GoneRoots(
-        catalog=parts.catalog, store=parts.store, configured=lambda: {parts.root.path}, renewal=parts.renewal
+    return WatchedRoots(
+        catalog=parts.catalog,
+        inspector=parts.inspector,
+        machine=parts.machine,
+        store=parts.store,
+        renewal=parts.renewal,
+        list_configured=lambda: {parts.root.path},
     )
 
 
@@ -37,12 +42,12 @@ async def test_a_root_that_is_gone_for_a_day_is_forgotten(parts: Parts, tmp_path
     root = await added(parts, tmp_path / "gone")
     shutil.rmtree(root.path)
     shutil.rmtree(parts.project)
-    await restarted(parts).check_roots(1000.0)
+    await restarted(parts).check_missing_roots(1000.0)
     assert root in parts.catalog.roots
     second = restarted(parts)
-    await second.check_roots(1000.0 + GONE_S - 1)
+    await second.check_missing_roots(1000.0 + GONE_S - 1)
     assert root in parts.catalog.roots
-    await second.check_roots(1000.0 + GONE_S)
+    await second.check_missing_roots(1000.0 + GONE_S)
     assert (parts.catalog.roots, parts.store.load_roots()) == ([replace(parts.root)], [])
     assert root.path in second.notice
     assert parts.store.load_absences() == {}
@@ -55,15 +60,15 @@ async def test_an_absence_begins_anew_when_the_directory_came_back_or_the_clock_
     root = await added(parts, tmp_path / "gone")
     gone = restarted(parts)
     shutil.rmtree(root.path)
-    await gone.check_roots(1000.0)
+    await gone.check_missing_roots(1000.0)
     Path(root.path).mkdir()
-    await gone.check_roots(2000.0)
+    await gone.check_missing_roots(2000.0)
     assert parts.store.load_absences() == {}
     shutil.rmtree(root.path)
-    await gone.check_roots(9e9)
-    await gone.check_roots(1000.0)
+    await gone.check_missing_roots(9e9)
+    await gone.check_missing_roots(1000.0)
     assert parts.store.load_absences() == {root.path: 1000.0}
-    await gone.check_roots(999.0 + GONE_S)
+    await gone.check_missing_roots(999.0 + GONE_S)
     assert root in parts.catalog.roots
 
 
@@ -82,6 +87,6 @@ async def test_a_project_that_moved_keeps_its_name_and_its_results(parts: Parts,
     (kernel,) = (await parts.intake.add_path(str(new), None)).kernels
     assert kernel.name == "gemms:it"
     assert {root.path for root in parts.store.load_roots()} == {str(new), str(copy)}
-    assert str(old) in parts.daemon.gone_roots.notice
+    assert str(old) in parts.daemon.watched_roots.notice
     assert parts.lookups.look_up("gemms:it", {"n": 64}, None, tune=False).answer.status == "fresh"
     parts.kill_workers()
