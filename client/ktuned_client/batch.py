@@ -5,17 +5,17 @@ The two clients send the requests, each in its own way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ktuned_client.answers import DaemonUnavailable, Hit, Question
+from ktuned_client.answers import Config, DaemonUnavailable, Hit, Problem, Question
 from ktuned_client.table_answers import pack
 from ktuned_client.wire import MAX_LOOKUPS, MAX_REQUEST_BYTES, encode_lookups
 
 if TYPE_CHECKING:
     from ktuned_client.knowledge import Knowledge
 
-Asked = tuple[str, Mapping[str, Any]] | tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
+Asked = tuple[str, Problem] | tuple[str, Problem, Config | None]
 """A kernel, a problem, and the caller's default if there is one."""
 
 _ROOM: Final = MAX_REQUEST_BYTES - 64
@@ -97,7 +97,7 @@ class Batch:
             self._found[place] = self._questions[place].answer_unavailable(reason)
 
 
-def _pack_or_none(problem: Mapping[str, Any]) -> bytes | None:
+def _pack_or_none(problem: Problem) -> bytes | None:
     try:
         return pack(problem)  # type: ignore[no-any-return]
     except (TypeError, ValueError, OverflowError):

@@ -8,7 +8,6 @@ is none of these, a request is sent.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
@@ -28,6 +27,7 @@ from ktuned_client.table import MAX_NAMES
 from ktuned_client.wire import encode_lookup
 
 if TYPE_CHECKING:
+    from ktuned_client.messages import Answer, RefusedLookup
     from ktuned_client.winners import Winners
 
 
@@ -137,7 +137,7 @@ class Knowledge:
         place = self._find_directory(params["kernel"]) if "kernel" in params else None
         return params if place is None else {"directory": place, **params}
 
-    def learn_answer(self, question: Question, key: bytes, answer: Mapping[str, Any]) -> Hit:
+    def learn_answer(self, question: Question, key: bytes, answer: Answer | RefusedLookup) -> Hit:
         """Keep the daemon's answer to a question, and return it as a hit; for a refusal the hit has the reason."""
         self.backoff.record_success()
         try:

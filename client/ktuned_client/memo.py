@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgpack
 
-from ktuned_client.answers import Hit, Question
+from ktuned_client.answers import Hit, Problem, Question
 from ktuned_client.table import WATCHED_WORD, slot_of
 from ktuned_client.table_answers import HOLDS_S, LAST_WORD_S, NO_WORDS, UNWATCHED, Entry, TableAnswers, pack
 
@@ -178,7 +178,7 @@ def _unwrap_scalar(value: Any) -> Any:
     raise TypeError(f"a problem cannot hold {value!r}, a {type(value).__name__}: only numbers, bool and str")
 
 
-def pack_problem(problem: Mapping[str, Any]) -> bytes:
+def pack_problem(problem: Problem) -> bytes:
     """Return a problem's bytes; the problem may be any mapping, with subclasses of numbers and strings.
 
     Raises:
@@ -205,7 +205,7 @@ def pack_problem(problem: Mapping[str, Any]) -> bytes:
     return key
 
 
-def _check_problem(problem: Mapping[str, Any]) -> None:
+def _check_problem(problem: Problem) -> None:
     if not isinstance(problem, Mapping):
         raise TypeError(f"a problem is a mapping, not {problem!r}, a {type(problem).__name__}")
     for name, value in problem.items():

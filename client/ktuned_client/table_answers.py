@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from ktuned_client.answers import NO_METRICS, AnswerMap, Hit, Question
+from ktuned_client.answers import NO_METRICS, AnswerMap, Hit, Problem, Question
 from ktuned_client.table import (
     MAX_NAMES,
     REPLACED_WORD,
@@ -235,7 +235,7 @@ def _make_winner_key(
     keys: frozenset[tuple[str, ...]] | None,
     specialize: list[str] | None,
     bucket: Mapping[str, Any],
-    asked: Mapping[str, Any],
+    asked: Problem,
 ) -> bytes | None:
     """Return the bytes of the key problem that a kernel's rules give; ``None`` if the daemon may refuse the problem."""
     names = _sort_names(tuple(asked))
@@ -248,7 +248,7 @@ def _make_winner_key(
     return bytes(pack({name: bucketed_problem[name] for name in key_names}))
 
 
-def _sort_problem(asked: Mapping[str, Any], problem: bytes) -> bytes:
+def _sort_problem(asked: Problem, problem: bytes) -> bytes:
     """Return a problem's bytes with its keys in order."""
     names = tuple(asked)
     ordered = _sort_names(names)

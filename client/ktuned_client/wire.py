@@ -15,9 +15,12 @@ its arrays and maps, and gives the parser only small pieces. A message that exce
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgpack
+
+if TYPE_CHECKING:
+    from ktuned_client.messages import ErrorMap
 
 PROTOCOL_VERSION: Final = 1
 """Version of the protocol; increased when a field or a method changes its meaning or is removed, not for additions."""
@@ -72,7 +75,7 @@ class Response(NamedTuple):
     """The answer to the request with the same id; ``error`` is ``None`` on success."""
 
     id: int
-    error: dict[str, Any] | None
+    error: ErrorMap | None
     result: Any
 
 
@@ -96,7 +99,7 @@ def encode_request(request_id: int, method: str, params: Mapping[str, Any]) -> b
     return _pack_message([_REQUEST, request_id, method, [params]])
 
 
-def encode_response(request_id: int, error: Mapping[str, Any] | None, result: Any) -> bytes:
+def encode_response(request_id: int, error: ErrorMap | None, result: Any) -> bytes:
     """Return a response's bytes; raises as :func:`encode_request` does."""
     return _pack_message([RESPONSE, request_id, error, result])
 

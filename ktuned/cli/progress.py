@@ -38,7 +38,6 @@ from ktuned.protocol import (
     KernelStale,
     LaneChanged,
     Refining,
-    StreamGap,
     TrialDone,
     TuningPaused,
     TuningResumed,
@@ -203,7 +202,7 @@ def add_estimates(view: View, jobs: Iterable[JobInfo]) -> View:
     return view
 
 
-def fold_event(view: View, event: Event | StreamGap | None) -> tuple[View, tuple[News, ...]]:
+def fold_event(view: View, event: Event | None) -> tuple[View, tuple[News, ...]]:
     """Return the view after an event, and the news in it."""
     match event:
         case JobEvent():

@@ -2,7 +2,7 @@
 
 Events are numbered from 1 within an epoch, which is one run of the daemon. A bounded ring keeps the latest. Each
 subscriber has a place in the ring and gets the events after it, as fast as it reads. If its place is not in the ring,
-because it reads too slowly or comes from another epoch, it gets ``fresh: true`` instead and continues from now. So a
+because it reads too slowly or comes from another epoch, it gets an event ``gap`` instead and continues from now. So a
 slow subscriber loses its place, but never costs memory or delays others.
 """
 
@@ -144,7 +144,7 @@ class Events:
             if subscription.is_lost or subscription.place + 1 < self._oldest:
                 subscription.is_lost = False
                 subscription.place = self.seq
-                subscription.peer.send(_encode_notification(StreamGap(self.epoch, self.seq)))
+                subscription.peer.send(_encode_notification(StreamGap(epoch=self.epoch, seq=self.seq)))
                 continue
             batch: list[bytes] = []
             room = _BATCH_BYTES
@@ -158,5 +158,5 @@ class Events:
                 subscription.peer.send(b"".join(batch))
 
 
-def _encode_notification(event: Event | StreamGap) -> bytes:
+def _encode_notification(event: Event) -> bytes:
     return _encode((_NOTIFICATION, "event", (event,)))

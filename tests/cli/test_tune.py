@@ -312,7 +312,7 @@ def test_watch_without_a_path_shows_all(run: Run, serve: Serve) -> None:
 def test_watch_catches_up_after_a_gap(run: Run, serve: Serve) -> None:
     """When events were lost, the jobs are asked for again and their ends are reported."""
     states = iter([[job_map()], [DONE]])
-    daemon = serve(kernels=WATCHED, jobs=lambda params: {"jobs": next(states)}, events=[{"fresh": True}])
+    daemon = serve(kernels=WATCHED, jobs=lambda params: {"jobs": next(states)}, events=[{"type": "gap"}])
     daemon.hangs_up = True
     ran = run("watch", "--no-spawn")
     assert "tuned, 40.00 µs" in ran.out

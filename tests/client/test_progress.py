@@ -47,9 +47,9 @@ def test_a_missed_end_is_reported_once(state: str) -> None:
 
 
 def test_a_gap_is_passed_on() -> None:
-    """`fresh` moves the place in the stream and is news."""
+    """It moves the place in the stream and is news."""
     progress = _progress(_job(1))
-    assert progress.apply_event({"fresh": True, "epoch": 2, "seq": 50})
+    assert progress.apply_event({"type": "gap", "epoch": 2, "seq": 50})
     assert (progress.epoch, progress.seq) == (2, 50)
 
 

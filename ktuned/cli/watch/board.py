@@ -15,7 +15,6 @@ from ktuned.protocol import (
     JobInfo,
     KernelsAnswer,
     KernelStale,
-    StreamGap,
     TuningPaused,
     TuningResumed,
     WinnerChanged,
@@ -159,7 +158,7 @@ def add_estimates(board: Board, jobs: Iterable[JobInfo]) -> Board:
     return _follow_view(board, progress.add_estimates(board.view, jobs), is_news=False)
 
 
-def fold_event(board: Board, event: Event | StreamGap | None, now: float) -> Board:
+def fold_event(board: Board, event: Event | None, now: float) -> Board:
     """Return the board after an event that arrived at ``now``."""
     view, news = progress.fold_event(board.view, event)
     board = _follow_view(board, view, is_news=True)
