@@ -10,7 +10,7 @@ from ktuned_client.paths import UntrustedSocket
 from ktuned_client.wire import MAX_ID, PROTOCOL_VERSION, Response
 
 if TYPE_CHECKING:
-    from ktuned_client.messages import Answer, ErrorMap, RefusedLookup
+    from ktuned_client.messages import Answer, RefusedLookup
 
 Problem = Mapping[str, Any]
 """The sizes and other keys of a problem, by name: numbers, booleans and strings."""
@@ -60,7 +60,7 @@ class DaemonError(Exception):
         self.hint = hint
 
     @classmethod
-    def from_wire(cls, error: ErrorMap) -> DaemonError:
+    def from_wire(cls, error: Mapping[str, str]) -> DaemonError:
         """Read the protocol's error map; a field that a daemon of another version leaves out gets a default."""
         return cls(str(error.get("code", "error")), str(error.get("message", "")), str(error.get("hint", "")))
 
@@ -214,14 +214,14 @@ def make_hit(answer: Answer | RefusedLookup) -> Hit:
         raise ValueError("the daemon's answer is not a lookup's") from None
 
 
+QuestionName = str | tuple[str, str | None, str | None]
+"""The name under which answers are kept: the kernel's, or (kernel, device, objective) if one of the two is given."""
+
+
 class Question(NamedTuple):
-    """One lookup, as :meth:`ktuned_client.Client.lookup` describes it.
+    """One lookup, as :meth:`ktuned_client.Client.lookup` describes it."""
 
-    ``name`` is the name under which answers are kept: the kernel's name, or (kernel, device, objective) if a device or
-    an objective is given.
-    """
-
-    name: Any
+    name: QuestionName
     kernel: str
     problem: Problem
     default: Config | None

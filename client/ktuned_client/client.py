@@ -152,11 +152,11 @@ class Client:
             try:
                 result = self._transport.look_up(request, self.deadline_s)
             except DaemonUnavailable as error:
-                batch.take_absence(places, error)
+                batch.answer_unavailable(places, error)
             except DaemonError as error:
-                batch.take_refusal(places, str(error))
+                batch.answer_refused(places, str(error))
             else:
-                batch.take_answers(places, result)
+                batch.learn_answers(places, result)
         return batch.hits
 
     def call(self, method: str, *, deadline_s: float = CALL_DEADLINE_S, **params: Any) -> Any:

@@ -36,14 +36,6 @@ Outcome = Literal[
 Status = Literal["fresh", "stale", "near", "default", "unknown"]
 
 
-class ErrorMap(TypedDict, total=False):
-    """Why a request was refused: ``code`` for programs, ``message`` and ``hint`` for people."""
-
-    code: str
-    message: str
-    hint: str
-
-
 @final
 class Answer(TypedDict):
     """The answer to a lookup; :class:`~ktuned_client.Hit` explains its fields. A field that may be left out then has
@@ -70,9 +62,9 @@ class Answer(TypedDict):
 
 
 class RefusedLookup(TypedDict):
-    """Stands in place of an answer among those to several lookups."""
+    """Stands in place of an answer in :class:`LookupManyAnswer`: why the lookup was refused."""
 
-    error: ErrorMap
+    error: Mapping[str, str]
 
 
 class LookupManyAnswer(TypedDict):

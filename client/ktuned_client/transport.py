@@ -158,7 +158,7 @@ class _Connection:
         """Send a request, from its method on, and return the response."""
         # Only one request is pending at a time, so ids may repeat soon and fit into one byte.
         request_id = self._id = (self._id + 1) % 0x80
-        self._send(wire.request_head(request_id) + question, deadline)
+        self._send(wire.encode_request_head(request_id) + question, deadline)
         while True:
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0 or not self._readable.poll(remaining_s * 1000):

@@ -193,7 +193,7 @@ class _AioConnection(asyncio.BufferedProtocol):
             raise self._error or ConnectionResetError("the connection was closed")
         answer: asyncio.Future[wire.Response] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = answer
-        self._transport.write(wire.request_head(request_id) + question)
+        self._transport.write(wire.encode_request_head(request_id) + question)
         try:
             return await answer
         finally:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
 from ktuned_client.answers import NO_METRICS, Config, Hit, Problem
-from ktuned_client.table_answers import bucketed
+from ktuned_client.table_answers import apply_bucket_rule
 
 if TYPE_CHECKING:
     from ktuned_client.messages import ExportedWinner, WinnersDocument
@@ -242,7 +242,7 @@ class _WinnersFile:
         self._artifacts = os.path.join(os.path.dirname(path), artifacts) if isinstance(artifacts, str) else None
 
     def answer_lookup(self, problem: Problem, objective: str | None) -> Hit:
-        bucket = {key: bucketed(self._bucket[key], problem[key]) for key in problem if key in self._bucket}
+        bucket = {key: apply_bucket_rule(self._bucket[key], problem[key]) for key in problem if key in self._bucket}
         try:
             whole = {**problem, **bucket}
             kept = whole if self._specialize is None else {key: whole[key] for key in self._specialize}

@@ -210,7 +210,7 @@ class Catalog:
             return known
         matches = [kernel for kernel in self.kernels if kernel.kernel == name]
         if len(matches) > 1:
-            matches = self._kernels_meant(matches, directory) or matches
+            matches = self._find_kernels(matches, directory) or matches
         if len(matches) == 1:
             return matches[0]
         if matches:
@@ -220,7 +220,7 @@ class Catalog:
         hint = "`ktuned kernels` lists them; `ktuned tune PATH` adds some"
         raise NotFound(f"there is no kernel {name!r}", hint=" ".join(filter(None, (suggest_name(name, alike), hint))))
 
-    def _kernels_meant(self, kernels: list[KernelInfo], directory: str | None) -> list[KernelInfo]:
+    def _find_kernels(self, kernels: list[KernelInfo], directory: str | None) -> list[KernelInfo]:
         """Return the kernels whose project exists; with a directory in several projects, the innermost project's."""
         there: dict[str, list[KernelInfo]] = {}
         for kernel in kernels:
@@ -248,7 +248,7 @@ class Catalog:
     def find_namesakes(self, kernel: KernelInfo) -> list[KernelInfo]:
         """Return the kernels of other projects that have a kernel's short name."""
         alike = [other for other in self.kernels if other.kernel == kernel.kernel and other.name != kernel.name]
-        return self._kernels_meant(alike, None)
+        return self._find_kernels(alike, None)
 
     def file_fault(self, kernel: KernelInfo) -> str:
         """Return the error in a kernel's file that keeps it from declaring the kernel; empty if there is none."""

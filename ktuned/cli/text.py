@@ -16,7 +16,7 @@ _COLOURS_AND_LINKS = re.compile(r"\x1b\[[0-9;:]*m|\x1b\[K|\x1b\]8;[^\x07\x1b]*(?
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def by_objective(objective: Objective, figure: float | None) -> str:
+def format_by_objective(objective: Objective, figure: float | None) -> str:
     """Return a figure in the unit of its objective."""
     match unit_of(objective):
         case "µs":

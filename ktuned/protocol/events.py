@@ -251,7 +251,7 @@ EVENT_TYPES: Final[Mapping[str, type[Event]]] = {
 """The classes of events by their types on the wire."""
 
 
-def type_of(event: Event) -> str:
+def get_event_type(event: Event) -> str:
     """Return an event's type, as it is named on the wire."""
     return str(event.__struct_config__.tag)
 

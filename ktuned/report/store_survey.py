@@ -314,7 +314,7 @@ def _describe_winner(
         winner.is_final,
         winner.note,
         winner.metrics,
-        None if peaks is None else _share_of_peaks(winner.metrics, peaks),
+        None if peaks is None else _compute_peak_shares(winner.metrics, peaks),
     )
 
 
@@ -338,7 +338,7 @@ def _to_device_peaks(peaks: Peaks) -> DevicePeaks:
     return DevicePeaks(peaks.gbps, {name_arithmetic_metric(kind): figure for kind, figure in peaks.tflops.items()})
 
 
-def _share_of_peaks(metrics: Mapping[str, float], peaks: Peaks) -> PeakShare | None:
+def _compute_peak_shares(metrics: Mapping[str, float], peaks: Peaks) -> PeakShare | None:
     found = compute_shares(metrics, peaks)
     if not found:
         return None
@@ -388,10 +388,10 @@ def _describe_history(
             sums.measured,
             None if sums.best is None else sums.best.latency_us,
             None if sums.best is None else json.loads(sums.best.config),
-            said,
+            change,
             sums is shown,
         )
-        for sums, said in zip(ordered, changes, strict=True)
+        for sums, change in zip(ordered, changes, strict=True)
     ]
 
 
@@ -411,6 +411,6 @@ def _describe_changes(overview: Overview, then: Context, now: Context, kernel: K
     return [describe_change(change) for change in found]
 
 
-def surveyed_key(kernel: str, problem: Problem, device: str, objective: str = LATENCY) -> WinnerKey:
+def make_standing_key(kernel: str, problem: Problem, device: str, objective: str = LATENCY) -> WinnerKey:
     """Return the key of a winner in ``standings``."""
     return WinnerKey(KernelName(kernel), KeyProblem(canonical(problem)), DeviceModel(device), Objective(objective))

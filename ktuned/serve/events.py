@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from ktuned.protocol import Event, EventsInfo, StreamGap, StreamPosition, SubscribeParams, type_of
+from ktuned.protocol import Event, EventsInfo, StreamGap, StreamPosition, SubscribeParams, get_event_type
 from ktuned.serve.method import Peer
 
 RING_EVENTS: Final = 4096
@@ -82,7 +82,7 @@ class Events:
         event = msgspec.structs.replace(event, seq=self.seq + 1, epoch=self.epoch)
         encoded = _encode_notification(event)
         self.seq += 1
-        self._ring[self.seq] = _EncodedEvent(type_of(event), event.kernel, event.job, encoded)
+        self._ring[self.seq] = _EncodedEvent(get_event_type(event), event.kernel, event.job, encoded)
         self._bytes += len(encoded)
         while len(self._ring) > self._max_events or self._bytes > self._max_bytes:
             self._bytes -= len(self._ring.pop(self._oldest).encoded)

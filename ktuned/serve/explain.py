@@ -75,7 +75,7 @@ class Explainer(msgspec.Struct, frozen=True):
             return _as_stale(standing, error.message)
         if now != winner.context:
             changes = self._describe_changes(kernel, winner.context, now)
-            standing = _as_stale(standing, self._last_words(winner), changes)
+            standing = _as_stale(standing, self._read_log_since(winner), changes)
         elif doubt := explain_unobserved(kernel) if kernel.unobserved else self.doubt(kernel):
             standing = _as_stale(standing, doubt)
         outside = self._why_outside_space(kernel, winner)
@@ -119,7 +119,7 @@ class Explainer(msgspec.Struct, frozen=True):
             os.path.basename(kernel.file),
         )
 
-    def _last_words(self, winner: Winner) -> str:
+    def _read_log_since(self, winner: Winner) -> str:
         return next((job.message for job in self._find_jobs(winner)), "")
 
     def _collect_notices(self, winner: Winner) -> tuple[str, ...]:

@@ -247,8 +247,8 @@ def _comparison_row(entry: Comparison) -> list[str]:
         answer.kernel,
         text.format_values(answer.problem) + mention_objective(answer.objective),
         answer.device or "",
-        text.by_objective(answer.objective, entry.before),
-        text.by_objective(answer.objective, entry.now),
+        text.format_by_objective(answer.objective, entry.before),
+        text.format_by_objective(answer.objective, entry.now),
         text.format_factor(entry.gain),
         f"{entry.verdict}, noisy" if entry.is_noisy else entry.verdict,
     ]

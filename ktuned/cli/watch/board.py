@@ -244,7 +244,7 @@ def _count_devices(board: Board, kernel: str, problem: Problem) -> int:
     return len({row.device for row in board.rows.values() if row.device and row.case[:2] == alike})
 
 
-def on_many(board: Board, row: BoardRow) -> bool:
+def is_on_several_devices(board: Board, row: BoardRow) -> bool:
     """Return whether another row differs from this one only in its device."""
     return _count_devices(board, row.kernel, row.problem) > 1
 
