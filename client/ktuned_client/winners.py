@@ -14,10 +14,10 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
-from ktuned_client.answers import NO_METRICS, Config, Hit, Problem
+from ktuned_client.answers import NO_METRICS, Hit, Problem
 from ktuned_client.table_answers import apply_bucket_rule
 
 if TYPE_CHECKING:
@@ -199,43 +199,21 @@ class Winners:
         self._short.setdefault(name.rpartition(":")[2], set()).add(name)
 
 
-class _Winner(NamedTuple):
-    """A winner of a file; ``artifact`` is the name of its directory within the file's artifacts directory."""
-
-    config: Config
-    latency_us: float
-    decided: float
-    metrics: Mapping[str, float]
-    artifact: str | None
-
-    @classmethod
-    def read(cls, winner: ExportedWinner) -> _Winner:
-        """Read a map that :func:`check_document` has checked."""
-        artifact = winner.get("artifact")
-        return cls(
-            winner["config"],
-            winner["latency_us"],
-            winner["decided"],
-            winner.get("metrics", NO_METRICS),
-            artifact if isinstance(artifact, str) and os.path.basename(artifact) == artifact else None,
-        )
-
-
 class _WinnersFile:
     """The winners of one file: of one kernel on one device model."""
 
     def __init__(self, path: str, document: WinnersDocument) -> None:
         self.path = path
-        self.default: Config | None = document.get("default")
-        self._kernel: str = document["kernel"]
-        self._device: str = document["device"]
-        self._specialize: list[str] | None = document.get("specialize")
+        self.default = document.get("default")
+        self._kernel = document["kernel"]
+        self._device = document["device"]
+        self._specialize = document.get("specialize")
         bucket = document.get("bucket")
         self._bucket: dict[str, Any] = bucket if isinstance(bucket, dict) else {}
-        self._objective: str = document.get("objective", _LATENCY)
+        self._objective = document.get("objective", _LATENCY)
         lists = {**document.get("objectives", {}), _LATENCY: document["winners"]}
         self._winners = {
-            name: {_to_canonical_json(winner["problem"]): _Winner.read(winner) for winner in winners}
+            name: {_to_canonical_json(winner["problem"]): winner for winner in winners}
             for name, winners in lists.items()
         }
         artifacts = document.get("artifacts")
@@ -263,20 +241,22 @@ class _WinnersFile:
             problem,
             self._device,
             status,
-            winner.config,
-            winner.latency_us,
+            winner["config"],
+            winner["latency_us"],
             self._find_artifact(winner),
-            winner.decided,
+            winner["decided"],
             message=message,
-            metrics=winner.metrics,
+            metrics=winner.get("metrics", NO_METRICS),
             measured=None if whole == dict(problem) else whole,
             objective=wanted,
         )
 
-    def _find_artifact(self, winner: _Winner) -> str | None:
-        if self._artifacts is None or winner.artifact is None:
+    def _find_artifact(self, winner: ExportedWinner) -> str | None:
+        name = winner.get("artifact")
+        # A name only: a path could lead out of the directory.
+        if self._artifacts is None or not isinstance(name, str) or os.path.basename(name) != name:
             return None
-        path = os.path.join(self._artifacts, winner.artifact)
+        path = os.path.join(self._artifacts, name)
         return os.path.abspath(path) if os.path.isdir(path) else None
 
 

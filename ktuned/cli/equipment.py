@@ -30,7 +30,7 @@ _VERSION_S = 5.0
 _RELEASE = re.compile(r"release (\d+\.\d+)|(\d+\.\d+(?:\.\d+)?)\s*$", re.MULTILINE)
 _DRIVER = re.compile(r"\s(\d+\.\d+(?:\.\d+)?)\s")
 _CUDA_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
-_SAID_OF_A_TOOLCHAIN = 3
+_MAX_TOOLCHAIN_PARTS = 3
 _PROBE_HERE = """\
 import json, sys
 from ktuned.backends import Registry
@@ -46,7 +46,7 @@ def check_compilers(environ: Mapping[str, str] = os.environ, system: Path = Path
     search_path = environ.get("PATH")
     found = [place for name in COMPILERS if (place := shutil.which(name, path=search_path))]
     cxx = (
-        Finding(Level.OK, "c++ compiler", _with_version(found[0]))
+        Finding(Level.OK, "c++ compiler", _describe_program(found[0]))
         if found
         else Finding(Level.WARN, "c++ compiler", "none on PATH", "apt-get install g++")
     )
@@ -59,18 +59,18 @@ def _check_nvcc(environ: Mapping[str, str], system: Path) -> Finding:
         if home:
             place = Path(home, "bin", "nvcc")
             if place.is_file():
-                return Finding(Level.OK, "nvcc", f"{_with_version(str(place))} ({variable})")
+                return Finding(Level.OK, "nvcc", f"{_describe_program(str(place))} ({variable})")
             remedy = f"set {variable} to the CUDA Toolkit's directory, or unset it"
             return Finding(Level.WARN, "nvcc", f"{variable}={home} holds no bin/nvcc", remedy)
     on_path = shutil.which("nvcc", path=environ.get("PATH"))
     if on_path:
-        return Finding(Level.OK, "nvcc", f"{_with_version(on_path)} (PATH)")
+        return Finding(Level.OK, "nvcc", f"{_describe_program(on_path)} (PATH)")
     if (system / "bin" / "nvcc").is_file():
-        return Finding(Level.OK, "nvcc", _with_version(str(system / "bin" / "nvcc")))
+        return Finding(Level.OK, "nvcc", _describe_program(str(system / "bin" / "nvcc")))
     return Finding(Level.OK, "nvcc", "none; only CUDA C++ through tvm_ffi needs it (set CUDA_HOME to its directory)")
 
 
-def _with_version(program: str) -> str:
+def _describe_program(program: str) -> str:
     """Return a program's path and the version that it prints."""
     try:
         ran = subprocess.run(
@@ -170,7 +170,7 @@ def _judge_backend(name: str, backend: BackendReport) -> Iterator[Finding]:
     if error := backend.error:
         yield Finding(Level.FAIL, what, text.first_line(error.message), error.hint or "reinstall its distribution")
         return
-    toolchain = list(backend.fingerprint.items())[:_SAID_OF_A_TOOLCHAIN]
+    toolchain = list(backend.fingerprint.items())[:_MAX_TOOLCHAIN_PARTS]
     message = ", ".join([backend.version, *(f"{part} {version}" for part, version in toolchain)])
     if not backend.devices:
         yield Finding(Level.WARN, what, "finds no device", "reinstall its distribution")

@@ -79,10 +79,10 @@ def describe_open_jobs(view: View, now: float | None = None) -> list[str]:
 
     With ``now`` (Unix s), the lines say how long jobs have been running.
     """
-    views = sorted(view.active, key=lambda one: one.job.state is not JobState.RUNNING)
-    found = [f"{name_job(one.job)}: {_describe_open_job(one, now)}" for one in views[:MAX_STANDING]]
-    left = len(views) - MAX_STANDING
-    return [*found, f"and {text.format_count(left, 'more job')}"] if left > 0 else found
+    open_jobs = sorted(view.active, key=lambda shown: shown.job.state is not JobState.RUNNING)
+    found = [f"{name_job(shown.job)}: {_describe_open_job(shown, now)}" for shown in open_jobs[:MAX_STANDING]]
+    more = len(open_jobs) - MAX_STANDING
+    return [*found, f"and {text.format_count(more, 'more job')}"] if more > 0 else found
 
 
 def _describe_open_job(view: JobView, now: float | None) -> str:

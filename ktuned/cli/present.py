@@ -165,17 +165,17 @@ def draw_board(view: View) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    running = [one for one in view.active if one.job.state is JobState.RUNNING]
-    waiting = [one.job for one in view.active if one.job.state is not JobState.RUNNING]
+    running = [shown for shown in view.active if shown.job.state is JobState.RUNNING]
+    waiting = [shown.job for shown in view.active if shown.job.state is not JobState.RUNNING]
     grid = Table.grid(padding=(0, 2))
-    for one in running[:MAX_BARS]:
-        job = one.job
+    for shown in running[:MAX_BARS]:
+        job = shown.job
         bar = ProgressBar(total=job.total, completed=job.done, width=BAR_COLUMNS, pulse=job.total is None)
         head = Table.grid(padding=(0, 2))
-        head.add_row(bar, Text(lines.format_progress(job)), Text(_describe_stage(one)))
+        head.add_row(bar, Text(lines.format_progress(job)), Text(_describe_stage(shown)))
         grid.add_row(Text(show_controls(lines.name_job(job)), style="bold", no_wrap=True, overflow="ellipsis"))
         grid.add_row(head)
-        grid.add_row(Text(f"  {show_controls(_describe_best(one))}", no_wrap=True, overflow="ellipsis"))
+        grid.add_row(Text(f"  {show_controls(_describe_best(shown))}", no_wrap=True, overflow="ellipsis"))
     if len(running) > MAX_BARS:
         grid.add_row(Text(f"and {len(running) - MAX_BARS} more run", style="dim"))
     for job in waiting[:MAX_WAITING]:
@@ -205,7 +205,7 @@ class NotebookPresenter(Presenter):
             return
         self._drawn_at = monotonic()
         standings = tuple(map(show_controls, lines.describe_open_jobs(view)))
-        drawn = _CellOutput(tuple((one.job.done, one.job.total) for one in view.active), standings)
+        drawn = _CellOutput(tuple((shown.job.done, shown.job.total) for shown in view.active), standings)
         if self._handle is None:
             from IPython.display import display
 

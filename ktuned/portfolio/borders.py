@@ -41,7 +41,8 @@ def find_border_problems(tree: Tree, problems: Sequence[Problem], measurable: Se
         if isinstance(node, Leaf) or not there:
             return
         meets = node.condition.is_met_by
-        passing, failing = [one for one in others if meets(one)], [one for one in others if not meets(one)]
+        passing = [problem for problem in others if meets(problem)]
+        failing = [problem for problem in others if not meets(problem)]
         if measurable:
             border = _find_measurable_border(node.condition, passing, failing)
         else:

@@ -210,8 +210,8 @@ def _thin_rows(rows: Sequence[TrialRow], room: int, winner: int) -> Sequence[Tri
     timed = sorted((row for row in rows if row.latency_us is not None), key=lambda row: row.latency_us or 0.0)
     best = {row.id for row in timed[: room // 2]} | {winner}
     others = [row.id for row in rows if row.id not in best]
-    left = max(1, room - len(best))
-    best |= {others[place * len(others) // left] for place in range(left) if others}
+    sampled = max(1, room - len(best))
+    best |= {others[place * len(others) // sampled] for place in range(sampled) if others}
     return [row for row in rows if row.id in best]
 
 
@@ -251,7 +251,7 @@ def _pack_trials(
     packer.add_times("ended", [row.updated for row in rows])
     spans = [{kind: (name, began) for kind, name, began in row.spans} for row in rows]
     for place in (COMPILE, LANE):
-        found = [one.get(place) for one in spans]
+        found = [spans_of_row.get(place) for spans_of_row in spans]
         packer.add_codes(f"{place}_place", ["" if span is None else span[0] for span in found], [""])
         packer.add_times(
             f"{place}_began",

@@ -183,15 +183,17 @@ def _list_questions(client: Client, root: str | None) -> list[LookupParams]:
 
     Lookups by the kernel's own objective come first, and name no objective.
     """
-    own, others = [], []
+    declared, by_winners = [], []
     for kernel in call_method(client, KERNELS, KernelsParams(path=root, why=True)).kernels:
         for problem in kernel.problems:
-            own.append(LookupParams(kernel.name, problem, tune=False))
+            declared.append(LookupParams(kernel.name, problem, tune=False))
             # A winner's problem is the part that the kernel is specialised for.
             alike = [standing for standing in kernel.why or () if standing.problem.items() <= problem.items()]
             objectives = {standing.objective for standing in alike} - {kernel.plan.objective}
-            others += [LookupParams(kernel.name, problem, tune=False, objective=other) for other in sorted(objectives)]
-    return own + others
+            by_winners += [
+                LookupParams(kernel.name, problem, tune=False, objective=other) for other in sorted(objectives)
+            ]
+    return declared + by_winners
 
 
 def _look_up(client: Client, questions: list[LookupParams]) -> list[Answer]:

@@ -101,7 +101,7 @@ def results(
             answer = call_method(client, RESULTS, counted)
             trials, numerics = answer.trials, answer.numerics
             total = answer.total or len(trials)
-        if form == TABLE and any(one.metrics for one in trials):
+        if form == TABLE and any(found.metrics for found in trials):
             known = call_method(client, PEAKS).by_device
     if pareto is not None:
         trials = _pareto_fronts(trials, pareto.split(","))

@@ -110,8 +110,8 @@ def _print_comparison(runs: dict[str, list[SearchRun]], found: RecordedSpace, tr
         means = [mean_relative_best(several, found.optimum, count) for count in counts]
         chosen = several[0].chosen
         label = name if chosen == name else f"{name} ({chosen})"
-        own = sum(run.mean_s for run in several) / len(several)
-        rows.append([label, *("" if value is None else f"{value:.3f}" for value in means), f"{own * 1e3:.1f} ms"])
+        mean_s = sum(run.mean_s for run in several) / len(several)
+        rows.append([label, *("" if value is None else f"{value:.3f}" for value in means), f"{mean_s * 1e3:.1f} ms"])
     columns = ["best ÷ optimum after", *map(str, counts), "own time"]
     output.print_table(columns, rows, right=columns[1:])
 

@@ -107,13 +107,13 @@ def _list_tables(found: StatusAnswer) -> Iterator[tuple[str, list[str], list[out
     yield "hosts", ["host", "state", "CPUs", "GPUs", "interpreter", "reason"], hosts
     workers: list[output.Row] = [
         [
-            f"{one.host}/{one.pid}" if one.host else one.pid,
-            one.role,
-            one.state,
-            text.format_duration(one.age_s),
-            one.requests,
+            f"{worker.host}/{worker.pid}" if worker.host else worker.pid,
+            worker.role,
+            worker.state,
+            text.format_duration(worker.age_s),
+            worker.requests,
         ]
-        for one in found.workers
+        for worker in found.workers
     ]
     yield "workers", ["pid", "role", "state", "age", "requests"], workers
     channels: list[output.Row] = [

@@ -173,17 +173,17 @@ def _leave_jobs(client: Client, active: list[int], cancels: bool) -> int:
 def _print_outcome(client: Client, view: View, over: Collection[int]) -> None:
     """Print the winners and the failures, and the ends of jobs that were ``over`` before and thus had no event."""
     columns = ["kernel", "problem", "device", "state", "best", "default", "speed-up", "reference", "winner"]
-    jobs = [one.job for one in view.jobs.values()]
+    jobs = [ended.job for ended in view.jobs.values()]
     if any(needs_metric(job.objective) for job in jobs):
         columns[columns.index("speed-up")] = "gain"
     figures = ["best", "default", "speed-up", "gain", "reference"]
     output.emit_line()
-    rows = (_job_row(client, one, one.job.id in over) for one in view.jobs.values())
+    rows = (_job_row(client, ended, ended.job.id in over) for ended in view.jobs.values())
     output.print_table(columns, rows, right=figures)
     for job in jobs:
         for doubt in lines.describe_doubts(job):
             output.emit_line(doubt)
-    failures = [row for one in view.jobs.values() for row in _list_failures(one)]
+    failures = [row for ended in view.jobs.values() for row in _list_failures(ended)]
     if failures:
         output.emit_line()
         output.print_table(["kernel", "what failed", "configs", "such as"], failures, right=["configs"])

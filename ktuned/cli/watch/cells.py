@@ -80,24 +80,25 @@ def choose_columns(width: int, rows: Sequence[BoardRow], names: Mapping[object, 
     # A name wraps between words, and no word is broken.
     name = max([MIN_NAME, *map(len, words)])
     longest = max([name, *(len(names[row.case]) for row in rows)])
-    left = width - name - _STATE - 2 * GAP
+    spare = width - name - _STATE - 2 * GAP
     found = []
     for column in _WANTED:
-        if left >= column.width + GAP:
-            left -= column.width + GAP
+        if spare >= column.width + GAP:
+            spare -= column.width + GAP
             found.append(column)
-    if not any(column.title == "progress" for column in found) and left >= _COUNT + GAP:
-        left -= _COUNT + GAP
+    if not any(column.title == "progress" for column in found) and spare >= _COUNT + GAP:
+        spare -= _COUNT + GAP
         found.append(Column("progress", _COUNT))
     for column in _OPTIONAL:
         is_filled = any(compose_cell(row, column.title, 0.0)[0] for row in rows)
-        if is_filled and left >= column.width + GAP:
-            left -= column.width + GAP
+        if is_filled and spare >= column.width + GAP:
+            spare -= column.width + GAP
             found.append(column)
-    extra = min(longest - name, max(0, left))
-    name, left = name + extra, left - extra
-    state = _STATE + min(20, max(0, left))
-    return sorted([Column("kernel", name), Column("state", state), *found], key=lambda one: _ORDER.index(one.title))
+    extra = min(longest - name, max(0, spare))
+    name, spare = name + extra, spare - extra
+    state = _STATE + min(20, max(0, spare))
+    found += [Column("kernel", name), Column("state", state)]
+    return sorted(found, key=lambda column: _ORDER.index(column.title))
 
 
 def compose_cell(row: BoardRow, column: str, now: float, width: int = 99) -> tuple[str, str]:
@@ -341,7 +342,7 @@ def _shorten_name(name: str, size: int) -> str:
 
 def compose_config_cells(log: TrialLog, trial: Trial, knobs: Sequence[str]) -> list[tuple[str, str]]:
     """Return a config's cells: its figure, how it compares with the best, its knobs, its outcome."""
-    best = min((cost for one in log.trials.values() if (cost := log.find_cost(one)) is not None), default=None)
+    best = min((cost for tried in log.trials.values() if (cost := log.find_cost(tried)) is not None), default=None)
     cost = log.find_cost(trial)
     styles = {"measured": "green", "slower": "yellow", "under way": "cyan"}
     outcome, is_winner = trial.outcome or "under way", trial.id == log.winner
