@@ -180,7 +180,7 @@ def memo_beside_cache(client: Client, count: int) -> list[dict[str, Any]]:
     """Measure known answers, in blocks, because one is shorter than a reading of the clock."""
     bound = client.bind(NAME)
     hit = client.lookup(NAME, PROBLEM)
-    client._memo.remember_for_good(Question("gemm", "gemm", SIZES, None, None, None), memo.pack_problem(SIZES), hit)
+    client._memo.keep_lasting_answer(Question("gemm", "gemm", SIZES, None, None, None), memo.pack_problem(SIZES), hit)
     # Each answer that was forgotten counts as a new one, and with too many of them all are forgotten.
     client._memo.max_answers = 10**9
     # Of this question no daemon knows: its answer is by the table's first word, which never changes.

@@ -106,7 +106,7 @@ def measure(configs: int, preset: str, jobs: int = 1) -> dict[str, Any]:
         for name in ("compile_s", "lane_s", "finalists_s", "quiet_s")
     }
     slots, lanes = status["compile_slots"], len(status["lanes"])
-    wall_s = max(job["finished"] for job in ended) - min(job["started"] for job in ended)
+    wall_s = max(job["finished"] or 0.0 for job in ended) - min(job["started"] or 0.0 for job in ended)
     trying_s = wall_s - spent["quiet_s"]
     on_lanes_s = spent["lane_s"] + spent["finalists_s"] - spent["quiet_s"]
     bound_s = max(spent["compile_s"] / slots, on_lanes_s / lanes)
@@ -151,7 +151,7 @@ def measure_with_idle_cores(configs: int, jobs: int) -> dict[str, Any]:
                     pass
             ended = tuning.jobs
     quiet_s, finalists_s = (sum(job["cost"].get(name, 0.0) for job in ended) for name in ("quiet_s", "finalists_s"))
-    wall_s = max(job["finished"] for job in ended) - min(job["started"] for job in ended)
+    wall_s = max(job["finished"] or 0.0 for job in ended) - min(job["started"] or 0.0 for job in ended)
     compile_s, lane_s = FAKE_COMPILE_S * configs, FAKE_TRIAL_S * configs + finalists_s - quiet_s
     bound_s = max(compile_s / FAKE_SLOTS, lane_s)
     return {

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from ktuned_client import Client, DaemonUnavailable
+from ktuned_client import Client, DaemonUnavailable, Job
 
 START_DEADLINE_S = 30.0
 END_DEADLINE_S = 20.0
@@ -39,7 +39,7 @@ class PrivateDaemon:
         """The variables by which another process finds it."""
         return variables(self.home)
 
-    def tuned(self, path: Path, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def tuned(self, path: Path, **options: Any) -> tuple[Job, dict[str, Any]]:
         """Tune the only kernel below a path; return its job, and the config that won.
 
         Raises:

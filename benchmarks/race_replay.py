@@ -23,7 +23,13 @@ from ktuned.ipc import replies
 from ktuned.measuring.noise import Noise
 from ktuned.measuring.race import Ending, Race, RaceRules
 from ktuned.model import Preset
-from ktuned.tuning.finalists import Range, choose_finalists, compute_figures, find_remaining_rivals, is_undecided
+from ktuned.tuning.finalists import (
+    Range,
+    are_rounds_contradictory,
+    choose_finalists,
+    compute_figures,
+    find_remaining_rivals,
+)
 
 CLOSE = 0.02
 """A config that is this close to the best must not be given up."""
@@ -247,7 +253,7 @@ class Replays:
     def _final_round(self, finalists: Sequence[int], device: _Device, dice: random.Random) -> int:
         rounds: list[dict[int | None, float]] = []
         for turn in range(self._preset.most_rounds):
-            if turn >= self._preset.finalist_rounds and not is_undecided(rounds, finalists):
+            if turn >= self._preset.finalist_rounds and not are_rounds_contradictory(rounds, finalists):
                 break
             left = find_remaining_rivals(rounds, finalists)
             first = turn % len(left)

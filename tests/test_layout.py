@@ -152,7 +152,7 @@ import json, sys
 before = set(sys.modules)
 from ktuned.cli import program
 from ktuned.cli.commands import start
-with start.lean_imports():
+with start.skip_unused_imports():
     from ktuned.daemon import run
 import anyio._backends._asyncio
 print(json.dumps(sorted(sys.modules.keys() - before)))

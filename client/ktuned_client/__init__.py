@@ -19,6 +19,7 @@ from ktuned_client.wire import PROTOCOL_VERSION
 if TYPE_CHECKING:
     from ktuned_client.aio import AsyncClient, AsyncEventStream, AsyncTuning
     from ktuned_client.client import Client, EventStream, Tuning
+    from ktuned_client.messages import Event, Job
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -28,8 +29,10 @@ __all__ = [
     "Client",
     "DaemonError",
     "DaemonUnavailable",
+    "Event",
     "EventStream",
     "Hit",
+    "Job",
     "LoadError",
     "Tuning",
     "UntrustedSocket",
@@ -37,21 +40,23 @@ __all__ = [
 ]
 
 
-# The clients are imported on first use: few programs need both, importing asyncio takes longer than all else here, and
-# the daemon, which imports this package for its codec, needs neither.
-_LATER = {
+# These are imported on first use: few programs need both clients, importing asyncio takes longer than all else here,
+# and the daemon, which imports this package for its codec, needs neither.
+_LAZY_MODULES = {
     "AsyncClient": "aio",
     "AsyncEventStream": "aio",
     "AsyncTuning": "aio",
     "Client": "client",
+    "Event": "messages",
     "EventStream": "client",
+    "Job": "messages",
     "Tuning": "client",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY_MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_LAZY_MODULES[name]}"), name)
     globals()[name] = value
     return value

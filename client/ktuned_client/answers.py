@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from ktuned_client.paths import UntrustedSocket
 from ktuned_client.wire import MAX_ID, PROTOCOL_VERSION, Response
+
+if TYPE_CHECKING:
+    from ktuned_client.messages import Answer, RefusedLookup
+
+Problem = Mapping[str, Any]
+"""The sizes and other keys of a problem, by name: numbers, booleans and strings."""
+
+Config = Mapping[str, Any]
+"""A value for each knob, by name: numbers, booleans and strings."""
 
 LOOKUP_DEADLINE_S: Final = 0.005
 """Deadline of a lookup: a hundred times as long as a lookup usually takes, but too short to be noticed."""
@@ -51,7 +60,7 @@ class DaemonError(Exception):
         self.hint = hint
 
     @classmethod
-    def from_wire(cls, error: Mapping[str, Any]) -> DaemonError:
+    def from_wire(cls, error: Mapping[str, str]) -> DaemonError:
         """Read the protocol's error map; a field that a daemon of another version leaves out gets a default."""
         return cls(str(error.get("code", "error")), str(error.get("message", "")), str(error.get("hint", "")))
 
@@ -94,7 +103,7 @@ class AnswerMap(dict[str, Any]):
         return AnswerMap, (dict(self),)
 
 
-def freeze_config(config: Mapping[str, Any] | None) -> AnswerMap | None:
+def freeze_config(config: Config | None) -> AnswerMap | None:
     """Return a config as a read-only map; ``None`` stays ``None``."""
     return config if config is None or type(config) is AnswerMap else AnswerMap(config)
 
@@ -130,10 +139,10 @@ class Hit(NamedTuple):
     """
 
     kernel: str
-    problem: Mapping[str, Any]
+    problem: Problem
     device: str | None
     status: str
-    config: Mapping[str, Any] | None
+    config: Config | None
     latency_us: float | None = None
     artifact: str | None = None
     decided: float | None = None
@@ -142,7 +151,7 @@ class Hit(NamedTuple):
     final: bool = False
     metrics: Mapping[str, float] = NO_METRICS
     file: str | None = None
-    measured: Mapping[str, Any] | None = None
+    measured: Problem | None = None
     objective: str | None = None
     expected_loss: float | None = None
 
@@ -170,7 +179,7 @@ class Hit(NamedTuple):
         return None if self.decided is None else max(0.0, time.time() - self.decided)
 
 
-def make_hit(answer: Mapping[str, Any]) -> Hit:
+def make_hit(answer: Answer | RefusedLookup) -> Hit:
     """Return a daemon's answer as a hit; unknown fields are ignored.
 
     Raises:
@@ -178,6 +187,8 @@ def make_hit(answer: Mapping[str, Any]) -> Hit:
         ValueError: it is not an answer.
     """
     try:
+        if "error" in answer:
+            raise DaemonError.from_wire(answer["error"])
         get, config, metrics = answer.get, answer["config"], answer.get("metrics")
         # Equal to Hit(…), but without the cost of a call to its Python constructor: every lookup makes a hit.
         fields = (
@@ -200,22 +211,20 @@ def make_hit(answer: Mapping[str, Any]) -> Hit:
         )
         return tuple.__new__(Hit, fields)
     except (KeyError, TypeError, AttributeError):
-        if type(answer) is dict and type(answer.get("error")) is dict:
-            raise DaemonError.from_wire(answer["error"]) from None
         raise ValueError("the daemon's answer is not a lookup's") from None
 
 
+QuestionName = str | tuple[str, str | None, str | None]
+"""The name under which answers are kept: the kernel's, or (kernel, device, objective) if one of the two is given."""
+
+
 class Question(NamedTuple):
-    """One lookup, as :meth:`ktuned_client.Client.lookup` describes it.
+    """One lookup, as :meth:`ktuned_client.Client.lookup` describes it."""
 
-    ``name`` is the name under which answers are kept: the kernel's name, or (kernel, device, objective) if a device or
-    an objective is given.
-    """
-
-    name: Any
+    name: QuestionName
     kernel: str
-    problem: Mapping[str, Any]
-    default: Mapping[str, Any] | None
+    problem: Problem
+    default: Config | None
     device: str | None
     objective: str | None
 

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import monotonic
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ktuned_client import paths
 from ktuned_client.answers import (
@@ -14,19 +14,24 @@ from ktuned_client.answers import (
     LOOKUP_DEADLINE_S,
     PIN_DEADLINE_S,
     TUNE_DEADLINE_S,
+    Config,
     DaemonError,
     DaemonUnavailable,
     Hit,
+    Problem,
     Question,
     drop_missing,
     explain_failure,
 )
 from ktuned_client.batch import Asked, Batch
 from ktuned_client.knowledge import Knowledge
-from ktuned_client.progress import Event, Progress
+from ktuned_client.progress import Progress
 from ktuned_client.table_answers import pack
 from ktuned_client.transport import Subscription, Transport
 from ktuned_client.wire import LOOKUP, ProtocolError
+
+if TYPE_CHECKING:
+    from ktuned_client.messages import Event, FileError, Job, TuneAnswer
 
 
 class Client:
@@ -72,8 +77,8 @@ class Client:
     def lookup(
         self,
         kernel: str,
-        problem: Mapping[str, Any],
-        default: Mapping[str, Any] | None = None,
+        problem: Problem,
+        default: Config | None = None,
         device: str | None = None,
         objective: str | None = None,
     ) -> Hit:
@@ -109,15 +114,15 @@ class Client:
     def bind(
         self,
         kernel: str,
-        default: Mapping[str, Any] | None = None,
+        default: Config | None = None,
         device: str | None = None,
         objective: str | None = None,
-    ) -> Callable[[Mapping[str, Any]], Hit]:
+    ) -> Callable[[Problem], Hit]:
         """Return a function of the problem that does :meth:`lookup` for one kernel, for hot loops."""
         memo = self._memo
         name = kernel if device is None and objective is None else (kernel, device, objective)
 
-        def look_up_problem(problem: Mapping[str, Any]) -> Hit:
+        def look_up_problem(problem: Problem) -> Hit:
             try:
                 key = pack(problem)
                 slot, generation, until, hit = memo.answers[name][key]
@@ -147,11 +152,11 @@ class Client:
             try:
                 result = self._transport.look_up(request, self.deadline_s)
             except DaemonUnavailable as error:
-                batch.take_absence(places, error)
+                batch.answer_unavailable(places, error)
             except DaemonError as error:
-                batch.take_refusal(places, str(error))
+                batch.answer_refused(places, str(error))
             else:
-                batch.take_answers(places, result)
+                batch.learn_answers(places, result)
         return batch.hits
 
     def call(self, method: str, *, deadline_s: float = CALL_DEADLINE_S, **params: Any) -> Any:
@@ -172,9 +177,9 @@ class Client:
         types: Iterable[str] | None = None,
         deadline_s: float = CALL_DEADLINE_S,
     ) -> EventStream:
-        """Subscribe, and return an iterator of event maps that ends only with the daemon or with ``close``.
+        """Subscribe, and return an iterator of events that ends only with the daemon or with ``close``.
 
-        ``since`` is the position (epoch, seq) to replay from; an event ``{"fresh": True, …}`` marks a gap.
+        ``since`` is the position (epoch, seq) to replay from; an event of the type ``gap`` stands for lost ones.
 
         Raises:
             DaemonError: the daemon refused the filter.
@@ -214,7 +219,7 @@ class Client:
     def capture(
         self,
         kernel: str,
-        problem: Mapping[str, Any],
+        problem: Problem,
         tensors: Mapping[str, Any],
         *,
         deadline_s: float = CALL_DEADLINE_S,
@@ -272,7 +277,7 @@ class Client:
         return self._knowledge.learn_answer(question, key, answer)
 
 
-class EventStream(Iterator[Event]):
+class EventStream(Iterator["Event"]):
     """The events of one subscription, over its own connection; it supports one reader at a time.
 
     ``epoch`` and ``seq`` are the stream's position, which a later subscription may give as ``since``.
@@ -307,14 +312,14 @@ class EventStream(Iterator[Event]):
         self.close()
 
 
-class Tuning(Iterator[Event]):
+class Tuning(Iterator["Event"]):
     """The events of one tuning's jobs. ``errors`` lists the kernel files that could not be read, ``notices`` warnings.
 
     The jobs continue even if this object is closed or never iterated.
     """
 
-    def __init__(self, client: Client, accepted: Mapping[str, Any]) -> None:
-        self.errors: list[dict[str, Any]] = accepted.get("errors", [])
+    def __init__(self, client: Client, accepted: TuneAnswer) -> None:
+        self.errors: list[FileError] = accepted.get("errors", [])
         self.notices: list[str] = accepted.get("notices", [])
         self._client = client
         self._progress = Progress(accepted)
@@ -322,7 +327,7 @@ class Tuning(Iterator[Event]):
         self._stream: EventStream | None = None
 
     @property
-    def jobs(self) -> list[dict[str, Any]]:
+    def jobs(self) -> list[Job]:
         """The jobs' maps as last received; they are final when the iterator has ended."""
         return self._progress.jobs
 
@@ -334,7 +339,7 @@ class Tuning(Iterator[Event]):
             event = next(self._open_subscription())
             if self._progress.apply_event(event):
                 self._ready.append(event)
-            if event.get("fresh"):
+            if event["type"] == "gap":
                 answer = self._client.call("jobs", ids=self._progress.open_jobs)
                 self._ready += self._progress.apply_jobs(answer["jobs"])
         return self._ready.popleft()

@@ -8,7 +8,6 @@ is none of these, a request is sent.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
@@ -21,13 +20,15 @@ from ktuned_client.answers import (
     DaemonError,
     Hit,
     Question,
+    QuestionName,
     make_hit,
 )
 from ktuned_client.memo import Memo, pack_problem
 from ktuned_client.table import MAX_NAMES
-from ktuned_client.wire import encode_lookup
+from ktuned_client.wire import encode_lookup_opening
 
 if TYPE_CHECKING:
+    from ktuned_client.messages import Answer, RefusedLookup
     from ktuned_client.winners import Winners
 
 
@@ -62,7 +63,7 @@ class Knowledge:
         self._strict = strict
         self._settle_s = SETTLE_SHARE * deadline_s if deadline_s >= SETTLE_DEADLINE_S else 0.0
         self._winners = None if winners is None else _read_winners(winners)
-        self._openings: dict[Any, bytes] = {}
+        self._openings: dict[QuestionName, bytes] = {}
 
     def find_hit(self, question: Question, key: bytes | None) -> Hit | bytes:
         """Return the hit if no request is needed, or else the problem's bytes for the request.
@@ -97,7 +98,7 @@ class Knowledge:
             except (TypeError, ValueError) as error:
                 # MessagePack carries types that JSON, and thus a file of winners, does not have.
                 return self._refuse_usage(question, f"not a valid problem: {error}")
-            self.memo.remember_for_good(question, key, hit)
+            self.memo.keep_lasting_answer(question, key, hit)
             return question.complete_hit(hit)
         if self.backoff.is_waiting:
             return self.answer_unavailable(question, key, self.backoff.message)
@@ -114,7 +115,7 @@ class Knowledge:
             if len(self._openings) >= MAX_NAMES:
                 self._openings.clear()
             try:
-                known = encode_lookup(
+                known = encode_lookup_opening(
                     question.kernel,
                     question.device,
                     self._pin,
@@ -137,7 +138,7 @@ class Knowledge:
         place = self._find_directory(params["kernel"]) if "kernel" in params else None
         return params if place is None else {"directory": place, **params}
 
-    def learn_answer(self, question: Question, key: bytes, answer: Mapping[str, Any]) -> Hit:
+    def learn_answer(self, question: Question, key: bytes, answer: Answer | RefusedLookup) -> Hit:
         """Keep the daemon's answer to a question, and return it as a hit; for a refusal the hit has the reason."""
         self.backoff.record_success()
         try:
@@ -146,7 +147,7 @@ class Knowledge:
             return self.answer_refused(question, error)
         except ValueError as error:
             return question.answer_unavailable(str(error))
-        self.memo.remember(question, key, hit)
+        self.memo.keep_answer(question, key, hit)
         return question.complete_hit(hit)
 
     def answer_refused(self, question: Question, error: DaemonError) -> Hit:

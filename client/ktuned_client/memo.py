@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import msgpack
 
-from ktuned_client.answers import Hit, Question
-from ktuned_client.table import WATCHED_WORD, slot_of
+from ktuned_client.answers import Hit, Problem, Question, QuestionName
+from ktuned_client.table import WATCHED_WORD, find_slot
 from ktuned_client.table_answers import HOLDS_S, LAST_WORD_S, NO_WORDS, UNWATCHED, Entry, TableAnswers, pack
 
 MAX_ANSWERS: Final = 10_000
@@ -50,7 +50,7 @@ class Memo:
         max_answers: int = MAX_ANSWERS,
     ) -> None:
         self.max_answers = max_answers
-        self.answers: dict[Any, dict[bytes, Entry]] = {}
+        self.answers: dict[QuestionName, dict[bytes, Entry]] = {}
         self.table = TableAnswers(directory, clock, place=place, pin=pin)
         self.words = NO_WORDS
         self._count = 0
@@ -83,15 +83,15 @@ class Memo:
         self._keep_entry(question, key, found)
         return found[3], True
 
-    def remember(self, question: Question, key: bytes, hit: Hit) -> None:
+    def keep_answer(self, question: Question, key: bytes, hit: Hit) -> None:
         """Keep an answer of the daemon, unless it has no generation or no table is mapped (nothing could end it)."""
         generation = hit.generation
         table = self.table.find_table()
         self.words = self.table.words
         if type(generation) is int and table is not None:
-            self._keep_entry(question, key, (slot_of(hit.kernel), generation, self._clock() + HOLDS_S, hit))
+            self._keep_entry(question, key, (find_slot(hit.kernel), generation, self._clock() + HOLDS_S, hit))
 
-    def remember_for_good(self, question: Question, key: bytes, hit: Hit) -> None:
+    def keep_lasting_answer(self, question: Question, key: bytes, hit: Hit) -> None:
         """Keep an answer that no daemon can change."""
         self._keep_entry(question, key, (0, 0, float("inf"), hit))
 
@@ -178,7 +178,7 @@ def _unwrap_scalar(value: Any) -> Any:
     raise TypeError(f"a problem cannot hold {value!r}, a {type(value).__name__}: only numbers, bool and str")
 
 
-def pack_problem(problem: Mapping[str, Any]) -> bytes:
+def pack_problem(problem: Problem) -> bytes:
     """Return a problem's bytes; the problem may be any mapping, with subclasses of numbers and strings.
 
     Raises:
@@ -205,7 +205,7 @@ def pack_problem(problem: Mapping[str, Any]) -> bytes:
     return key
 
 
-def _check_problem(problem: Mapping[str, Any]) -> None:
+def _check_problem(problem: Problem) -> None:
     if not isinstance(problem, Mapping):
         raise TypeError(f"a problem is a mapping, not {problem!r}, a {type(problem).__name__}")
     for name, value in problem.items():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ktuned_client.answers import ENDED_STATES
 
-Event = dict[str, Any]
+if TYPE_CHECKING:
+    from ktuned_client.messages import Event, Job, TuneAnswer
 
 
 class Progress:
@@ -17,14 +18,14 @@ class Progress:
     subscription.
     """
 
-    def __init__(self, accepted: Mapping[str, Any]) -> None:
-        self._jobs: dict[int, dict[str, Any]] = {job["id"]: job for job in accepted["jobs"]}
+    def __init__(self, accepted: TuneAnswer) -> None:
+        self._jobs = {job["id"]: job for job in accepted["jobs"]}
         self._open = set(self._jobs)
         self.epoch: int = accepted["epoch"]
         self.seq: int = accepted["seq"]
 
     @property
-    def jobs(self) -> list[dict[str, Any]]:
+    def jobs(self) -> list[Job]:
         """The jobs' maps as last received, in the daemon's order."""
         return list(self._jobs.values())
 
@@ -41,20 +42,21 @@ class Progress:
     def apply_event(self, event: Event) -> bool:
         """Apply an event of the stream; return whether it is new (a second ``job_done`` is not)."""
         self.epoch, self.seq = event["epoch"], event["seq"]
-        job_state = event.get("job_state")
-        if isinstance(job_state, dict) and job_state.get("id") in self._jobs:
-            self._jobs[job_state["id"]] = job_state
-        if event.get("type") != "job_done":
+        if event["type"] not in ("job_queued", "job_started", "job_paused", "job_done"):
             return True
-        job = event.get("job")
+        job = event["job"]
+        if job in self._jobs:
+            self._jobs[job] = event["job_state"]
+        if event["type"] != "job_done":
+            return True
         if job not in self._open:
             return False
         self._open.discard(job)
         return True
 
-    def apply_jobs(self, jobs: Iterable[dict[str, Any]]) -> list[Event]:
+    def apply_jobs(self, jobs: Iterable[Job]) -> list[Event]:
         """Apply requested job maps; return a ``job_done`` for each job that ended without an event."""
-        missed = []
+        missed: list[Event] = []
         for job in jobs:
             if job["id"] not in self._open:
                 continue

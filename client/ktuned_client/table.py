@@ -85,7 +85,7 @@ _SLOT: Final = struct.Struct("=2Q")
 """The first words of an entry's copy, which begins after the checksum: slot and lengths; generation."""
 
 
-def slot_of(kernel: str) -> int:
+def find_slot(kernel: str) -> int:
     """Return a kernel's slot (the index of the word with its generation), from its full name."""
     # Long names are not cached, because a peer may send invented names of any length.
     return _find_cached_slot(kernel) if len(kernel) <= MAX_NAME_CHARACTERS else _compute_slot(kernel)
@@ -98,17 +98,17 @@ def _compute_slot(kernel: str) -> int:
 _find_cached_slot = lru_cache(MAX_NAMES)(_compute_slot)
 
 
-def kernel_key(name: str, directory: str | None) -> bytes:
+def make_kernel_key(name: str, directory: str | None) -> bytes:
     """Return the key of a kernel's entry, from its full name, or from a short name and the directory it is used in."""
     return b"K" + (name if directory is None or ":" in name else f"{name}\0{directory}").encode()
 
 
-def winner_prefix(kernel: str, model: str, objective: str) -> bytes:
+def make_winner_prefix(kernel: str, model: str, objective: str) -> bytes:
     """Return the key of a winner's entry up to the key problem, which is MessagePack of a map with sorted keys."""
     return b"W" + f"{kernel}\0{model}\0{objective}\0".encode()
 
 
-def pinned_prefix(pin: str, kernel: str, model: str, objective: str) -> bytes:
+def make_pinned_prefix(pin: str, kernel: str, model: str, objective: str) -> bytes:
     """Return the key of a pinned winner's entry up to the problem, which is the whole one and not the key problem."""
     return b"P" + f"{pin}\0{kernel}\0{model}\0{objective}\0".encode()
 

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from ktuned_client.answers import NO_METRICS, AnswerMap, Hit, Question
+from ktuned_client.answers import NO_METRICS, AnswerMap, Hit, Problem, Question, QuestionName
 from ktuned_client.table import (
     MAX_NAMES,
     REPLACED_WORD,
@@ -27,9 +27,9 @@ from ktuned_client.table import (
     WATCHED_WORD,
     WORDS,
     Table,
-    kernel_key,
-    pinned_prefix,
-    winner_prefix,
+    make_kernel_key,
+    make_pinned_prefix,
+    make_winner_prefix,
 )
 
 HOLDS_S: Final = 5.0
@@ -94,7 +94,7 @@ class TableAnswers:
         self._clock = clock
         self._table: Table | None = None
         self._uses: memoryview | None = None
-        self._rules: dict[Any, _Rules] = {}
+        self._rules: dict[QuestionName, _Rules] = {}
 
     def find_entry(self, question: Question, key: bytes, *, is_old: bool = False, unwatched: str = "") -> Entry | None:
         """Return the table's answer to a question; ``None`` if it has none that holds now.
@@ -171,7 +171,7 @@ class TableAnswers:
             return None
 
     def _read_rules(self, table: Table, question: Question) -> _Rules | None:
-        entry = table.find(kernel_key(question.kernel, self._place))
+        entry = table.find(make_kernel_key(question.kernel, self._place))
         if entry is None:
             return None
         slot, generation, payload = entry
@@ -188,7 +188,9 @@ class TableAnswers:
             file,
             wanted,
             model,
-            winner_prefix(name, model, wanted) if self._pin is None else pinned_prefix(self._pin, name, model, wanted),
+            make_winner_prefix(name, model, wanted)
+            if self._pin is None
+            else make_pinned_prefix(self._pin, name, model, wanted),
             None if keys is None else frozenset(map(tuple, keys)),
             specialize,
             bucket,
@@ -235,7 +237,7 @@ def _make_winner_key(
     keys: frozenset[tuple[str, ...]] | None,
     specialize: list[str] | None,
     bucket: Mapping[str, Any],
-    asked: Mapping[str, Any],
+    asked: Problem,
 ) -> bytes | None:
     """Return the bytes of the key problem that a kernel's rules give; ``None`` if the daemon may refuse the problem."""
     names = _sort_names(tuple(asked))
@@ -243,12 +245,12 @@ def _make_winner_key(
         return None
     if any(type(value) is float and not math.isfinite(value) for value in asked.values()):
         return None
-    bucketed_problem = {name: bucketed(bucket.get(name), asked[name]) for name in names}
+    bucketed_problem = {name: apply_bucket_rule(bucket.get(name), asked[name]) for name in names}
     key_names = names if specialize is None else _sort_names(tuple(specialize))
     return bytes(pack({name: bucketed_problem[name] for name in key_names}))
 
 
-def _sort_problem(asked: Mapping[str, Any], problem: bytes) -> bytes:
+def _sort_problem(asked: Problem, problem: bytes) -> bytes:
     """Return a problem's bytes with its keys in order."""
     names = tuple(asked)
     ordered = _sort_names(names)
@@ -260,8 +262,8 @@ def _sort_names(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def bucketed(rule: Any, value: Any) -> Any:
-    """Return the value that represents the bucket of ``value``; the same rule as ``ktuned.model.bucketed``."""
+def apply_bucket_rule(rule: Any, value: Any) -> Any:
+    """Return the value that represents the bucket of ``value``, by the rules of ``ktuned.model.apply_bucket_rules``."""
     if type(value) is not int:
         return value
     if rule == "pow2":

@@ -16,11 +16,13 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from ktuned_client import paths, wire
 from ktuned_client.answers import DaemonError, DaemonUnavailable, check_hello, explain_failure, read_result
-from ktuned_client.progress import Event
+
+if TYPE_CHECKING:
+    from ktuned_client.messages import Event, StreamPosition
 
 _READ_BYTES: Final = 64 * 1024
 
@@ -114,7 +116,7 @@ class Transport:
 class Subscription:
     """The notifications of one subscription; ``start`` is its initial position. One thread at a time may use it."""
 
-    def __init__(self, connection: _Connection, start: Mapping[str, Any]) -> None:
+    def __init__(self, connection: _Connection, start: StreamPosition) -> None:
         self.start = start
         self._connection: _Connection | None = connection
 
@@ -156,7 +158,7 @@ class _Connection:
         """Send a request, from its method on, and return the response."""
         # Only one request is pending at a time, so ids may repeat soon and fit into one byte.
         request_id = self._id = (self._id + 1) % 0x80
-        self._send(wire.request_head(request_id) + question, deadline)
+        self._send(wire.encode_request_head(request_id) + question, deadline)
         while True:
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0 or not self._readable.poll(remaining_s * 1000):
@@ -207,7 +209,7 @@ class _Connection:
 
     def _keep_event(self, message: wire.Message) -> None:
         if type(message) is wire.Notification and message.method == "event" and message.params is not None:
-            self._events.append(message.params)
+            self._events.append(cast("Event", message.params))
 
 
 _transports: weakref.WeakSet[Transport] = weakref.WeakSet()

@@ -16,11 +16,13 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ktuned_client import paths, wire
 from ktuned_client.answers import check_hello, explain_failure, next_id, read_result
-from ktuned_client.progress import Event
+
+if TYPE_CHECKING:
+    from ktuned_client.messages import Event, StreamPosition
 
 MAX_UNREAD_EVENTS: Final = 1000
 """Most unread events. When there are so many, the connection is not read until the caller has taken them."""
@@ -148,7 +150,7 @@ class _SharedConnection:
 class AsyncSubscription:
     """The notifications of one subscription; ``start`` is its initial position."""
 
-    def __init__(self, connection: _AioConnection, start: Mapping[str, Any]) -> None:
+    def __init__(self, connection: _AioConnection, start: StreamPosition) -> None:
         self.start = start
         self._connection = connection
 
@@ -191,7 +193,7 @@ class _AioConnection(asyncio.BufferedProtocol):
             raise self._error or ConnectionResetError("the connection was closed")
         answer: asyncio.Future[wire.Response] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = answer
-        self._transport.write(wire.request_head(request_id) + question)
+        self._transport.write(wire.encode_request_head(request_id) + question)
         try:
             return await answer
         finally:
@@ -245,7 +247,7 @@ class _AioConnection(asyncio.BufferedProtocol):
                 if answer is not None and not answer.done():
                     answer.set_result(message)
             elif type(message) is wire.Notification and message.method == "event" and message.params is not None:
-                self._keep_event(message.params)
+                self._keep_event(cast("Event", message.params))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._fail_requests(error or ConnectionResetError("the daemon closed the connection"))

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 
 from ktuned_client.answers import LoadError
 
 if TYPE_CHECKING:
-    from ktuned_client.answers import Hit
+    from ktuned_client.answers import Hit, Problem
 
 LOADERS: Final = "ktuned.loaders"
 """Entry-point group of functions ``(artifact, kernel_file, device) -> callable``; ktuned provides ``winner``."""
@@ -64,5 +64,5 @@ def _find_plugin(artifact: str) -> str:
     return plugin if isinstance(plugin, str) else ""
 
 
-def _describe_problem(problem: Mapping[str, Any]) -> str:
+def _describe_problem(problem: Problem) -> str:
     return " ".join(f"{key}={value}" for key, value in problem.items()) or "its only problem"

@@ -14,11 +14,14 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
-from ktuned_client.answers import NO_METRICS, Hit
-from ktuned_client.table_answers import bucketed
+from ktuned_client.answers import NO_METRICS, Hit, Problem
+from ktuned_client.table_answers import apply_bucket_rule
+
+if TYPE_CHECKING:
+    from ktuned_client.messages import ExportedWinner, WinnersDocument
 
 FORMAT: Final = 1
 """Value of ``ktuned_winners``; increased when a field changes its meaning or is removed."""
@@ -49,7 +52,7 @@ class WinnersError(Exception):
     """A file of winners cannot be read or is invalid; the message names the file and the remedy."""
 
 
-def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_file(path: str | os.PathLike[str]) -> WinnersDocument:
     """Read a file, check its document and return it.
 
     Raises:
@@ -101,7 +104,8 @@ def check_document(document: Any) -> None:
     objectives = document.get("objectives", {})
     if not isinstance(objectives, dict) or not all(isinstance(found, list) for found in objectives.values()):
         raise ValueError("is invalid: `objectives` is not a map of lists of winners")
-    for number, winner in enumerate(_list_winners(document), start=1):
+    winners = [*document["winners"], *(winner for found in objectives.values() for winner in found)]
+    for number, winner in enumerate(winners, start=1):
         if not isinstance(winner, dict):
             raise ValueError(f"is invalid: winner {number} is not a map")
         _check_fields(winner, _WINNER_FIELDS, f"winner {number}: ")
@@ -112,7 +116,7 @@ def check_document(document: Any) -> None:
         _check_metrics(winner.get("metrics", {}), f"winner {number}: its metrics")
 
 
-def render_document(document: Mapping[str, Any]) -> str:
+def render_document(document: WinnersDocument) -> str:
     """Return a file's text: sorted, with one line for each field and winner, so that equal content gives equal text."""
     head = {name: value for name, value in document.items() if name not in ("winners", "objectives")}
     lines = [
@@ -126,14 +130,10 @@ def render_document(document: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join([*lines, f' "winners": {_render_winners(document["winners"], "  ")}']) + "\n}\n"
 
 
-def _render_winners(winners: list[Mapping[str, Any]], indent: str) -> str:
+def _render_winners(winners: list[ExportedWinner], indent: str) -> str:
     ordered = sorted(winners, key=lambda winner: _to_canonical_json(winner["problem"]))
     entries = ",\n".join(f"{indent}{_to_canonical_json(winner)}" for winner in ordered)
     return f"[\n{entries}\n{indent[1:]}]"
-
-
-def _list_winners(document: Mapping[str, Any]) -> list[Any]:
-    return [*document["winners"], *(winner for others in document.get("objectives", {}).values() for winner in others)]
 
 
 def make_file_name(kernel: str, device: str) -> str:
@@ -170,7 +170,7 @@ class Winners:
             winners._add_file(file, read_file(file))
         return winners
 
-    def lookup(self, kernel: str, problem: Mapping[str, Any], device: str | None, objective: str | None = None) -> Hit:
+    def lookup(self, kernel: str, problem: Problem, device: str | None, objective: str | None = None) -> Hit:
         """Return the answer to a lookup: ``stale``, ``default``, ``unknown``, or ``unavailable`` with the reason."""
         names = {kernel} if kernel in self._kernels else self._short.get(kernel, set())
         if len(names) > 1:
@@ -190,7 +190,7 @@ class Winners:
             return Hit(name, problem, device, "default", default, message=f"there are no winners for {device!r}")
         return shared.answer_lookup(problem, objective)
 
-    def _add_file(self, path: str, document: Mapping[str, Any]) -> None:
+    def _add_file(self, path: str, document: WinnersDocument) -> None:
         name, device = document["kernel"], document["device"]
         models = self._kernels.setdefault(name, {})
         if device in models:
@@ -199,50 +199,28 @@ class Winners:
         self._short.setdefault(name.rpartition(":")[2], set()).add(name)
 
 
-class _Winner(NamedTuple):
-    """A winner of a file; ``artifact`` is the name of its directory within the file's artifacts directory."""
-
-    config: Mapping[str, Any]
-    latency_us: float
-    decided: float
-    metrics: Mapping[str, float]
-    artifact: str | None
-
-    @classmethod
-    def read(cls, winner: Mapping[str, Any]) -> _Winner:
-        """Read a map that :func:`check_document` has checked."""
-        artifact = winner.get("artifact")
-        return cls(
-            winner["config"],
-            winner["latency_us"],
-            winner["decided"],
-            winner.get("metrics", NO_METRICS),
-            artifact if isinstance(artifact, str) and os.path.basename(artifact) == artifact else None,
-        )
-
-
 class _WinnersFile:
     """The winners of one file: of one kernel on one device model."""
 
-    def __init__(self, path: str, document: Mapping[str, Any]) -> None:
+    def __init__(self, path: str, document: WinnersDocument) -> None:
         self.path = path
-        self.default: Mapping[str, Any] | None = document.get("default")
-        self._kernel: str = document["kernel"]
-        self._device: str = document["device"]
-        self._specialize: list[str] | None = document.get("specialize")
+        self.default = document.get("default")
+        self._kernel = document["kernel"]
+        self._device = document["device"]
+        self._specialize = document.get("specialize")
         bucket = document.get("bucket")
         self._bucket: dict[str, Any] = bucket if isinstance(bucket, dict) else {}
-        self._objective: str = document.get("objective", _LATENCY)
+        self._objective = document.get("objective", _LATENCY)
         lists = {**document.get("objectives", {}), _LATENCY: document["winners"]}
         self._winners = {
-            name: {_to_canonical_json(winner["problem"]): _Winner.read(winner) for winner in winners}
+            name: {_to_canonical_json(winner["problem"]): winner for winner in winners}
             for name, winners in lists.items()
         }
         artifacts = document.get("artifacts")
         self._artifacts = os.path.join(os.path.dirname(path), artifacts) if isinstance(artifacts, str) else None
 
-    def answer_lookup(self, problem: Mapping[str, Any], objective: str | None) -> Hit:
-        bucket = {key: bucketed(self._bucket[key], problem[key]) for key in problem if key in self._bucket}
+    def answer_lookup(self, problem: Problem, objective: str | None) -> Hit:
+        bucket = {key: apply_bucket_rule(self._bucket[key], problem[key]) for key in problem if key in self._bucket}
         try:
             whole = {**problem, **bucket}
             kept = whole if self._specialize is None else {key: whole[key] for key in self._specialize}
@@ -263,20 +241,22 @@ class _WinnersFile:
             problem,
             self._device,
             status,
-            winner.config,
-            winner.latency_us,
+            winner["config"],
+            winner["latency_us"],
             self._find_artifact(winner),
-            winner.decided,
+            winner["decided"],
             message=message,
-            metrics=winner.metrics,
+            metrics=winner.get("metrics", NO_METRICS),
             measured=None if whole == dict(problem) else whole,
             objective=wanted,
         )
 
-    def _find_artifact(self, winner: _Winner) -> str | None:
-        if self._artifacts is None or winner.artifact is None:
+    def _find_artifact(self, winner: ExportedWinner) -> str | None:
+        name = winner.get("artifact")
+        # A name only: a path could lead out of the directory.
+        if self._artifacts is None or not isinstance(name, str) or os.path.basename(name) != name:
             return None
-        path = os.path.join(self._artifacts, winner.artifact)
+        path = os.path.join(self._artifacts, name)
         return os.path.abspath(path) if os.path.isdir(path) else None
 
 

@@ -72,7 +72,7 @@ class Response(NamedTuple):
     """The answer to the request with the same id; ``error`` is ``None`` on success."""
 
     id: int
-    error: dict[str, Any] | None
+    error: Mapping[str, str] | None
     result: Any
 
 
@@ -96,7 +96,7 @@ def encode_request(request_id: int, method: str, params: Mapping[str, Any]) -> b
     return _pack_message([_REQUEST, request_id, method, [params]])
 
 
-def encode_response(request_id: int, error: Mapping[str, Any] | None, result: Any) -> bytes:
+def encode_response(request_id: int, error: Mapping[str, str] | None, result: Any) -> bytes:
     """Return a response's bytes; raises as :func:`encode_request` does."""
     return _pack_message([RESPONSE, request_id, error, result])
 
@@ -107,7 +107,7 @@ def encode_notification(method: str, params: Mapping[str, Any]) -> bytes:
 
 
 def encode_question(method: str, params: Mapping[str, Any]) -> bytes:
-    """Return a request's bytes from its method on, without :func:`request_head`; raises as :func:`encode_request`."""
+    """Return a request's bytes from its method on, without its head; raises as :func:`encode_request`."""
     return _pack_message(method) + b"\x91" + _pack_message(params)
 
 
@@ -115,7 +115,7 @@ LOOKUP: Final = b"\xa6lookup\x91"
 """The bytes of a lookup before its params."""
 
 
-def encode_lookup(
+def encode_lookup_opening(
     kernel: str,
     device: str | None,
     pin: str | None,
@@ -148,7 +148,7 @@ def encode_lookups(lookups: Sequence[bytes]) -> bytes:
 _REQUEST_HEADS: Final = tuple(bytes((0x94, _REQUEST, request_id)) for request_id in range(0x80))
 
 
-def request_head(request_id: int) -> bytes:
+def encode_request_head(request_id: int) -> bytes:
     """Return the first bytes of a request, up to its method."""
     if request_id < 0x80:
         return _REQUEST_HEADS[request_id]

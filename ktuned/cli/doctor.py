@@ -68,12 +68,12 @@ def check_observer(environment: Mapping[str, str] = os.environ) -> Finding:
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
     """Check the interpreter's version."""
     oldest, newest = SUPPORTED_PYTHON
-    said = ".".join(map(str, version))
+    message = ".".join(map(str, version))
     if version[:2] < oldest:
-        return Finding(Level.FAIL, "python", f"{said} is too old", "install Python 3.11 or newer")
+        return Finding(Level.FAIL, "python", f"{message} is too old", "install Python 3.11 or newer")
     if version[:2] > newest:
-        return Finding(Level.WARN, "python", f"{said} is newer than the versions that ktuned is tested with")
-    return Finding(Level.OK, "python", f"{said} at {sys.executable}")
+        return Finding(Level.WARN, "python", f"{message} is newer than the versions that ktuned is tested with")
+    return Finding(Level.OK, "python", f"{message} at {sys.executable}")
 
 
 def check_socket(path: str) -> Finding:
@@ -133,11 +133,15 @@ def check_disk(home: Path, free_bytes: int | None = None) -> Finding:
         free_bytes = shutil.disk_usage(_find_nearest_existing(home)).free if free_bytes is None else free_bytes
     except OSError as error:
         return Finding(Level.FAIL, "disk", f"{home}: {error.strerror}", "set KTUNED_HOME")
-    said = f"{text.format_size(free_bytes)} free at {home}"
+    message = f"{text.format_size(free_bytes)} free at {home}"
     mend = "free some space, or set KTUNED_HOME to another disk"
     if free_bytes < DISK_FAIL_BYTES:
-        return Finding(Level.FAIL, "disk", said, mend)
-    return Finding(Level.WARN, "disk", said, mend) if free_bytes < DISK_WARN_BYTES else Finding(Level.OK, "disk", said)
+        return Finding(Level.FAIL, "disk", message, mend)
+    return (
+        Finding(Level.WARN, "disk", message, mend)
+        if free_bytes < DISK_WARN_BYTES
+        else Finding(Level.OK, "disk", message)
+    )
 
 
 def check_inotify(directory: Path = Path("/proc/sys/fs/inotify")) -> Finding:
@@ -153,9 +157,9 @@ def check_inotify(directory: Path = Path("/proc/sys/fs/inotify")) -> Finding:
             low.append((name, actual, wanted))
     if not low:
         return Finding(Level.OK, "inotify", "the limits suffice")
-    said = ", ".join(f"{name} is {actual}" for name, actual, _ in low)
+    message = ", ".join(f"{name} is {actual}" for name, actual, _ in low)
     mend = "sudo sysctl " + " ".join(f"fs.inotify.{name}={wanted}" for name, _, wanted in low)
-    return Finding(Level.WARN, "inotify", said, mend)
+    return Finding(Level.WARN, "inotify", message, mend)
 
 
 def check_plugins(points: list[EntryPoint]) -> Finding:
@@ -177,10 +181,10 @@ def check_daemon(
         if is_new:
             return Finding(Level.OK, "daemon", "none runs yet; `ktuned tune` and `ktuned watch` start one")
         return Finding(Level.WARN, "daemon", absence or "none runs", mend or "ktuned start")
-    said = f"pid {status.pid}, version {status.version}"
+    message = f"pid {status.pid}, version {status.version}"
     if status.version != version:
-        return Finding(Level.WARN, "daemon", f"{said}; this is {version}", "ktuned stop")
-    return Finding(Level.OK, "daemon", said)
+        return Finding(Level.WARN, "daemon", f"{message}; this is {version}", "ktuned stop")
+    return Finding(Level.OK, "daemon", message)
 
 
 def check_lanes(status: StatusAnswer) -> list[Finding]:
@@ -201,8 +205,8 @@ def check_hosts(status: StatusAnswer, version: str) -> Iterator[Finding]:
     """Check the other hosts in a daemon's status; ``version`` is ktuned's version on this machine."""
     for name, executor in status.executors.items():
         if not executor.version:
-            said = f"{executor.name} is not joined; the notices say why"
-            yield Finding(Level.WARN, name, said, executor.mend)
+            message = f"{executor.name} is not joined; the notices say why"
+            yield Finding(Level.WARN, name, message, executor.mend)
             continue
         count = text.format_count(len(executor.hosts), "host")
         yield Finding(Level.OK, name, f"{executor.name}: {executor.version}, {count}")

@@ -30,7 +30,7 @@ _VERSION_S = 5.0
 _RELEASE = re.compile(r"release (\d+\.\d+)|(\d+\.\d+(?:\.\d+)?)\s*$", re.MULTILINE)
 _DRIVER = re.compile(r"\s(\d+\.\d+(?:\.\d+)?)\s")
 _CUDA_VARIABLES = ("CUDA_HOME", "CUDA_PATH")
-_SAID_OF_A_TOOLCHAIN = 3
+_MAX_TOOLCHAIN_PARTS = 3
 _PROBE_HERE = """\
 import json, sys
 from ktuned.backends import Registry
@@ -46,7 +46,7 @@ def check_compilers(environ: Mapping[str, str] = os.environ, system: Path = Path
     search_path = environ.get("PATH")
     found = [place for name in COMPILERS if (place := shutil.which(name, path=search_path))]
     cxx = (
-        Finding(Level.OK, "c++ compiler", _with_version(found[0]))
+        Finding(Level.OK, "c++ compiler", _describe_program(found[0]))
         if found
         else Finding(Level.WARN, "c++ compiler", "none on PATH", "apt-get install g++")
     )
@@ -59,18 +59,18 @@ def _check_nvcc(environ: Mapping[str, str], system: Path) -> Finding:
         if home:
             place = Path(home, "bin", "nvcc")
             if place.is_file():
-                return Finding(Level.OK, "nvcc", f"{_with_version(str(place))} ({variable})")
-            mend = f"set {variable} to the CUDA Toolkit's directory, or unset it"
-            return Finding(Level.WARN, "nvcc", f"{variable}={home} holds no bin/nvcc", mend)
+                return Finding(Level.OK, "nvcc", f"{_describe_program(str(place))} ({variable})")
+            remedy = f"set {variable} to the CUDA Toolkit's directory, or unset it"
+            return Finding(Level.WARN, "nvcc", f"{variable}={home} holds no bin/nvcc", remedy)
     on_path = shutil.which("nvcc", path=environ.get("PATH"))
     if on_path:
-        return Finding(Level.OK, "nvcc", f"{_with_version(on_path)} (PATH)")
+        return Finding(Level.OK, "nvcc", f"{_describe_program(on_path)} (PATH)")
     if (system / "bin" / "nvcc").is_file():
-        return Finding(Level.OK, "nvcc", _with_version(str(system / "bin" / "nvcc")))
+        return Finding(Level.OK, "nvcc", _describe_program(str(system / "bin" / "nvcc")))
     return Finding(Level.OK, "nvcc", "none; only CUDA C++ through tvm_ffi needs it (set CUDA_HOME to its directory)")
 
 
-def _with_version(program: str) -> str:
+def _describe_program(program: str) -> str:
     """Return a program's path and the version that it prints."""
     try:
         ran = subprocess.run(
@@ -89,14 +89,14 @@ def check_gpu(
 ) -> Finding:
     """Look for NVIDIA's driver, and check that this process may use it."""
     try:
-        said = driver.read_text()
+        driver_text = driver.read_text()
     except OSError:
         return Finding(Level.OK, "NVIDIA driver", "none; CUDA kernels can be compiled here, but not measured")
-    version = _DRIVER.search(said)
+    version = _DRIVER.search(driver_text)
     name = version[1] if version else "loaded"
     if not control.exists():
-        mend = "start the container with --gpus all"
-        return Finding(Level.WARN, "NVIDIA driver", f"{name}, but {control} is missing", mend)
+        remedy = "start the container with --gpus all"
+        return Finding(Level.WARN, "NVIDIA driver", f"{name}, but {control} is missing", remedy)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     return Finding(Level.OK, "NVIDIA driver", name if visible is None else f"{name}; CUDA_VISIBLE_DEVICES={visible}")
 
@@ -122,8 +122,8 @@ def probe_here(python: str = sys.executable, *, deadline_s: float = PROBE_HERE_S
     except OSError as error:
         message = f"cannot be run: {error.strerror}"
     except (msgspec.DecodeError, IndexError):
-        said = ran.stderr.strip().splitlines()
-        message = said[-1] if said else f"the probe of its backends failed (exit status {ran.returncode})"
+        errors = ran.stderr.strip().splitlines()
+        message = errors[-1] if errors else f"the probe of its backends failed (exit status {ran.returncode})"
     return EnvironmentInfo(python, {}, Fault("worker", message, hint))
 
 
@@ -136,8 +136,8 @@ def check_backends(environments: Iterable[EnvironmentInfo], roots: Iterable[Root
         python = environment.python
         used = f"; for {', '.join(users[python])}" if python in users else ""
         if error := environment.error:
-            mend = error.hint or "check the python that the root's config names"
-            yield Finding(Level.FAIL, python, text.first_line(error.message) + used, mend)
+            remedy = error.hint or "check the python that the root's config names"
+            yield Finding(Level.FAIL, python, text.first_line(error.message) + used, remedy)
             continue
         version = environment.version
         yield Finding(Level.OK, python, f"Python {version}{used}" if version else f"answers{used}")
@@ -149,9 +149,9 @@ def check_backends(environments: Iterable[EnvironmentInfo], roots: Iterable[Root
                 absent.setdefault(backend.absent, {})[name] = backend
         yield from (_describe_absence(absence, backends) for absence, backends in absent.items())
         if nvml := environment.nvml:
-            said = f"whether other programs use the GPUs is unknown, and timings ignore it: {nvml}"
-            mend = f"{python} -m pip install nvidia-ml-py" if "not installed" in nvml else ""
-            yield Finding(Level.WARN, "NVML", said, mend)
+            message = f"whether other programs use the GPUs is unknown, and timings ignore it: {nvml}"
+            remedy = f"{python} -m pip install nvidia-ml-py" if "not installed" in nvml else ""
+            yield Finding(Level.WARN, "NVML", message, remedy)
 
 
 def _describe_absence(absence: Absence, backends: Mapping[str, BackendReport]) -> Finding:
@@ -170,12 +170,12 @@ def _judge_backend(name: str, backend: BackendReport) -> Iterator[Finding]:
     if error := backend.error:
         yield Finding(Level.FAIL, what, text.first_line(error.message), error.hint or "reinstall its distribution")
         return
-    toolchain = list(backend.fingerprint.items())[:_SAID_OF_A_TOOLCHAIN]
-    said = ", ".join([backend.version, *(f"{part} {version}" for part, version in toolchain)])
+    toolchain = list(backend.fingerprint.items())[:_MAX_TOOLCHAIN_PARTS]
+    message = ", ".join([backend.version, *(f"{part} {version}" for part, version in toolchain)])
     if not backend.devices:
         yield Finding(Level.WARN, what, "finds no device", "reinstall its distribution")
         return
-    yield Finding(Level.OK, what, said.strip(", ") or "is installed")
+    yield Finding(Level.OK, what, message.strip(", ") or "is installed")
     for device in backend.devices:
         facts = [device.model, device.target, *(f"{part} {v}" for part, v in device.fingerprint.items())]
         yield Finding(Level.OK, f"{name} on {device.name}", ", ".join(facts))
@@ -193,9 +193,9 @@ def check_kernels(
             if is_its and kernel.backend not in backends[root.python]:
                 missing.setdefault((root.python, kernel.backend), []).append(kernel.name)
     for (python, backend), names in missing.items():
-        mend = install_hint(backend, python)
-        said = f"not installed for {python}, and needed by {', '.join(sorted(set(names)))}"
-        yield Finding(Level.FAIL, f"backend {backend}", said, mend)
+        remedy = install_hint(backend, python)
+        message = f"not installed for {python}, and needed by {', '.join(sorted(set(names)))}"
+        yield Finding(Level.FAIL, f"backend {backend}", message, remedy)
 
 
 def check_artifacts(census: Mapping[str, tuple[int, int]], environments: Iterable[EnvironmentInfo]) -> list[Finding]:

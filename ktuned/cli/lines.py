@@ -25,7 +25,7 @@ WIDE = 1.25
 """A figure gets a warning if its largest likely value is at least this many times its smallest."""
 
 
-def job_title(job: Job) -> str:
+def name_job(job: Job) -> str:
     """Return the name of a job for people: kernel, problem, device."""
     return _compose_title(job.kernel, job.problem, job.device, job.objective)
 
@@ -53,10 +53,10 @@ def describe_doubts(job: Job) -> list[str]:
     is_best_noisy = is_noisy(job.best_us, job.best_spread_us) and not needs_metric(job.objective)
     badge = "noisy: " if is_best_noisy or is_noisy(job.reference_us, job.reference_spread_us) else ""
     why = "across the final rounds (other programs, or unlocked clocks?)"
-    lines = [f"{job_title(job)}: {badge}{' and '.join(found)} {why}"] if found else []
+    lines = [f"{name_job(job)}: {badge}{' and '.join(found)} {why}"] if found else []
     if job.reference_us and job.best_us and is_ratio_implausible(job.reference_us, job.best_us):
-        said = f"noisy: the reference took {job.reference_us / job.best_us:,.0f} times the winner's time"
-        lines.append(f"{job_title(job)}: {said}: was the machine busy, and does it compute the same?")
+        doubt = f"noisy: the reference took {job.reference_us / job.best_us:,.0f} times the winner's time"
+        lines.append(f"{name_job(job)}: {doubt}: was the machine busy, and does it compute the same?")
     return lines
 
 
@@ -79,10 +79,10 @@ def describe_open_jobs(view: View, now: float | None = None) -> list[str]:
 
     With ``now`` (Unix s), the lines say how long jobs have been running.
     """
-    views = sorted(view.active, key=lambda one: one.job.state is not JobState.RUNNING)
-    found = [f"{job_title(one.job)}: {_describe_open_job(one, now)}" for one in views[:MAX_STANDING]]
-    left = len(views) - MAX_STANDING
-    return [*found, f"and {text.format_count(left, 'more job')}"] if left > 0 else found
+    open_jobs = sorted(view.active, key=lambda shown: shown.job.state is not JobState.RUNNING)
+    found = [f"{name_job(shown.job)}: {_describe_open_job(shown, now)}" for shown in open_jobs[:MAX_STANDING]]
+    more = len(open_jobs) - MAX_STANDING
+    return [*found, f"and {text.format_count(more, 'more job')}"] if more > 0 else found
 
 
 def _describe_open_job(view: JobView, now: float | None) -> str:
@@ -96,7 +96,7 @@ def _describe_open_job(view: JobView, now: float | None) -> str:
     if view.round is not None:
         facts.append(f"finalists again, round {view.round[0]} of {view.round[1]}")
     if job.best is not None:
-        facts.append(f"best {text.by_objective(job.objective, job.best)}")
+        facts.append(f"best {text.format_by_objective(job.objective, job.best)}")
     return ", ".join(filter(None, (*facts, text.format_time_left(job.left_s))))
 
 
@@ -106,16 +106,16 @@ def describe_news(news: News) -> list[str]:
         case JobBegan(job):
             of = f" of {job.total} configs" if job.total is not None else ""
             known = f", {job.done} known already" if job.done else ""
-            return [f"{job_title(job)}: job {job.id} tunes{of}{known}"]
+            return [f"{name_job(job)}: job {job.id} tunes{of}{known}"]
         case NewBest(job, config, figure):
             speedup = compute_gain(job.objective, job.default, figure)
             better = f" ({text.format_factor(speedup)} the default)" if speedup else ""
-            best = text.by_objective(job.objective, figure)
-            return [f"{job_title(job)}: {format_progress(job)} best {best}{better}  {text.format_values(config)}"]
+            best = text.format_by_objective(job.objective, figure)
+            return [f"{name_job(job)}: {format_progress(job)} best {best}{better}  {text.format_values(config)}"]
         case FirstFailure(job, trial):
             why = text.first_line(trial.message)
-            said = f"{job_title(job)}: {trial.outcome}  {text.format_values(trial.config)}"
-            return [f"{said}  {why}" if why else said]
+            line = f"{name_job(job)}: {trial.outcome}  {text.format_values(trial.config)}"
+            return [f"{line}  {why}" if why else line]
         case JobEnded(view):
             found = find_notices(view.job.message) if view.job.state is JobState.DONE else []
             return [_describe_ended_job(view), *(f"  notice: {text.first_line(notice, limit=300)}" for notice in found)]
@@ -124,7 +124,7 @@ def describe_news(news: News) -> list[str]:
         case WinnerChanged() if news.job is None:
             # The winner of a job needs no line, because the job's trials have shown it.
             named = _compose_title(news.kernel, news.problem, news.device, news.objective)
-            reached = text.by_objective(news.objective, news.figure)
+            reached = text.format_by_objective(news.objective, news.figure)
             return [f"{named}: known already, {reached}  {text.format_values(news.config)}"]
         case KernelsReloaded():
             return _describe_reload(news)
@@ -141,10 +141,10 @@ def _describe_ended_job(view: JobView) -> str:
         why = text.first_line(job.message, limit=300)
         counts = f" ({text.format_outcomes(job.outcomes)})" if job.outcomes else ""
         # The reason is left out if it equals the state ("cancelled: cancelled").
-        return f"{job_title(job)}: job {job.id} {job.state}{f': {why}' if why not in ('', job.state) else ''}{counts}"
+        return f"{name_job(job)}: job {job.id} {job.state}{f': {why}' if why not in ('', job.state) else ''}{counts}"
     if job.best is None:
-        return f"{job_title(job)}: job {job.id} found no valid config ({text.format_outcomes(job.outcomes)})"
-    facts = [text.by_objective(job.objective, job.best)]
+        return f"{name_job(job)}: job {job.id} found no valid config ({text.format_outcomes(job.outcomes)})"
+    facts = [text.format_by_objective(job.objective, job.best)]
     if needs_metric(job.objective):
         facts.append(text.format_latency(job.best_us))
     if job.speedup:
@@ -159,9 +159,11 @@ def _describe_ended_job(view: JobView) -> str:
     change = compute_gain(job.objective, view.before, job.best)
     if change:
         thing = "as good" if needs_metric(job.objective) else "that speed"
-        facts.append(f"was {text.by_objective(job.objective, view.before)}, {text.format_factor(change)} {thing} now")
+        facts.append(
+            f"was {text.format_by_objective(job.objective, view.before)}, {text.format_factor(change)} {thing} now"
+        )
     config = text.format_values(view.best_config) if view.best_config else ""
-    return f"{job_title(job)}: tuned, {', '.join(facts)}  {config}".rstrip()
+    return f"{name_job(job)}: tuned, {', '.join(facts)}  {config}".rstrip()
 
 
 def _describe_reload(news: KernelsReloaded) -> list[str]:

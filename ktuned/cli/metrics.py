@@ -41,8 +41,8 @@ class Family(Record):
         yield f"# HELP {self.name} {self.help.translate(_ESCAPES)}"
         suffix = {"gauge": "", "counter": "_total", "info": "_info"}[self.type]
         for labels, value in self.samples:
-            said = ",".join(f'{name}="{str(label).translate(_ESCAPES)}"' for name, label in labels.items())
-            yield f"{self.name}{suffix}{f'{{{said}}}' if said else ''} {value}"
+            pairs = ",".join(f'{name}="{str(label).translate(_ESCAPES)}"' for name, label in labels.items())
+            yield f"{self.name}{suffix}{f'{{{pairs}}}' if pairs else ''} {value}"
 
 
 def render_metrics(status: StatusAnswer) -> str:
@@ -100,16 +100,16 @@ def _list_families(status: StatusAnswer) -> Iterator[Family]:
         yield _gauge_family("ktuned_notices", "Notices of `ktuned status`.", len(status.notices))
 
 
-def _gauge_family(name: str, said: str, value: float | None, *, unit: str = "") -> Family:
-    return Family(name, "gauge", said, () if value is None else (({}, value),), unit)
+def _gauge_family(name: str, help_text: str, value: float | None, *, unit: str = "") -> Family:
+    return Family(name, "gauge", help_text, () if value is None else (({}, value),), unit)
 
 
-def _counter_family(name: str, said: str, value: float | None, *, unit: str = "") -> Family:
-    return Family(name, "counter", said, () if value is None else (({}, value),), unit)
+def _counter_family(name: str, help_text: str, value: float | None, *, unit: str = "") -> Family:
+    return Family(name, "counter", help_text, () if value is None else (({}, value),), unit)
 
 
-def _labelled_family(name: str, said: str, label: str, values: Mapping[str, float]) -> Family:
-    return Family(name, "gauge", said, tuple(({label: key}, value) for key, value in values.items()))
+def _labelled_family(name: str, help_text: str, label: str, values: Mapping[str, float]) -> Family:
+    return Family(name, "gauge", help_text, tuple(({label: key}, value) for key, value in values.items()))
 
 
 def _count_workers(workers: Iterable[WorkerInfo]) -> Iterator[tuple[Mapping[str, Any], float]]:

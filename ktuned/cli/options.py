@@ -82,7 +82,7 @@ def is_path(target: str) -> bool:
     return "/" in target or target.endswith(".py") or os.path.exists(target)
 
 
-def as_path(target: str, otherwise: str = "a kernel's name has no slash and no .py") -> str:
+def resolve_path(target: str, otherwise: str = "a kernel's name has no slash and no .py") -> str:
     """Return the absolute form of a path on the command line, because the daemon has another working directory.
 
     ``otherwise`` is the part of the error message for users who meant a kernel.
@@ -173,7 +173,7 @@ config_option = click.option(
     multiple=True,
     metavar="KNOB=VALUE,…",
     callback=_read_configs,
-    help="Try this config alone; several with several --config.",
+    help="Try only this config; repeat --config to try several.",
 )
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ktuned.cli import text
-from ktuned.cli.tables import table_lines
+from ktuned.cli.tables import format_table
 from ktuned.model import show_controls, show_controls_in_json
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def print_message(line: str) -> None:
 def print_error(message: str, hint: str = "") -> None:
     """Print an error as one line: ``ktuned: fault; remedy``."""
     what = " ".join(message.split()).rstrip(".")
-    mend = " ".join(hint.split())
-    print_message(f"{COMPLAINT}{what}; {mend}" if mend else f"{COMPLAINT}{what}")
+    remedy = " ".join(hint.split())
+    print_message(f"{COMPLAINT}{what}; {remedy}" if remedy else f"{COMPLAINT}{what}")
 
 
 def print_file_errors(errors: Iterable[FileError]) -> None:
@@ -161,5 +161,5 @@ def print_table(columns: Sequence[str], rows: Iterable[Row], *, right: Iterable[
         *(tuple(text.ABSENT if cell is None else show_controls(str(cell)) for cell in row) for row in rows),
     ]
     width = shutil.get_terminal_size().columns if is_terminal else None
-    for number, line in enumerate(table_lines(cells, figures, width)):
+    for number, line in enumerate(format_table(cells, figures, width)):
         emit_line(line, is_heading=number == 0 and is_terminal)

@@ -7,7 +7,7 @@ in programs and notebooks share the loop, :func:`follow_tuning`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from html import escape
 from threading import Event as Flag
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from ktuned_client.messages import Event as EventMap
+
 P = TypeVar("P", bound=JobParams)
 
 REFRESHES_PER_SECOND = 8
@@ -63,14 +65,14 @@ class Presenter:
     def __exit__(self, *_: object) -> None:
         return
 
-    def show(self, received: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
+    def show(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
         """Show one event: its map (``None`` after a catch-up), the view after it, and the news in it."""
 
 
 class JsonPresenter(Presenter):
     """Prints one event per line, as JSON."""
 
-    def show(self, received: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
+    def show(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
         """Print the event unchanged."""
         if received is not None:
             output.emit_json(received)
@@ -96,15 +98,15 @@ class LinePresenter(Presenter):
         self._is_over.set()
         self._breaker.join()
 
-    def show(self, received: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
+    def show(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
         """Print the news."""
         with self._printing:
             self._view = view
             for piece in news:
                 self._print_lines(lines.describe_news(piece))
 
-    def _print_lines(self, said: Sequence[str]) -> None:
-        for line in said:
+    def _print_lines(self, new_lines: Sequence[str]) -> None:
+        for line in new_lines:
             output.emit_line(line)
             self._printed_at = monotonic()
 
@@ -145,7 +147,7 @@ class LivePresenter(Presenter):
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def show(self, received: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
+    def show(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
         """Set the view for the next refresh, and print the news above it."""
         self._view = view
         for piece in news:
@@ -163,22 +165,22 @@ def draw_board(view: View) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    running = [one for one in view.active if one.job.state is JobState.RUNNING]
-    waiting = [one.job for one in view.active if one.job.state is not JobState.RUNNING]
+    running = [shown for shown in view.active if shown.job.state is JobState.RUNNING]
+    waiting = [shown.job for shown in view.active if shown.job.state is not JobState.RUNNING]
     grid = Table.grid(padding=(0, 2))
-    for one in running[:MAX_BARS]:
-        job = one.job
+    for shown in running[:MAX_BARS]:
+        job = shown.job
         bar = ProgressBar(total=job.total, completed=job.done, width=BAR_COLUMNS, pulse=job.total is None)
         head = Table.grid(padding=(0, 2))
-        head.add_row(bar, Text(lines.format_progress(job)), Text(_describe_stage(one)))
-        grid.add_row(Text(show_controls(lines.job_title(job)), style="bold", no_wrap=True, overflow="ellipsis"))
+        head.add_row(bar, Text(lines.format_progress(job)), Text(_describe_stage(shown)))
+        grid.add_row(Text(show_controls(lines.name_job(job)), style="bold", no_wrap=True, overflow="ellipsis"))
         grid.add_row(head)
-        grid.add_row(Text(f"  {show_controls(_describe_best(one))}", no_wrap=True, overflow="ellipsis"))
+        grid.add_row(Text(f"  {show_controls(_describe_best(shown))}", no_wrap=True, overflow="ellipsis"))
     if len(running) > MAX_BARS:
         grid.add_row(Text(f"and {len(running) - MAX_BARS} more run", style="dim"))
     for job in waiting[:MAX_WAITING]:
         grid.add_row(
-            Text(f"waits: {show_controls(lines.job_title(job))}", style="dim", no_wrap=True, overflow="ellipsis")
+            Text(f"waits: {show_controls(lines.name_job(job))}", style="dim", no_wrap=True, overflow="ellipsis")
         )
     if len(waiting) > MAX_WAITING:
         grid.add_row(Text(f"and {len(waiting) - MAX_WAITING} more wait", style="dim"))
@@ -197,13 +199,13 @@ class NotebookPresenter(Presenter):
         if self._handle is not None:
             self._handle.update(_CellOutput(()))
 
-    def show(self, received: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
+    def show(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
         """Redraw the output, if the last redraw was long enough ago."""
         if self._handle is not None and monotonic() - self._drawn_at < self._redraw_s:
             return
         self._drawn_at = monotonic()
-        said = tuple(map(show_controls, lines.describe_open_jobs(view)))
-        drawn = _CellOutput(tuple((one.job.done, one.job.total) for one in view.active), said)
+        standings = tuple(map(show_controls, lines.describe_open_jobs(view)))
+        drawn = _CellOutput(tuple((shown.job.done, shown.job.total) for shown in view.active), standings)
         if self._handle is None:
             from IPython.display import display
 
@@ -215,12 +217,12 @@ class NotebookPresenter(Presenter):
 class _CellOutput:
     """Progress of the open jobs, as a notebook draws it."""
 
-    def __init__(self, bars: Sequence[tuple[int, int | None]], said: Sequence[str] = ()) -> None:
+    def __init__(self, bars: Sequence[tuple[int, int | None]], standings: Sequence[str] = ()) -> None:
         self._bars = bars
-        self._said = said
+        self._standings = standings
 
     def __repr__(self) -> str:
-        return "\n".join(self._said)
+        return "\n".join(self._standings)
 
     def _repr_html_(self) -> str:
         bars = "".join(
@@ -228,7 +230,7 @@ class _CellOutput:
             for done, total in self._bars
             if total is not None
         )
-        return f"{bars}<pre>{escape(chr(10).join(self._said))}</pre>" if self._said else ""
+        return f"{bars}<pre>{escape(chr(10).join(self._standings))}</pre>" if self._standings else ""
 
 
 def choose_presenter(*, as_json: bool = False, in_notebook: bool = False, wanted: bool | None = True) -> Presenter:
@@ -254,7 +256,7 @@ def request_tuning(client: Client, method: Method[P, TuneAnswer], wanted: P) -> 
             accepted = call_method(client, method, wanted, deadline_s=TUNE_DEADLINE_S)
     except KeyboardInterrupt:
         output.print_message(
-            "the daemon goes on with the request: `ktuned jobs` has its jobs, `ktuned jobs JOB --cancel` cancels one"
+            "the daemon continues with the request: `ktuned jobs` has its jobs, `ktuned jobs JOB --cancel` cancels one"
         )
         raise
     output.print_file_errors(accepted.errors)
@@ -309,7 +311,7 @@ def _describe_best(view: JobView) -> str:
     facts = []
     if job.best is not None:
         gain = f", {text.format_factor(job.speedup)} the default" if job.speedup else ""
-        facts.append(f"best {text.by_objective(job.objective, job.best)}{gain}")
+        facts.append(f"best {text.format_by_objective(job.objective, job.best)}{gain}")
     facts.append(text.format_outcomes(job.outcomes))
     if view.best_config:
         facts.append(text.format_values(view.best_config))

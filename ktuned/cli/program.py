@@ -125,7 +125,7 @@ def _prepare_callback(name: str, callback: Callable[..., Any]) -> Callable[..., 
 
 def _print_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
     if asked:
-        output.emit_line(f"ktuned {versions.own_version()}")
+        output.emit_line(f"ktuned {versions.read_own_version()}")
         context.exit()
 
 
@@ -143,13 +143,13 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        return _carry_out(arguments)
+        return _execute_command(arguments)
     except output.ReaderGone:
         _abandon_stdout()
         return Exit.BROKEN_PIPE
 
 
-def _carry_out(arguments: Sequence[str] | None) -> int:
+def _execute_command(arguments: Sequence[str] | None) -> int:
     from ktuned.cli.spawn import DaemonNotStarted
     from ktuned_client import DaemonError, DaemonUnavailable
     from ktuned_client.answers import DaemonSilent
@@ -157,7 +157,7 @@ def _carry_out(arguments: Sequence[str] | None) -> int:
 
     for word in sys.argv[1:] if arguments is None else arguments:
         if not word.isascii() and word != word.encode(errors="replace").decode():
-            return _not_utf8(word)
+            return _refuse_undecodable(word)
     try:
         result: Any = cli.main(args=arguments, prog_name="ktuned", standalone_mode=False)
         return result if isinstance(result, int) else Exit.DONE
@@ -173,12 +173,12 @@ def _carry_out(arguments: Sequence[str] | None) -> int:
         return Exit.INTERRUPTED
     except UnicodeEncodeError as error:
         # The absolute path of a relative one may not be UTF-8, but the protocol carries only UTF-8.
-        return _not_utf8(error.object)
+        return _refuse_undecodable(error.object)
     except NumberTooLarge as error:
         output.print_error(str(error), "give a smaller one")
         return Exit.USAGE
     except DaemonSilent as error:
-        output.print_error(error.message, f"{error.hint}; {_how_to_end_it()}")
+        output.print_error(error.message, f"{error.hint}; {_describe_kill()}")
         return Exit.NO_DAEMON
     except (DaemonUnavailable, DaemonNotStarted) as error:
         output.print_error(error.message, error.hint)
@@ -188,13 +188,13 @@ def _carry_out(arguments: Sequence[str] | None) -> int:
         return Exit.USAGE if error.code in USAGE_CODES else Exit.NOT_REACHED
 
 
-def _not_utf8(word: str) -> Exit:
+def _refuse_undecodable(word: str) -> Exit:
     shown = os.fsencode(word).decode(errors="backslashreplace")
     output.print_error(f"{shown} is not UTF-8", "rename the file or directory")
     return Exit.USAGE
 
 
-def _how_to_end_it() -> str:
+def _describe_kill() -> str:
     """Return the command that kills a daemon that does not answer; committed results survive."""
     from ktuned_client.paths import LOCK_NAME, socket_path
 

@@ -38,7 +38,6 @@ from ktuned.protocol import (
     KernelStale,
     LaneChanged,
     Refining,
-    StreamGap,
     TrialDone,
     TuningPaused,
     TuningResumed,
@@ -203,7 +202,7 @@ def add_estimates(view: View, jobs: Iterable[JobInfo]) -> View:
     return view
 
 
-def fold_event(view: View, event: Event | StreamGap | None) -> tuple[View, tuple[News, ...]]:
+def fold_event(view: View, event: Event | None) -> tuple[View, tuple[News, ...]]:
     """Return the view after an event, and the news in it."""
     match event:
         case JobEvent():
@@ -286,12 +285,17 @@ def _take_winner(view: View, event: WinnerChanged) -> View:
         return view
     figure = event.figure if needs_metric(event.objective) else None
     job = replace(known.job, best_us=event.latency_us, best_figure=figure)
-    share = describe_share(event.metrics, view.limits, event.device)
+    share = describe_peak_share(event.metrics, view.limits, event.device)
     return _with_job(view, replace(known, job=job, best_config=event.config, share=share))
 
 
-def describe_share(metrics: Mapping[str, float], known: Limits, device: str | None) -> str:
+def describe_peak_share(metrics: Mapping[str, float], known: Limits, device: str | None) -> str:
     """Return the share of the nearest limit in words; empty if no limit is known."""
     peaks = known.get(device or "")
     found = [] if peaks is None else compute_shares(metrics, peaks)
     return str(found[0]) if found else ""
+
+
+def concerns_project(kernel: str | None, project: str | None) -> bool:
+    """Return whether an event about a kernel, or about none in particular, concerns the project."""
+    return project is None or not kernel or kernel.startswith(f"{project}:")

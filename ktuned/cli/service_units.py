@@ -101,7 +101,7 @@ def units_directory(environ: Mapping[str, str]) -> Path:
     return (Path(chosen) if chosen else Path.home() / ".config") / "systemd" / "user"
 
 
-def unit_texts(command: Sequence[str], *, listen: str, environment: Mapping[str, str]) -> dict[str, str]:
+def compose_units(command: Sequence[str], *, listen: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return each unit's text by file name; ``command`` and ``listen`` may contain systemd's ``%`` specifiers."""
     lines = "".join(f'Environment="{name}={quote_value(value)}"\n' for name, value in environment.items())
     return {
@@ -110,14 +110,14 @@ def unit_texts(command: Sequence[str], *, listen: str, environment: Mapping[str,
     }
 
 
-def for_this_installation(executable: str, environ: Mapping[str, str]) -> dict[str, str]:
+def compose_installed_units(executable: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the units that run the daemon of ``executable``, a Python interpreter; each starts with :data:`MARK`."""
     listen = environ.get("KTUNED_SOCKET")
     kept = {name: environ[name] for name in KEPT_VARIABLES if environ.get(name)}
     if "KTUNED_HOME" in kept:
         kept["KTUNED_HOME"] = os.path.abspath(os.path.expanduser(kept["KTUNED_HOME"]))
     command = (_escape_specifiers(executable), "-m", "ktuned", "start", "--foreground")
-    found = unit_texts(
+    found = compose_units(
         command, listen=_escape_specifiers(os.path.abspath(listen)) if listen else DEFAULT_LISTEN, environment=kept
     )
     return {name: f"{_FIRST_LINE}\n{text}" for name, text in found.items()}

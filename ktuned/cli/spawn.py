@@ -131,7 +131,7 @@ def start_daemon(
     if not ended:
         process.kill()
         process.wait()
-    words = text.first_line(_last_words(log_path, offset), limit=MAX_WORDS) or "its log is empty"
+    words = text.first_line(_read_log_since(log_path, offset), limit=MAX_WORDS) or "its log is empty"
     what = f"ended with status {process.returncode}" if ended else f"did not answer within {deadline_s:g} s"
     raise DaemonNotStarted(f"the daemon {what}: {words}", hint=f"its log is {log_path}")
 
@@ -161,7 +161,7 @@ def _wait_for_daemon(process: subprocess.Popen[bytes], socket_path: str, deadlin
     return False
 
 
-def _last_words(log_path: Path, offset: int) -> str:
+def _read_log_since(log_path: Path, offset: int) -> str:
     """Return the last error that was logged from ``offset`` on, or the last line with text if there is no error.
 
     Another daemon with the same home, but another socket, may write to the same log.

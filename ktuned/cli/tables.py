@@ -11,7 +11,7 @@ GAP = 2
 """Spaces between columns."""
 
 
-def table_lines(rows: Sequence[Sequence[str]], is_figure: Sequence[bool], width: int | None = None) -> list[str]:
+def format_table(rows: Sequence[Sequence[str]], is_figure: Sequence[bool], width: int | None = None) -> list[str]:
     """Return the lines of a table whose first row is its heading; ``width`` is the terminal's width, if any."""
     natural = [max(map(len, column)) for column in zip(*rows, strict=True)]
     over = sum(natural) + GAP * (len(natural) - 1) - (width or 0)

@@ -16,7 +16,7 @@ _COLOURS_AND_LINKS = re.compile(r"\x1b\[[0-9;:]*m|\x1b\[K|\x1b\]8;[^\x07\x1b]*(?
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def by_objective(objective: Objective, figure: float | None) -> str:
+def format_by_objective(objective: Objective, figure: float | None) -> str:
     """Return a figure in the unit of its objective."""
     match unit_of(objective):
         case "µs":
@@ -76,9 +76,9 @@ def _format_digits(value: float, digits: int) -> str:
     return f"{value:.{max(0, digits - before_point)}f}"
 
 
-def format_count(count: int, thing: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """Return a count with its noun."""
-    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def format_duration(value_s: float | None) -> str:
@@ -123,9 +123,9 @@ def format_values(values: Mapping[str, Any] | None) -> str:
     """
     if not values:
         return ABSENT
-    own = [f"{key}={_format_scalar(value)}" for key, value in values.items() if not key.startswith("@")]
+    fields = [f"{key}={_format_scalar(value)}" for key, value in values.items() if not key.startswith("@")]
     types = [str(values["@types"])] if "@types" in values else []
-    return " ".join((*own, *types)) or ABSENT
+    return " ".join((*fields, *types)) or ABSENT
 
 
 def clean_message(message: str) -> str:

@@ -99,7 +99,7 @@ def _format_fact(name: str, value: object) -> str:
                 for key, item in value.items()
                 if key != "command"
             }
-            return " ".join(f"{key}={said}" for key, said in pairs.items() if said)
+            return " ".join(f"{key}={shown}" for key, shown in pairs.items() if shown)
         case list() | tuple():
             return ", ".join(_format_fact(name, item) for item in value)
         case bool():

@@ -12,7 +12,7 @@ ACROSS_VERSIONS: Final = frozenset({"start", "status", "stop", "doctor", "servic
 """Commands that work with a daemon of any protocol, because an upgrade needs them to start, show and stop daemons."""
 
 
-def own_version() -> str:
+def read_own_version() -> str:
     """Return the version of this distribution."""
     from importlib.metadata import version as installed
 
@@ -31,14 +31,14 @@ def check_protocol() -> None:
 
     try:
         with Client() as client:
-            told = call_method(client, HELLO)
+            hello = call_method(client, HELLO)
     except DaemonSilent:
         raise
     except (DaemonUnavailable, DaemonError):
         return
-    if told.protocol != PROTOCOL_VERSION:
+    if hello.protocol != PROTOCOL_VERSION:
         raise DaemonUnavailable(
-            f"the daemon is ktuned {told.build} and speaks protocol {told.protocol}; "
-            f"this is {own_version()}, which speaks {PROTOCOL_VERSION}",
+            f"the daemon is ktuned {hello.build} and speaks protocol {hello.protocol}; "
+            f"this is {read_own_version()}, which speaks {PROTOCOL_VERSION}",
             "`ktuned stop` ends it, and the next command starts one of this version",
         )

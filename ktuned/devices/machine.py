@@ -268,7 +268,7 @@ class Machine:
 
     def digest_captured_inputs(self, kernel: KernelInfo, problem: Problem) -> str:
         """Return the digest of the inputs that were captured for a problem; empty if there are none."""
-        return self._captured(kernel.name, canonical(kernel.select_key_values(problem)))
+        return self._find_captured_digest(kernel.name, canonical(kernel.select_key_values(problem)))
 
     def list_device_models(self, environment: Environment | None = None) -> dict[str, set[str]]:
         """Return the models of all known devices, of one environment or of all, by the devices' names.

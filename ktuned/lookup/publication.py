@@ -41,7 +41,7 @@ from ktuned.model import (
     Status,
 )
 from ktuned.protocol import Answer
-from ktuned_client.table import MAX_CONTENT_BYTES, MAX_ENTRIES, kernel_key, pinned_prefix, winner_prefix
+from ktuned_client.table import MAX_CONTENT_BYTES, MAX_ENTRIES, make_kernel_key, make_pinned_prefix, make_winner_prefix
 
 MAX_WINNERS: Final = MAX_ENTRIES // 2
 """How many winners of a kernel are published before anyone requests them."""
@@ -104,7 +104,7 @@ class Publication:
             return
         if not self._publish_answer(kernel, problem, found):
             return
-        self._write_entry(kernel.name, kernel_key(name, directory), self._describe_kernel(kernel))
+        self._write_entry(kernel.name, make_kernel_key(name, directory), self._describe_kernel(kernel))
         if self._published.get(kernel.name) != self._table.generation(kernel.name):
             self._change.set()
 
@@ -116,10 +116,10 @@ class Publication:
             return
         if kernel.name != answer.kernel or answer.config is None or answer.device is None:
             return
-        prefix = pinned_prefix(pin, kernel.name, answer.device, answer.objective)
+        prefix = make_pinned_prefix(pin, kernel.name, answer.device, answer.objective)
         key = _pack_value(dict(sorted(problem.items())))
         self._write_entry(kernel.name, prefix + key, _encode_answer(answer.config, answer, answer.measured))
-        self._write_entry(kernel.name, kernel_key(name, directory), self._describe_kernel(kernel))
+        self._write_entry(kernel.name, make_kernel_key(name, directory), self._describe_kernel(kernel))
 
     async def run_until_cancelled(self) -> None:
         """Publish the winners of kernels in use, and confirm that the daemon watches files, until cancelled."""
@@ -148,7 +148,7 @@ class Publication:
         except NotFound:
             self._published.pop(name, None)
             return
-        self._write_entry(name, kernel_key(name, None), self._describe_kernel(kernel))
+        self._write_entry(name, make_kernel_key(name, None), self._describe_kernel(kernel))
         start = perf_counter()
         for winner in winners:
             # The answer can be found if the winner has all values of the key (the whole problem without `specialize`).
@@ -184,7 +184,7 @@ class Publication:
             return False
         measured = answer.measured or (None if is_whole else problem)
         key = _pack_value(dict(sorted(kernel.select_key_values(problem).items())))
-        prefix = winner_prefix(kernel.name, answer.device, answer.objective)
+        prefix = make_winner_prefix(kernel.name, answer.device, answer.objective)
         return self._write_entry(kernel.name, prefix + key, _encode_answer(config, answer, measured))
 
     def _describe_kernel(self, kernel: KernelInfo) -> bytes:

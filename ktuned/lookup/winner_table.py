@@ -37,7 +37,7 @@ from ktuned_client.table import (
     USES_NAME,
     WATCHED_WORD,
     WORDS,
-    slot_of,
+    find_slot,
 )
 
 FIRST_ENTRIES: Final = 256
@@ -91,14 +91,14 @@ class WinnerTable:
 
     def generation(self, kernel: str) -> int:
         """Return a kernel's generation, by its full name."""
-        return self._words[slot_of(kernel)]
+        return self._words[find_slot(kernel)]
 
     def bump_generation(self, kernel: str) -> None:
         """Announce that the answers for a kernel may have changed; call this after the change.
 
         From then on, no entry of the kernel is valid until it is published again.
         """
-        self._increment_word(slot_of(kernel))
+        self._increment_word(find_slot(kernel))
 
     def bump_all_generations(self) -> None:
         """Announce that any answer may have changed."""
@@ -113,7 +113,7 @@ class WinnerTable:
         """Publish an entry under a kernel's present generation; return whether there was room for it."""
         if self.path is None or len(key) + len(payload) > MAX_CONTENT_BYTES:
             return False
-        slot = slot_of(kernel)
+        slot = find_slot(kernel)
         at = self._find_place(key)
         while at is None and self._grow_table():
             at = self._find_place(key)
@@ -133,13 +133,13 @@ class WinnerTable:
 
     def note_use(self, kernel: str) -> None:
         """Note that a kernel was looked up now, as clients do that find its winner in the table."""
-        self._use_times[slot_of(kernel)] = self._words[WATCHED_WORD]
+        self._use_times[find_slot(kernel)] = self._words[WATCHED_WORD]
 
     def list_used_kernels(self, kernels: Iterable[str], since_s: float) -> list[str]:
         """Return the kernels that were looked up, here or in the table, since a time of ``monotonic``."""
         # A use is noted as the end of the confirmation (see confirm_watch) that was valid then.
         uses, earliest, latest = self._use_times, int((since_s + WATCHED_S) * 1e9), self._words[WATCHED_WORD]
-        return [kernel for kernel in kernels if earliest < uses[slot_of(kernel)] <= latest]
+        return [kernel for kernel in kernels if earliest < uses[find_slot(kernel)] <= latest]
 
     def close(self) -> None:
         """Unmap the files; they stay on the disk."""

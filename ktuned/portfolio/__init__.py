@@ -1,7 +1,7 @@
 """Portfolios: a few configs for many problems, and a small decision tree that chooses among them. No IO."""
 
-from ktuned.portfolio.borders import find_border_problems, is_erring
-from ktuned.portfolio.exports import describe_condition, render_c, render_json, render_python
+from ktuned.portfolio.borders import find_border_problems, is_choice_wrong
+from ktuned.portfolio.exports import describe_tree, render_c, render_json, render_python
 from ktuned.portfolio.fit import Portfolio, fit_portfolio
 from ktuned.portfolio.matrix import FAILED, Matrix, compute_mean_loss, shortlist_configs
 from ktuned.portfolio.selection import Selection, count_octaves
@@ -19,11 +19,11 @@ __all__ = [
     "compute_figure",
     "compute_mean_loss",
     "count_octaves",
-    "describe_condition",
+    "describe_tree",
     "find_border_problems",
     "find_leaf",
     "fit_portfolio",
-    "is_erring",
+    "is_choice_wrong",
     "list_leaves",
     "render_c",
     "render_json",

@@ -18,7 +18,7 @@ MARGIN: Final = 0.02
 """The tree errs at a problem whose loss exceeds the largest known loss in its leaf by more than this."""
 
 
-def is_erring(matrix: Matrix, row: int, leaf: Leaf, *, also_slow: bool = True) -> bool:
+def is_choice_wrong(matrix: Matrix, row: int, leaf: Leaf, *, also_slow: bool = True) -> bool:
     """Return whether a leaf's config fails for a measured problem, or is ``also_slow``: loses more than expected."""
     if matrix.best[row] == FAILED:
         # No config works for this problem, which says nothing about the leaf.
@@ -41,7 +41,8 @@ def find_border_problems(tree: Tree, problems: Sequence[Problem], measurable: Se
         if isinstance(node, Leaf) or not there:
             return
         meets = node.condition.is_met_by
-        passing, failing = [one for one in others if meets(one)], [one for one in others if not meets(one)]
+        passing = [problem for problem in others if meets(problem)]
+        failing = [problem for problem in others if not meets(problem)]
         if measurable:
             border = _find_measurable_border(node.condition, passing, failing)
         else:

@@ -6,7 +6,7 @@ import json
 import keyword
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ktuned.model import Config, Scalar, UsageError
@@ -86,6 +86,17 @@ def describe_condition(condition: Condition) -> str:
     if figure[0] == "2^":
         return f"{figure[1]} is not divisible by {_find_next_power(limit)}"
     return f"{' · '.join(figure)} ≤ {limit:g}"
+
+
+def describe_tree(tree: Tree, configs: Sequence[str], depth: int = 0) -> Iterator[tuple[int, str]]:
+    """Yield a tree's lines, each with its depth; a leaf names the number of its config."""
+    if isinstance(tree, Leaf):
+        yield depth, f"config {configs.index(tree.config)}, expected loss {tree.expected_loss:.1%}"
+        return
+    yield depth, f"{describe_condition(tree.condition)}:"
+    yield from describe_tree(tree.passing, configs, depth + 1)
+    yield depth, "else:"
+    yield from describe_tree(tree.failing, configs, depth + 1)
 
 
 def _describe_portfolio(kernel: str, device: str, portfolio: Portfolio) -> list[str]:

@@ -62,8 +62,8 @@ from ktuned.protocol.events import (
     TuningPaused,
     TuningResumed,
     WinnerChanged,
+    get_event_type,
     read_event,
-    type_of,
 )
 from ktuned.protocol.jobs import (
     CANCEL,
@@ -303,7 +303,7 @@ __all__ = [
     "call_method",
     "call_method_async",
     "find_root",
+    "get_event_type",
     "read_event",
     "read_jobs",
-    "type_of",
 ]

@@ -49,14 +49,6 @@ class StreamPosition(msgspec.Struct, frozen=True):
     seq: int
 
 
-class StreamGap(msgspec.Struct, frozen=True):
-    """Stands for events that are no longer available; the subscriber should request the current state instead."""
-
-    epoch: int
-    seq: int
-    fresh: bool = True
-
-
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """Base of all events: the kernel and the job that they concern, if any. The stream sets ``seq`` and ``epoch``."""
 
@@ -64,6 +56,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     epoch: int = 0
     kernel: KernelName | None = None
     job: int | None = None
+
+
+class StreamGap(Event, frozen=True, kw_only=True, tag="gap"):
+    """Stands for events that are no longer available; the subscriber should request the current state instead."""
+
+    fresh: bool = True
 
 
 PublishEvent = Callable[[Event], None]
@@ -247,25 +245,23 @@ EVENT_TYPES: Final[Mapping[str, type[Event]]] = {
     str(kind.__struct_config__.tag): kind
     for kind in (
         *(JobQueued, JobStarted, JobPaused, JobDone, TrialDone, ConfigCompiled, Refining, WinnerChanged, KernelStale),
-        *(NamesLearned, LaneChanged, TuningPaused, TuningResumed, KernelsReloaded),
+        *(NamesLearned, LaneChanged, TuningPaused, TuningResumed, KernelsReloaded, StreamGap),
     )
 }
 """The classes of events by their types on the wire."""
 
 
-def type_of(event: Event) -> str:
+def get_event_type(event: Event) -> str:
     """Return an event's type, as it is named on the wire."""
     return str(event.__struct_config__.tag)
 
 
-def read_event(event: Mapping[str, Any]) -> Event | StreamGap | None:
+def read_event(event: Mapping[str, Any]) -> Event | None:
     """Return an event's map as its type; None for a type that only a newer daemon has.
 
     Raises:
         msgspec.ValidationError: a field is missing or of another type.
     """
-    if event.get("fresh"):
-        return msgspec.convert(event, StreamGap)
     kind = EVENT_TYPES.get(event.get("type") or "")
     return None if kind is None else msgspec.convert(event, kind)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
@@ -25,14 +24,11 @@ from ktuned.python.origin import Origin, find_notebook_shell, find_origin
 from ktuned.python.result import Result
 from ktuned.spec import Kernel, end_declarations
 from ktuned_client import Client, DaemonError, DaemonUnavailable
-from ktuned_client.answers import TUNE_DEADLINE_S
+from ktuned_client.answers import TUNE_DEADLINE_S, Config, Problem
 
 LOOKUP_DEADLINE_S = 10.0
 """Deadline of the lookup that gives a result its winner. It is long because the program has waited for the tuning
 anyway."""
-
-Config = Mapping[str, Any]
-Problem = Mapping[str, Any]
 
 
 class TuningFailed(KtunedError):

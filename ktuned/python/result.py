@@ -6,12 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ktuned.cli import load_all_trials
 from ktuned.model import ListedTrial as Trial
 from ktuned.protocol import ResultsParams
 from ktuned_client import Client, Hit
+from ktuned_client.answers import Config, Problem
+
+if TYPE_CHECKING:
+    from ktuned_client.messages import Job
 
 MAX_SHOWN = 20
 """Most rows of a table in a notebook; a data frame has all rows."""
@@ -76,12 +80,12 @@ class Result:
     """
 
     kernel: str
-    problem: Mapping[str, Any]
+    problem: Problem
     device: str
-    config: Mapping[str, Any]
+    config: Config
     latency_us: float
     hit: Hit = field(repr=False)
-    job: Mapping[str, Any] = field(repr=False)
+    job: Job = field(repr=False)
     default_us: float | None = None
     reference_us: float | None = None
     message: str = ""
@@ -119,7 +123,7 @@ class Result:
         where = f" [{_describe_config(self.problem)}]" if self.problem else ""
         gain = f", {self.speedup:.3g}× the default" if self.speedup else ""
         line = f"{self.kernel}{where} on {self.device}: {self.latency_us:.4g} µs{gain}  {_describe_config(self.config)}"
-        failed = _describe_failures(self.job.get("outcomes") or {})
+        failed = _describe_failures(self.job["outcomes"])
         return f"{line}\n{failed}" if failed else line
 
     def _repr_html_(self) -> str:
@@ -151,5 +155,5 @@ def _describe_failures(outcomes: Mapping[str, int]) -> str:
     return f"{share} have no figure: {kinds} (`.trials` has their messages)"
 
 
-def _describe_config(values: Mapping[str, Any]) -> str:
+def _describe_config(values: Config) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())

@@ -9,15 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ktuned.report.pareto import compute_cost, pareto_front
-from ktuned.report.terminal_plot import best_so_far
+from ktuned.report.terminal_plot import plot_best
 from ktuned.report.trial_formats import FORMATS, render_trials
-from ktuned.report.winner_formats import c_file, vllm_files
+from ktuned.report.winner_formats import render_c_file, render_vllm_files
 
 if TYPE_CHECKING:
     from ktuned.report.document import Document, Standing
     from ktuned.report.html_page import render_fragment, render_page
     from ktuned.report.live import DocumentCache, LiveServer
-    from ktuned.report.store_survey import survey_store, surveyed_key
+    from ktuned.report.store_survey import make_standing_key, survey_store
 
 __all__ = [
     "FORMATS",
@@ -25,16 +25,16 @@ __all__ = [
     "DocumentCache",
     "LiveServer",
     "Standing",
-    "best_so_far",
-    "c_file",
     "compute_cost",
+    "make_standing_key",
     "pareto_front",
+    "plot_best",
+    "render_c_file",
     "render_fragment",
     "render_page",
     "render_trials",
+    "render_vllm_files",
     "survey_store",
-    "surveyed_key",
-    "vllm_files",
 ]
 
 _LATER = {
@@ -43,7 +43,7 @@ _LATER = {
     "LiveServer": "live",
     "Standing": "document",
     "render_fragment": "html_page",
-    "surveyed_key": "store_survey",
+    "make_standing_key": "store_survey",
     "render_page": "html_page",
     "survey_store": "store_survey",
 }

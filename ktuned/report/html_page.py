@@ -47,7 +47,7 @@ def render_page(document: Document) -> str:
     return Template(_read_asset("report.html")).substitute(
         policy="; ".join(policy),
         style=_read_asset("report.css"),
-        document=as_json(document),
+        document=encode_document(document),
         library=_read_library(),
         program=program,
     )
@@ -60,23 +60,23 @@ def render_fragment(document: Document, height: int = FRAME_HEIGHT) -> str:
     return f'<iframe sandbox="allow-scripts" referrerpolicy="no-referrer" style="{style}" srcdoc="{text}"></iframe>'
 
 
-def as_json(document: Document) -> str:
+def encode_document(document: Document) -> str:
     """Return a document as JSON without ``<``, so that it can stand in a script element.
 
     Control characters and marks of text direction in its strings are shown as escapes, because a page would obey the
     marks.
     """
-    shown = _show_controls_within(msgspec.to_builtins(document))
+    shown = _escape_controls(msgspec.to_builtins(document))
     return msgspec.json.encode(shown).decode().replace("<", "\\u003c")
 
 
-def _show_controls_within(value: Any) -> Any:
+def _escape_controls(value: Any) -> Any:
     if isinstance(value, str):
         return show_controls(value)
     if isinstance(value, dict):
-        return {_show_controls_within(key): _show_controls_within(item) for key, item in value.items()}
+        return {_escape_controls(key): _escape_controls(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_show_controls_within(item) for item in value]
+        return [_escape_controls(item) for item in value]
     return value
 
 

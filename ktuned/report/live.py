@@ -16,7 +16,7 @@ from time import monotonic
 from urllib.parse import parse_qs, urlsplit
 
 from ktuned.report.document import Document
-from ktuned.report.html_page import as_json, render_page
+from ktuned.report.html_page import encode_document, render_page
 
 HOST = "127.0.0.1"
 
@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif parse_qs(parts.query).get("since") == [repr(document.made)]:
             self._send_answer(HTTPStatus.NO_CONTENT, "application/json", b"")
         else:
-            self._send_answer(HTTPStatus.OK, "application/json", as_json(document).encode())
+            self._send_answer(HTTPStatus.OK, "application/json", encode_document(document).encode())
 
     def _send_answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
 from ktuned.model import Problem, canonical, cost_of, figure_of, parse_key_problem
-from ktuned.portfolio import Branch, Matrix, Portfolio, Tree, describe_condition
+from ktuned.portfolio import Matrix, Portfolio, describe_tree
 from ktuned.report.document import PortfolioRow, ShownPortfolio
 from ktuned.store import ContextSums, Overview, StoredPortfolio
 
@@ -21,7 +21,7 @@ def survey_portfolio(overview: Overview, stored: StoredPortfolio, contexts: Sequ
     fitted = Portfolio.from_wire(structs.asdict(stored.document))
     matrix = Matrix.from_wire(stored.document.matrix)
     rows = [
-        _portfolio_row(
+        _make_portfolio_row(
             fitted,
             problem,
             {
@@ -43,7 +43,7 @@ def survey_portfolio(overview: Overview, stored: StoredPortfolio, contexts: Sequ
         if set(fitted.configs) <= costs.keys():
             best = min(costs.values())
             losses = {config: costs[config] / best - 1 for config in fitted.configs}
-            rows.append(_portfolio_row(fitted, parse_key_problem(sums.context.problem), losses, is_new=True))
+            rows.append(_make_portfolio_row(fitted, parse_key_problem(sums.context.problem), losses, is_new=True))
     return ShownPortfolio(
         stored.kernel,
         stored.device,
@@ -51,12 +51,12 @@ def survey_portfolio(overview: Overview, stored: StoredPortfolio, contexts: Sequ
         [json.loads(config) for config in fitted.configs],
         fitted.expected_loss,
         fitted.single_loss,
-        list(_tree_lines(fitted.tree, fitted.configs, 0)),
+        list(describe_tree(fitted.tree, fitted.configs)),
         rows,
     )
 
 
-def _portfolio_row(
+def _make_portfolio_row(
     fitted: Portfolio, problem: Problem, losses: Mapping[str, float], *, is_new: bool = False
 ) -> PortfolioRow:
     leaf = fitted.find_leaf(problem)
@@ -67,13 +67,3 @@ def _portfolio_row(
         leaf.expected_loss,
         is_new,
     )
-
-
-def _tree_lines(tree: Tree, configs: Sequence[str], depth: int) -> Iterator[tuple[int, str]]:
-    if not isinstance(tree, Branch):
-        yield depth, f"config {configs.index(tree.config)}, expected loss {tree.expected_loss:.1%}"
-        return
-    yield depth, f"{describe_condition(tree.condition)}:"
-    yield from _tree_lines(tree.passing, configs, depth + 1)
-    yield depth, "else:"
-    yield from _tree_lines(tree.failing, configs, depth + 1)

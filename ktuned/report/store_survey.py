@@ -210,8 +210,8 @@ def _thin_rows(rows: Sequence[TrialRow], room: int, winner: int) -> Sequence[Tri
     timed = sorted((row for row in rows if row.latency_us is not None), key=lambda row: row.latency_us or 0.0)
     best = {row.id for row in timed[: room // 2]} | {winner}
     others = [row.id for row in rows if row.id not in best]
-    left = max(1, room - len(best))
-    best |= {others[place * len(others) // left] for place in range(left) if others}
+    sampled = max(1, room - len(best))
+    best |= {others[place * len(others) // sampled] for place in range(sampled) if others}
     return [row for row in rows if row.id in best]
 
 
@@ -251,7 +251,7 @@ def _pack_trials(
     packer.add_times("ended", [row.updated for row in rows])
     spans = [{kind: (name, began) for kind, name, began in row.spans} for row in rows]
     for place in (COMPILE, LANE):
-        found = [one.get(place) for one in spans]
+        found = [spans_of_row.get(place) for spans_of_row in spans]
         packer.add_codes(f"{place}_place", ["" if span is None else span[0] for span in found], [""])
         packer.add_times(
             f"{place}_began",
@@ -314,7 +314,7 @@ def _describe_winner(
         winner.is_final,
         winner.note,
         winner.metrics,
-        None if peaks is None else _share_of_peaks(winner.metrics, peaks),
+        None if peaks is None else _compute_peak_shares(winner.metrics, peaks),
     )
 
 
@@ -338,7 +338,7 @@ def _to_device_peaks(peaks: Peaks) -> DevicePeaks:
     return DevicePeaks(peaks.gbps, {name_arithmetic_metric(kind): figure for kind, figure in peaks.tflops.items()})
 
 
-def _share_of_peaks(metrics: Mapping[str, float], peaks: Peaks) -> PeakShare | None:
+def _compute_peak_shares(metrics: Mapping[str, float], peaks: Peaks) -> PeakShare | None:
     found = compute_shares(metrics, peaks)
     if not found:
         return None
@@ -388,10 +388,10 @@ def _describe_history(
             sums.measured,
             None if sums.best is None else sums.best.latency_us,
             None if sums.best is None else json.loads(sums.best.config),
-            said,
+            change,
             sums is shown,
         )
-        for sums, said in zip(ordered, changes, strict=True)
+        for sums, change in zip(ordered, changes, strict=True)
     ]
 
 
@@ -411,6 +411,6 @@ def _describe_changes(overview: Overview, then: Context, now: Context, kernel: K
     return [describe_change(change) for change in found]
 
 
-def surveyed_key(kernel: str, problem: Problem, device: str, objective: str = LATENCY) -> WinnerKey:
+def make_standing_key(kernel: str, problem: Problem, device: str, objective: str = LATENCY) -> WinnerKey:
     """Return the key of a winner in ``standings``."""
     return WinnerKey(KernelName(kernel), KeyProblem(canonical(problem)), DeviceModel(device), Objective(objective))

@@ -14,7 +14,7 @@ MARGIN = 10
 _BEST, _TRIAL = "━", "·"
 
 
-def best_so_far(trials: Sequence[Trial], width: int, height: int = HEIGHT) -> list[str]:
+def plot_best(trials: Sequence[Trial], width: int, height: int = HEIGHT) -> list[str]:
     """Return the lines of a plot of one problem's trials, in the order of their ids; none if nothing was measured.
 
     Dots are measured trials, and the line is the best latency so far. The scale is logarithmic; it ends at the slowest

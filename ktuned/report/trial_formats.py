@@ -81,14 +81,14 @@ def _render_csv(trials: Trials) -> str:
 
 
 def _render_t4(trials: Trials) -> str:
-    results = [_t4_result(trial) for trial in trials if trial.outcome in _INVALIDITY]
+    results = [_make_t4_result(trial) for trial in trials if trial.outcome in _INVALIDITY]
     return json.dumps({"schema_version": T4_VERSION, "results": results}, ensure_ascii=False)
 
 
-def _t4_result(trial: ListedTrial) -> dict[str, Any]:
+def _make_t4_result(trial: ListedTrial) -> dict[str, Any]:
     invalidity = _INVALIDITY[trial.outcome or ""]
     named = {"time": trial.latency_us, "spread": trial.spread_us}
-    measurements = [_t4_time(name, value) for name, value in named.items() if value is not None]
+    measurements = [_make_t4_time(name, value) for name, value in named.items() if value is not None]
     return {
         "timestamp": _format_timestamp(trial),
         "configuration": dict(trial.config),
@@ -107,7 +107,7 @@ def _t4_result(trial: ListedTrial) -> dict[str, Any]:
     }
 
 
-def _t4_time(name: str, microseconds: float) -> dict[str, Any]:
+def _make_t4_time(name: str, microseconds: float) -> dict[str, Any]:
     return {"name": name, "value": microseconds / _US_PER_MS, "unit": "ms"}
 
 

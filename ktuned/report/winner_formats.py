@@ -17,7 +17,7 @@ _C_TYPES = {bool: "bool", int: "int64_t", float: "double", str: "const char *"}
 _SMALLEST_INTEGER = -(2**63)
 
 
-def vllm_files(document: WinnersDocument, by: str) -> dict[str, str]:
+def render_vllm_files(document: WinnersDocument, by: str) -> dict[str, str]:
     """Return files of configs keyed by one size: ``{"16": {"BLOCK_SIZE_M": 32, …}, …}``.
 
     There is one file for each choice of the problem's other keys, and its name contains them: vLLM's fused MoE kernels
@@ -42,7 +42,7 @@ def vllm_files(document: WinnersDocument, by: str) -> dict[str, str]:
     }
 
 
-def c_file(document: WinnersDocument) -> tuple[str, str]:
+def render_c_file(document: WinnersDocument) -> tuple[str, str]:
     """Return the name and the text of a header with a table of winners, and a function that finds the nearest one.
 
     The header is valid C99 and C++11, and needs only libm. Two problems have the same distance as in ktuned: the sum of
@@ -52,15 +52,15 @@ def c_file(document: WinnersDocument) -> tuple[str, str]:
         UsageError: a value or name cannot be written in C.
     """
     name = _cpp_identifier(f"ktuned_{document.kernel.rpartition(':')[2]}")
-    problem = _struct_members(document, [winner.problem for winner in document.winners], "problem")
-    config = _struct_members(document, [winner.config for winner in document.winners], "config")
+    problem = _list_struct_members(document, [winner.problem for winner in document.winners], "problem")
+    config = _list_struct_members(document, [winner.config for winner in document.winners], "config")
     guard = _cpp_identifier(f"{name}_{document.device}_H").upper()
     rows = [
         f"    {{{{{_initialise_row(winner.problem, problem)}}}, {{{_initialise_row(winner.config, config)}}}, "
         f"{_cpp_literal(winner.latency_us, float)}}},"
         for winner in document.winners
     ]
-    terms = [f"  total += {_c_distance(name, key, kind)};" for key, kind in problem.items()]
+    terms = [f"  total += {_render_c_distance(name, key, kind)};" for key, kind in problem.items()]
     lines = [
         f"/* Winners of {_escape_comment(document.kernel)} on {_escape_comment(document.device)}, by ktuned. */",
         f"#ifndef {guard}",
@@ -112,7 +112,7 @@ def c_file(document: WinnersDocument) -> tuple[str, str]:
     return f"{guard.lower().removesuffix('_h')}.h", "\n".join(lines) + "\n"
 
 
-def _struct_members(document: WinnersDocument, rows: Iterable[Mapping[str, Scalar]], what: str) -> dict[str, type]:
+def _list_struct_members(document: WinnersDocument, rows: Iterable[Mapping[str, Scalar]], what: str) -> dict[str, type]:
     """Return the members, with their types, of a structure that can hold every row."""
     found: dict[str, type] = {}
     names: dict[str, str] = {}
@@ -158,7 +158,7 @@ def _cpp_literal(value: Scalar, kind: type) -> str:
     return f'"{quoted}"'
 
 
-def _c_distance(name: str, key: str, kind: type) -> str:
+def _render_c_distance(name: str, key: str, kind: type) -> str:
     member = _cpp_identifier(key)
     if kind is str:
         # An unset string is a null pointer.

@@ -53,7 +53,7 @@ from ktuned.portfolio import (
     Portfolio,
     Selection,
     find_border_problems,
-    is_erring,
+    is_choice_wrong,
     shortlist_configs,
 )
 from ktuned.protocol import PortfolioDocument, PortfolioLimits, PortfolioProgress
@@ -299,7 +299,7 @@ class PortfolioMaker:
         return [
             problem
             for row, problem in enumerate(borders)
-            if is_erring(costs, row, fitted.find_leaf(costs.problems[row]), also_slow=also_slow)
+            if is_choice_wrong(costs, row, fitted.find_leaf(costs.problems[row]), also_slow=also_slow)
         ]
 
     async def _request_jobs(self, build: PortfolioBuild, problem: Problem, **options: Any) -> list[Job]:

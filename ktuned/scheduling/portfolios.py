@@ -23,7 +23,7 @@ from msgspec import structs
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.model import KernelInfo, KtunedError, Objective, PortfolioRequest, Priority, Problem
-from ktuned.portfolio import is_erring
+from ktuned.portfolio import is_choice_wrong
 from ktuned.protocol import PortfolioInfo, PortfolioProgress
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.kept_portfolios import KeptPortfolio, KeptPortfolios, PortfolioKey
@@ -191,7 +191,7 @@ class Portfolios:
         leaf = kept.portfolio.find_leaf(kernel.select_key_values(problem))
         lost = measured.compute_loss(0, leaf.config)
         _log.info("portfolio_measured", kernel=kernel.name, lost=lost, expected=leaf.expected_loss)
-        if is_erring(measured, 0, leaf):
+        if is_choice_wrong(measured, 0, leaf):
             self._remake_portfolio(kernel, model, objective, kept, problem)
 
     def _remake_portfolio(

@@ -53,8 +53,8 @@ from ktuned.sharing import (
     StoredWinner,
     WinnerFacts,
     choose_action,
-    is_published,
     rank_candidates,
+    should_publish,
 )
 from ktuned.store import Store
 from ktuned.tuning import PresentKey
@@ -270,7 +270,7 @@ class ShareExchange:
         # A winner that still holds is sent again after half of the time after which the store removes it.
         half_way = time() - settings.retention_s / 2 if settings.retention_s else 0.0
         known = rank_candidates(one.winner for one in matching if one.written >= half_way)
-        if not is_published(self._find_facts(winner, key), cost, winner.config, known):
+        if not should_publish(self._find_facts(winner, key), cost, winner.config, known):
             return False
         shared = _to_shared_winner(winner, key)
         try:

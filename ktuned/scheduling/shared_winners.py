@@ -27,8 +27,8 @@ from ktuned.sharing import (
     SharedWinner,
     ShareSettings,
     StoredWinner,
-    address_of,
     hide_secrets,
+    make_address,
     open_shared_store,
     rank_candidates,
 )
@@ -62,7 +62,7 @@ class StoreUse(Enum):
 
 def find_address(key: PresentKey) -> str:
     """Return the address at which a store has the winners of a key."""
-    return address_of(key.context, key.kernel.learned.values(), key.objective)
+    return make_address(key.context, key.kernel.learned.values(), key.objective)
 
 
 class SharedWinners:

@@ -2,7 +2,7 @@
 
 Events are numbered from 1 within an epoch, which is one run of the daemon. A bounded ring keeps the latest. Each
 subscriber has a place in the ring and gets the events after it, as fast as it reads. If its place is not in the ring,
-because it reads too slowly or comes from another epoch, it gets ``fresh: true`` instead and continues from now. So a
+because it reads too slowly or comes from another epoch, it gets an event ``gap`` instead and continues from now. So a
 slow subscriber loses its place, but never costs memory or delays others.
 """
 
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from ktuned.protocol import Event, EventsInfo, StreamGap, StreamPosition, SubscribeParams, type_of
+from ktuned.protocol import Event, EventsInfo, StreamGap, StreamPosition, SubscribeParams, get_event_type
 from ktuned.serve.method import Peer
 
 RING_EVENTS: Final = 4096
@@ -82,7 +82,7 @@ class Events:
         event = msgspec.structs.replace(event, seq=self.seq + 1, epoch=self.epoch)
         encoded = _encode_notification(event)
         self.seq += 1
-        self._ring[self.seq] = _EncodedEvent(type_of(event), event.kernel, event.job, encoded)
+        self._ring[self.seq] = _EncodedEvent(get_event_type(event), event.kernel, event.job, encoded)
         self._bytes += len(encoded)
         while len(self._ring) > self._max_events or self._bytes > self._max_bytes:
             self._bytes -= len(self._ring.pop(self._oldest).encoded)
@@ -144,7 +144,7 @@ class Events:
             if subscription.is_lost or subscription.place + 1 < self._oldest:
                 subscription.is_lost = False
                 subscription.place = self.seq
-                subscription.peer.send(_encode_notification(StreamGap(self.epoch, self.seq)))
+                subscription.peer.send(_encode_notification(StreamGap(epoch=self.epoch, seq=self.seq)))
                 continue
             batch: list[bytes] = []
             room = _BATCH_BYTES
@@ -158,5 +158,5 @@ class Events:
                 subscription.peer.send(b"".join(batch))
 
 
-def _encode_notification(event: Event | StreamGap) -> bytes:
+def _encode_notification(event: Event) -> bytes:
     return _encode((_NOTIFICATION, "event", (event,)))

@@ -75,7 +75,7 @@ class Explainer(msgspec.Struct, frozen=True):
             return _describe_as_stale(standing, error.message)
         if now != winner.context:
             changes = self._describe_changes(kernel, winner.context, now)
-            standing = _describe_as_stale(standing, self._read_last_message(winner), changes)
+            standing = _describe_as_stale(standing, self._read_log_since(winner), changes)
         elif doubt := explain_unobserved(kernel) if kernel.unobserved else self.certainty.find_doubt(kernel):
             standing = _describe_as_stale(standing, doubt)
         outside = self._explain_unserved_config(kernel, winner)
@@ -123,7 +123,7 @@ class Explainer(msgspec.Struct, frozen=True):
             os.path.basename(kernel.file),
         )
 
-    def _read_last_message(self, winner: Winner) -> str:
+    def _read_log_since(self, winner: Winner) -> str:
         return next((job.message for job in self._find_jobs(winner)), "")
 
     def _collect_notices(self, winner: Winner) -> tuple[str, ...]:

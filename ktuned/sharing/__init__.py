@@ -7,9 +7,9 @@ from ktuned.sharing.decision import (
     OwnWinner,
     WinnerFacts,
     choose_action,
-    cost_holds,
-    is_published,
+    confirms_cost,
     rank_candidates,
+    should_publish,
 )
 from ktuned.sharing.settings import ShareSettings, hide_secrets
 from ktuned.sharing.shared_store import (
@@ -19,7 +19,7 @@ from ktuned.sharing.shared_store import (
     SharedStoreDown,
     SharedWinner,
     StoredWinner,
-    address_of,
+    make_address,
     open_shared_store,
 )
 
@@ -36,11 +36,11 @@ __all__ = [
     "SharedWinner",
     "StoredWinner",
     "WinnerFacts",
-    "address_of",
     "choose_action",
-    "cost_holds",
+    "confirms_cost",
     "hide_secrets",
-    "is_published",
+    "make_address",
     "open_shared_store",
     "rank_candidates",
+    "should_publish",
 ]

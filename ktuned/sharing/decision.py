@@ -46,7 +46,7 @@ def rank_candidates(shared: Iterable[SharedWinner]) -> list[Candidate]:
     return sorted(found, key=lambda candidate: (candidate.cost, canonical(candidate.config)))
 
 
-def cost_holds(shared_cost: float, cost: float | None) -> bool:
+def confirms_cost(shared_cost: float, cost: float | None) -> bool:
     """Return whether a shared config costs about the same here as there; ``cost`` is ``None`` if it was not measured.
 
     A config that is far faster here does not count either: the other daemon then searched under different conditions.
@@ -97,7 +97,7 @@ class WinnerFacts(msgspec.Struct, frozen=True):
     is_withheld: bool
 
 
-def is_published(decided: WinnerFacts, cost: float, config: Config, known: Sequence[Candidate]) -> bool:
+def should_publish(decided: WinnerFacts, cost: float, config: Config, known: Sequence[Candidate]) -> bool:
     """Decide whether a winner of ours is worth publishing; ``known`` are the context's candidates so far.
 
     The winner must come from a final round in the present context. It is not published if it was imported, because
@@ -108,4 +108,4 @@ def is_published(decided: WinnerFacts, cost: float, config: Config, known: Seque
         return False
     text = canonical(config)
     same = next((candidate for candidate in known if canonical(candidate.config) == text), None)
-    return same is None or not same.cost / HOLDS_WITHIN <= cost <= same.cost * HOLDS_WITHIN
+    return same is None or not confirms_cost(same.cost, cost)

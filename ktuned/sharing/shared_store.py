@@ -215,7 +215,7 @@ def open_shared_store(settings: ShareSettings, bridge: Bridge) -> SharedStore:
     return opened
 
 
-def address_of(context: Context, learned: Iterable[Observation], objective: Objective) -> str:
+def make_address(context: Context, learned: Iterable[Observation], objective: Objective) -> str:
     """Return the address of a context's winners; it does not depend on the names that a machine has learned.
 
     ``learned`` has the learned names that the context's digest covers.

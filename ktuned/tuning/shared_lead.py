@@ -18,7 +18,7 @@ from ktuned.model import (
     is_maximized,
     unit_of,
 )
-from ktuned.sharing import Candidate, cost_holds
+from ktuned.sharing import Candidate, confirms_cost
 
 
 class SharedLead:
@@ -61,7 +61,7 @@ class SharedLead:
     @property
     def ends_job(self) -> bool:
         """True if no search is needed."""
-        return self._is_decisive and self._candidate is not None and cost_holds(self._candidate.cost, self._cost)
+        return self._is_decisive and self._candidate is not None and confirms_cost(self._candidate.cost, self._cost)
 
     def describe_lead(self) -> str:
         """Return a sentence about the shared config's outcome here; empty without a config or an outcome."""
@@ -73,7 +73,7 @@ class SharedLead:
         ours = self._format_figure(self._cost)
         if self.ends_job:
             return f"the shared config holds here, {ours}, {theirs} where it was found; nothing else was searched"
-        if not cost_holds(self._candidate.cost, self._cost):
+        if not confirms_cost(self._candidate.cost, self._cost):
             return f"the shared config takes {ours} here, {theirs} where it was found; the search went on"
         return ""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ktuned_client import Job
 from tests.chaos.conftest import Row
 from tests.e2e.harness import Daemon
 
@@ -92,7 +93,7 @@ def _configs() -> list[dict[str, Any]]:
     return [*HEALTHY, *bad, hoard]
 
 
-def _tune(daemon: Daemon, name: str, configs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _tune(daemon: Daemon, name: str, configs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Job]:
     """Tune configs as a kernel of their own; return the trials with their details, and the job."""
     path = daemon.kernel_file(KERNEL.format(name=name, configs=configs), f"tune_{name}.py")
     (path.parent / "faults.cu").write_text(SOURCE)

@@ -17,7 +17,7 @@ import msgpack
 from ktuned.lookup.winner_table import WinnerTable
 from ktuned_client.answers import Question
 from ktuned_client.memo import Memo, pack_problem
-from ktuned_client.table import TABLE_NAME, USES_NAME, kernel_key, winner_prefix
+from ktuned_client.table import TABLE_NAME, USES_NAME, make_kernel_key, make_winner_prefix
 from tests.chaos.conftest import Row, Scale
 
 READERS = 8
@@ -115,7 +115,7 @@ def write_until_killed(directory: str, truth: Truth, seed: int) -> str:
         publish_rules(table, kernel)
         for size in [*chance.sample(range(SIZES), 10), *range(4)]:
             payload = [config_of(kernel, size, version), "fresh", "", 1.0, None, 1.0, True, None, None]
-            key = winner_prefix(name, "cpu", "latency") + msgpack.packb({"size": size})
+            key = make_winner_prefix(name, "cpu", "latency") + msgpack.packb({"size": size})
             table.publish_entry(name, key, msgpack.packb(payload))
         table.confirm_watch()
 
@@ -124,7 +124,7 @@ def publish_rules(table: WinnerTable, kernel: int) -> None:
     """Publish how keys of a kernel's winners are formed."""
     name = f"p:kernel{kernel}"
     rules = [name, "/tune.py", "latency", {"": "cpu"}, None, None, {}]
-    table.publish_entry(name, kernel_key(name, None), msgpack.packb(rules))
+    table.publish_entry(name, make_kernel_key(name, None), msgpack.packb(rules))
 
 
 def read_many(directory: str, truth: Truth, reads: int, seed: int) -> str:

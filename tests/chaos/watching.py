@@ -164,7 +164,7 @@ class Listener(threading.Thread):
         """Take events until the stream breaks."""
         try:
             for event in self._events:
-                trial = event.get("trial")
+                trial = event["trial"] if event["type"] == "trial_done" else None
                 if trial is not None:
                     is_news = trial["id"] not in self.told
                     self.told[trial["id"]] = trial

@@ -224,7 +224,7 @@ def test_a_directory_with_a_kernel_s_name_is_a_path_and_says_how_the_kernel_is_n
     monkeypatch.chdir(tmp_path)
     serve(kernels={"kernels": [], "errors": [], "roots": []})
     said = run("kernels", "gemm").err
-    assert "gemm is a path" in said
+    assert "no known kernel is declared at gemm" in said
     assert "for a kernel of that name write PROJECT:gemm" in said
     assert "PROJECT" not in run("kernels", "./gemm").err
 
@@ -232,8 +232,8 @@ def test_a_directory_with_a_kernel_s_name_is_a_path_and_says_how_the_kernel_is_n
 def test_commands_that_take_no_kernel_say_so(run: Run, serve: Serve) -> None:
     """A kernel's name in place of a path is named as what it may be; a kernel without winners is named, too."""
     serve(export={"shared": []}, kernels={"kernels": []})
-    assert "there is no file or directory gemm (a kernel's name is none" in run("watch", "gemm").err
-    assert "there is no file or directory gemm (a kernel's name is none" in run("add", "gemm").err
+    assert "there is no file or directory gemm (`watch` takes a path" in run("watch", "gemm").err
+    assert "there is no file or directory gemm (`add` takes a path" in run("add", "gemm").err
     assert "there are no winners of a kernel 'gemm'" in run("export", "--kernel", "gemm").err
 
 
@@ -495,7 +495,7 @@ def test_no_results_exit_1(run: Run, serve: Serve) -> None:
     serve(results={"trials": [], "total": 0})
     ran = run("results", "gemm")
     assert ran.code == 1
-    assert "no such trial of gemm as it is now; " in ran.err
+    assert "no such trial of gemm in its current state; " in ran.err
     assert "--all earlier trials" in ran.err
     assert "--all" not in run("results", "gemm", "--all").err
 

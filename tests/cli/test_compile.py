@@ -59,7 +59,7 @@ def test_every_config_has_its_line(run: Run, serve: Serve) -> None:
     assert [line.split() for line in ran.out.splitlines()] == [
         ["ok", "1.25", "s", "BM=1", "registers=128"],
         ["compile_error", "1.25", "s", "BM=2", "k.cu(1):", "error:", "no"],
-        ["ok", "0.00", "s", "BM=3", "registers=128", "(was", "there)"],
+        ["ok", "0.00", "s", "BM=3", "registers=128", "(reused)"],
     ]
     assert ran.err == (
         f"{KERNEL} [M=64 dtype=float32]: 2 artifacts are ready for sm_90a "

@@ -31,10 +31,10 @@ def test_what_is_named_travels(
     ("action", "before", "after", "said"),
     [
         ("pause", [], [""], "paused: all tuning\npaused now: all tuning (`ktuned jobs --resume` ends it; "),
-        ("pause", ["H200"], ["H200"], "nothing was paused that was not before\npaused now: H200 ("),
+        ("pause", ["H200"], ["H200"], "nothing else was paused\npaused now: H200 ("),
         ("resume", ["", "H200"], ["H200"], "resumed: all tuning\npaused now: H200 ("),
         ("resume", ["H200"], [], "resumed: H200\nnothing is paused\n"),
-        ("resume", [], [], "nothing was paused there\nnothing is paused\n"),
+        ("resume", [], [], "nothing was paused\nnothing is paused\n"),
     ],
 )
 def test_devices_are_told_in_a_line(

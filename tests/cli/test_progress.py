@@ -65,7 +65,7 @@ def test_unknown_types_change_nothing(kind: str | None) -> None:
     view = begin_view([job_info()])
     assert read_event({"type": kind, "kernel": KERNEL, "job": 1}) is None
     assert fold_event(view, None) == (view, ())
-    gap = read_event({"fresh": True, "epoch": 1, "seq": 1})
+    gap = read_event({"type": "gap", "epoch": 1, "seq": 1})
     assert gap == StreamGap(epoch=1, seq=1)
     assert fold_event(view, gap) == (view, ())
 

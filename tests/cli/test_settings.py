@@ -28,7 +28,7 @@ def test_init_writes_a_file_whose_every_setting_holds(run: Run, tmp_path: Path) 
     )  # fmt: skip
     ran = run("config", "--init", str(place))
     assert (ran.code, file.read_text()) == (2, written)
-    assert "is there already" in ran.err
+    assert "exists already" in ran.err
 
 
 def test_config_says_where_each_value_comes_from(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

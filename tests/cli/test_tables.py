@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.cli.tables import table_lines
+from ktuned.cli.tables import format_table
 
 ROWS = [
     ("job", "kernel", "problem", "best"),
@@ -14,25 +14,25 @@ FIGURES = [True, False, False, True]
 
 def test_a_pipe_gets_whole_lines() -> None:
     """One for each row, with figures at the right."""
-    assert table_lines(ROWS, FIGURES) == [
+    assert format_table(ROWS, FIGURES) == [
         "job  kernel        problem                best",
         "  1  project:gemm  M=384 N=384 K=400  9.750 µs",
         " 12  project:dot   N=65536                   –",
     ]
-    assert table_lines(ROWS, FIGURES, 47) == table_lines(ROWS, FIGURES)
+    assert format_table(ROWS, FIGURES, 47) == format_table(ROWS, FIGURES)
 
 
 @pytest.mark.parametrize("width", range(36, 47))
 def test_cells_wrap_between_words(width: int) -> None:
     """As long as every word fits its column: no line is wider than the terminal, and no word is lost or broken."""
-    lines = table_lines(ROWS, FIGURES, width)
+    lines = format_table(ROWS, FIGURES, width)
     assert max(map(len, lines)) <= width
     assert sorted(" ".join(lines).split()) == sorted(" ".join(" ".join(row) for row in ROWS).split())
 
 
 def test_rows_of_too_many_columns_become_records() -> None:
     """A line for each value, with the column's name; nothing is cut, whatever the width."""
-    assert table_lines(ROWS, FIGURES, 24) == [
+    assert format_table(ROWS, FIGURES, 24) == [
         "job      1",
         "kernel   project:gemm",
         "problem  M=384 N=384",
@@ -44,5 +44,5 @@ def test_rows_of_too_many_columns_become_records() -> None:
         "problem  N=65536",
     ]
     path = "/home/author/kernels/tune_gemm.py:26"
-    assert path in " ".join(table_lines([("declared at", "size"), (path, "3")], [False, True], 20))
-    assert table_lines([("a", "b")], [False, False], 1) == ["a  b"]
+    assert path in " ".join(format_table([("declared at", "size"), (path, "3")], [False, True], 20))
+    assert format_table([("a", "b")], [False, False], 1) == ["a  b"]

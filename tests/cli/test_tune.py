@@ -312,7 +312,7 @@ def test_watch_without_a_path_shows_all(run: Run, serve: Serve) -> None:
 def test_watch_catches_up_after_a_gap(run: Run, serve: Serve) -> None:
     """When events were lost, the jobs are asked for again and their ends are reported."""
     states = iter([[job_map()], [DONE]])
-    daemon = serve(kernels=WATCHED, jobs=lambda params: {"jobs": next(states)}, events=[{"fresh": True}])
+    daemon = serve(kernels=WATCHED, jobs=lambda params: {"jobs": next(states)}, events=[{"type": "gap"}])
     daemon.hangs_up = True
     ran = run("watch", "--no-spawn")
     assert "tuned, 40.00 µs" in ran.out
@@ -327,7 +327,7 @@ def test_ctrl_c_ends_a_watch_in_peace(serve: Serve) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 0
-    assert "goes on watching /src" in err
+    assert "continues to watch /src" in err
 
 
 def test_ctrl_c_before_the_jobs_are_known_says_that_they_follow(run: Run, serve: Serve) -> None:
@@ -344,5 +344,5 @@ def test_ctrl_c_before_the_jobs_are_known_says_that_they_follow(run: Run, serve:
     is_over.set()
     assert (ran.code, ran.out) == (130, "")
     assert ran.err.splitlines()[0] == (
-        "the daemon goes on with the request: `ktuned jobs` has its jobs, `ktuned jobs JOB --cancel` cancels one"
+        "the daemon continues with the request: `ktuned jobs` has its jobs, `ktuned jobs JOB --cancel` cancels one"
     )

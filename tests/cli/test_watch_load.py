@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ktuned.backends import CpuTicks
-from ktuned.cli.watch.load import Load, TimeLeft, load_between, sample_load, summarise_load, time_left
+from ktuned.cli.watch.load import Load, TimeLeft, compute_load, estimate_time_left, sample_load, summarise_load
 from ktuned.protocol import STATUS, JobInfo, StatusAnswer
 from tests.cli.samples import job_info
 
@@ -22,22 +22,22 @@ def ticks(busy: int, idle: int) -> CpuTicks:
 def test_load_is_what_happened_between_two_samples() -> None:
     """Of a lane's busy seconds and of the CPUs' ticks; the rate of trials is the daemon's own."""
     before, now = sample_load(status(10.0), ticks(100, 100), 5.0), sample_load(status(11.5), ticks(400, 200), 7.0)
-    assert load_between(before, now, status(11.5)) == Load({"cuda:0": 0.75}, 0.75, 2.5)
-    assert load_between(None, now, status(11.5)) == Load({}, None, 2.5)
+    assert compute_load(before, now, status(11.5)) == Load({"cuda:0": 0.75}, 0.75, 2.5)
+    assert compute_load(None, now, status(11.5)) == Load({}, None, 2.5)
 
 
 def test_load_stays_within_its_bounds() -> None:
     """A batch that ends after it began before the sample, a daemon that began again, a machine without ticks."""
     early = sample_load(status(1.0), None, 5.0)
-    assert load_between(early, sample_load(status(9.0), None, 7.0), status(9.0)).lanes == {"cuda:0": 1.0}
-    assert load_between(early, sample_load(status(0.0), None, 7.0), status(0.0)).lanes == {"cuda:0": 0.0}
-    assert load_between(early, sample_load(status(1.1), ticks(1, 1), 7.0), status(1.1)).cpus is None
-    assert load_between(early, sample_load(status(1.1), None, 5.1), status(1.1)).lanes == {}
+    assert compute_load(early, sample_load(status(9.0), None, 7.0), status(9.0)).lanes == {"cuda:0": 1.0}
+    assert compute_load(early, sample_load(status(0.0), None, 7.0), status(0.0)).lanes == {"cuda:0": 0.0}
+    assert compute_load(early, sample_load(status(1.1), ticks(1, 1), 7.0), status(1.1)).cpus is None
+    assert compute_load(early, sample_load(status(1.1), None, 5.1), status(1.1)).lanes == {}
 
 
 def test_sick_lanes_have_their_reason() -> None:
     """Instead of a share."""
-    load = load_between(sample_load(status(1.0), None, 1.0), sample_load(status(1.0), None, 3.0), status(1.0, "sick"))
+    load = compute_load(sample_load(status(1.0), None, 1.0), sample_load(status(1.0), None, 3.0), status(1.0, "sick"))
     assert load.sick == {"cuda:0": "it hangs"}
     assert summarise_load(load, TimeLeft(), running=0, waiting=0) == "2.5 trials/s · no jobs"
 
@@ -68,7 +68,7 @@ PLAN = {"trials": 1000, "seconds": None}
 )
 def test_time_left_over_all_jobs(jobs: list[JobInfo], sizes: dict[str, int], left: TimeLeft) -> None:
     """Jobs of one device follow each other, devices work beside each other; what is unknown is counted."""
-    assert time_left(jobs, sizes) == left
+    assert estimate_time_left(jobs, sizes) == left
 
 
 def test_summary() -> None:

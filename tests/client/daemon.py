@@ -26,7 +26,7 @@ from ktuned.serve.events import Events
 from ktuned.serve.listener import bind_socket
 from ktuned.serve.method import Handler, Peer
 from ktuned.serve.server import Server
-from ktuned_client.table import kernel_key, winner_prefix
+from ktuned_client.table import make_kernel_key, make_winner_prefix
 from tests.serve.noise import Noise
 
 START_S = 60.0
@@ -86,9 +86,9 @@ class Daemon:
         kernel, problem, status = params["kernel"], params["problem"], params.get("status", "fresh")
         rules = [kernel, "/tune.py", "latency", {"": "cpu", "cpu:0": "cpu"}, params.get("keys")]
         rules += [params.get("specialize"), params.get("bucket", {})]
-        self.table.publish_entry(kernel, kernel_key(kernel, None), msgpack.packb(rules))
+        self.table.publish_entry(kernel, make_kernel_key(kernel, None), msgpack.packb(rules))
         winner = [params.get("config", problem), status, "", 1.5, None, 1.0, True, None, params.get("measured")]
-        key = winner_prefix(kernel, "cpu", "latency") + msgpack.packb(dict(sorted(problem.items())))
+        key = make_winner_prefix(kernel, "cpu", "latency") + msgpack.packb(dict(sorted(problem.items())))
         self.table.publish_entry(kernel, key, msgpack.packb(winner))
 
     def lookup_many(self, params: dict[str, Any], peer: Peer) -> dict[str, Any]:

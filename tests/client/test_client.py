@@ -420,7 +420,7 @@ def test_a_tuning_is_the_stream_of_its_jobs_events(path: str) -> None:
             ("job_done", 1),
         ]
         assert {job["state"] for job in tuning.jobs} == {"done"}
-        assert events[-1]["job_state"] == {"id": 1, "kernel": "p:k", "state": "done"}
+        assert events[-1].get("job_state") == {"id": 1, "kernel": "p:k", "state": "done"}
 
 
 @pytest.mark.usefixtures("served")
@@ -431,8 +431,7 @@ def test_a_tuning_survives_a_gap_in_the_events(path: str) -> None:
         client.call("end", job=1)
         client.call("publish", count=100)
         events = list(tuning)
-    assert events[0]["fresh"] is True
-    assert [event.get("type") for event in events[1:]] == ["job_done"]
+    assert [event["type"] for event in events] == ["gap", "job_done"]
 
 
 def test_a_lost_daemon_ends_a_tuning_with_an_error(path: str, served: BaseProcess) -> None:

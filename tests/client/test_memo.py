@@ -13,7 +13,7 @@ import pytest
 
 from ktuned_client import AsyncClient, Client, memo
 from ktuned_client.answers import Question
-from ktuned_client.table import FIRST_SLOT, TABLE_NAME, WATCHED_WORD, WORDS, Table, slot_of
+from ktuned_client.table import FIRST_SLOT, TABLE_NAME, WATCHED_WORD, WORDS, Table, find_slot
 from tests.client import daemon
 
 DEFAULT = {"BM": 64}
@@ -159,7 +159,7 @@ def test_while_no_daemon_answers_the_last_that_was_known_is_given(path: str) -> 
             assert asked(client) == 2
         age_answers(client)
         assert client.lookup("gemm", {"M": 1}, DEFAULT) == first
-        write_word(path, slot_of("gemm"), 2**64 - 1)
+        write_word(path, find_slot("gemm"), 2**64 - 1)
         hit = client.lookup("gemm", {"M": 1}, DEFAULT)
         assert (hit.status, hit.config) == ("unavailable", first.config)
         assert "no daemon serves" in hit.message
@@ -174,7 +174,7 @@ def test_without_a_daemon_a_fresh_answer_becomes_stale_when_the_watch_has_ended(
         hits = [client.lookup("gemm", {"M": size}) for size in range(2)]
         hits[1] = hits[1]._replace(status="near")
         for number, hit in enumerate(hits):
-            kept.remember(GEMM, bytes([number]), hit)
+            kept.keep_answer(GEMM, bytes([number]), hit)
     write_word(path, WATCHED_WORD, int((now + 10.0) * 1e9))
     now += 9.9
     assert [kept.find_last_answer(GEMM, bytes([number]), "gone") for number in range(2)] == hits
@@ -292,7 +292,7 @@ def test_the_memo_is_bounded(path: str, served: BaseProcess) -> None:
 
 def test_slots_are_within_the_table() -> None:
     """Whatever a kernel is called, its slot is no word of the header."""
-    slots = {slot_of(f"project:kernel{number}") for number in range(5000)}
+    slots = {find_slot(f"project:kernel{number}") for number in range(5000)}
     assert min(slots) >= FIRST_SLOT
     assert max(slots) < WORDS
-    assert slot_of("project:gemm") == 3855
+    assert find_slot("project:gemm") == 3855

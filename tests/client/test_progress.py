@@ -3,19 +3,20 @@ from typing import Any
 import pytest
 
 from ktuned_client.answers import ENDED_STATES, FIRST_RETRY_S, LAST_RETRY_S, Backoff
+from ktuned_client.messages import Job, StreamGap
 from ktuned_client.progress import Progress
 
 
-def _job(number: int, state: str = "running") -> dict[str, Any]:
+def _job(number: int, state: str = "running") -> Any:
     return {"id": number, "kernel": "p:k", "state": state}
 
 
-def _event(seq: int, type_: str, job: int, state: str = "running") -> dict[str, Any]:
+def _event(seq: int, type_: str, job: int, state: str = "running") -> Any:
     return {"seq": seq, "epoch": 1, "type": type_, "kernel": "p:k", "job": job, "job_state": _job(job, state)}
 
 
-def _progress(*jobs: dict[str, Any]) -> Progress:
-    return Progress({"jobs": list(jobs), "epoch": 1, "seq": 0})
+def _progress(*jobs: Job) -> Progress:
+    return Progress({"jobs": list(jobs), "errors": [], "notices": [], "epoch": 1, "seq": 0})
 
 
 def test_a_tuning_of_nothing_is_over() -> None:
@@ -41,15 +42,17 @@ def test_a_missed_end_is_reported_once(state: str) -> None:
     """A job that is found ended gives one job_done; the daemon's own, coming late, is no news."""
     progress = _progress(_job(1), _job(2))
     (made_up,) = progress.apply_jobs([_job(1, state), _job(2), _job(3, state)])
-    assert (made_up["type"], made_up["job"], made_up["job_state"]) == ("job_done", 1, _job(1, state))
+    assert made_up["type"] == "job_done"
+    assert (made_up["job"], made_up["job_state"]) == (1, _job(1, state))
     assert progress.apply_jobs([_job(1, state)]) == []
     assert not progress.apply_event(_event(1, "job_done", 1, state))
 
 
 def test_a_gap_is_passed_on() -> None:
-    """`fresh` moves the place in the stream and is news."""
+    """It moves the place in the stream and is news."""
     progress = _progress(_job(1))
-    assert progress.apply_event({"fresh": True, "epoch": 2, "seq": 50})
+    gap: StreamGap = {"type": "gap", "epoch": 2, "seq": 50, "kernel": None, "job": None, "fresh": True}
+    assert progress.apply_event(gap)
     assert (progress.epoch, progress.seq) == (2, 50)
 
 

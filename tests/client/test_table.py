@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ktuned_client import AsyncClient, Client
-from ktuned_client.table import TABLE_NAME, USES_NAME, WATCHED_WORD, Table, slot_of
+from ktuned_client.table import TABLE_NAME, USES_NAME, WATCHED_WORD, Table, find_slot
 from tests.client import daemon
 from tests.client.test_memo import PATIENT_S, age_answers, asked, write_word
 
@@ -61,7 +61,7 @@ def test_a_problem_that_was_never_asked_needs_no_daemon(path: str, publish: Publ
         assert client.lookup("p:gemm", {"M": 1, "N": 2}, device="cpu:0", objective="latency").config == {"BM": 64}
         assert asked(client) == 0
     uses = (Path(path).parent / USES_NAME).read_bytes()
-    assert any(uses[8 * slot_of("p:gemm") :][:8])
+    assert any(uses[8 * find_slot("p:gemm") :][:8])
 
 
 @pytest.mark.anyio

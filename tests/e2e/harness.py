@@ -15,7 +15,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from ktuned_client import Client, DaemonUnavailable
+from ktuned_client import Client, DaemonUnavailable, Event, Job
 from tests.assembled import FAKE_BACKEND, PATIENCE_S
 from tests.fake_tensors import with_inputs
 from tests.forked_workers.starting import lent
@@ -141,11 +141,11 @@ class Daemon:
         path.write_text(textwrap.dedent(text))
         return path
 
-    def tune(self, **request: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def tune(self, **request: Any) -> tuple[list[Event], list[Job]]:
         """Tune to the end; return the events and the jobs as they ended."""
         with self.client.tune(**request) as tuning:
             events = list(tuning)
-        jobs = [event["job_state"] for event in events if event.get("type") == "job_done"]
+        jobs = [event["job_state"] for event in events if event["type"] == "job_done"]
         return events, jobs
 
     def trials(self, kernel: str = "it") -> dict[str, dict[str, Any]]:

@@ -50,7 +50,7 @@ def test_a_job_ends_when_its_file_becomes_wrong_while_it_waits(daemon: Daemon) -
         gate.wait_reached()
         path.write_text("def (\n")
         gate.open()
-        jobs = [event["job_state"] for event in tuning if event.get("type") == "job_done"]
+        jobs = [event["job_state"] for event in tuning if event["type"] == "job_done"]
     assert [job["state"] for job in jobs] in (["failed"], ["done"])
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
+from ktuned_client import Event
 from tests.e2e.harness import Daemon, kernel_text
 from tests.fake_tensors import REFERENCE
 
@@ -60,7 +61,9 @@ def test_every_failure_has_its_outcome_and_the_healthy_best_wins(daemon: Daemon)
     hit = daemon.client.lookup("it", dict(n=64))
     assert (hit.status, hit.config["tag"] if hit.config else None) == ("fresh", "best")
     assert hit.latency_us is not None
+    assert job["default_us"] is not None
     assert BEST_US[0] <= hit.latency_us < BEST_US[1] <= job["default_us"]
+    assert job["reference_us"] is not None
     assert job["reference_us"] > 0
     _check_stories(daemon, trials)
     _check_told_after_commit(events)
@@ -136,9 +139,9 @@ def _check_stories(daemon: Daemon, trials: dict[str, dict[str, Any]]) -> None:
     assert daemon.trial(trials["hang"]["id"])["detail"]["phase"] == "first_launch"
 
 
-def _check_told_after_commit(events: list[dict[str, Any]]) -> None:
+def _check_told_after_commit(events: list[Event]) -> None:
     done = [event["trial"] for event in events if event["type"] == "trial_done"]
-    assert all(trial["outcome"] is not None for trial in done)
+    assert all(trial is not None and trial["outcome"] is not None for trial in done)
     assert [event["seq"] for event in events] == sorted(event["seq"] for event in events)
 
 

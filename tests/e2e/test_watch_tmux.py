@@ -127,7 +127,7 @@ def test_screen_at_every_size(daemon: Daemon, open_tmux: Callable[..., Tmux]) ->
     tmux.press("rows=64")
     tmux.sees("filter: rows=64")
     tmux.press("Enter", "q")
-    assert "goes on watching" in tmux.sees("ended with 0").replace("\n", " ")
+    assert "continues to watch" in tmux.sees("ended with 0").replace("\n", " ")
 
 
 def test_author_saves_sees_and_steers(daemon: Daemon, open_tmux: Callable[..., Tmux]) -> None:
@@ -156,7 +156,7 @@ def test_author_saves_sees_and_steers(daemon: Daemon, open_tmux: Callable[..., T
     # What is known already is soon done again: the key may come before, at or after its end.
     tmux.sees(r"cancelled job|has no job to cancel|is done already")
     tmux.press("C-c")
-    tmux.sees("ended with 0", "goes on watching")
+    tmux.sees("ended with 0", "continues to watch")
 
 
 def test_daemon_that_goes_leaves_the_terminal_as_it_was(daemon: Daemon, open_tmux: Callable[..., Tmux]) -> None:

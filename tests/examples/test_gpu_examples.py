@@ -69,6 +69,8 @@ def test_an_example_is_tuned_and_then_served(name: str, tmp_path: Path) -> None:
         assert jobs, daemon.log.read_text()
         for job in jobs:
             assert job["state"] == "done", _story(daemon, job)
+            assert job["best_us"] is not None, _story(daemon, job)
+            assert job["default_us"] is not None, _story(daemon, job)
             assert job["best_us"] < job["default_us"], _story(daemon, job)
             assert not set(job["outcomes"]) & {"mismatch", "hung", "crashed"}, _story(daemon, job)
         hit = daemon.client.lookup(jobs[0]["kernel"], jobs[0]["problem"])

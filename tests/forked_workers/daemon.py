@@ -46,10 +46,10 @@ def _connection(number: int) -> socket.socket:
 def main() -> None:
     """Serve, with forked workers."""
     from ktuned.cli import main
-    from ktuned.cli.commands.start import lean_imports
+    from ktuned.cli.commands.start import skip_unused_imports
 
     forkers = Forkers(json.loads(os.environ.pop(LENT)))
-    with lean_imports():
+    with skip_unused_imports():
         from ktuned import daemon
         from ktuned.daemon.assembly import Replacements
     daemon.run = functools.partial(daemon.run, replacements=Replacements(start_process=forkers.start))

@@ -13,7 +13,7 @@ from ktuned.lookup.publication import SHORTEST_PAUSE_S
 from ktuned.model.kernel import KernelInfo
 from ktuned_client.answers import Hit, Question, make_hit
 from ktuned_client.memo import pack_problem
-from ktuned_client.table import slot_of
+from ktuned_client.table import find_slot
 from ktuned_client.table_answers import TableAnswers
 from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text
 
@@ -160,7 +160,7 @@ async def test_who_reads_the_table_uses_the_kernel(parts: Parts) -> None:
     """Its files are looked at as often as if the daemon had been asked."""
     await tuned(parts)
     ask(parts)
-    parts.lookups.table._use_times[slot_of("project:it")] = 0
+    parts.lookups.table._use_times[find_slot("project:it")] = 0
     assert parts.daemon.publication.list_used_kernels() == []
     assert read(parts) is not None
     assert parts.daemon.publication.list_used_kernels() == ["project:it"]

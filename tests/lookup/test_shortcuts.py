@@ -37,8 +37,11 @@ def test_the_answer_bears_the_id_of_its_question(asked: int, asked_before: int) 
 @pytest.mark.parametrize("encode", ["client's", "any library's"])
 def test_many_lookups_at_once_are_kept_as_one(count: int, encode: str) -> None:
     """Whatever form the list's length has, the whole answer is found, and each of its lookups counts."""
-    question = wire.request_head(7) + wire.encode_lookups(
-        [wire.encode_lookup("p:k", None, None) + b"\x81\xa1M" + bytes((number % 128,)) for number in range(count)]
+    question = wire.encode_request_head(7) + wire.encode_lookups(
+        [
+            wire.encode_lookup_opening("p:k", None, None) + b"\x81\xa1M" + bytes((number % 128,))
+            for number in range(count)
+        ]
     )
     if encode != "client's":
         lookups = [{"kernel": "p:k", "problem": {"M": number % 128}} for number in range(count)]

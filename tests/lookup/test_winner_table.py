@@ -17,7 +17,7 @@ from ktuned_client.table import (
     USES_NAME,
     WORDS,
     Table,
-    slot_of,
+    find_slot,
 )
 
 
@@ -49,10 +49,10 @@ def test_a_bump_ends_one_kernels_entries(directory: Path, writer: WinnerTable) -
     for kernel in ("p:one", "p:two"):
         assert reader.find(kernel.encode()) is None
         assert writer.publish_entry(kernel, kernel.encode(), b"first")
-        assert reader.find(kernel.encode()) == (slot_of(kernel), writer.generation(kernel), b"first")
+        assert reader.find(kernel.encode()) == (find_slot(kernel), writer.generation(kernel), b"first")
     before = reader.words.tolist()[:WORDS]
     writer.bump_generation("p:one")
-    assert [word for word in range(WORDS) if reader.words[word] != before[word]] == [slot_of("p:one")]
+    assert [word for word in range(WORDS) if reader.words[word] != before[word]] == [find_slot("p:one")]
     assert (payload_of(reader, b"p:one"), payload_of(reader, b"p:two")) == (None, b"first")
     writer.publish_entry("p:one", b"p:one", b"another, and a longer one")
     assert payload_of(reader, b"p:one") == b"another, and a longer one"
@@ -81,7 +81,7 @@ def test_a_half_written_entry_is_none(directory: Path, writer: WinnerTable) -> N
         assert reader.find(b"key") is None
         writer._words[word] ^= other
         assert payload_of(reader, b"key") == b"payload"
-    for lengths in (2**64 - 1, 0, slot_of("p:k") << 32 | 0xFFFF0000):
+    for lengths in (2**64 - 1, 0, find_slot("p:k") << 32 | 0xFFFF0000):
         whole, writer._words[at + 2] = writer._words[at + 2], lengths
         assert reader.find(b"key") is None
         writer._words[at + 2] = whole
@@ -99,7 +99,7 @@ def test_a_larger_file_takes_the_place_of_a_full_one(directory: Path, writer: Wi
     reader = Table(str(directory / TABLE_NAME))
     assert not reader.is_replaced
     assert reader.words[ENTRIES_WORD] >= 4096
-    assert reader.words[slot_of("p:k")] == writer.generation("p:k")
+    assert reader.words[find_slot("p:k")] == writer.generation("p:k")
     assert [payload_of(reader, key) for key in keys] == [key * 2 for key in keys]
     assert sorted(path.name for path in directory.iterdir()) == sorted([TABLE_NAME, USES_NAME])
     before.close()
@@ -230,7 +230,7 @@ def test_a_link_is_not_followed(directory: Path) -> None:
 
 def test_a_generation_never_leaves_its_64_bits(writer: WinnerTable) -> None:
     """After the last one comes the first."""
-    writer._words[slot_of("p:k")] = 2**64 - 1
+    writer._words[find_slot("p:k")] = 2**64 - 1
     writer.bump_generation("p:k")
     assert writer.generation("p:k") == 0
 
@@ -241,7 +241,7 @@ def test_uses_are_what_clients_noted_lately(directory: Path, writer: WinnerTable
     watched = writer._words[3]
     for kernel, noted in (("p:now", watched), ("p:before", watched - 20 * 10**9), ("p:never", watched + 1)):
         with uses.open("r+b") as stream:
-            stream.seek(8 * slot_of(kernel))
+            stream.seek(8 * find_slot(kernel))
             stream.write(noted.to_bytes(8, "little"))
     now = watched / 1e9 - 10.0
     kernels = ["p:now", "p:before", "p:never", "p:other"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ktuned.model.noise import IMPLAUSIBLE_RATIO, NOISY_SPREAD
-from ktuned.report import Standing, render_fragment, render_page, survey_store, surveyed_key
+from ktuned.report import Standing, make_standing_key, render_fragment, render_page, survey_store
 from ktuned.store import Overview
 from tests.report.browser import Opened, chromium, file
 from tests.report.sample_store import SampleStore
@@ -62,8 +62,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.add_portfolio("kernels:gemm")
     store.add_winner_by("max:tflops_float16", "tflops_float16")
     standings = {
-        surveyed_key("kernels:gemm", PROBLEM, "NVIDIA H100 80GB HBM3"): Standing("fresh"),
-        surveyed_key("kernels:softmax", {"N": 1024}, "NVIDIA H100 80GB HBM3"): Standing(
+        make_standing_key("kernels:gemm", PROBLEM, "NVIDIA H100 80GB HBM3"): Standing("fresh"),
+        make_standing_key("kernels:softmax", {"N": 1024}, "NVIDIA H100 80GB HBM3"): Standing(
             "stale", ["softmax.cu changed"]
         ),
     }

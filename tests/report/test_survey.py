@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ktuned.model import StoreError
-from ktuned.report import Document, Standing, survey_store, surveyed_key
+from ktuned.report import Document, Standing, make_standing_key, survey_store
 from ktuned.store import Overview
 from tests.report.sample_store import MODEL, SampleStore
 from tests.report.test_columns import unpacked
@@ -90,7 +90,9 @@ def test_standings_are_the_daemons_word(path: Path) -> None:
     """Without it the state is unknown; without a winner there is none."""
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM winners WHERE kernel = 'p:dot'")
-    dot, gemm = surveyed(path, standings={surveyed_key("p:gemm", PROBLEM, MODEL): Standing("stale", ["x"])}).sections
+    dot, gemm = surveyed(
+        path, standings={make_standing_key("p:gemm", PROBLEM, MODEL): Standing("stale", ["x"])}
+    ).sections
     assert (dot.standing.status, gemm.standing.status) == ("untuned", "stale")
     assert surveyed(path).sections[1].standing.status == "unknown"
 

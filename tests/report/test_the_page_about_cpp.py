@@ -13,7 +13,7 @@ import pytest
 
 from ktuned.backends import Unit, cpu
 from ktuned.protocol import ExportedWinner, WinnersDocument
-from ktuned.report import c_file
+from ktuned.report import render_c_file
 from ktuned_tvm_ffi import Build, TvmFfi
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ def test_the_page_s_program_finds_the_nearest_winner(tmp_path: Path) -> None:
     """It compiles without a warning, and prints the config of the nearest size."""
     program, _ = read_blocks("docs/from-cpp.md", "cpp")
     rows = [ExportedWinner({"M": m}, {"BM": m // 16}, m / 10, 0.0, "", "", "", 1) for m in (64, 1024, 4096)]
-    name, header = c_file(WinnersDocument(1, "project:gemm", "demo", rows))
+    name, header = render_c_file(WinnersDocument(1, "project:gemm", "demo", rows))
     assert f'#include "{name}"' in program
     (tmp_path / name).write_text(header)
     (tmp_path / "main.cc").write_text(program)

@@ -12,7 +12,7 @@ import pytest
 
 from ktuned.model import UsageError
 from ktuned.protocol import ExportedWinner, WinnersDocument
-from ktuned.report import c_file, vllm_files
+from ktuned.report import render_c_file, render_vllm_files
 
 
 def document(*winners: tuple[dict[str, Any], dict[str, Any]], kernel: str = "project:gemm") -> WinnersDocument:
@@ -27,7 +27,7 @@ def document(*winners: tuple[dict[str, Any], dict[str, Any]], kernel: str = "pro
 def test_vllm_has_a_file_for_each_shape_and_an_entry_for_each_size() -> None:
     """The other keys name the file, sizes are its keys in order."""
     rows = [({"E": 8, "M": m, "N": n}, {"BLOCK_SIZE_M": m, "num_warps": 4}) for m in (64, 1, 16) for n in (7168, 2048)]
-    files = vllm_files(document(*rows), "M")
+    files = render_vllm_files(document(*rows), "M")
     assert sorted(files) == [
         "E=8,N=2048,device_name=NVIDIA_H100_80GB_HBM3.json",
         "E=8,N=7168,device_name=NVIDIA_H100_80GB_HBM3.json",
@@ -41,12 +41,12 @@ def test_vllm_has_a_file_for_each_shape_and_an_entry_for_each_size() -> None:
 def test_vllm_needs_a_size(size: str) -> None:
     """A key that the problem lacks, or that is no integer, is one clear error."""
     with pytest.raises(UsageError, match=f"has no size '{size}'"):
-        vllm_files(document(({"M": 1, "dtype": "f16"}, {"B": 1})), size)
+        render_vllm_files(document(({"M": 1, "dtype": "f16"}, {"B": 1})), size)
 
 
 def test_a_file_name_leaves_the_directory_alone() -> None:
     """A string of the problem cannot lead to another directory."""
-    (name,) = vllm_files(document(({"M": 1, "dtype": "../../x"}, {"B": 1})), "M")
+    (name,) = render_vllm_files(document(({"M": 1, "dtype": "../../x"}, {"B": 1})), "M")
     assert "/" not in name
 
 
@@ -85,7 +85,7 @@ def test_the_header_finds_the_nearest_problem(tmp_path: Path, compiler: str, sta
         )
         for m in (64, 1024, 4096)
     ]
-    name, text = c_file(document(*rows))
+    name, text = render_c_file(document(*rows))
     assert name == "ktuned_gemm_nvidia_h100_80gb_hbm3.h"
     (tmp_path / name).write_text(text)
     (tmp_path / source).write_text(PROGRAM % name)
@@ -106,10 +106,10 @@ def test_the_header_finds_the_nearest_problem(tmp_path: Path, compiler: str, sta
 def test_what_c_cannot_hold_is_refused(rows: Any, words: str) -> None:
     """Values of several types, too large ones and names that C does not report apart are one clear error."""
     with pytest.raises(UsageError, match=words):
-        c_file(document(*rows))
+        render_c_file(document(*rows))
 
 
 def test_a_hostile_name_stays_a_comment() -> None:
     """A kernel's name cannot end the comment that it stands in."""
-    _, text = c_file(document(({"M": 1}, {"B": 1}), kernel="p:x*/\n#error no"))
+    _, text = render_c_file(document(({"M": 1}, {"B": 1}), kernel="p:x*/\n#error no"))
     assert text.splitlines()[0] == "/* Winners of p:x* / #error no on NVIDIA H100 80GB HBM3, by ktuned. */"

@@ -39,7 +39,7 @@ from ktuned.sharing import (
     SharedWinner,
     ShareSettings,
     StoredWinner,
-    address_of,
+    make_address,
 )
 from ktuned.tuning import PresentKey
 from ktuned_team.objects import make_kernel_prefix, read_object, write_object
@@ -115,7 +115,7 @@ def publish(
     """Put a winner into the store as another member would that has this very context; return its place."""
     context = context_of(parts, kernel)
     winner = replace(shared_winner(context, config, joules), names=learned_names(kernel))
-    name, data = write_object(replace(winner, **fields), address_of(context, kernel.learned.values(), ENERGY))
+    name, data = write_object(replace(winner, **fields), make_address(context, kernel.learned.values(), ENERGY))
     (store / name).parent.mkdir(parents=True, exist_ok=True)
     (store / name).write_bytes(data)
     return store / name
@@ -465,7 +465,7 @@ async def test_learned_names_are_compared_by_content(tmp_path: Path, store: Path
             parts.daemon.share_exchange.apply_settings(ShareSettings(str(store)))
             parts.write(content, "cfg.h")
             kernel = await parts.inspect(KERNEL)
-            assert place.parent.name == address_of(context_of(parts, kernel), kernel.learned.values(), ENERGY)
+            assert place.parent.name == make_address(context_of(parts, kernel), kernel.learned.values(), ENERGY)
             best = await parts.daemon.shared_winners.find_best_candidate(key_of(parts, kernel))
             assert (best is not None) is is_found
             assert ("cfg.h" in parts.catalog.resolve_kernel("it").learned) is is_found

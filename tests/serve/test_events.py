@@ -47,7 +47,7 @@ class FakeSink(Peer):
 
     @property
     def heard(self) -> list[int | str]:
-        return ["fresh" if event.get("fresh") else event["seq"] for event in self.events]
+        return ["gap" if event["type"] == "gap" else event["seq"] for event in self.events]
 
 
 def wanted(**params: Any) -> SubscribeParams:
@@ -114,15 +114,15 @@ def test_a_subscriber_hears_what_passes_every_filter(
 @pytest.mark.parametrize("since", range(-1, 13))
 @pytest.mark.parametrize("epoch", [EPOCH, EPOCH + 1])
 def test_a_subscriber_goes_on_from_where_it_was(epoch: int, since: int) -> None:
-    """Everything after `since` that the ring holds is replayed; anything else is one `fresh`, and then what follows."""
+    """Everything after `since` that the ring holds is replayed; anything else is one `gap`, and then what follows."""
     events, sink = _events(10, ring_events=4), FakeSink()
     events.add_subscription(sink, wanted(since=[epoch, since]))
     assert sink.heard == []  # the answer to `subscribe` goes first
     sink.drain(events)
     is_known = epoch == EPOCH and 6 <= since <= 10
-    assert sink.heard == (list(range(since + 1, 11)) if is_known else ["fresh"])
+    assert sink.heard == (list(range(since + 1, 11)) if is_known else ["gap"])
     if not is_known:
-        assert sink.events == [{"fresh": True, "epoch": EPOCH, "seq": 10}]
+        assert sink.events == [{"type": "gap", "epoch": EPOCH, "seq": 10, "kernel": None, "job": None, "fresh": True}]
     events.publish_event(Noise())
     assert sink.heard[-1] == 11
     assert len(sink.heard) == (11 - since if is_known else 2)
@@ -139,7 +139,7 @@ def test_without_since_only_what_follows_is_heard() -> None:
 
 @pytest.mark.parametrize("missed", range(10))
 def test_a_slow_subscriber_loses_nothing_that_the_ring_holds(missed: int) -> None:
-    """One that was not writable gets what it missed once it drains, or `fresh` when it missed more than the ring."""
+    """One that was not writable gets what it missed once it drains, or a `gap` when it missed more than the ring."""
     events, slow, quick = _events(ring_events=4), FakeSink(), FakeSink()
     events.add_subscription(slow, SubscribeParams())
     events.add_subscription(quick, SubscribeParams())
@@ -151,7 +151,7 @@ def test_a_slow_subscriber_loses_nothing_that_the_ring_holds(missed: int) -> Non
     assert quick.heard == list(range(1, missed + 2))
     assert events.describe_ring().lagging == (1 if missed else 0)
     slow.drain(events)
-    assert slow.heard[1:] == (list(range(2, missed + 2)) if missed <= 4 else ["fresh"])
+    assert slow.heard[1:] == (list(range(2, missed + 2)) if missed <= 4 else ["gap"])
     events.publish_event(Noise())
     assert slow.heard[-1] == missed + 2
 
@@ -184,7 +184,7 @@ def test_the_ring_is_bounded_in_bytes() -> None:
     assert sink.heard == list(range(92, 101))
     events.publish_event(Noise(text="x" * 20_000))
     assert events.describe_ring().events == 0
-    assert sink.heard[-1] == "fresh"
+    assert sink.heard[-1] == "gap"
 
 
 def test_a_second_subscription_replaces_the_first() -> None:
@@ -248,7 +248,7 @@ def test_an_event_that_cannot_travel_has_no_number() -> None:
 
 @given(st.lists(st.sampled_from(["publish", "stall", "drain"]), max_size=60), st.integers(1, 6))
 def test_no_interleaving_loses_an_event_silently(steps: list[str], ring: int) -> None:
-    """Numbers only rise, and wherever one is missing a `fresh` stands."""
+    """Numbers only rise, and wherever one is missing a `gap` stands."""
     events, sink = Events(epoch=EPOCH, ring_events=ring), FakeSink()
     events.add_subscription(sink, SubscribeParams())
     for step in steps:
@@ -261,6 +261,6 @@ def test_no_interleaving_loses_an_event_silently(steps: list[str], ring: int) ->
     sink.drain(events)
     place = 0
     for event in sink.events:
-        assert event["seq"] == place + 1 or (event.get("fresh") and event["seq"] > place)
+        assert event["seq"] == place + 1 or (event["type"] == "gap" and event["seq"] > place)
         place = event["seq"]
     assert place == events.seq

@@ -51,7 +51,7 @@ def orders(home: Path) -> list[str]:
 
 def test_the_copies_to_read_are_what_is_written() -> None:
     """``systemd/`` holds the same units, for the place where pipx puts the program."""
-    for name, text in units.unit_texts(units.DEFAULT_COMMAND, listen=units.DEFAULT_LISTEN, environment={}).items():
+    for name, text in units.compose_units(units.DEFAULT_COMMAND, listen=units.DEFAULT_LISTEN, environment={}).items():
         lines = (ROOT / "systemd" / name).read_text().splitlines(keepends=True)
         assert "".join(line for line in lines[2:]) == text
         assert all(line.startswith("# ") for line in lines[:2])
@@ -71,7 +71,7 @@ def test_systemd_takes_them(tmp_path: Path) -> None:
     }
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)
-    for name, text in units.for_this_installation(str(python), environ).items():
+    for name, text in units.compose_installed_units(str(python), environ).items():
         (tmp_path / name).write_text(text)
     done = subprocess.run(
         [ANALYZE, "verify", "--user", "--man=no", *(str(tmp_path / name) for name in (units.SERVICE, units.SOCKET))],
@@ -86,7 +86,7 @@ def test_systemd_takes_them(tmp_path: Path) -> None:
 
 def test_hardening_leaves_compilers_and_gpus_alone() -> None:
     """What would keep a JIT compiler, a driver or a kernel file away is in none of the units."""
-    service = units.unit_texts(units.DEFAULT_COMMAND, listen="x", environment={})[units.SERVICE]
+    service = units.compose_units(units.DEFAULT_COMMAND, listen="x", environment={})[units.SERVICE]
     settings = {line.partition("=")[0] for line in service.splitlines() if "=" in line and not line.startswith("#")}
     harmful = {"MemoryDenyWriteExecute", "PrivateDevices", "DevicePolicy", "ProtectHome", "PrivateTmp", "ProtectClock"}
     assert not settings & harmful

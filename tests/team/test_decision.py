@@ -15,9 +15,9 @@ from ktuned.sharing.decision import (
     OwnWinner,
     WinnerFacts,
     choose_action,
-    cost_holds,
-    is_published,
+    confirms_cost,
     rank_candidates,
+    should_publish,
 )
 from ktuned_team.calls import Entry
 from ktuned_team.retention import select_surplus
@@ -32,7 +32,7 @@ SHARED = Candidate({"BM": 64}, 100.0)
 )
 def test_a_config_holds_within_a_tenth(cost: float | None, wanted: bool) -> None:
     """One that is far faster here does not, nor one that failed."""
-    assert cost_holds(100.0, cost) is wanted
+    assert confirms_cost(100.0, cost) is wanted
 
 
 def test_the_action_for_a_candidate_in_every_case() -> None:
@@ -70,12 +70,12 @@ def test_a_winner_is_published_only_if_it_is_decided_here_and_news() -> None:
     for flags in itertools.product((False, True), repeat=4):
         decided = WinnerFacts(*flags)
         wanted = flags == (True, True, False, False)
-        assert is_published(decided, 100.0, {"BM": 64}, []) is wanted
+        assert should_publish(decided, 100.0, {"BM": 64}, []) is wanted
         # A better config of others does not make ours less of a finding; the same figure again is none.
-        assert is_published(decided, 100.0, {"BM": 8}, [SHARED]) is wanted
-        assert not is_published(decided, 105.0, {"BM": 64}, [SHARED])
-        assert is_published(decided, 150.0, {"BM": 64}, [SHARED]) is wanted
-        assert is_published(decided, 50.0, {"BM": 64}, [SHARED]) is wanted
+        assert should_publish(decided, 100.0, {"BM": 8}, [SHARED]) is wanted
+        assert not should_publish(decided, 105.0, {"BM": 64}, [SHARED])
+        assert should_publish(decided, 150.0, {"BM": 64}, [SHARED]) is wanted
+        assert should_publish(decided, 50.0, {"BM": 64}, [SHARED]) is wanted
 
 
 def test_retention_comes_before_the_cap() -> None:

@@ -13,7 +13,7 @@ from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
 from ktuned.model.objective import ENERGY, LATENCY
 from ktuned.model.trace import Observation, extend_digest
 from ktuned.model.trial import Context
-from ktuned.sharing import LearnedName, SharedWinner, address_of
+from ktuned.sharing import LearnedName, SharedWinner, make_address
 from ktuned_team.objects import (
     DamagedObject,
     NewerObject,
@@ -158,13 +158,13 @@ def test_address_is_that_of_the_context_without_learned_names() -> None:
     base = Context(KernelName("p:k"), KeyProblem("{}"), DeviceModel("M"), "ab" * 32, "t", "f", 1)
     learned = [Observation("a.h", "1"), Observation("b.h", "")]
     knows = replace(base, digest=extend_digest(base.digest, learned))
-    assert address_of(knows, learned, LATENCY) == address_of(base, [], LATENCY)
+    assert make_address(knows, learned, LATENCY) == make_address(base, [], LATENCY)
     changes: list[dict[str, Any]] = [
         {"kernel": "p:j"}, {"problem": "[]"}, {"device": "N"}, {"digest": "ac" * 32}, {"toolchain": "u"},
         {"device_fingerprint": "g"}, {"measuring_version": 2},
     ]  # fmt: skip
-    places = {address_of(replace(base, **change), [], LATENCY) for change in changes}
-    assert len({*places, address_of(base, [], LATENCY), address_of(base, [], ENERGY)}) == len(changes) + 2
+    places = {make_address(replace(base, **change), [], LATENCY) for change in changes}
+    assert len({*places, make_address(base, [], LATENCY), make_address(base, [], ENERGY)}) == len(changes) + 2
 
 
 def test_kernels_have_paths_of_their_own() -> None:

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -15,6 +14,7 @@ from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.options import json_option, problem_option
 from ktuned.cli.output import Exit
+from ktuned.model import Scalar
 from ktuned.protocol import CHECK, CheckedWinner, CheckParams, call_method
 from ktuned_client import Client
 
@@ -31,13 +31,13 @@ _CUDA_TOOLKIT = Path("/usr/local/cuda/bin/compute-sanitizer")
     "--sanitize", is_flag=True, help="Run under compute-sanitizer (GPU) or AddressSanitizer (C++ on the CPU)."
 )
 @json_option
-def check(kernel: str, problem: dict[str, Any] | None, sanitize: bool, as_json: bool) -> int:
+def check(kernel: str, problem: dict[str, Scalar], sanitize: bool, as_json: bool) -> int:
     """Run KERNEL's winners once more and check their outputs.
 
     Each is launched before and after it is timed, and on two more sets of inputs; reads and writes outside its tensors
     are found. Exits with 1 if a winner is wrong, or cannot be checked.
     """
-    tools = {"address": _library_of_address_sanitizer(), "compute": _compute_sanitizer()} if sanitize else {}
+    tools = {"address": _find_address_sanitizer(), "compute": _find_compute_sanitizer()} if sanitize else {}
     with Client() as client, output.report_waiting(f"checking the winners of {kernel}"):
         params = CheckParams(kernel, problem or None, sanitize, **tools)
         found = call_method(client, CHECK, params, deadline_s=CHECK_DEADLINE_S)
@@ -45,11 +45,11 @@ def check(kernel: str, problem: dict[str, Any] | None, sanitize: bool, as_json: 
         output.emit_json(found)
     else:
         for winner in found.winners:
-            _show_winner(found.kernel, winner)
+            _print_checked_winner(found.kernel, winner)
     return Exit.DONE if all(winner.verdict == "right" for winner in found.winners) else Exit.NOT_REACHED
 
 
-def _show_winner(kernel: str, winner: CheckedWinner) -> None:
+def _print_checked_winner(kernel: str, winner: CheckedWinner) -> None:
     place = f"{kernel} {text.format_values(winner.problem)} on {winner.device}"
     if winner.verdict == "not_checked":
         output.print_error(f"{place}: not checked: {winner.message}", winner.hint)
@@ -63,18 +63,18 @@ def _show_winner(kernel: str, winner: CheckedWinner) -> None:
         output.emit_line(f"  {line}")
 
 
-def _library_of_address_sanitizer() -> str:
+def _find_address_sanitizer() -> str:
     """Return the path of the C++ compiler's ``libasan.so``; empty if it has none."""
     compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
     try:
-        said = subprocess.run(
+        library = subprocess.run(
             [*compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True, timeout=10
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
     # A compiler that does not find the file prints only the file's name.
-    return said if os.path.isabs(said) else ""
+    return library if os.path.isabs(library) else ""
 
 
-def _compute_sanitizer() -> str:
+def _find_compute_sanitizer() -> str:
     return shutil.which("compute-sanitizer") or (str(_CUDA_TOOLKIT) if _CUDA_TOOLKIT.exists() else "")

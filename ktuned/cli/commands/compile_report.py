@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ktuned.cli import output, text
 from ktuned.cli.output import Exit
@@ -12,6 +12,9 @@ from ktuned.cli.progress import News, View
 from ktuned.model import Outcome
 from ktuned.protocol import COMPILE, CompileParams, ConfigCompiled, JobInfo
 from ktuned_client import Client
+
+if TYPE_CHECKING:
+    from ktuned_client.messages import Event as EventMap
 
 COMPILED = "ok"
 """Shown in place of an outcome for a config with an artifact."""
@@ -36,7 +39,7 @@ def compile_space(client: Client, wanted: CompileParams, as_json: bool) -> int:
     jobs = [known.job for known in view.jobs.values()]
     if as_json:
         output.emit_json(jobs)
-    _sum_up(jobs, presenter.reported, presenter.shown.refusal)
+    _print_summary(jobs, presenter.reported, presenter.shown.refusal)
     ready = sum(job.outcomes.get("compiled", 0) for job in jobs)
     return Exit.DONE if ready and not accepted.errors else Exit.NOT_REACHED
 
@@ -50,7 +53,7 @@ class CompilePresenter(Presenter):
         self._as_json = as_json
         self._several = several
 
-    def show(self, received: Mapping[str, Any] | None, view: View, news: Sequence[News]) -> None:
+    def show(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
         """Print the configs among the news."""
         for event in news:
             if not isinstance(event, ConfigCompiled):
@@ -96,14 +99,14 @@ def describe_config(event: ConfigCompiled, *, several: bool) -> str:
     config = text.format_values(event.config)
     if several:
         config = f"{event.kernel} [{text.format_values(event.problem)}] {config}"
-    said = f"{event.outcome or COMPILED:<{_WIDTH}}  {event.compile_s:>7.2f} s  {config}"
+    line = f"{event.outcome or COMPILED:<{_WIDTH}}  {event.compile_s:>7.2f} s  {config}"
     if event.outcome is not None:
-        return f"{said}  {text.first_line(event.message, _MESSAGE_CHARS)}"
+        return f"{line}  {text.first_line(event.message, _MESSAGE_CHARS)}"
     facts = " ".join(f"{name}={value}" for name, value in event.facts.items() if isinstance(value, int | float))
-    return "  ".join(filter(None, (said, facts, "(was there)" if event.reused else "")))
+    return "  ".join(filter(None, (line, facts, "(reused)" if event.reused else "")))
 
 
-def _sum_up(jobs: Sequence[JobInfo], reported: int, refusal: str) -> None:
+def _print_summary(jobs: Sequence[JobInfo], reported: int, refusal: str) -> None:
     """Print each job's end on stderr, with the reason if all configs were refused, and the number of missed events."""
     for job in jobs:
         counts = text.format_outcomes(job.outcomes)

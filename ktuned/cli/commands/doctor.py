@@ -15,7 +15,7 @@ from ktuned.cli import equipment, output, spawn, text, versions
 from ktuned.cli.doctor import Finding, Level
 from ktuned.cli.options import json_option
 from ktuned.cli.output import Exit
-from ktuned.cli.versions import own_version
+from ktuned.cli.versions import read_own_version
 from ktuned.model import MEMORY, PRECISIONS
 from ktuned.protocol import (
     BACKENDS,
@@ -41,7 +41,7 @@ PEAKS_DEADLINE_S = 600.0
 
 @click.command()
 @click.option("--peaks", is_flag=True, help="Measure the limits of each device, once, and show them instead.")
-@click.option("--remeasure", "again", is_flag=True, help="With --peaks: measure those that are known, too.")
+@click.option("--remeasure", "again", is_flag=True, help="With --peaks: measure known limits again.")
 @json_option
 def doctor(peaks: bool, again: bool, as_json: bool) -> int:
     """Check this installation.
@@ -51,21 +51,20 @@ def doctor(peaks: bool, again: bool, as_json: bool) -> int:
     if again and not peaks:
         raise click.UsageError("--remeasure goes with --peaks")
     if peaks:
-        return _show_peaks(again=again, as_json=as_json)
+        return _measure_peaks(again=again, as_json=as_json)
     findings = _examine_installation()
     if as_json:
         output.emit_json([asdict(finding) for finding in findings])
     else:
         # The findings that need action come last, next to the prompt.
         findings.sort(key=lambda finding: list(Level).index(finding.level))
-        output.print_table(
-            ["state", "what", "how it is", "remedy"], ([*map(str, _finding_row(finding))] for finding in findings)
-        )
+        rows = ([finding.level, finding.what, finding.message, finding.mend] for finding in findings)
+        output.print_table(["state", "what", "how it is", "remedy"], rows)
         output.print_message(_summarise_findings(findings))
     return Exit.NOT_REACHED if any(finding.level is Level.FAIL for finding in findings) else Exit.DONE
 
 
-def _show_peaks(*, again: bool, as_json: bool) -> int:
+def _measure_peaks(*, again: bool, as_json: bool) -> int:
     with spawn.open_client() as client, output.report_waiting("measuring the devices"):
         answer = call_method(client, PEAKS, PeaksParams(measure=True, again=again), deadline_s=PEAKS_DEADLINE_S)
     status = Exit.DONE if any(peaks.gbps for peaks in answer.peaks) else Exit.NOT_REACHED
@@ -100,10 +99,6 @@ def _is_new(home: Path) -> bool:
     return not ((home / STORE_NAME).exists() or spawn.is_serving(socket_path()))
 
 
-def _finding_row(finding: Finding) -> tuple[str, str, str, str]:
-    return (finding.level, finding.what, finding.message, finding.mend)
-
-
 def _examine_installation() -> list[Finding]:
     status, environments, kernels, absence = _ask_daemon()
     home = spawn.state_directory()
@@ -118,11 +113,15 @@ def _examine_installation() -> list[Finding]:
         equipment.check_gpu(),
         checks.check_inotify(),
         checks.check_plugins(list(entry_points(group=ENTRY_POINT_GROUP))),
-        checks.check_daemon(status, own_version(), *absence, is_new=_is_new(home)),
+        checks.check_daemon(status, read_own_version(), *absence, is_new=_is_new(home)),
     ]
     if status is None:
         return [*findings, *equipment.check_backends([equipment.probe_here()])]
-    findings += [*checks.check_notices(status), *checks.check_lanes(status), *checks.check_hosts(status, own_version())]
+    findings += [
+        *checks.check_notices(status),
+        *checks.check_lanes(status),
+        *checks.check_hosts(status, read_own_version()),
+    ]
     here = [report for report in environments if not report.host]
     findings += [*equipment.check_backends(here, status.roots), *equipment.check_kernels(kernels, here, status.roots)]
     if status.artifacts is not None and status.artifacts.directory:

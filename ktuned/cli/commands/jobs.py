@@ -56,7 +56,7 @@ def jobs(
     """List, cancel, pause or resume jobs.
 
     A pause lasts until it is resumed, across restarts of the daemon too. Measurements are kept, and lookups are still
-    answered. A job that was paused by itself is not resumed with its device.
+    answered. Resuming a device does not resume a job that was paused on its own.
     """
     if action is None:
         if device is not None:
@@ -88,7 +88,7 @@ def _list_jobs(target: str | None, state: str | None, limit: int | None, as_json
     if as_json:
         output.emit_json(found)
     elif found:
-        show_jobs(found)
+        print_jobs(found)
     else:
         output.print_message("no jobs")
     if is_cut:
@@ -114,27 +114,27 @@ def _act_on_jobs(action: str, target: str | None, device: str | None, as_json: b
             output.emit_json(answer)
         else:
             if answer.jobs:
-                show_jobs(answer.jobs)
+                print_jobs(answer.jobs)
                 numbers = ", ".join(str(job.id) for job in answer.jobs)
                 output.print_message(f"{_DONE[action]} job {numbers}")
             if isinstance(answer, PauseAnswer) and target is None:
-                output.print_message(_devices_line(action, before, set(answer.paused)))
-                output.print_message(_still_paused(client, answer.paused))
+                output.print_message(_describe_changed_pauses(action, before, set(answer.paused)))
+                output.print_message(_describe_pauses(client, answer.paused))
     if target is not None and not answer.jobs:
         output.print_error(f"{target} has no job that could be {_DONE[action]}", "`ktuned jobs` lists them")
         return Exit.NOT_REACHED
     return Exit.DONE
 
 
-def _devices_line(action: str, before: set[str], after: set[str]) -> str:
+def _describe_changed_pauses(action: str, before: set[str], after: set[str]) -> str:
     """Return the line that says which devices were paused or resumed."""
     changed = sorted(after - before if action == "pause" else before - after)
     if not changed:
-        return f"nothing was {'paused that was not before' if action == 'pause' else 'paused there'}"
+        return "nothing else was paused" if action == "pause" else "nothing was paused"
     return f"{_DONE[action]}: {', '.join(name or 'all tuning' for name in changed)}"
 
 
-def _still_paused(client: Client, devices: Iterable[str]) -> str:
+def _describe_pauses(client: Client, devices: Iterable[str]) -> str:
     """Return the line that says what is paused now, and how to resume it."""
     paused = [str(job.id) for job in call_method(client, JOBS, JobsParams(state=JobState.PAUSED)).jobs]
     parts = [name or "all tuning" for name in sorted(devices)]
@@ -144,7 +144,7 @@ def _still_paused(client: Client, devices: Iterable[str]) -> str:
     return f"paused now: {'; '.join(parts)} (`ktuned jobs --resume` ends it; add --device DEVICE, or name a JOB)"
 
 
-def show_jobs(found: Iterable[JobInfo]) -> None:
+def print_jobs(found: Iterable[JobInfo]) -> None:
     """Print a table of jobs."""
     now = time.time()
     figures = ["job", "done", "left", "best", "default", "launches", "age"]
@@ -186,4 +186,4 @@ def _job_row(job: JobInfo, now: float) -> list[str]:
 
 def _best_and_default(job: JobInfo) -> list[str]:
     """Return the best figure and the default's, by the job's objective."""
-    return [text.by_objective(job.objective, figure) for figure in (job.best, job.default)]
+    return [text.format_by_objective(job.objective, figure) for figure in (job.best, job.default)]

@@ -10,7 +10,7 @@ import msgspec
 
 from ktuned.cli import lines, output, spawn, text
 from ktuned.cli.completion import complete_target
-from ktuned.cli.options import SectionedCommand, as_path, is_path, json_option, no_spawn_option
+from ktuned.cli.options import SectionedCommand, is_path, json_option, no_spawn_option, resolve_path
 from ktuned.cli.output import Exit
 from ktuned.model import SpaceInfo, Status, describe_change
 from ktuned.protocol import (
@@ -37,13 +37,13 @@ from ktuned_client.answers import TUNE_DEADLINE_S
 def kernels(target: str | None, as_json: bool) -> int:
     """List kernels, or show one and how its winners stand.
 
-    Of a NAME it shows the full name that it means here, where it is declared, its interpreter and environment, and for
-    each winner what has changed since it was measured. Errors in kernel files are listed, too.
+    For a NAME, it shows the kernel's full name, where it is declared, its interpreter and environment, and what has
+    changed since each winner was measured. Errors in kernel files are listed, too.
     """
     is_one = target is not None and not is_path(target)
     chosen = KernelsParams()
     if target is not None:
-        chosen = KernelsParams(kernel=target, why=True) if is_one else KernelsParams(path=as_path(target))
+        chosen = KernelsParams(kernel=target, why=True) if is_one else KernelsParams(path=resolve_path(target))
     with Client() as client:
         answer = call_method(client, KERNELS, chosen)
     if as_json and is_one:
@@ -55,14 +55,14 @@ def kernels(target: str | None, as_json: bool) -> int:
         (kernel,) = answer.kernels
         _describe_kernel(kernel, find_root(kernel.file, answer.roots))
         _explain_winners(kernel)
-        _show_faults(answer)
+        _print_faults(answer)
     elif target is None or answer.kernels or answer.errors:
-        show_kernels(answer)
+        print_kernels(answer)
     if target is not None and not answer.kernels and not answer.errors:
         meant = "" if "/" in target else f"; for a kernel of that name write PROJECT:{target}"
         output.print_error(
-            f"{target} is a path, and declares no known kernel",
-            f"`ktuned add PATH` adds a file or a directory, `ktuned tune PATH` tunes it, too{meant}",
+            f"no known kernel is declared at {target}",
+            f"`ktuned add PATH` adds a file or a directory, `ktuned tune PATH` also tunes it{meant}",
         )
         return Exit.NOT_REACHED
     return Exit.NOT_REACHED if answer.errors and target is not None else Exit.DONE
@@ -84,7 +84,7 @@ def _describe_kernel(kernel: KernelEntry, root: RootInfo | None) -> None:
         output.emit_line(f"  {name:<12} {value}")
 
 
-def show_kernels(answer: KernelsAnswer | AddAnswer) -> None:
+def print_kernels(answer: KernelsAnswer | AddAnswer) -> None:
     """Print a table of kernels, and the errors of their files."""
     if answer.kernels:
         rows = (
@@ -101,12 +101,12 @@ def show_kernels(answer: KernelsAnswer | AddAnswer) -> None:
         output.print_table(["kernel", "backend", "declared at", "space", "problems", "default"], rows)
     elif not answer.errors:
         output.print_message(
-            "no kernels are known; `ktuned add PATH` adds a file or a directory, `ktuned tune PATH` tunes it, too"
+            "no kernels are known; `ktuned add PATH` adds a file or a directory, `ktuned tune PATH` also tunes it"
         )
-    _show_faults(answer)
+    _print_faults(answer)
 
 
-def _show_faults(answer: KernelsAnswer | AddAnswer) -> None:
+def _print_faults(answer: KernelsAnswer | AddAnswer) -> None:
     for error in answer.errors:
         what = lines.format_file_error(error)
         output.emit_line(f"{what}; {error.hint}" if error.hint else what)
@@ -147,7 +147,7 @@ def add(path: str, no_spawn: bool, as_json: bool) -> int:
 
     Its kernels can be looked up, imported and tuned by name from then on. Exits with 1 if a kernel file has an error.
     """
-    place = as_path(path, "a kernel's name is none")
+    place = resolve_path(path, "`add` takes a path, not a kernel's name")
     with spawn.open_client(no_spawn=no_spawn) as client, output.report_waiting(f"inspecting {place}"):
         # The same deadline as a tuning, because every kernel file below the path is inspected.
         added = call_method(client, ADD, AddParams(place), deadline_s=TUNE_DEADLINE_S)
@@ -156,7 +156,7 @@ def add(path: str, no_spawn: bool, as_json: bool) -> int:
     else:
         for notice in added.notices:
             output.print_message(notice)
-        show_kernels(added)
+        print_kernels(added)
         output.print_message(f"watching {added.root.path}; `ktuned remove {added.root.path}` ends it")
     return Exit.NOT_REACHED if added.errors else Exit.DONE
 

@@ -11,6 +11,7 @@ from typing import TextIO
 import click
 
 from ktuned.cli import output, service_units
+from ktuned.cli.commands.service import run_systemctl
 from ktuned.cli.options import WholeNumber
 from ktuned.cli.output import Exit
 from ktuned.cli.spawn import LOG_NAME, state_directory
@@ -25,11 +26,9 @@ STEP_MS = 20
 BURST_MS = 200
 """Longest burst that is collected; lines of a longer one are shown before its end."""
 
-SYSTEMCTL_DEADLINE_S = 5.0
-
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on with new lines, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Then show new lines until Ctrl-C.")
 @click.option("-n", "--lines", type=WholeNumber(min=0), default=100, show_default=True, help="Number of last lines.")
 def logs(follow: bool, lines: int) -> int:
     """Show the daemon's log.
@@ -37,7 +36,7 @@ def logs(follow: bool, lines: int) -> int:
     It comes from the journal if systemd runs the daemon, else from the file that a daemon started by a command writes.
     `ktuned start --foreground` in a terminal logs to that terminal.
     """
-    if _is_a_service():
+    if _is_run_by_systemd():
         return _show_journal(lines, follow=follow)
     path = state_directory() / LOG_NAME
     if not path.exists():
@@ -50,14 +49,10 @@ def logs(follow: bool, lines: int) -> int:
     return Exit.DONE
 
 
-def _is_a_service() -> bool:
+def _is_run_by_systemd() -> bool:
     if not (service_units.units_directory(os.environ) / service_units.SERVICE).exists():
         return False
-    asked = ["systemctl", "--user", "--quiet", "is-active", service_units.SERVICE]
-    try:
-        return subprocess.run(asked, timeout=SYSTEMCTL_DEADLINE_S, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+    return run_systemctl("is-active", service_units.SERVICE).returncode == 0
 
 
 def _show_journal(lines: int, *, follow: bool) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import click
 import msgspec
@@ -19,8 +18,8 @@ from ktuned.cli.options import (
     problem_option,
 )
 from ktuned.cli.output import Exit
-from ktuned.cli.progress import describe_share
-from ktuned.model import Change, JobState, Status, describe_change, is_exact, mention_objective
+from ktuned.cli.progress import describe_peak_share
+from ktuned.model import Change, JobState, Scalar, Status, describe_change, is_exact, mention_objective
 from ktuned.protocol import (
     JOBS,
     KERNELS,
@@ -62,7 +61,7 @@ MAX_JOBS = 1_000
 @click.option("--release", cls=AdvancedOption, metavar="PIN", help="Give a pin up instead.")
 def lookup(
     kernel: str | None,
-    problem: dict[str, Any],
+    problem: dict[str, Scalar],
     device: str | None,
     objective: str | None,
     pin: str | None,
@@ -91,7 +90,7 @@ def lookup(
             # The daemon refuses this request, with a similar name as a hint.
             call_method(client, KERNELS, KernelsParams(kernel))
         changes = _load_changes(client, answer) if why and is_known else []
-        place_in_line = _place_in_line(client, answer) if answer.status in (Status.DEFAULT, Status.NEAR) else ""
+        queue_place = _describe_queue_place(client, answer) if answer.status in (Status.DEFAULT, Status.NEAR) else ""
         # Only the few kernels with metrics need this second request.
         limits = call_method(client, PEAKS).by_device if answer.metrics else {}
         classes = _load_bit_classes(client, answer) if is_exact(answer.objective) and not as_json else []
@@ -106,12 +105,12 @@ def lookup(
             answer.device,
             text.format_latency(answer.latency_us),
             text.format_metrics(answer.metrics),
-            describe_share(answer.metrics, limits, answer.device),
+            describe_peak_share(answer.metrics, limits, answer.device),
             "" if answer.expected_loss is None else f"expected loss {answer.expected_loss:.1%}",
             "" if answer.age_s is None else f"{text.format_duration(answer.age_s)} old",
         ]
         output.emit_line("  ".join(fact for fact in facts if fact))
-        lines = [answer.artifact, text.first_line(answer.message), *classes, place_in_line]
+        lines = [answer.artifact, text.first_line(answer.message), *classes, queue_place]
         for line in filter(None, lines):
             output.emit_line(line)
         for change in changes:
@@ -124,7 +123,7 @@ def lookup(
     return Exit.DONE
 
 
-def _place_in_line(client: Client, answer: Answer) -> str:
+def _describe_queue_place(client: Client, answer: Answer) -> str:
     """Return the place in the queue of the job that a lookup has caused; empty if there is no such job, or not yet."""
     jobs = call_method(client, JOBS, JobsParams(limit=MAX_JOBS)).jobs
     live = [job for job in jobs if job.state in (JobState.RUNNING, JobState.QUEUED)]

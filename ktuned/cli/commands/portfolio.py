@@ -14,16 +14,7 @@ from ktuned.cli import output, text
 from ktuned.cli.options import WholeNumber, json_option, read_share
 from ktuned.cli.output import Exit
 from ktuned.model import KtunedError, UsageError
-from ktuned.portfolio import (
-    Branch,
-    Leaf,
-    Portfolio,
-    Tree,
-    describe_condition,
-    render_c,
-    render_json,
-    render_python,
-)
+from ktuned.portfolio import Portfolio, describe_tree, render_c, render_json, render_python
 from ktuned.protocol import PORTFOLIO, PortfolioAnswer, PortfolioInfo, PortfolioParams, call_method
 from ktuned_client import Client
 
@@ -137,7 +128,7 @@ def _choose_portfolio(answer: PortfolioAnswer, device: str | None, objective: st
         if objective in (None, known.objective) and (device is None or device == known.device or ":" in device)
     ]
     if not found:
-        raise UsageError(f"{answer.kernel} has no portfolio", hint="leave out --show to have one made")
+        raise UsageError(f"{answer.kernel} has no portfolio", hint="leave out --show to make one")
     return max(found, key=lambda known: known.created)
 
 
@@ -149,16 +140,6 @@ def _describe_portfolio(kernel: str, found: PortfolioInfo, fitted: Portfolio) ->
     if not found.current:
         yield "it was made before the last change of the kernel, its toolchain or its device"
     for number, config in enumerate(fitted.configs):
-        yield f"  {number}  {' '.join(f'{knob}={value}' for knob, value in json.loads(config).items())}"
-    yield from _tree_lines(fitted.tree, fitted.configs, "  ")
-
-
-def _tree_lines(tree: Tree, configs: list[str], indent: str) -> Iterator[str]:
-    if isinstance(tree, Leaf):
-        yield f"{indent}config {configs.index(tree.config)}, expected loss {tree.expected_loss:.1%}"
-        return
-    assert isinstance(tree, Branch)
-    yield f"{indent}{describe_condition(tree.condition)}:"
-    yield from _tree_lines(tree.passing, configs, indent + "  ")
-    yield f"{indent}else:"
-    yield from _tree_lines(tree.failing, configs, indent + "  ")
+        yield f"  {number}  {text.format_values(json.loads(config))}"
+    for depth, line in describe_tree(fitted.tree, fitted.configs):
+        yield f"{'  ' * (depth + 1)}{line}"

@@ -183,15 +183,17 @@ def _list_questions(client: Client, root: str | None) -> list[LookupParams]:
 
     Lookups by the kernel's own objective come first, and name no objective.
     """
-    own, others = [], []
+    declared, by_winners = [], []
     for kernel in call_method(client, KERNELS, KernelsParams(path=root, why=True)).kernels:
         for problem in kernel.problems:
-            own.append(LookupParams(kernel.name, problem, tune=False))
+            declared.append(LookupParams(kernel.name, problem, tune=False))
             # A winner's problem is the part that the kernel is specialised for.
             alike = [standing for standing in kernel.why or () if standing.problem.items() <= problem.items()]
             objectives = {standing.objective for standing in alike} - {kernel.plan.objective}
-            others += [LookupParams(kernel.name, problem, tune=False, objective=other) for other in sorted(objectives)]
-    return own + others
+            by_winners += [
+                LookupParams(kernel.name, problem, tune=False, objective=other) for other in sorted(objectives)
+            ]
+    return declared + by_winners
 
 
 def _look_up(client: Client, questions: list[LookupParams]) -> list[Answer]:
@@ -247,8 +249,8 @@ def _comparison_row(entry: Comparison) -> list[str]:
         answer.kernel,
         text.format_values(answer.problem) + mention_objective(answer.objective),
         answer.device or "",
-        text.by_objective(answer.objective, entry.before),
-        text.by_objective(answer.objective, entry.now),
+        text.format_by_objective(answer.objective, entry.before),
+        text.format_by_objective(answer.objective, entry.now),
         text.format_factor(entry.gain),
         f"{entry.verdict}, noisy" if entry.is_noisy else entry.verdict,
     ]

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from ktuned.cli import lines, output, text
 from ktuned.cli.completion import complete_target
-from ktuned.cli.options import as_path, is_path
+from ktuned.cli.options import is_path, resolve_path
 from ktuned.cli.output import Exit
 from ktuned.cli.progress import begin_view
-from ktuned.cli.versions import own_version
+from ktuned.cli.versions import read_own_version
 from ktuned.model import JobState, KtunedError, UsageError, WinnerKey, describe_change
 from ktuned.protocol import JOBS, KERNELS, STATUS, JobsParams, KernelsParams, call_method
 from ktuned.report import (
@@ -24,9 +24,9 @@ from ktuned.report import (
     DocumentCache,
     LiveServer,
     Standing,
+    make_standing_key,
     render_page,
     survey_store,
-    surveyed_key,
 )
 from ktuned.store import STORE_NAME, Overview
 from ktuned_client import Client, DaemonError, DaemonUnavailable
@@ -52,19 +52,19 @@ _DEADLINE_S = 60.0
 def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> int:
     """Write winners and trials as an HTML file with charts.
 
-    It is one file that needs no network: kernels, problems and devices with their gains and what is stale, and for
-    each the charts. Without KERNEL or PATH it has the whole store.
+    The file needs no network. It lists kernels, problems and devices with their gains, says which winners are stale,
+    and has charts for each. Without KERNEL or PATH it covers the whole store.
     """
     if live and place != DEFAULT_OUTPUT:
         raise click.UsageError("--live writes no file, so --output does not go with it")
     with Client() as client:
         store = Path(call_method(client, STATUS).home) / STORE_NAME
-        kernels = _kernels_meant(client, targets)
+        kernels = _find_kernels(client, targets)
         if live:
             return _serve_report(client, store, kernels, opens=opens)
         standings = _load_standings(client)
     with Overview(store) as overview:
-        document = survey_store(overview, own_version(), kernels=kernels, standings=standings)
+        document = survey_store(overview, read_own_version(), kernels=kernels, standings=standings)
     if not document.sections:
         output.print_error("there are no trials to report", "`ktuned tune PATH` makes some")
         return Exit.NOT_REACHED
@@ -93,12 +93,12 @@ def _serve_report(client: Client, store: Path, kernels: set[str] | None, *, open
         except (DaemonUnavailable, DaemonError):
             # The daemon may be restarting; everything else comes from the store.
             standings = {}
-        found = survey_store(overview, own_version(), kernels=kernels, standings=standings, is_live=True)
+        found = survey_store(overview, read_own_version(), kernels=kernels, standings=standings, is_live=True)
         return replace(found, notices=(*_running_jobs(client, kernels), *found.notices))
 
     with Overview(store) as overview, LiveServer(DocumentCache(read, overview.data_version)) as server:
         output.emit_line(server.address)
-        output.print_message("it follows the store until Ctrl-C; the address is its key, for this machine alone")
+        output.print_message("it follows the store until Ctrl-C; only this machine can open it, by this address")
         with _private_redirect(server.address) as doorway:
             if opens:
                 _open_browser(doorway.as_uri(), "the address")
@@ -134,13 +134,13 @@ def _private_redirect(address: str) -> Iterator[Path]:
         yield Path(file.name)
 
 
-def _kernels_meant(client: Client, targets: tuple[str, ...]) -> set[str] | None:
+def _find_kernels(client: Client, targets: tuple[str, ...]) -> set[str] | None:
     """Return the full names of the kernels that the targets stand for; ``None`` for all kernels."""
     if not targets:
         return None
     found: set[str] = set()
     for target in targets:
-        chosen = KernelsParams(path=as_path(target)) if is_path(target) else KernelsParams(kernel=target)
+        chosen = KernelsParams(path=resolve_path(target)) if is_path(target) else KernelsParams(kernel=target)
         names = {kernel.name for kernel in call_method(client, KERNELS, chosen).kernels}
         if not names:
             raise NoKernels(f"{target} declares no known kernel", hint="`ktuned add PATH` adds a file or a directory")
@@ -158,7 +158,7 @@ def _load_standings(client: Client) -> dict[WinnerKey, Standing]:
     """Return the daemon's verdict on each winner."""
     kernels = call_method(client, KERNELS, KernelsParams(why=True), deadline_s=_DEADLINE_S).kernels
     return {
-        surveyed_key(kernel.name, entry.problem, entry.device, entry.objective): Standing(
+        make_standing_key(kernel.name, entry.problem, entry.device, entry.objective): Standing(
             entry.status, [*map(describe_change, entry.changes), *filter(None, [entry.message])]
         )
         for kernel in kernels

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import click
 from msgspec.structs import replace
@@ -14,11 +13,11 @@ from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.options import WholeNumber, device_option, json_option, problem_option
 from ktuned.cli.output import Exit
-from ktuned.cli.progress import Limits, describe_share
+from ktuned.cli.progress import Limits, describe_peak_share
 from ktuned.cli.trials import describe_facts, list_messages, load_all_trials
-from ktuned.model import ListedTrial, Outcome, canonical, is_noisy, mention_objective
+from ktuned.model import ListedTrial, Outcome, Scalar, canonical, is_noisy, mention_objective
 from ktuned.protocol import PEAKS, RESULTS, NumericsReport, ResultsParams, call_method
-from ktuned.report import FORMATS, best_so_far, compute_cost, pareto_front, render_trials
+from ktuned.report import FORMATS, compute_cost, pareto_front, plot_best, render_trials
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 50
@@ -58,7 +57,7 @@ _FIGURES = ["trial", "latency", "spread", "compile", "lane", "age"]
 @json_option
 def results(
     kernel: str | None,
-    problem: dict[str, Any],
+    problem: dict[str, Scalar],
     device: str | None,
     outcome: str | None,
     trial: int | None,
@@ -71,13 +70,13 @@ def results(
 ) -> int:
     """List trials of KERNEL, or show everything about one.
 
-    The list has the trials of the kernel as it is now, the fastest of each problem first; a star marks winners.
+    The list has the trials of the kernel's current state, the fastest of each problem first; a star marks winners.
     --json is --format json.
     """
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} contradict each other")
     if plot and (form is not None or as_json or trial is not None):
-        raise click.UsageError("--plot is a form of its own")
+        raise click.UsageError("--plot does not go with --format, --json or --trial")
     form = "json" if as_json else PLOT if plot else form or TABLE
     if kernel is None and trial is None:
         raise click.UsageError("name a kernel, or a trial with --trial")
@@ -102,7 +101,7 @@ def results(
             answer = call_method(client, RESULTS, counted)
             trials, numerics = answer.trials, answer.numerics
             total = answer.total or len(trials)
-        if form == TABLE and any(one.metrics for one in trials):
+        if form == TABLE and any(found.metrics for found in trials):
             known = call_method(client, PEAKS).by_device
     if pareto is not None:
         trials = _pareto_fronts(trials, pareto.split(","))
@@ -113,9 +112,9 @@ def results(
         output.emit_line(render_trials(trials, form))
     elif trial is not None:
         for found in trials:
-            _show_one(found)
+            _print_trial(found)
     elif trials:
-        _show_trials(trials, known, with_age=everything)
+        _print_trials(trials, known, with_age=everything)
         for report in numerics:
             output.emit_line()
             output.emit_line(f"{text.format_values(report.problem) if report.problem else kernel} on {report.device}:")
@@ -124,7 +123,7 @@ def results(
     if len(trials) < total:
         output.print_message(f"{len(trials)} of {total} trials; --limit {total} shows all")
     if not trials:
-        what = f"no such trial of {kernel}" if everything else f"no such trial of {kernel} as it is now"
+        what = f"no such trial of {kernel}" + ("" if everything else " in its current state")
         output.print_error(
             what, "`ktuned jobs` shows what was tuned" + ("" if everything else ", --all earlier trials")
         )
@@ -151,15 +150,15 @@ def _draw_plots(trials: Sequence[ListedTrial]) -> None:
         measured = [trial.latency_us for trial in found if trial.outcome is Outcome.MEASURED]
         best = min((latency_us for latency_us in measured if latency_us is not None), default=None)
         output.emit_line(f"{text.format_values(found[0].problem)} on {found[0].device}: {text.format_latency(best)}")
-        for line in best_so_far(found, width):
+        for line in plot_best(found, width):
             output.emit_line(line)
 
 
-def _show_trials(trials: Sequence[ListedTrial], known: Limits, *, with_age: bool) -> None:
+def _print_trials(trials: Sequence[ListedTrial], known: Limits, *, with_age: bool) -> None:
     now = time.time()
     named = [{**trial.metrics, **trial.facts} for trial in trials]
     figures = list(dict.fromkeys(name for found in named for name in found))
-    shares = [describe_share(trial.metrics, known, trial.device) for trial in trials]
+    shares = [describe_peak_share(trial.metrics, known, trial.device) for trial in trials]
     limit = ["of the limit"] if any(shares) else []
     has_classes = any(trial.bit_class for trial in trials)
     rows = (
@@ -200,7 +199,7 @@ def _winner_mark(trial: ListedTrial) -> str:
     return f"* {', '.join(trial.objectives)} " if any(map(mention_objective, trial.objectives)) else "* "
 
 
-def _show_one(trial: ListedTrial) -> None:
+def _print_trial(trial: ListedTrial) -> None:
     facts = describe_facts(trial)
     width = max(map(len, facts))
     for name, value in facts.items():

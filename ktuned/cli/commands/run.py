@@ -37,7 +37,7 @@ def run(waits: bool, numerics: str, command: tuple[str, ...]) -> int:
 
     Those are what derives from Triton's and TileLang's autotuners, in whatever library.
 
-    COMMAND is run as it is: `python app.py`, `python -m package`, `torchrun …`, a script. The interpreters that it
+    COMMAND is run unchanged: `python app.py`, `python -m package`, `torchrun …`, a script. The interpreters that it
     starts need ktuned-triton or ktuned-tilelang. Starts a daemon if none runs. Exits with the program's status.
     """
     if shutil.which(command[0]) is None:
@@ -60,9 +60,8 @@ def summarise_account(account: Account, *, has_device: bool = True) -> list[str]
     """
     lines = [f"{note}" for note in account.notes]
     if account.adopted:
-        lines.append(
-            f"adopted {text.format_count(len(account.adopted), 'function')}: {', '.join(_by_library(account.adopted))}"
-        )
+        count = text.format_count(len(account.adopted), "function")
+        lines.append(f"adopted {count}: {', '.join(_group_by_library(account.adopted))}")
     states = list(account.keys.values())
     tuned, recorded = states.count(TUNED), states.count(RECORDED)
     if states:
@@ -90,7 +89,7 @@ MAX_NAMED = 3
 """Most functions of a library that a summary names; `ktuned kernels` lists all."""
 
 
-def _by_library(functions: Iterable[str]) -> Iterator[str]:
+def _group_by_library(functions: Iterable[str]) -> Iterator[str]:
     """Yield a short line with the functions of each library."""
     libraries: dict[str, list[str]] = {}
     for name in sorted(functions):

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import click
 
@@ -41,15 +40,15 @@ def install(no_start: bool, force: bool, as_json: bool) -> int:
 
     They run this installation: systemd starts the daemon at the first connection.
     """
-    wanted = service_units.for_this_installation(sys.executable, os.environ)
+    wanted = service_units.compose_installed_units(sys.executable, os.environ)
     place = service_units.units_directory(os.environ)
     foreign = [
         name for name in wanted if (text := _read_unit(place / name)) and not text.startswith(service_units.MARK)
     ]
     if foreign and not force:
         raise ServiceError(f"{place / foreign[0]} was written by hand", hint="move it away, or give --force")
-    starts = not no_start and _manager_answers()
-    if starts and _run_systemctl("is-active", service_units.SOCKET).returncode != 0 and spawn.is_serving(socket_path()):
+    starts = not no_start and _is_systemd_running()
+    if starts and run_systemctl("is-active", service_units.SOCKET).returncode != 0 and spawn.is_serving(socket_path()):
         raise ServiceError(
             f"a daemon that systemd did not start serves {socket_path()}", hint="stop it first with `ktuned stop`"
         )
@@ -59,16 +58,14 @@ def install(no_start: bool, force: bool, as_json: bool) -> int:
             output.write_atomically(place / name, text)
         except OSError as error:
             raise ServiceError(
-                f"{place / name} cannot be written: {error.strerror}", hint="mend its directory's mode"
+                f"{place / name} cannot be written: {error.strerror}", hint="check the mode of its directory"
             ) from error
     if starts:
-        _order_systemd("daemon-reload")
-        _order_systemd("enable", "--now", service_units.SOCKET)
-    _tell_state({"directory": str(place), "units": list(wanted), "started": starts}, as_json)
-    if not as_json:
-        output.emit_line(f"wrote {' and '.join(wanted)} to {place}")
-        if starts:
-            output.emit_line("systemd listens at the socket now, and starts the daemon at the first connection")
+        _command_systemd("daemon-reload")
+        _command_systemd("enable", "--now", service_units.SOCKET)
+    listening = "systemd listens at the socket now, and starts the daemon at the first connection"
+    lines = [f"wrote {' and '.join(wanted)} to {place}", *([listening] if starts else [])]
+    output.emit_answer({"directory": str(place), "units": list(wanted), "started": starts}, as_json, *lines)
     if not starts:
         reason = "not started, as requested" if no_start else "no user manager of systemd answers here"
         output.print_message(
@@ -90,18 +87,15 @@ def uninstall(as_json: bool) -> int:
         for name in (service_units.SERVICE, service_units.SOCKET)
         if (_read_unit(place / name) or "").startswith(service_units.MARK)
     ]
-    answers = _manager_answers()
+    answers = _is_systemd_running()
     if ours and answers:
-        _order_systemd("disable", "--now", *ours)
+        _command_systemd("disable", "--now", *ours)
     for name in ours:
         (place / name).unlink(missing_ok=True)
     if ours and answers:
-        _order_systemd("daemon-reload")
-    _tell_state({"directory": str(place), "removed": ours}, as_json)
-    if not as_json:
-        output.emit_line(
-            f"removed {' and '.join(ours)} from {place}" if ours else f"there are no units of ktuned in {place}"
-        )
+        _command_systemd("daemon-reload")
+    line = f"removed {' and '.join(ours)} from {place}" if ours else f"there are no units of ktuned in {place}"
+    output.emit_answer({"directory": str(place), "removed": ours}, as_json, line)
     return Exit.DONE
 
 
@@ -113,23 +107,31 @@ def status(as_json: bool) -> int:
     Exits with 1 unless the socket unit is active.
     """
     place = service_units.units_directory(os.environ)
-    wanted = service_units.for_this_installation(sys.executable, os.environ)
-    answers = _manager_answers()
-    found = {name: _unit_state(place / name, text, answers) for name, text in wanted.items()}
-    _tell_state({"directory": str(place), "units": found}, as_json)
-    if not as_json:
+    wanted = service_units.compose_installed_units(sys.executable, os.environ)
+    answers = _is_systemd_running()
+    found = {name: _find_unit_state(place / name, text, answers) for name, text in wanted.items()}
+    if as_json:
+        units = {name: state._asdict() for name, state in found.items()}
+        output.emit_json({"directory": str(place), "units": units})
+    else:
         columns = ["unit", "file", "enabled", "active"]
-        output.print_table(columns, ([name, one["file"], one["enabled"], one["active"]] for name, one in found.items()))
+        output.print_table(columns, ([name, *state] for name, state in found.items()))
         if not answers:
             output.print_message("notice: no user manager of systemd answers here")
-        elif any(one["file"] == "differs" for one in found.values()):
-            output.print_message(
-                "notice: a unit differs from that of this installation; `ktuned service install` updates it"
-            )
-    return Exit.DONE if found[service_units.SOCKET]["active"] == "active" else Exit.NOT_REACHED
+        elif any(state.file == "differs" for state in found.values()):
+            output.print_message("notice: a unit differs from this installation's; `ktuned service install` updates it")
+    return Exit.DONE if found[service_units.SOCKET].active == "active" else Exit.NOT_REACHED
 
 
-def _unit_state(path: Path, wanted: str, answers: bool) -> dict[str, str]:
+class UnitState(NamedTuple):
+    """Whether a unit's file is this installation's, and what systemd says about the unit."""
+
+    file: str
+    enabled: str
+    active: str
+
+
+def _find_unit_state(path: Path, wanted: str, answers: bool) -> UnitState:
     text = _read_unit(path)
     if text is None:
         file = "absent"
@@ -137,22 +139,10 @@ def _unit_state(path: Path, wanted: str, answers: bool) -> dict[str, str]:
         file = "written by hand"
     else:
         file = "current" if text == wanted else "differs"
-    enabled, active = (
-        ("unknown", "unknown")
-        if not answers
-        else (_describe_action("is-enabled", path), _describe_action("is-active", path))
-    )
-    return {"file": file, "enabled": enabled, "active": active}
-
-
-def _describe_action(verb: str, path: Path) -> str:
-    done = _run_systemctl(verb, path.name)
-    return done.stdout.strip() or "not-found"
-
-
-def _tell_state(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        output.emit_json(found)
+    if not answers:
+        return UnitState(file, "unknown", "unknown")
+    enabled, active = (run_systemctl(verb, path.name).stdout.strip() for verb in ("is-enabled", "is-active"))
+    return UnitState(file, enabled or "not-found", active or "not-found")
 
 
 def _read_unit(path: Path) -> str | None:
@@ -161,23 +151,24 @@ def _read_unit(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ServiceError(f"{path} cannot be read: {error.strerror}", hint="mend its mode or its owner") from error
+        raise ServiceError(f"{path} cannot be read: {error.strerror}", hint="check its owner and mode") from error
 
 
-def _manager_answers() -> bool:
-    return shutil.which("systemctl") is not None and _run_systemctl("show", "--property=Version").returncode == 0
+def _is_systemd_running() -> bool:
+    return run_systemctl("show", "--property=Version").returncode == 0
 
 
-def _order_systemd(*words: str) -> None:
-    done = _run_systemctl(*words)
+def _command_systemd(*words: str) -> None:
+    done = run_systemctl(*words)
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split()) or f"status {done.returncode}"
+        reason = " ".join((done.stderr or done.stdout).split()) or f"status {done.returncode}"
         raise ServiceError(
-            f"systemctl --user {' '.join(words)} failed: {said}", hint="see `journalctl --user -u ktuned`"
+            f"systemctl --user {' '.join(words)} failed: {reason}", hint="see `journalctl --user -u ktuned`"
         )
 
 
-def _run_systemctl(*words: str) -> subprocess.CompletedProcess[str]:
+def run_systemctl(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run ``systemctl --user``; if it cannot be run or does not answer, its status is 1."""
     command = ["systemctl", "--user", *words]
     try:
         return subprocess.run(
@@ -185,3 +176,5 @@ def _run_systemctl(*words: str) -> subprocess.CompletedProcess[str]:
         )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"no answer within {SYSTEMCTL_DEADLINE_S:g} s")
+    except OSError as error:
+        return subprocess.CompletedProcess(command, 1, "", f"systemctl cannot be run: {error.strerror}")

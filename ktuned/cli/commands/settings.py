@@ -67,9 +67,9 @@ class Setting(NamedTuple):
 def config(reloads: bool, directory: Path | None, as_json: bool) -> int:
     """Show, or reload, the settings in effect.
 
-    They are those of config.toml and of the environment, as a daemon that starts now has them, and those of the
-    nearest ktuned.toml above the working directory, each with where it comes from. An error in config.toml changes
-    nothing, and exits with 2.
+    Lists what a daemon would use if it started now, from config.toml and the environment, and the settings of the
+    nearest ktuned.toml above the working directory, each with its source. An error in config.toml changes nothing, and
+    exits with 2.
     """
     if reloads and directory is not None:
         raise click.UsageError("--reload and --init exclude each other")
@@ -77,7 +77,7 @@ def config(reloads: bool, directory: Path | None, as_json: bool) -> int:
         return _write_project_file(directory)
     if reloads:
         return _reload_settings(as_json)
-    found = [*_of_daemon(os.environ), *_of_project(os.getcwd())]
+    found = [*_list_daemon_settings(os.environ), *_list_project_settings(os.getcwd())]
     if as_json:
         output.emit_json([setting._asdict() for setting in found])
     else:
@@ -86,7 +86,7 @@ def config(reloads: bool, directory: Path | None, as_json: bool) -> int:
     return Exit.DONE
 
 
-def _of_daemon(environ: Mapping[str, str]) -> Iterator[Setting]:
+def _list_daemon_settings(environ: Mapping[str, str]) -> Iterator[Setting]:
     settings = load_settings(environment=environ)
     file = str(settings.config_path)
     home = "KTUNED_HOME" if environ.get("KTUNED_HOME") else "default"
@@ -104,11 +104,11 @@ def _of_daemon(environ: Mapping[str, str]) -> Iterator[Setting]:
         "bench_memory_gib": round(settings.bench_bytes / 2**30, 2),
         "idle_exit_s": "1800 if started on demand, else 0" if settings.idle_exit_s is None else settings.idle_exit_s,
     }
-    said = {name: getattr(settings.file, name) for name in settings.file.__struct_fields__} | dict(settings.executors)
-    for name, in_file in said.items():
+    in_file = {name: getattr(settings.file, name) for name in settings.file.__struct_fields__}
+    for name, value_in_file in {**in_file, **settings.executors}.items():
         if name in ("roots", "deadlines"):
             continue
-        value = effective.get(name, in_file)
+        value = effective.get(name, value_in_file)
         if fields := getattr(value, "__struct_fields__", ()):
             # A table of settings: each field has its own source.
             for field in fields:
@@ -123,7 +123,7 @@ def _of_daemon(environ: Mapping[str, str]) -> Iterator[Setting]:
         yield Setting(f"roots.{root.name}", root.path, file)
 
 
-def _of_project(directory: str) -> Iterator[Setting]:
+def _list_project_settings(directory: str) -> Iterator[Setting]:
     top = find_project_top(directory, Trust())
     project = read_project(top)
     if not project.digest:
@@ -158,7 +158,7 @@ def _write_project_file(directory: Path) -> int:
         with open(place, "x", encoding="utf-8") as file:
             file.write(_PROJECT_TEXT.format(name=name))
     except FileExistsError:
-        raise UsageError(f"{place} is there already", hint="edit it, or remove it first") from None
+        raise UsageError(f"{place} exists already", hint="edit it, or remove it first") from None
     except OSError as error:
         output.print_error(f"{place} cannot be written: {error.strerror}", "name another directory")
         return Exit.NOT_REACHED

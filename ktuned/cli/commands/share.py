@@ -27,7 +27,7 @@ from ktuned.protocol import (
     call_method,
     find_root,
 )
-from ktuned.report import c_file, vllm_files
+from ktuned.report import render_c_file, render_vllm_files
 from ktuned_client import Client, DaemonError, winners
 
 _PART = 200
@@ -51,7 +51,7 @@ class CannotShare(KtunedError):
 
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default="winners")
-@click.option("--all", "everything", is_flag=True, help="All projects' winners, not this project's alone.")
+@click.option("--all", "everything", is_flag=True, help="The winners of all projects, not only of this one.")
 @click.option("--kernel", metavar="KERNEL", help="Only this kernel's winners.")
 @click.option("--device", metavar="DEVICE", help="Only those on this device model.")
 @click.option(
@@ -84,7 +84,7 @@ def export(
 ) -> int:
     """Write winners into a directory, as files for git.
 
-    They are those of the project in whose directory this is typed. Each kernel and device model has one file in
+    By default they are those of the project in the working directory. Each kernel and device model has one file in
     DIRECTORY (default: winners).
 
     Equal winners give equal files, sorted, with one winner per line, so that git shows the changes. The formats vllm
@@ -102,7 +102,7 @@ def export(
             # If the kernel is not known, the daemon refuses this request, with a similar name as a hint.
             call_method(client, KERNELS, KernelsParams(kernel))
         if kernel is None and not everything:
-            project = _project_here(client)
+            project = _find_current_project(client)
             shared = [entry for entry in shared if entry.kernel.partition(":")[0] == project]
         for entry in shared:
             answer = call_method(client, EXPORT, ExportParams(entry.kernel, entry.device), deadline_s=_DEADLINE_S)
@@ -128,13 +128,13 @@ def export(
     if as_json:
         output.emit_json({"files": written})
     elif not written:
-        more = "" if everything or kernel else ", --all has those of all projects"
+        more = "" if everything or kernel else ", --all exports all projects"
         of = "" if kernel is None else f" of a kernel {kernel!r}"
         output.print_error(f"there are no winners{of} to export", f"`ktuned tune PATH` finds some{more}")
     return Exit.DONE if written else Exit.NOT_REACHED
 
 
-def _project_here(client: Client) -> str:
+def _find_current_project(client: Client) -> str:
     """Return the name of the innermost watched project that contains the working directory.
 
     Raises:
@@ -152,9 +152,9 @@ def _project_here(client: Client) -> str:
 def _exported_files(document: WinnersDocument, form: str, by: str) -> dict[str, str]:
     """Return the texts of the files that an export writes for one document, by the files' names."""
     if form == "vllm":
-        return vllm_files(document, by)
+        return render_vllm_files(document, by)
     if form == "c":
-        return dict([c_file(document)])
+        return dict([render_c_file(document)])
     return {
         winners.make_file_name(document.kernel, document.device): winners.render_document(msgspec.to_builtins(document))
     }
@@ -170,25 +170,25 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
     PATHS are files or directories of them. A winner that was measured with other sources, another toolchain or driver
     is served as stale; one that does not fit the kernel is refused. `docs/sharing.md` has the rules.
     """
-    told: list[tuple[str, WinnersDocument, ImportedWinner]] = []
+    decisions: list[tuple[str, WinnersDocument, ImportedWinner]] = []
     documents = read_documents(paths)
     with Client() as client:
         for path, document in documents:
             for part in _split_document(document):
-                told += [(path, part, winner) for winner in _import_document(client, part, dry_run)]
+                decisions += [(path, part, winner) for winner in _import_document(client, part, dry_run)]
     if as_json:
         entries = [
             {"path": path, "kernel": document.kernel, "device": document.device, **msgspec.to_builtins(winner)}
-            for path, document, winner in told
+            for path, document, winner in decisions
         ]
         output.emit_json({"winners": entries})
     else:
-        if told:
+        if decisions:
             columns = ["kernel", "problem", "device", "import", "because"]
-            output.print_table(columns, [_winner_row(document, winner, dry_run) for _, document, winner in told])
-        taken = sum(winner.taken for _, _, winner in told)
-        output.print_message(f"{taken} {'would be taken' if dry_run else 'taken'}, {len(told) - taken} left")
-    is_unknown = told and all(winner.status is Status.UNKNOWN for _, _, winner in told)
+            output.print_table(columns, [_winner_row(document, winner, dry_run) for _, document, winner in decisions])
+        taken = sum(winner.taken for _, _, winner in decisions)
+        output.print_message(f"{taken} {'would be taken' if dry_run else 'taken'}, {len(decisions) - taken} left")
+    is_unknown = decisions and all(winner.status is Status.UNKNOWN for _, _, winner in decisions)
     return Exit.NOT_REACHED if is_unknown else Exit.DONE
 
 

@@ -32,25 +32,22 @@ def status(no_spawn: bool, as_json: bool) -> int:
     """Show the store, what is shared, and what keeps it from being shared."""
     with spawn.open_client(no_spawn=no_spawn) as client:
         state = call_method(client, SHARE)
-    output.emit_answer(state, as_json, *_state_lines(state))
+    output.emit_answer(state, as_json, *_list_state_lines(state))
     return Exit.NOT_REACHED if state.fault else Exit.DONE
 
 
-def _state_lines(state: ShareAnswer) -> Iterator[str]:
+def _list_state_lines(state: ShareAnswer) -> Iterator[str]:
     if state.url is None:
         yield "there is no shared store; set `url` of [share] in config.toml"
         return
     yield f"{state.url}{', only read' if state.read_only else ''}"
     if state.looked is None:
-        yield "not looked at yet"
+        yield "not looked up yet"
     else:
-        found, looked = text.format_count(state.found or 0, "problem"), _format_age(state.looked)
-        yield f"winners for {found} of this machine's, {state.fresh} fresh here; looked at {looked}"
+        found = text.format_count(state.found or 0, "problem")
+        age = text.format_duration(max(0.0, time.time() - state.looked))
+        yield f"winners for {found} of this machine, {state.fresh} of them fresh here; last looked up {age} ago"
     yield from state.notices
-
-
-def _format_age(then: float) -> str:
-    return f"{max(0.0, time.time() - then):.0f} s ago"
 
 
 @share.command(cls=SectionedCommand)
@@ -59,11 +56,11 @@ def _format_age(then: float) -> str:
 def push(no_spawn: bool, as_json: bool) -> int:
     """Publish winners now, and wait until they are there.
 
-    For the end of a CI job, whose machine goes. Exits with 1 if the store cannot be reached or refuses.
+    Use it at the end of a CI job on an ephemeral runner. Exits with 1 if the store cannot be reached or refuses.
     """
     with spawn.open_client(no_spawn=no_spawn) as client, output.report_waiting("publishing winners"):
         done = call_method(client, SHARE_PUSH, deadline_s=_EXCHANGE_S)
-    output.emit_answer(done, as_json, f"{done.url} has all winners of ours, {done.sent} sent now")
+    output.emit_answer(done, as_json, f"{done.url} has all our winners; {done.sent} sent now")
     return Exit.DONE
 
 
@@ -78,7 +75,7 @@ def pull(kernel: str | None, no_spawn: bool, as_json: bool) -> int:
     the search begins with it.
     """
     with spawn.open_client(no_spawn=no_spawn) as client:
-        with output.report_waiting("reading what others have found"):
+        with output.report_waiting("reading others' winners"):
             accepted = call_method(client, SHARE_PULL, SharePullParams(kernel), deadline_s=_EXCHANGE_S)
         for notice in accepted.notices:
             output.print_message(notice)
@@ -88,7 +85,7 @@ def pull(kernel: str | None, no_spawn: bool, as_json: bool) -> int:
         output.emit_json({"url": accepted.url, "found": accepted.found, "fresh": accepted.fresh, "jobs": jobs})
     else:
         output.emit_line(
-            f"{accepted.url} has winners for {text.format_count(accepted.found, 'problem')} of this machine's: "
+            f"{accepted.url} has winners for {text.format_count(accepted.found, 'problem')} of this machine; "
             f"{accepted.fresh} known here, {len(jobs)} tried now"
         )
         for job in jobs:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -14,7 +13,7 @@ from ktuned.cli import output
 from ktuned.cli.options import WholeNumber, device_option, json_option, problem_option
 from ktuned.cli.output import Exit
 from ktuned.cli.trials import load_all_trials
-from ktuned.model import UsageError
+from ktuned.model import Scalar, UsageError
 from ktuned.protocol import ResultsParams
 from ktuned.search import (
     RecordedSpace,
@@ -58,7 +57,7 @@ def simulate(
     strategies: tuple[str, ...],
     trials: int,
     seeds: int,
-    problem: dict[str, Any],
+    problem: dict[str, Scalar],
     device: str | None,
     as_json: bool,
 ) -> int:
@@ -67,7 +66,7 @@ def simulate(
     SPACE is a Kernel Tuner cache file, a T4 file (both may be compressed), or a kernel whose trials are in the store.
     Failed configs count as trials.
     """
-    found = read_recorded_space(Path(space)) if _is_file(space) else _from_store(space, problem, device)
+    found = read_recorded_space(Path(space)) if _names_file(space) else _read_stored_space(space, problem, device)
     runs = {
         name: [replay_search(found, name, seed, trials) for seed in range(seeds)]
         for name in dict.fromkeys(strategies or ("auto", "random"))
@@ -79,19 +78,19 @@ def simulate(
     failed = sum(value is None for value in found.objectives)
     output.emit_line(f"{len(found.configs)} configs, {failed} of them fail; optimum {found.optimum:.4g}; {seeds} seeds")
     output.emit_line()
-    _comparison_table(runs, found, trials)
+    _print_comparison(runs, found, trials)
     output.emit_line()
     for line in plot_excess(runs, found.optimum, trials, shutil.get_terminal_size().columns):
         output.emit_line(line)
     return Exit.DONE
 
 
-def _is_file(space: str) -> bool:
+def _names_file(space: str) -> bool:
     # A directory does not count: a project's directory often has the name of its kernel.
     return Path(space).is_file() or "/" in space or space.endswith((".json", ".gz"))
 
 
-def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> RecordedSpace:
+def _read_stored_space(kernel: str, problem: dict[str, Scalar], device: str | None) -> RecordedSpace:
     """Read the trials of a kernel's current state for the named problem and device, or else the only ones tried."""
     with Client() as client:
         trials = load_all_trials(client, ResultsParams(kernel, problem or None, device, current=True))
@@ -104,15 +103,15 @@ def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> Rec
     return record_space(kernel, results)
 
 
-def _comparison_table(runs: dict[str, list[SearchRun]], found: RecordedSpace, trials: int) -> None:
+def _print_comparison(runs: dict[str, list[SearchRun]], found: RecordedSpace, trials: int) -> None:
     counts = sorted({*(count for count in COUNTS if count < trials), trials})
     rows = []
     for name, several in runs.items():
         means = [mean_relative_best(several, found.optimum, count) for count in counts]
         chosen = several[0].chosen
         label = name if chosen == name else f"{name} ({chosen})"
-        own = sum(run.mean_s for run in several) / len(several)
-        rows.append([label, *("" if value is None else f"{value:.3f}" for value in means), f"{own * 1e3:.1f} ms"])
+        mean_s = sum(run.mean_s for run in several) / len(several)
+        rows.append([label, *("" if value is None else f"{value:.3f}" for value in means), f"{mean_s * 1e3:.1f} ms"])
     columns = ["best ÷ optimum after", *map(str, counts), "own time"]
     output.print_table(columns, rows, right=columns[1:])
 
@@ -133,24 +132,21 @@ def plot_excess(runs: dict[str, list[SearchRun]], optimum: float, trials: int, w
     top = max(0.01, min(10.0, max(excess)))
     bottom = 0.001
     grid = [[" "] * room for _ in range(PLOT_HEIGHT)]
-    for mark, curve in zip(_axis_marks(len(curves)), curves.values(), strict=True):
+    marks = dict(zip(curves, cycle(MARKS), strict=False))
+    for name, curve in curves.items():
         for column, value in enumerate(curve):
             if value is not None:
-                grid[_plot_row(value - 1, bottom, top)][column] = mark
+                grid[_find_plot_row(value - 1, bottom, top)][column] = marks[name]
     lines = []
     for row, cells in enumerate(grid):
         level = top * (bottom / top) ** (row / (PLOT_HEIGHT - 1))
         lines.append(f"{f'+{level:.1%}':>9} │{''.join(cells)}".rstrip())
     lines.append(f"{'':>9} └{'─' * room}")
     lines.append(f"{'':>9}  1{f'{trials} trials':>{room - 1}}")
-    lines.append("  ".join(f"{mark} {name}" for mark, name in zip(_axis_marks(len(curves)), curves, strict=True)))
+    lines.append("  ".join(f"{mark} {name}" for name, mark in marks.items()))
     return lines
 
 
-def _plot_row(excess: float, bottom: float, top: float) -> int:
+def _find_plot_row(excess: float, bottom: float, top: float) -> int:
     bounded = min(top, max(bottom, excess))
     return round(math.log(top / bounded) / math.log(top / bottom) * (PLOT_HEIGHT - 1))
-
-
-def _axis_marks(number: int) -> Sequence[str]:
-    return [MARKS[place % len(MARKS)] for place in range(number)]

@@ -79,11 +79,11 @@ def start(
     """
     if not foreground:
         return _start_in_background(socket, home)
-    with lean_imports():
+    with skip_unused_imports():
         from ktuned.daemon import load_settings, logs, run
         from ktuned.model import StoreDamaged
 
-    _may_open_files()
+    _raise_open_files_limit()
     logs.configure_logging(log_level, logs.choose_format(os.environ, sys.stderr.fileno(), as_json=as_json))
     listen_at = None if socket is None else socket.absolute()
     settings = load_settings(home=home, socket=listen_at, config=config, idle_exit_s=idle_exit_s, no_share=no_share)
@@ -117,7 +117,7 @@ def _start_in_background(socket: Path | None, home: Path | None) -> int:
     return Exit.DONE
 
 
-def _may_open_files() -> None:
+def _raise_open_files_limit() -> None:
     """Raise the limit of open files, whose default is low: a connection takes one file, a worker six."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
@@ -126,7 +126,7 @@ def _may_open_files() -> None:
 
 
 @contextmanager
-def lean_imports() -> Iterator[None]:
+def skip_unused_imports() -> Iterator[None]:
     """Import the daemon's parts without :data:`UNUSED`, and without garbage collection: imports make no garbage."""
     hidden = [name for name in UNUSED if name not in sys.modules]
     # None makes an import fail at once (importlib, "The module cache").
@@ -150,7 +150,7 @@ def stop(as_json: bool) -> int:
     from ktuned_client import Client
 
     with Client() as client:
-        pid = _pid_of_daemon(client)
+        pid = _find_daemon_pid(client)
         # Opened before the request, because afterwards the pid may belong to another process.
         process = os.pidfd_open(pid)
         try:
@@ -169,7 +169,7 @@ def stop(as_json: bool) -> int:
     return Exit.DONE
 
 
-def _pid_of_daemon(client: Client) -> int:
+def _find_daemon_pid(client: Client) -> int:
     """Return the pid in the daemon's ``hello``, or else the pid of the socket's peer."""
     with suppress(DaemonError, msgspec.ValidationError):
         if (pid := call_method(client, HELLO).pid) is not None:

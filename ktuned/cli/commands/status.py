@@ -11,7 +11,7 @@ import msgspec
 from ktuned.cli import output, text
 from ktuned.cli.options import json_option
 from ktuned.cli.output import Exit
-from ktuned.cli.versions import own_version
+from ktuned.cli.versions import read_own_version
 from ktuned.protocol import STATUS, JobCounts, StatusAnswer
 from ktuned_client import Client
 from ktuned_client.wire import PROTOCOL_VERSION
@@ -32,25 +32,25 @@ def status(openmetrics: bool, as_json: bool) -> int:
     if openmetrics and as_json:
         raise click.UsageError("--openmetrics and --json exclude each other")
     with Client() as client:
-        told = client.call(STATUS.name)
+        answer = client.call(STATUS.name)
     if as_json:
         # Printed as received, because a daemon of another version may have other fields.
-        output.emit_json(told)
+        output.emit_json(answer)
         return Exit.DONE
-    found = STATUS.read_answer(told)
+    found = STATUS.read_answer(answer)
     if openmetrics:
         from ktuned.cli.metrics import render_metrics
 
         output.emit_line(render_metrics(found).removesuffix("\n"))
         return Exit.DONE
     if found.protocol != PROTOCOL_VERSION:
-        output.emit_line(f"ktuned {found.version}, pid {_or_absent(found.pid)}")
+        output.emit_line(f"ktuned {found.version}, pid {found.pid or text.ABSENT}")
         output.print_message(
-            f"notice: it speaks protocol {found.protocol}, and this ktuned {own_version()} protocol "
+            f"notice: it speaks protocol {found.protocol}, and this ktuned {read_own_version()} protocol "
             f"{PROTOCOL_VERSION}; `ktuned stop` ends it"
         )
         return Exit.DONE
-    for line in _summary_lines(found):
+    for line in _list_summary_lines(found):
         output.emit_line(line)
     for title, columns, rows in _list_tables(found):
         if rows:
@@ -62,15 +62,15 @@ def status(openmetrics: bool, as_json: bool) -> int:
     return Exit.DONE
 
 
-def _summary_lines(found: StatusAnswer) -> Iterator[str]:
+def _list_summary_lines(found: StatusAnswer) -> Iterator[str]:
     yield (
-        f"ktuned {found.version}, pid {_or_absent(found.pid)}, up {text.format_duration(found.uptime_s)}, "
+        f"ktuned {found.version}, pid {found.pid or text.ABSENT}, up {text.format_duration(found.uptime_s)}, "
         f"{text.format_size(found.rss_bytes or 0)} resident"
     )
     yield f"socket     {found.socket}"
     yield f"home       {found.home}"
     if found.jobs is not None:
-        yield f"jobs       {_jobs_line(found.jobs, found.policy)}"
+        yield f"jobs       {_describe_jobs(found.jobs, found.policy)}"
     if found.paused:
         names = ", ".join(name or "all tuning" for name in found.paused)
         yield f"paused     {names}; `ktuned jobs --resume` ends it"
@@ -83,13 +83,13 @@ def _summary_lines(found: StatusAnswer) -> Iterator[str]:
         yield f"artifacts  {text.format_size(artifacts.bytes)} of at most {text.format_size(artifacts.cap_bytes)}"
 
 
-def _jobs_line(jobs: JobCounts, policy: str) -> str:
+def _describe_jobs(jobs: JobCounts, policy: str) -> str:
     """Return the numbers of jobs, and the reasons why some wait although their device may be free."""
     counts = [f"{jobs.running} running", f"{jobs.queued} queued"]
     counts += [f"{jobs.paused} paused"] if jobs.paused else []
     waits = [f"{count} because {reason}" for reason, count in jobs.waits.items()]
-    said = "" if policy == "always" else f"; policy {policy}"
-    return ", ".join(counts) + (f"; waiting: {', '.join(waits)}" if waits else "") + said
+    suffix = "" if policy == "always" else f"; policy {policy}"
+    return ", ".join(counts) + (f"; waiting: {', '.join(waits)}" if waits else "") + suffix
 
 
 def _list_tables(found: StatusAnswer) -> Iterator[tuple[str, list[str], list[output.Row]]]:
@@ -107,13 +107,13 @@ def _list_tables(found: StatusAnswer) -> Iterator[tuple[str, list[str], list[out
     yield "hosts", ["host", "state", "CPUs", "GPUs", "interpreter", "reason"], hosts
     workers: list[output.Row] = [
         [
-            f"{one.host}/{one.pid}" if one.host else one.pid,
-            one.role,
-            one.state,
-            text.format_duration(one.age_s),
-            one.requests,
+            f"{worker.host}/{worker.pid}" if worker.host else worker.pid,
+            worker.role,
+            worker.state,
+            text.format_duration(worker.age_s),
+            worker.requests,
         ]
-        for one in found.workers
+        for worker in found.workers
     ]
     yield "workers", ["pid", "role", "state", "age", "requests"], workers
     channels: list[output.Row] = [
@@ -126,7 +126,3 @@ def _list_tables(found: StatusAnswer) -> Iterator[tuple[str, list[str], list[out
 
 def _describe_place(path: str) -> str:
     return path if os.path.isdir(path) else f"{path} (gone)"
-
-
-def _or_absent(value: int | None) -> str:
-    return text.ABSENT if value is None else str(value)

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from ktuned.cli import lines, output, spawn, text
 from ktuned.cli.commands.compile_report import compile_space
-from ktuned.cli.commands.jobs import show_jobs
+from ktuned.cli.commands.jobs import print_jobs
 from ktuned.cli.completion import complete_target
 from ktuned.cli.options import (
     AdvancedOption,
@@ -20,7 +20,6 @@ from ktuned.cli.options import (
     WholeNumber,
     anchor_option,
     anchor_pin_option,
-    as_path,
     config_option,
     device_option,
     is_path,
@@ -30,6 +29,7 @@ from ktuned.cli.options import (
     objective_option,
     priority_option,
     problem_option,
+    resolve_path,
 )
 from ktuned.cli.output import Exit
 from ktuned.cli.present import TuningInterrupted, cancel_jobs, choose_presenter, follow_tuning, request_tuning
@@ -72,7 +72,7 @@ from ktuned_client import Client, DaemonError, DaemonUnavailable
     is_flag=True,
     help="Measure known configs again; their results stay until then.",
 )
-@click.option("--keep-going", cls=AdvancedOption, is_flag=True, help="Go on even if all configs fail alike.")
+@click.option("--keep-going", cls=AdvancedOption, is_flag=True, help="Continue even if all configs fail alike.")
 @click.option("--no-share", cls=AdvancedOption, is_flag=True, help="Ignore the shared store, and share nothing.")
 @objective_option
 @numerics_option
@@ -105,7 +105,7 @@ def tune(
     """
     if arch is not None and not compile_only:
         raise click.UsageError("--arch goes with --compile-only")
-    kernel, path = (None, as_path(target)) if is_path(target) else (target, None)
+    kernel, path = (None, resolve_path(target)) if is_path(target) else (target, None)
     if compile_only:
         _refuse_measuring_options()
     with spawn.open_client(no_spawn=no_spawn) as client:
@@ -129,7 +129,7 @@ def tune(
         if as_json:
             output.emit_json({"jobs": jobs, "errors": accepted.errors})
         elif detach:
-            show_jobs(jobs)
+            print_jobs(jobs)
         elif jobs:
             _print_outcome(client, view, over)
     if not (jobs or accepted.errors or as_json):
@@ -173,17 +173,17 @@ def _leave_jobs(client: Client, active: list[int], cancels: bool) -> int:
 def _print_outcome(client: Client, view: View, over: Collection[int]) -> None:
     """Print the winners and the failures, and the ends of jobs that were ``over`` before and thus had no event."""
     columns = ["kernel", "problem", "device", "state", "best", "default", "speed-up", "reference", "winner"]
-    jobs = [one.job for one in view.jobs.values()]
+    jobs = [ended.job for ended in view.jobs.values()]
     if any(needs_metric(job.objective) for job in jobs):
         columns[columns.index("speed-up")] = "gain"
     figures = ["best", "default", "speed-up", "gain", "reference"]
     output.emit_line()
-    rows = (_job_row(client, one, one.job.id in over) for one in view.jobs.values())
+    rows = (_job_row(client, ended, ended.job.id in over) for ended in view.jobs.values())
     output.print_table(columns, rows, right=figures)
     for job in jobs:
         for doubt in lines.describe_doubts(job):
             output.emit_line(doubt)
-    failures = [row for one in view.jobs.values() for row in _list_failures(one)]
+    failures = [row for ended in view.jobs.values() for row in _list_failures(ended)]
     if failures:
         output.emit_line()
         output.print_table(["kernel", "what failed", "configs", "such as"], failures, right=["configs"])
@@ -214,7 +214,7 @@ def _job_row(client: Client, view: JobView, was_over: bool) -> list[str]:
 def _best_and_default(job: Job) -> list[str]:
     """Return the best figure and the default's, by the job's objective."""
     if needs_metric(job.objective):
-        return [text.by_objective(job.objective, figure) for figure in (job.best, job.default)]
+        return [text.format_by_objective(job.objective, figure) for figure in (job.best, job.default)]
     best, default = (job.best_us, job.best_spread_us), (job.default_us, job.default_spread_us)
     return [text.format_with_spread(*best), text.format_with_spread(*default)]
 

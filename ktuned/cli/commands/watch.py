@@ -11,10 +11,10 @@ import click
 
 from ktuned.cli import output, spawn
 from ktuned.cli.commands.regressions import check_regressions
-from ktuned.cli.options import SectionedCommand, as_path, json_option, no_spawn_option, read_share
+from ktuned.cli.options import SectionedCommand, json_option, no_spawn_option, read_share, resolve_path
 from ktuned.cli.output import Exit
 from ktuned.cli.present import choose_presenter, request_tuning
-from ktuned.cli.progress import View, add_earlier_winners, begin_view, fold_event, resync_view
+from ktuned.cli.progress import View, add_earlier_winners, begin_view, concerns_project, fold_event, resync_view
 from ktuned.protocol import (
     JOBS,
     KERNELS,
@@ -65,7 +65,7 @@ def watch(
         raise click.UsageError("--tolerance goes with --once")
     if against is not None and not once:
         raise click.UsageError("--against goes with --once")
-    root = None if path is None else as_path(path, "a kernel's name is none; `ktuned tune KERNEL` tunes one")
+    root = None if path is None else resolve_path(path, "`watch` takes a path; `ktuned tune KERNEL` tunes a kernel")
     with spawn.open_client(no_spawn=no_spawn) as client:
         if once:
             allowed = DEFAULT_TOLERANCE if tolerance is None else tolerance
@@ -86,13 +86,13 @@ def watch(
                 app.show_screen(root, project, since)
             else:
                 output.print_message(
-                    f"watching {watched if root is None else root}; Ctrl-C ends the view, the daemon goes on"
+                    f"watching {watched if root is None else root}; Ctrl-C ends the view, and the daemon continues"
                 )
                 _follow_saves(client, since, project, as_json)
         except KeyboardInterrupt:
             pass
         output.print_message(
-            f"the daemon goes on watching {watched}; `ktuned remove PATH` ends that, `ktuned stop` the daemon"
+            f"the daemon continues to watch {watched}; `ktuned remove PATH` ends that, `ktuned stop` the daemon"
         )
     return Exit.DONE
 
@@ -133,8 +133,3 @@ def _catch_up(client: Client, project: str | None) -> View:
 
 def _load_jobs(client: Client, project: str | None) -> list[JobInfo]:
     return [job for job in call_method(client, JOBS).jobs if concerns_project(job.kernel, project)]
-
-
-def concerns_project(kernel: str | None, project: str | None) -> bool:
-    """Return whether an event about a kernel, or about none in particular, concerns the project."""
-    return project is None or not kernel or kernel.startswith(f"{project}:")

@@ -30,7 +30,7 @@ def _install() -> None:
             account.record_drop_in(package)
 
 
-def _import_the_users() -> None:
+def _import_shadowed_sitecustomize() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
     ours = sys.modules.pop("sitecustomize")
@@ -45,4 +45,4 @@ def _import_the_users() -> None:
 
 if "KTUNED_RUN_MODE" in os.environ and "KTUNED_RUN_SUMMARY" in os.environ:
     _install()
-_import_the_users()
+_import_shadowed_sitecustomize()

@@ -67,13 +67,13 @@ KEYS = (
     ("Enter, Tab", "go to the configs of the kernel, and on one of them see everything about it"),
     ("Esc", "back; in the list it clears the filter"),
     ("/", "filter by words: kernels by name, problem, device, state; configs by knobs and outcomes"),
-    ("s, r", "sort by another column; the other way round"),
+    ("s, r", "sort by the next column; reverse the order"),
     ("t", "tune the kernel now, before all else"),
-    ("p, c", "pause or resume its job; cancel it: what is measured is kept"),
+    ("p, c", "pause or resume its job; cancel it: its measurements are kept"),
     ("P", "pause or resume all tuning"),
     ("e", "all problems with their full messages"),
     ("?", "this page"),
-    ("q, Ctrl-C", "quit; the daemon goes on. Ctrl-Z suspends"),
+    ("q, Ctrl-C", "quit; the daemon continues. Ctrl-Z suspends"),
 )
 """The keys and their meanings, for the page of keys."""
 
@@ -220,7 +220,7 @@ class WatchApp(App[None]):
         self._title = title
         self._kernels = Choice()
         self._configs = Choice()
-        self._said = ""
+        self._notice = ""
         self._is_due = asyncio.Event()
         self._bests: dict[Case, float | None] = {}
         self._flashes: dict[Case, float] = {}
@@ -240,7 +240,7 @@ class WatchApp(App[None]):
                     yield Sparkline([], id="spark", summary_function=min)
                 yield Rows(id="configs")
                 with VerticalScroll(id="message"):
-                    yield Static(id="said")
+                    yield Static(id="message-text")
         yield Input(id="filter", placeholder="words to filter by; Enter keeps them, Esc clears them", compact=True)
         yield Footer()
 
@@ -316,12 +316,12 @@ class WatchApp(App[None]):
             return
         session, now = self.session, time.time()
         head = ShownText(self._title, style="bold").append(
-            f"   {cells.head_line(session.board, session.load)}", style="dim"
+            f"   {cells.compose_head_line(session.board, session.load)}", style="dim"
         )
         if self._kernels.query:
             head.append(f"   filter: {self._kernels.query}", style="bold yellow")
-        if self._said:
-            head.append(f"   {self._said}", style="italic")
+        if self._notice:
+            head.append(f"   {self._notice}", style="italic")
         self.query_one("#head", Static).update(head)
         warnings = cells.list_warnings(session.board, session.load, session.notices)
         shown = [Text(line, style=style) for line, style in warnings[:MAX_WARNINGS]]
@@ -338,14 +338,15 @@ class WatchApp(App[None]):
         width = self.size.width - self._detail_width if self.has_class("wide") else self.size.width
         # The table needs two cells around each column's words, and two for its scrollbar.
         names = cells.name_rows(self.session.board)
-        columns = cells.columns_for(width - 4, rows, names)
+        columns = cells.choose_columns(width - 4, rows, names)
         lines = {row.case: [self._kernel_cell(row, column, names, now) for column in columns] for row in rows}
         self.query_one("#kernels", Rows).show_lines(columns, lines)
         if not rows:
-            said = "no kernel yet: a kernel file is named tune_*.py and declares an @kernel"
+            message = "no kernel yet: a kernel file is named tune_*.py and declares an @kernel"
             if self.session.board.rows:
-                said = f"none of {text.format_count(len(self.session.board.rows), 'row')} has {self._kernels.query!r}"
-            self.query_one("#facts", Static).update(ShownText(said, style="dim"))
+                known = text.format_count(len(self.session.board.rows), "row")
+                message = f"none of {known} has {self._kernels.query!r}"
+            self.query_one("#facts", Static).update(ShownText(message, style="dim"))
 
     @property
     def _detail_width(self) -> int:
@@ -364,8 +365,8 @@ class WatchApp(App[None]):
             case "kernel":
                 return names[row.case], "red" if row.is_problem else ""
             case "best" if self._is_flashing(row, now):
-                return cells.cell_text(row, "best", now)[0], "bold black on green"
-        return cells.cell_text(row, column.title, now, column.width)
+                return cells.compose_cell(row, "best", now)[0], "bold black on green"
+        return cells.compose_cell(row, column.title, now, column.width)
 
     def _is_flashing(self, row: BoardRow, now: float) -> bool:
         """Return whether an open job's best is new, or was a moment ago."""
@@ -401,7 +402,7 @@ class WatchApp(App[None]):
         # Without a message, the best so far gets the message's space.
         self.query_one("#message").display = bool(words)
         self.set_class(not words, "quiet")
-        self.query_one("#said", Static).update(ShownText(words, style=style))
+        self.query_one("#message-text", Static).update(ShownText(words, style=style))
 
     def _show_configs(self) -> None:
         table, log, trials = self.query_one("#configs", Rows), self.session.log, self.trials
@@ -413,9 +414,9 @@ class WatchApp(App[None]):
         if layout == self._layout:
             return
         self._layout = layout
-        knobs = cells.varied_knobs(log)
+        knobs = cells.find_varied_knobs(log)
         titles = ["trial", metric_of(log.row.objective), "× best", *knobs, "outcome"]
-        rows = {trial.id: cells.config_cells(log, trial, knobs) for trial in trials}
+        rows = {trial.id: cells.compose_config_cells(log, trial, knobs) for trial in trials}
         columns = cells.fit_configs(titles, knobs, [[words for words, _ in row] for row in rows.values()], layout[-1])
         shown = {trial: [row[place] for place, _ in columns] for trial, row in rows.items()}
         # The best configs stay visible until the user moves into the table.
@@ -502,10 +503,10 @@ class WatchApp(App[None]):
         """Sort by the next column."""
         if self.query_one("#configs", Rows).has_focus and self.session.log is not None:
             self._configs = replace(self._configs, order=self._configs.order + 1)
-            self._said = f"configs by {self.session.log.listed.order_name(self._configs)}"
+            self._notice = f"configs by {self.session.log.listed.order_name(self._configs)}"
         else:
             self._kernels = replace(self._kernels, order=self._kernels.order + 1)
-            self._said = f"by {cells.ROWS.order_name(self._kernels)}"
+            self._notice = f"by {cells.ROWS.order_name(self._kernels)}"
         self._is_due.set()
 
     def action_reverse(self) -> None:
@@ -535,7 +536,7 @@ class WatchApp(App[None]):
     def _start_request(self, action: Any) -> None:
         row = self.selected
         if row is None:
-            self._said = "there is no kernel to act on"
+            self._notice = "there is no kernel to act on"
             self._is_due.set()
         else:
             self.run_worker(self._carry_out_request(action(row)))
@@ -543,15 +544,15 @@ class WatchApp(App[None]):
     async def _carry_out_request(self, action: Coroutine[Any, Any, str | None]) -> None:
         """Carry out a request, and show its result."""
         try:
-            said = await action
+            message = await action
         except DaemonError as error:
-            said = f"{error.message}; {error.hint}" if error.hint else error.message
+            message = f"{error.message}; {error.hint}" if error.hint else error.message
         except DaemonUnavailable as error:
             self.failure = error
             self.exit()
             return
-        if said:
-            self._said = text.first_line(said)
+        if message:
+            self._notice = text.first_line(message)
         self._is_due.set()
 
     def action_show_keys(self) -> None:
@@ -595,13 +596,13 @@ def problem_lines(session: Session) -> list[Text]:
         lines += [ShownText(format_file_error(error), style="red"), *map(ShownText, format_excerpt(error))]
         lines += [*([ShownText(error.hint)] if error.hint else []), ShownText("")]
     for row in session.board.rows.values():
-        said = [] if row.job is None or row.state != "failed" else [row.job.message]
+        messages = [] if row.job is None or row.state != "failed" else [row.job.message]
         if row.view is not None:
-            said += [f"{outcome}: {trial.message}" for outcome, trial in row.view.failures.items()]
-        said = said or ([row.failure] if row.failure else [])
-        if said:
-            lines.append(ShownText(f"{cells.row_label(row)} on {row.device or 'no device'}: {row.state}", style="bold"))
-            lines += [Text(text.clean_message(message), style="red") for message in said]
+            messages += [f"{outcome}: {trial.message}" for outcome, trial in row.view.failures.items()]
+        messages = messages or ([row.failure] if row.failure else [])
+        if messages:
+            lines.append(ShownText(f"{cells.label_row(row)} on {row.device or 'no device'}: {row.state}", style="bold"))
+            lines += [Text(text.clean_message(message), style="red") for message in messages]
             lines.append(ShownText(""))
     lines += [Text(notice) for notice in session.notices]
     return lines or [Text("no problems", style="dim")]

@@ -15,7 +15,6 @@ from ktuned.protocol import (
     JobInfo,
     KernelsAnswer,
     KernelStale,
-    StreamGap,
     TuningPaused,
     TuningResumed,
     WinnerChanged,
@@ -159,7 +158,7 @@ def add_estimates(board: Board, jobs: Iterable[JobInfo]) -> Board:
     return _follow_view(board, progress.add_estimates(board.view, jobs), is_news=False)
 
 
-def fold_event(board: Board, event: Event | StreamGap | None, now: float) -> Board:
+def fold_event(board: Board, event: Event | None, now: float) -> Board:
     """Return the board after an event that arrived at ``now``."""
     view, news = progress.fold_event(board.view, event)
     board = _follow_view(board, view, is_news=True)
@@ -182,11 +181,11 @@ def _with_row(board: Board, row: BoardRow) -> Board:
 
 def _follow_view(board: Board, view: View, *, is_news: bool) -> Board:
     """Return the board with a newer view; rows follow the view's jobs that changed."""
-    changed = [one for key, one in view.jobs.items() if board.view.jobs.get(key) is not one]
+    changed = [job_view for key, job_view in view.jobs.items() if board.view.jobs.get(key) is not job_view]
     board = replace(board, view=view)
-    for one in changed:
-        board = _take_job(board, one, is_news=is_news)
-    if any(one.job.is_ended for one in changed):
+    for job_view in changed:
+        board = _take_job(board, job_view, is_news=is_news)
+    if any(job_view.job.is_ended for job_view in changed):
         # The rows keep their last job; the view keeps only jobs that have not ended.
         board = replace(board, view=view.without_ended())
     return board
@@ -234,7 +233,7 @@ def _keeps_job(shown: JobInfo, job: JobInfo) -> bool:
     """
     if job.id == shown.id:
         return False
-    older, newer = sorted((shown, job), key=lambda one: one.id)
+    older, newer = sorted((shown, job), key=lambda known: known.id)
     is_older_shown = older.state is JobState.RUNNING and newer.state in (JobState.QUEUED, JobState.PAUSED)
     return shown is (older if is_older_shown else newer)
 
@@ -245,7 +244,7 @@ def _count_devices(board: Board, kernel: str, problem: Problem) -> int:
     return len({row.device for row in board.rows.values() if row.device and row.case[:2] == alike})
 
 
-def on_many(board: Board, row: BoardRow) -> bool:
+def is_on_several_devices(board: Board, row: BoardRow) -> bool:
     """Return whether another row differs from this one only in its device."""
     return _count_devices(board, row.kernel, row.problem) > 1
 

@@ -15,9 +15,9 @@ from pathlib import PurePath
 
 from ktuned.cli import lines, text
 from ktuned.cli.progress import JobView
-from ktuned.cli.watch.board import Board, BoardRow, on_many
+from ktuned.cli.watch.board import Board, BoardRow, is_on_several_devices
 from ktuned.cli.watch.choice import Listed
-from ktuned.cli.watch.load import Load, summarise_load, time_left
+from ktuned.cli.watch.load import Load, estimate_time_left, summarise_load
 from ktuned.cli.watch.trial_log import TrialLog
 from ktuned.model import NOT_TRIED, JobState, Outcome, Trial, is_maximized, mention_objective
 
@@ -74,33 +74,34 @@ _OPTIONAL = (Column("best so far", 14), Column("age", 7, True), Column("× befor
 _ORDER = ("kernel", "state", "progress", "best", "× default", "best so far", "× before", "age")
 
 
-def columns_for(width: int, rows: Sequence[BoardRow], names: Mapping[object, str]) -> list[Column]:
+def choose_columns(width: int, rows: Sequence[BoardRow], names: Mapping[object, str]) -> list[Column]:
     """Return the columns that fit a terminal; an optional column whose cells would all be empty is left out."""
     words = [word for row in rows for word in names[row.case].split()]
     # A name wraps between words, and no word is broken.
     name = max([MIN_NAME, *map(len, words)])
     longest = max([name, *(len(names[row.case]) for row in rows)])
-    left = width - name - _STATE - 2 * GAP
+    spare = width - name - _STATE - 2 * GAP
     found = []
     for column in _WANTED:
-        if left >= column.width + GAP:
-            left -= column.width + GAP
+        if spare >= column.width + GAP:
+            spare -= column.width + GAP
             found.append(column)
-    if not any(column.title == "progress" for column in found) and left >= _COUNT + GAP:
-        left -= _COUNT + GAP
+    if not any(column.title == "progress" for column in found) and spare >= _COUNT + GAP:
+        spare -= _COUNT + GAP
         found.append(Column("progress", _COUNT))
     for column in _OPTIONAL:
-        is_filled = any(cell_text(row, column.title, 0.0)[0] for row in rows)
-        if is_filled and left >= column.width + GAP:
-            left -= column.width + GAP
+        is_filled = any(compose_cell(row, column.title, 0.0)[0] for row in rows)
+        if is_filled and spare >= column.width + GAP:
+            spare -= column.width + GAP
             found.append(column)
-    extra = min(longest - name, max(0, left))
-    name, left = name + extra, left - extra
-    state = _STATE + min(20, max(0, left))
-    return sorted([Column("kernel", name), Column("state", state), *found], key=lambda one: _ORDER.index(one.title))
+    extra = min(longest - name, max(0, spare))
+    name, spare = name + extra, spare - extra
+    state = _STATE + min(20, max(0, spare))
+    found += [Column("kernel", name), Column("state", state)]
+    return sorted(found, key=lambda column: _ORDER.index(column.title))
 
 
-def cell_text(row: BoardRow, column: str, now: float, width: int = 99) -> tuple[str, str]:
+def compose_cell(row: BoardRow, column: str, now: float, width: int = 99) -> tuple[str, str]:
     """Return the words of a cell and their style; no words if nothing is known."""
     job = row.job
     match column:
@@ -110,26 +111,26 @@ def cell_text(row: BoardRow, column: str, now: float, width: int = 99) -> tuple[
             return describe_progress(row, with_bar=width > _COUNT), "cyan" if row.state == JobState.RUNNING else "dim"
         case "best":
             best = row.current if row.current is not None else (job.best if job is not None and row.is_open else None)
-            return ("" if best is None else text.by_objective(row.objective, best)), ""
+            return ("" if best is None else text.format_by_objective(row.objective, best)), ""
         case "× default":
             speedup = None if job is None else job.speedup
-            return ("" if speedup is None else text.format_factor(speedup)), _gain_style(speedup)
+            return ("" if speedup is None else text.format_factor(speedup)), _choose_gain_style(speedup)
         case "× before":
-            return ("" if row.gain is None else text.format_factor(row.gain)), _gain_style(row.gain)
+            return ("" if row.gain is None else text.format_factor(row.gain)), _choose_gain_style(row.gain)
         case "best so far":
             return draw_sparkline(row.view.best_so_far if row.view is not None else (), 14), "cyan"
         case "age":
-            return _row_age(row, now), "dim"
+            return _format_row_age(row, now), "dim"
     return "", ""
 
 
-def _gain_style(value: float | None) -> str:
+def _choose_gain_style(value: float | None) -> str:
     if value is None or abs(value - 1) < SAME:
         return ""
     return "green" if value > 1 else "red"
 
 
-def _row_age(row: BoardRow, now: float) -> str:
+def _format_row_age(row: BoardRow, now: float) -> str:
     """Return how long ago a row was saved, or its job ended or began, in one unit."""
     job = row.job
     at = row.saved_at or (None if job is None else job.finished or job.started)
@@ -142,7 +143,7 @@ def _row_age(row: BoardRow, now: float) -> str:
     return f"{seconds} s"
 
 
-def row_label(row: BoardRow) -> str:
+def label_row(row: BoardRow) -> str:
     """Return a row's name: kernel, problem, and the objective if it is not latency."""
     named = f"{row.name} {text.format_values(row.problem)}" if row.problem else row.name
     return f"{named}{mention_objective(row.objective)}"
@@ -154,8 +155,8 @@ def name_rows(board: Board) -> dict[object, str]:
     found: dict[object, str] = {}
     for case, row in board.rows.items():
         project = row.kernel.rpartition(":")[0]
-        named = f"{project}:{row_label(row)}" if short[row.name] > 1 and project else row_label(row)
-        found[case] = f"{named} on {row.device}" if on_many(board, row) else named
+        named = f"{project}:{label_row(row)}" if short[row.name] > 1 and project else label_row(row)
+        found[case] = f"{named} on {row.device}" if is_on_several_devices(board, row) else named
     return found
 
 
@@ -201,11 +202,11 @@ def draw_sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_BARS[round((math.log(value) - low) / (high - low) * top)] for value in least)
 
 
-def head_line(board: Board, load: Load) -> str:
+def compose_head_line(board: Board, load: Load) -> str:
     """Return the line above the table: jobs, trials per second, load, time left."""
     jobs = [view.job for view in board.view.active]
     waits = sum(job.state != JobState.RUNNING for job in jobs)
-    return summarise_load(load, time_left(jobs, board.sizes), running=len(jobs) - waits, waiting=waits)
+    return summarise_load(load, estimate_time_left(jobs, board.sizes), running=len(jobs) - waits, waiting=waits)
 
 
 def list_warnings(board: Board, load: Load, notices: Sequence[str]) -> list[tuple[str, str]]:
@@ -235,7 +236,7 @@ def shorten_path(line: str, roots: Sequence[str]) -> str:
 
 def compose_title(row: BoardRow) -> str:
     """Return the title of a row's details."""
-    return f"{row_label(row)}{f' on {row.device}' if row.device else ''}"
+    return f"{label_row(row)}{f' on {row.device}' if row.device else ''}"
 
 
 def list_row_facts(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]:
@@ -246,14 +247,16 @@ def list_row_facts(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]
         found.append(("winner" if row.current is not None else "before", text.format_values(row.config)))
     against = []
     if row.current is not None:
-        against.append(text.by_objective(row.objective, row.current))
+        against.append(text.format_by_objective(row.objective, row.current))
     if job is not None and job.speedup:
-        default = text.by_objective(row.objective, job.default)
+        default = text.format_by_objective(row.objective, job.default)
         against.append(f"{text.format_factor(job.speedup)} the default ({default})")
     if job is not None and job.reference_us is not None:
         against.append(f"reference {text.format_latency(job.reference_us)}")
     if row.gain is not None:
-        against.append(f"{text.format_factor(row.gain)} what it was ({text.by_objective(row.objective, row.before)})")
+        against.append(
+            f"{text.format_factor(row.gain)} what it was ({text.format_by_objective(row.objective, row.before)})"
+        )
     if row.view is not None and row.view.share:
         against.append(row.view.share)
     if against:
@@ -268,7 +271,7 @@ def list_row_facts(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]
             filter(None, (lines.format_progress(job) + " tried", text.format_time_left(job.left_s), job.waits_for))
         )
         found.append(("job", f"{job.id} {job.state}, {standing}"))
-    saves = [] if log is None else [cost for trial in log.history if (cost := log.cost_of_trial(trial)) is not None]
+    saves = [] if log is None else [cost for trial in log.history if (cost := log.find_cost(trial)) is not None]
     if log is not None and len(saves) > 1:
         first, last = (_of_cost(log, cost) for cost in (saves[0], saves[-1]))
         found.append(("over saves", f"{first} {draw_sparkline(saves, 30)} {last} in {len(saves)} versions"))
@@ -289,7 +292,7 @@ def choose_message(row: BoardRow, trial: Trial | None) -> tuple[str, str]:
     return "", ""
 
 
-def varied_knobs(log: TrialLog) -> list[str]:
+def find_varied_knobs(log: TrialLog) -> list[str]:
     """Return the knobs that differ between configs; if none differs, all knobs."""
     values: dict[str, set[str]] = {}
     for trial in log.trials.values():
@@ -337,15 +340,15 @@ def _shorten_name(name: str, size: int) -> str:
     return name if size >= len(name) else f"{name[0]}…{name[len(name) - size + 2 :]}"
 
 
-def config_cells(log: TrialLog, trial: Trial, knobs: Sequence[str]) -> list[tuple[str, str]]:
+def compose_config_cells(log: TrialLog, trial: Trial, knobs: Sequence[str]) -> list[tuple[str, str]]:
     """Return a config's cells: its figure, how it compares with the best, its knobs, its outcome."""
-    best = min((cost for one in log.trials.values() if (cost := log.cost_of_trial(one)) is not None), default=None)
-    cost = log.cost_of_trial(trial)
+    best = min((cost for tried in log.trials.values() if (cost := log.find_cost(tried)) is not None), default=None)
+    cost = log.find_cost(trial)
     styles = {"measured": "green", "slower": "yellow", "under way": "cyan"}
     outcome, is_winner = trial.outcome or "under way", trial.id == log.winner
     return [
         (f"{'★ ' if is_winner else ''}{trial.id}", "bold green" if is_winner else "dim"),
-        (text.by_objective(log.row.objective, log.find_figure(trial)), ""),
+        (text.format_by_objective(log.row.objective, log.find_figure(trial)), ""),
         (text.format_factor(cost / best) if cost and best else text.ABSENT, ""),
         *((str(trial.config.get(knob, text.ABSENT)), "") for knob in knobs),
         (outcome.replace("_", " "), styles.get(outcome, "red")),
@@ -354,7 +357,7 @@ def config_cells(log: TrialLog, trial: Trial, knobs: Sequence[str]) -> list[tupl
 
 def _of_cost(log: TrialLog, cost: float) -> str:
     objective = log.row.objective
-    return text.by_objective(objective, 1 / cost if is_maximized(objective) else cost)
+    return text.format_by_objective(objective, 1 / cost if is_maximized(objective) else cost)
 
 
 def _urgency_of_row(row: BoardRow) -> tuple[int, str]:
@@ -363,7 +366,7 @@ def _urgency_of_row(row: BoardRow) -> tuple[int, str]:
 
 
 ROWS: Listed[BoardRow] = Listed(
-    words=lambda row: f"{row.kernel} {row_label(row)} {row.device} {row.state} {row.failure}",
+    words=lambda row: f"{row.kernel} {label_row(row)} {row.device} {row.state} {row.failure}",
     orders={
         "kernel": lambda row: row.kernel,
         "state": _urgency_of_row,

@@ -41,7 +41,7 @@ def sample_load(status: StatusAnswer, ticks: CpuTicks | None, at: float) -> Samp
     return Sample(at, {lane.device: lane.busy_s for lane in status.lanes}, ticks)
 
 
-def load_between(before: Sample | None, now: Sample, status: StatusAnswer) -> Load:
+def compute_load(before: Sample | None, now: Sample, status: StatusAnswer) -> Load:
     """Return the load between two samples; ``status`` is the daemon's status at the second sample."""
     rate = None if status.rates is None else status.rates.trials
     sick: dict[str, str] = {lane.device: lane.reason for lane in status.lanes if lane.is_sick}
@@ -52,10 +52,10 @@ def load_between(before: Sample | None, now: Sample, status: StatusAnswer) -> Lo
         device: min(1.0, max(0.0, busy_s - before.busy_s.get(device, busy_s)) / span_s)
         for device, busy_s in now.busy_s.items()
     }
-    return Load(lanes, _busy_share(before.ticks, now.ticks), rate, sick)
+    return Load(lanes, _compute_busy_share(before.ticks, now.ticks), rate, sick)
 
 
-def _busy_share(before: CpuTicks | None, now: CpuTicks | None) -> float | None:
+def _compute_busy_share(before: CpuTicks | None, now: CpuTicks | None) -> float | None:
     if before is None or now is None or now.total <= before.total:
         return None
     return min(1.0, max(0.0, 1 - (now.unused - before.unused) / (now.total - before.total)))
@@ -69,21 +69,21 @@ class TimeLeft:
     unknown: int = 0
 
 
-def time_left(jobs: Iterable[JobInfo], sizes: Mapping[str, int]) -> TimeLeft:
+def estimate_time_left(jobs: Iterable[JobInfo], sizes: Mapping[str, int]) -> TimeLeft:
     """Return the time that open jobs still need; ``sizes`` has kernels' numbers of configs, if they can be counted.
 
     Devices work in parallel, and each measures one job at a time. A waiting job is taken to need as long for a config
     as the job that runs on its device, or else as the jobs on other devices. Paused jobs are left out.
     """
     open_jobs = [job for job in jobs if job.state in (JobState.RUNNING, JobState.QUEUED)]
-    paces = {job.device: pace for job in open_jobs if (pace := _seconds_per_config(job)) is not None}
+    paces = {job.device: pace for job in open_jobs if (pace := _compute_seconds_per_config(job)) is not None}
     spent: dict[str, float] = {}
     unknown = 0
     for job in open_jobs:
         needed = job.left_s if job.state == JobState.RUNNING else None
         if needed is None:
             # A running job that does not have its device yet has no pace of its own.
-            needed = _seconds_needed(job, sizes, paces)
+            needed = _estimate_seconds(job, sizes, paces)
         if needed is None:
             unknown += 1
         else:
@@ -91,14 +91,14 @@ def time_left(jobs: Iterable[JobInfo], sizes: Mapping[str, int]) -> TimeLeft:
     return TimeLeft(max(spent.values(), default=None), unknown)
 
 
-def _seconds_per_config(job: JobInfo) -> float | None:
+def _compute_seconds_per_config(job: JobInfo) -> float | None:
     """Return the seconds that a running job needs for each of its remaining configs."""
     if job.state != JobState.RUNNING or job.left_s is None or job.total is None or job.total <= job.done:
         return None
     return job.left_s / (job.total - job.done)
 
 
-def _seconds_needed(job: JobInfo, sizes: Mapping[str, int], paces: Mapping[DeviceModel, float]) -> float | None:
+def _estimate_seconds(job: JobInfo, sizes: Mapping[str, int], paces: Mapping[DeviceModel, float]) -> float | None:
     configs = min((size for size in (job.total, job.plan.trials, sizes.get(job.kernel)) if size), default=None)
     pace = paces.get(job.device, max(paces.values(), default=None))
     by_pace = None if configs is None or pace is None else pace * max(0, configs - job.done)

@@ -11,8 +11,9 @@ from dataclasses import replace
 from msgspec import structs
 
 from ktuned.backends import read_ticks
+from ktuned.cli.progress import concerns_project
 from ktuned.cli.watch.board import Board, BoardRow, add_answers, add_estimates, catch_up, fold_event, keep_kernels
-from ktuned.cli.watch.load import Load, Sample, load_between, sample_load
+from ktuned.cli.watch.load import Load, Sample, compute_load, sample_load
 from ktuned.cli.watch.trial_log import MAX_TRIALS, TrialLog, follow_event, is_outdated, open_log
 from ktuned.model import MAX_PRIORITY, ListedTrial, Outcome, Priority
 from ktuned.protocol import (
@@ -102,7 +103,7 @@ class Session:
                 event = read_event(received)
                 if isinstance(event, StreamGap | KernelsReloaded):
                     await self._catch_up()
-                elif event is not None and self._concerns_project(event.kernel):
+                elif event is not None and concerns_project(event.kernel, self._project):
                     await self._take_event(event)
                 self.on_change()
 
@@ -121,7 +122,7 @@ class Session:
         while True:
             status = await call_method_async(self._client, STATUS)
             now = sample_load(status, read_ticks(), time.monotonic())
-            self.load = load_between(self._sample, now, status)
+            self.load = compute_load(self._sample, now, status)
             self._sample = now
             open_jobs = [view.job.id for view in self.board.view.active]
             if open_jobs:
@@ -146,15 +147,15 @@ class Session:
         with suppress(DaemonError):
             answers = (await call_method_async(self._client, LOOKUP_MANY, lookups)).read_answers()
         known_jobs = (await call_method_async(self._client, JOBS)).jobs
-        jobs = [job for job in known_jobs if self._concerns_project(job.kernel)]
+        jobs = [job for job in known_jobs if concerns_project(job.kernel, self._project)]
         status = await call_method_async(self._client, STATUS)
         limits = (await call_method_async(self._client, PEAKS)).by_device
         board = replace(self.board, view=replace(self.board.view, limits=limits))
         board = keep_kernels(add_answers(catch_up(board, jobs), answers), known)
         self.board = replace(board, paused=frozenset(status.paused))
-        await self._read_pasts()
+        await self._load_earlier_trials()
 
-    async def _read_pasts(self) -> None:
+    async def _load_earlier_trials(self) -> None:
         """Request the trials of rows that were tuned before the screen opened, for their best so far."""
         for row in list(self.board.rows.values())[:MAX_PASTS]:
             if row.view is None or row.view.best_so_far or not row.view.job.done:
@@ -175,9 +176,6 @@ class Session:
         except DaemonError:
             # The kernel was removed meanwhile.
             return ()
-
-    def _concerns_project(self, kernel: str | None) -> bool:
-        return self._project is None or not kernel or kernel.startswith(f"{self._project}:")
 
     async def open_row(self, row: BoardRow) -> None:
         """Request the trials of a row, for ``log``."""

@@ -37,7 +37,7 @@ class TrialLog:
         """The cost of the best config after each measured trial, in the order of the trials."""
         best: list[float] = []
         for _, trial in sorted(self.trials.items()):
-            cost = self.cost_of_trial(trial)
+            cost = self.find_cost(trial)
             if cost is not None:
                 best.append(min(cost, best[-1]) if best else cost)
         return best
@@ -45,22 +45,20 @@ class TrialLog:
     @property
     def history(self) -> list[Trial]:
         """The best trial of each state of the sources, from the oldest state to the current one."""
-        present = [trial for trial in self.trials.values() if self.cost_of_trial(trial) is not None]
+        present = [trial for trial in self.trials.values() if self.find_cost(trial) is not None]
         now = {trial.digest for trial in present}
         past = [trial for digest, trial in self.earlier.items() if digest not in now]
-        return [*sorted(past, key=lambda trial: trial.id), *sorted(present, key=self._costs_by_objective)[:1]]
+        best = sorted(present, key=lambda trial: self.find_cost(trial) or 0.0)[:1]
+        return [*sorted(past, key=lambda trial: trial.id), *best]
 
     def find_figure(self, trial: Trial) -> float | None:
         """Return a trial's figure by the row's objective, whatever bits its output has."""
         return figure_of(self.row.objective, trial.latency_us, trial.metrics)
 
-    def cost_of_trial(self, trial: Trial) -> float | None:
+    def find_cost(self, trial: Trial) -> float | None:
         """Return a trial's figure as a cost (less is better); ``None`` unless it was measured."""
         is_measured = trial.outcome is Outcome.MEASURED
         return cost_of(self.row.objective, self.find_figure(trial)) if is_measured else None
-
-    def _costs_by_objective(self, trial: Trial) -> float:
-        return self.cost_of_trial(trial) or 0.0
 
     @property
     def listed(self) -> Listed[Trial]:
@@ -70,7 +68,7 @@ class TrialLog:
                 f"{trial.id} {text.format_values(trial.config)} {trial.outcome or ''} {text.first_line(trial.message)}"
             ),
             orders={
-                "best": lambda trial: (self.cost_of_trial(trial) is None, self.cost_of_trial(trial) or 0.0, trial.id),
+                "best": lambda trial: (self.find_cost(trial) is None, self.find_cost(trial) or 0.0, trial.id),
                 "newest": lambda trial: -trial.id,
                 "failures": lambda trial: (trial.outcome is Outcome.MEASURED, trial.outcome or "under way", trial.id),
             },
@@ -83,9 +81,9 @@ def open_log(row: BoardRow, current: Iterable[ListedTrial], measured: Iterable[T
     now = {trial.id: trial for trial in current}
     best: dict[str, Trial] = {}
     for trial in measured:
-        cost = log.cost_of_trial(trial)
+        cost = log.find_cost(trial)
         before = best.get(trial.digest)
-        if cost is not None and (before is None or cost < (log.cost_of_trial(before) or cost)):
+        if cost is not None and (before is None or cost < (log.find_cost(before) or cost)):
             best[trial.digest] = trial
     winner = next((trial.id for trial in now.values() if row.objective in trial.objectives), None)
     return replace(log, trials=now, earlier=best, winner=winner)
