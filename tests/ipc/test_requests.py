@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -55,8 +56,9 @@ PLAIN = st.recursive(
 """Stands for ``Any``: what a backend or a kernel file may put into a message."""
 
 
+@functools.cache
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy for a field's type."""
+    """Return a strategy for a field's type, the same each time: to make one takes longer than to draw from it."""
     while isinstance(hint, typing.NewType):
         hint = hint.__supertype__
     if hint is Any:
