@@ -50,5 +50,5 @@ def _take_connection(number: int) -> socket.socket:
 def serve(arguments: Sequence[str]) -> int:
     """Run the command, with forked workers; return its exit status."""
     forkers = Forkers(json.loads(os.environ.pop(LENT)))
-    daemon.run = functools.partial(run, replacements=Replacements(start_process=forkers.start))  # type: ignore[assignment]
+    daemon.run = functools.partial(run, replacements=Replacements(start_process=forkers.start))
     return main(arguments)

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -56,9 +56,8 @@ PLAIN = st.recursive(
 """Stands for ``Any``: what a backend or a kernel file may put into a message."""
 
 
-@functools.cache
-def values_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy for a field's type, the same each time: to make one takes longer than to draw from it."""
+def make_strategy(hint: Any) -> st.SearchStrategy[Any]:
+    """Return a strategy for a field's type."""
     while isinstance(hint, typing.NewType):
         hint = hint.__supertype__
     if hint is Any:
@@ -88,6 +87,10 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         type(None): st.none(),
     }
     return simple[hint]
+
+
+values_of: Callable[[Any], st.SearchStrategy[Any]] = functools.cache(make_strategy)
+"""Returns the strategy for a field's type, the same each time: to make one takes longer than to draw from it."""
 
 
 def received(frame: bytes) -> dict[str, Any]:
