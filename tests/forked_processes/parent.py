@@ -81,7 +81,8 @@ def _prepare_worker(role: str) -> Callable[[], NoReturn]:
     if role == "inspect":
         _look_toolchains_up()
     if role == "bench" and "FAKE_TENSORS" in os.environ:
-        importlib.import_module(os.environ["FAKE_TENSORS"])
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(os.environ["FAKE_TENSORS"])
     sys.modules["__main__"] = program
 
     def run_worker() -> NoReturn:
@@ -129,7 +130,7 @@ def _look_toolchains_up() -> None:
             for path in backend.toolchain_files():
                 stamp(path)
             backend.fingerprint()
-            backend.devices()
+            # No devices: a forked process cannot use a driver that its parent has initialised.
 
 
 def _serve(control: socket.socket, run: Callable[[], NoReturn]) -> None:
