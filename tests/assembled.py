@@ -33,7 +33,7 @@ from ktuned.serve.events import Events
 from ktuned.store.database import Store
 from ktuned.tuning.deadlines import merge_deadlines
 from tests.fake_tensors import with_inputs
-from tests.forked_workers.starting import start_process as start_forked
+from tests.forked_processes.starting import start_process as start_forked
 
 FAKE_BACKEND = Path(__file__).parent / "fake_backend"
 ALL_ROUNDS = 1_000

@@ -79,7 +79,7 @@ async def daemon(parts: Parts, tmp_path: Path) -> AsyncGenerator[Daemon]:
             made.stopping.set()
 
 
-def test_presets() -> None:
+def test_documented_presets_are_those_of_the_code() -> None:
     """Each documented preset has the figures of its definition."""
     documented = {
         row[0].strip("`"): [float(cell) for cell in row[1:]] for row in _table("docs/kernel-files.md", "## Presets")
@@ -113,7 +113,7 @@ def test_arguments_of_kernel() -> None:
     assert set(_names("docs/kernel-files.md", "## `@kernel(...)`")) == taken
 
 
-def test_extras() -> None:
+def test_each_extra_and_backend_is_in_the_table_of_installs() -> None:
     """The table of what to install has each extra, those that need torch beside it; and each backend has a row."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     rows = _table("README.md", "## Install")
@@ -157,7 +157,7 @@ def test_fills_and_deadlines() -> None:
     assert told == dict(DEFAULT_DEADLINES)
 
 
-def test_settings() -> None:
+def test_the_example_of_config_toml_is_complete() -> None:
     """The example of config.toml is valid and complete, and each setting has a row in a table."""
     (block,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/settings.md").read_text(), re.DOTALL | re.MULTILINE)
     example = msgspec.toml.decode(block)
@@ -169,7 +169,7 @@ def test_settings() -> None:
     assert _names("docs/settings.md", "## `[share]`") == list(ShareSettings.__struct_fields__)
 
 
-def test_project_settings() -> None:
+def test_the_example_of_ktuned_toml_is_complete() -> None:
     """The example of ktuned.toml is valid and complete, and each setting has a row."""
     (block,) = re.findall(
         r"^```toml\n(.*?)^```$", (ROOT / "docs/kernel-files.md").read_text(), re.DOTALL | re.MULTILINE
@@ -200,7 +200,7 @@ def test_defaults_of_settings() -> None:
     assert _names("docs/cluster.md", "## `[cluster]`") == list(ClusterSettings.__struct_fields__)
 
 
-def test_priorities() -> None:
+def test_each_priority_is_explained() -> None:
     """Each level of a job is explained, by the name and the number that ``--priority`` takes."""
     rows = _table("docs/cli.md", "## Priorities")
     levels = {row[1].strip("`"): int(row[0]) for row in rows}
@@ -217,7 +217,7 @@ def test_limits_of_lists() -> None:
     assert f"default {results.DEFAULT_LIMIT} in a table" in reference
 
 
-def test_exit_codes() -> None:
+def test_each_exit_code_is_explained() -> None:
     """Each exit code is explained, with its name."""
     rows = _table("docs/cli.md", "## Exit codes")
     assert [(row[1].strip("`"), int(row[0])) for row in rows] == [(code.name, code.value) for code in Exit]
@@ -235,7 +235,7 @@ def _commands() -> dict[str, click.Command]:
     return found
 
 
-def test_commands() -> None:
+def test_the_reference_has_each_command_once() -> None:
     """The reference has each command once, with its arguments; the changelog counts them."""
     sections = re.findall(r"^### `ktuned ([a-z ]+?)( [^a-z`].*)?`$", (ROOT / "docs/cli.md").read_text(), re.MULTILINE)
     documented = dict(sections)
@@ -248,7 +248,7 @@ def test_commands() -> None:
 
 
 @pytest.mark.parametrize("name", _commands())
-def test_options(name: str) -> None:
+def test_the_reference_has_each_option_of_a_command(name: str) -> None:
     """The reference of a command has each of its options, and no others."""
     reference = (ROOT / "docs/cli.md").read_text()
     heading = re.search(rf"^### `ktuned {name}(?: [^a-z`][^`]*)?`$", reference, re.MULTILINE)
@@ -271,7 +271,7 @@ def test_help_says_what_a_value_is(name: str) -> None:
 
 
 @pytest.mark.anyio
-async def test_methods(daemon: Daemon) -> None:
+async def test_the_protocols_table_has_each_method_with_its_params(daemon: Daemon) -> None:
     """The protocol's table has every method and none besides, with its params; `?` stands where one has a default."""
     told = {name: _words(row[1]) for row in _table("docs/protocol.md", "## Methods") for name in _words(row[0])}
     assert told.keys() == daemon.handlers.keys()
@@ -286,7 +286,7 @@ async def test_methods(daemon: Daemon) -> None:
 
 
 @pytest.mark.anyio
-async def test_status(daemon: Daemon) -> None:
+async def test_the_protocols_table_has_each_field_of_a_status(daemon: Daemon) -> None:
     """The protocol's table has every field of a status, and none besides."""
     told = [name for row in _table("docs/protocol.md", "## Status") for name in _words(row[0])]
     peer = server.Connection(server.Server([]))
@@ -299,13 +299,13 @@ TRIAL = make_trial(outcome=None, latency_us=None)
 
 
 @pytest.mark.parametrize(("name", "value"), [("job", JobInfo.from_job(JOB)), ("trial", TRIAL)])
-def test_values(name: str, value: Record) -> None:
+def test_documented_fields_of_jobs_and_trials_are_those_that_travel(name: str, value: Record) -> None:
     """A job's and a trial's fields are those that travel."""
     (fields,) = (row[1] for row in _table("docs/protocol.md", "## Values") if row[0] == name)
     assert sorted(_words(fields)) == sorted(msgspec.to_builtins(value))
 
 
-def test_events() -> None:
+def test_each_type_of_event_is_documented_with_its_fields() -> None:
     """Every type of event is told of, and has the fields that it is said to add."""
     told = {name: row[1] for row in _table("docs/protocol.md", "## Events") for name in _words(row[0])}
     assert told.keys() == EVENT_TYPES.keys()
@@ -314,7 +314,7 @@ def test_events() -> None:
         assert {word.removesuffix("?") for word in adds.split()} <= {*kind.__struct_fields__}
 
 
-def test_limits() -> None:
+def test_documented_limits_of_the_protocol_are_those_of_the_code() -> None:
     """Every limit of the protocol has the value that it is said to have, at the place that is named."""
     from ktuned.catalog import catalog
 

@@ -47,7 +47,7 @@ KERNEL = """
     rtol=1e-3, preset="fast",
 )
 def {name}(p, c):
-    return Build(c.step, {scale}, {flags})
+    return Build(dict(STEP=c.step, SCALE={scale}), flags={flags})
 """
 
 DOWN_EVERY = 40
@@ -500,7 +500,7 @@ class Project:
 
         def scaled(part: str) -> str:
             head, _, tail = part.partition(_REFERENCE)
-            return f"{head}{_REFERENCE}{scale}{tail[1:]}".replace(f"c.step, {tail[0]},", f"c.step, {scale},")
+            return f"{head}{_REFERENCE}{scale}{tail[1:]}".replace(f"SCALE={tail[0]})", f"SCALE={scale})")
 
         return self._in_one_kernel(scaled)
 

@@ -284,7 +284,7 @@ def test_no_edit_leaves_a_wrong_answer_fresh(
 ) -> None:
     """From 1 s after an edit nothing is wrongly fresh; in the end all that compiles is, and re-tunes were needed."""
     project = Project(tmp_path / "project", script.seed, script.files)
-    path = os.pathsep.join(map(str, (HERE / "cc_backend", HERE.parent.parent, tmp_path / "lib")))
+    path = os.pathsep.join(map(str, (HERE.parent / "cc_backend", HERE.parent.parent, tmp_path / "lib")))
     env = {"PYTHONPATH": path, "CC_LOG": str(tmp_path / "cc.log"), "AUTHOR_CC": str(project.compiler)}
     env |= {"CPATH": str(project.root / SITES[0]), "AUTHOR_NATIVE": str(project.native)}
     tally = Tally()

@@ -37,7 +37,9 @@ from ktuned.backends.launch_limits import occupancy, occupancy_fact
         ("sm_90a", 2048, 32, 0, None),
     ],
 )
-def test_occupancy(target: str, threads: int, registers: int, shared_bytes: int, share: float | None) -> None:
+def test_the_scarcest_resource_limits_occupancy(
+    target: str, threads: int, registers: int, shared_bytes: int, share: float | None
+) -> None:
     """The scarcest of threads, blocks, registers and shared memory decides; a fact is left out where it is unknown."""
     assert occupancy(target, threads, registers, shared_bytes) == share
     assert occupancy_fact(target, threads, registers, shared_bytes) == ({} if share is None else {"occupancy": share})

@@ -37,7 +37,7 @@ def test_transfer_ends_in_time() -> None:
 
 
 @pytest.mark.usefixtures("only_in_chaos")
-def test_rest() -> None:
+def test_rest_measures_a_daemon_on_a_filled_store() -> None:
     """A daemon on a filled store starts, holds all of it, and is measured."""
     row = _run("rest.py", "--trials", "2000", "--starts", "1", "--seconds", "0.2")
     assert row["trials"] == 2000
@@ -46,7 +46,7 @@ def test_rest() -> None:
 
 
 @pytest.mark.usefixtures("only_in_chaos")
-def test_pipeline() -> None:
+def test_pipeline_reports_costs_that_add_up() -> None:
     """A job's costs add up: no phase takes more than the whole, and the bound is below what was needed."""
     row = _run("pipeline.py", "--configs", "2")
     assert row["configs"] == 2
@@ -56,7 +56,7 @@ def test_pipeline() -> None:
 
 
 @pytest.mark.usefixtures("only_in_chaos")
-def test_racing(tmp_path: Path) -> None:
+def test_racing_replays_what_it_recorded(tmp_path: Path) -> None:
     """What is recorded can be replayed: two configs, a few samples, a winner each time."""
     file = tmp_path / "samples.json.gz"
     kernel = ROOT / "examples/cpu_gemm/tune_gemm.py"
@@ -71,7 +71,7 @@ def test_racing(tmp_path: Path) -> None:
     assert 0 <= row["within_1_percent"] <= 1
 
 
-def test_daemon_cost() -> None:
+def test_daemon_cost_reports_cpu_and_memory_per_trial() -> None:
     """A daemon's own CPU and memory are reported per trial, for as many trials as are asked for."""
     row = _run("daemon_cost.py", "--trials", "20")
     assert row["trials"] == 20
@@ -80,7 +80,7 @@ def test_daemon_cost() -> None:
 
 
 @pytest.mark.usefixtures("only_in_chaos")
-def test_scale() -> None:
+def test_scale_times_lookups_beside_the_farms_trials() -> None:
     """Lanes and slots of the farm do a job's trials, and lookups are timed meanwhile."""
     row = _run("scale.py", "--lanes", "4", "--trials", "50", "--trial-ms", "5", "--compile-ms", "5")
     assert (row["lanes"], row["slots"]) == (4, 32)
@@ -89,7 +89,7 @@ def test_scale() -> None:
     assert row["lookups"] > 0
 
 
-def test_gpu_grouped() -> None:
+def test_gpu_grouped_compiles_alone_and_in_groups_without_a_gpu() -> None:
     """Without a GPU too: configs are compiled alone and in groups, and the ratio is theirs."""
     row = _run("gpu.py", "grouped", "--only", "gpu_gemm", "--configs", "2", "--headers", "never")
     assert row["configs"] == 2

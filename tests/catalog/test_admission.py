@@ -47,7 +47,9 @@ def info(**changes: Any) -> KernelInfo:
         ({}, {"B": 1}, None),
     ],
 )
-def test_declared_admission(space: dict[str, Any], config: Config, expected: bool | None) -> None:
+def test_declared_values_admit_and_constraints_take_away(
+    space: dict[str, Any], config: Config, expected: bool | None
+) -> None:
     """A declaration decides what it can, types included; a constraint can only take away from it."""
     assert decide_by_declaration(info(space=space), {}, config) is expected
 
@@ -84,7 +86,7 @@ def test_constraints_as_texts_are_evaluated_and_one_that_fails_is_left_to_code(
         (None, {"B": 2}, {"B": 2}),
     ],
 )
-def test_completed(default: Config | None, config: Config, expected: Config) -> None:
+def test_missing_knobs_come_from_the_default(default: Config | None, config: Config, expected: Config) -> None:
     """Knobs that are only missing come from the default; a config with knobs of its own stays as it is."""
     assert complete_config(info(default=default), config) == expected
 

@@ -171,7 +171,7 @@ def test_dependents_by_file_and_directory(catalog: Catalog, tmp_path: Path, file
         assert catalog.find_dependents([str(path)]) == set()
 
 
-def test_directories(catalog: Catalog, files: list[Path]) -> None:
+def test_each_directory_with_a_dependency_is_reported(catalog: Catalog, files: list[Path]) -> None:
     """Every directory that holds what is depended on is reported, until nothing in it is."""
     catalog.apply_inspections(
         [seen(files[0], kernel(files[0], stamps={"/elsewhere/inc/x.h": "1", str(files[0]): "00"}))]
@@ -208,12 +208,12 @@ def test_innermost_root_owns() -> None:
     ("path", "directory", "expected"),
     [("/a/b", "/a", True), ("/a", "/a", True), ("/a/b", "/a/", True), ("/ab", "/a", False), ("/a", "/a/b", False)],
 )
-def test_is_below(path: str, directory: str, expected: bool) -> None:
+def test_a_directory_is_below_itself_and_its_parents(path: str, directory: str, expected: bool) -> None:
     """A directory is below itself."""
     assert is_below(path, directory) is expected
 
 
-def test_resolve() -> None:
+def test_a_short_name_resolves_while_it_is_the_only_one() -> None:
     """A full name always serves, a short one while it is the only one; the error lists the full ones."""
     roots = [Root("/a", "a", "python"), Root("/b", "b", "python")]
     both = [
@@ -259,7 +259,7 @@ def test_kernels_below_no_root_are_forgotten() -> None:
         ({"X": 1}, {"problems": (), "specialize": ("M",)}, "it takes M"),
     ],
 )
-def test_check_problem(problem: Problem, options: dict[str, Any], words: str) -> None:
+def test_a_problem_with_other_keys_is_refused(problem: Problem, options: dict[str, Any], words: str) -> None:
     """A problem has the keys of a declared one, or at least those of its key; the error says which."""
     declared = {"problems": ({"M": 1, "N": 1}, {"K": 1}), **options}
     checked = kernel("/a/tune_x.py", **declared)

@@ -90,7 +90,7 @@ def root(path: str, name: str, *, is_asked: bool = False) -> Root:
     return Root(path, name, "python", asked=RootSettings(name if is_asked else ""))
 
 
-def test_names_differ() -> None:
+def test_checkouts_of_one_project_are_named_by_their_directories() -> None:
     """Two checkouts of one project are distinguished by their directories; a name that was asked for stays."""
     found = name_roots([root("/a/wt", "gemms"), root("/b/wt", "gemms"), root("/c/x", "x"), root("/d/x", "x")], {})
     assert [one.name for one in found] == ["gemms", "gemms-wt", "x", "d-x"]

@@ -122,7 +122,7 @@ def _lane_time(trial: dict[str, Any]) -> float:
 
 
 @pytest.mark.timeout(300)
-def test_gpu_faults(tmp_path: Path, row: Row) -> None:
+def test_each_gpu_fault_gets_its_outcome_and_spares_the_device(tmp_path: Path, row: Row) -> None:
     """Each fault ends as what it is, costs its lane little, and leaves the device as good as before."""
     with Daemon(tmp_path, spares=True, tensors="torch") as daemon:
         trials, job = _tune(daemon, "calm", HEALTHY)

@@ -134,7 +134,7 @@ class Onslaught:
 
 
 @pytest.mark.timeout(900)
-def test_kills(tmp_path: Path, scale: Scale, row: Row) -> None:
+def test_after_each_kill_everything_reported_is_there(tmp_path: Path, scale: Scale, row: Row) -> None:
     """After each kill all that was reported is there, nothing is left over; every job ends, every outcome is right."""
     kills = KILLS if scale.is_full else 5
     with ChaosDaemon(tmp_path) as daemon:

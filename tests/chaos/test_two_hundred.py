@@ -81,7 +81,7 @@ def _clean_winner(directory: Path, healthy: list[dict[str, Any]]) -> Mapping[str
 
 
 @pytest.mark.timeout(600)
-def test_two_hundred(tmp_path: Path, scale: Scale, row: Row) -> None:
+def test_two_hundred_configs_end_in_their_outcomes(tmp_path: Path, scale: Scale, row: Row) -> None:
     """Every config ends in its outcome, the winner is that of a clean run, a hang costs little, nothing is left.
 
     The slice knows which of the healthy ones that is.

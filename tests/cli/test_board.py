@@ -163,7 +163,7 @@ def test_estimates_reach_open_jobs_alone() -> None:
     assert row(add_estimates(after(), [job_info(left_s=3.0)])).job is None
 
 
-def test_pauses() -> None:
+def test_paused_devices_are_shown_and_a_full_disk_without_device() -> None:
     """Devices come and go; a pause without a device says that nothing can be recorded."""
     board = after({"type": "paused", "device": "", "reason": "asked for"}, {"type": "paused", "device": "x"})
     assert board.paused_everything

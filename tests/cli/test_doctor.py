@@ -26,12 +26,12 @@ from tests.cli.samples import status_map, status_of
         ((4, 0, 0), Level.WARN),
     ],
 )
-def test_python(version: tuple[int, ...], level: Level) -> None:
+def test_an_older_python_fails_and_a_newer_one_warns(version: tuple[int, ...], level: Level) -> None:
     """Older than supported fails, newer than tested warns."""
     assert doctor.check_python(version).level is level
 
 
-def test_socket_directory(tmp_path: Path) -> None:
+def test_a_socket_directory_open_to_others_fails(tmp_path: Path) -> None:
     """A directory that others can enter fails with the chmod that mends it; none yet is fine; a file fails."""
     directory = tmp_path / "d"
     path = str(directory / "ktuned.sock")
@@ -48,7 +48,7 @@ def test_socket_directory(tmp_path: Path) -> None:
     assert doctor.check_socket(str(directory / "below" / "ktuned.sock")).level is Level.FAIL
 
 
-def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_config_file_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A config.toml that no daemon could start with fails before one is started; none is needed."""
     monkeypatch.setenv("KTUNED_HOME", str(tmp_path))
     assert doctor.check_settings().level is Level.OK
@@ -60,7 +60,7 @@ def test_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "compile_slots takes a whole number" in finding.message
 
 
-def test_home(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_written_fails(tmp_path: Path) -> None:
     """A home is writable, can be made, or fails with what mends it."""
     assert doctor.check_home(tmp_path).level is Level.OK
     assert doctor.check_home(tmp_path / "a" / "b").level is Level.OK
@@ -76,7 +76,7 @@ def test_home(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("free_bytes", "level"), [(0, Level.FAIL), (2**29, Level.WARN), (2**40, Level.OK), (None, None)]
 )
-def test_disk(tmp_path: Path, free_bytes: int | None, level: Level | None) -> None:
+def test_little_disk_space_warns(tmp_path: Path, free_bytes: int | None, level: Level | None) -> None:
     """Little space warns, none fails; the real figure is read where none is given."""
     finding = doctor.check_disk(tmp_path, free_bytes)
     assert level is None or finding.level is level
@@ -85,7 +85,7 @@ def test_disk(tmp_path: Path, free_bytes: int | None, level: Level | None) -> No
 @pytest.mark.parametrize(
     ("watches", "instances", "level"), [("65536", "128", Level.OK), ("100", "8", Level.WARN), ("many", "8", Level.WARN)]
 )
-def test_inotify(tmp_path: Path, watches: str, instances: str, level: Level) -> None:
+def test_low_limits_of_inotify_warn(tmp_path: Path, watches: str, instances: str, level: Level) -> None:
     """Low limits warn with the sysctl that raises them; what cannot be read is said."""
     (tmp_path / "max_user_watches").write_text(watches)
     (tmp_path / "max_user_instances").write_text(instances)
@@ -95,14 +95,14 @@ def test_inotify(tmp_path: Path, watches: str, instances: str, level: Level) -> 
         assert finding.mend.startswith("sudo sysctl fs.inotify.max_user_watches=")
 
 
-def test_plugins() -> None:
+def test_installed_plugins_are_listed_unimported() -> None:
     """No backend fails; installed ones are listed unimported."""
     assert doctor.check_plugins([]).level is Level.FAIL
     point = EntryPoint("broken", "there_is_no_such_module:Backend", "ktuned.backends")
     assert doctor.check_plugins([point]).message == "broken"
 
 
-def test_daemon() -> None:
+def test_no_daemon_and_another_version_warn() -> None:
     """No daemon and a daemon of another version warn; neither is a fault of the installation."""
     assert doctor.check_daemon(None, "0.1.0", "none").level is Level.WARN
     assert doctor.check_daemon(status_of(), "0.1.0").level is Level.OK
@@ -110,7 +110,7 @@ def test_daemon() -> None:
     assert (finding.level, finding.mend) == (Level.WARN, "ktuned stop")
 
 
-def test_lanes() -> None:
+def test_a_sick_lane_fails() -> None:
     """A sick lane fails with its reason."""
     sick = {"device": "cuda:0", "model": "m", "state": "sick", "reason": "the canary did not pass"}
     assert doctor.check_lanes(status_of()) == []
@@ -118,7 +118,7 @@ def test_lanes() -> None:
     assert (finding.level, finding.message) == (Level.FAIL, "the canary did not pass")
 
 
-def test_notices() -> None:
+def test_notices_of_the_daemon_are_passed_on() -> None:
     """What the daemon complains of is passed on."""
     assert doctor.check_notices(status_of()) == []
     (finding,) = doctor.check_notices(status_of(notices=["config.toml: devices names 'cuda:9'"]))

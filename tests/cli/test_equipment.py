@@ -82,7 +82,7 @@ def test_missing_compilers_say_what_mends_them(tmp_path: Path) -> None:
     assert "does not run" in equipment.check_compilers({"PATH": str(tmp_path)}, tmp_path)[0].message
 
 
-def test_driver(tmp_path: Path) -> None:
+def test_a_missing_driver_is_no_fault_a_forbidden_one_is(tmp_path: Path) -> None:
     """None is no fault; one that a container may not use is; the environment's choice of GPUs is reported."""
     proc, control = tmp_path / "version", tmp_path / "nvidiactl"
     assert equipment.check_gpu({}, proc, control).level is Level.OK

@@ -22,7 +22,7 @@ from tests.cli.samples import DEVICE, answer, listed_trial
         (None, ("default", None), "failed"),
     ],
 )
-def test_verdicts(before: float | None, now: tuple[str, float], verdict: str) -> None:
+def test_a_latency_within_the_tolerance_is_the_same(before: float | None, now: tuple[str, float], verdict: str) -> None:
     """Within the tolerance is the same; without a figure for the files as they are, it failed."""
     after = answer(status=now[0], latency_us=now[1])
     (found,) = compare_answers({make_answer_case(after): before}, [after], 0.03)

@@ -37,7 +37,9 @@ def test_writes_one_file(run: Run, serve: Serve, answers: dict[str, Any], tmp_pa
     assert list(tmp_path.glob(".out*")) == []
 
 
-def test_some_kernels(run: Run, serve: Serve, answers: dict[str, Any], tmp_path: Path) -> None:
+def test_a_report_of_named_kernels_leaves_the_others_out(
+    run: Run, serve: Serve, answers: dict[str, Any], tmp_path: Path
+) -> None:
     """A kernel's name is resolved by the daemon, and the others are left out."""
     serve(**answers)
     ran = run("report", "gemm", "-o", str(tmp_path / "out.html"))

@@ -34,7 +34,7 @@ def test_a_figure_without_a_spread_has_no_plus_minus() -> None:
     [(None, "–"), (0.0, "0.000 µs"), (0.5, "0.5000 µs"), (10.0, "10.00 µs"), (12.346, "12.35 µs"), (999.96, "1.000 ms"),
      (1500.0, "1.500 ms"), (2.5e6, "2.500 s"), (123456e6, "123456 s")],
 )  # fmt: skip
-def test_latency(value: float | None, expected: str) -> None:
+def test_a_latency_has_four_digits_in_a_fitting_unit(value: float | None, expected: str) -> None:
     """A latency comes in the unit that suits it, with four digits, so that figures stand below each other."""
     assert text.format_latency(value) == expected
 
@@ -43,13 +43,13 @@ def test_latency(value: float | None, expected: str) -> None:
     ("value", "expected"),
     [(None, "–"), (0.006476, "0.0065 µs"), (1.2999, "1.3 µs"), (11.75, "12 µs"), (400.0, "400 µs")],
 )
-def test_spread(value: float | None, expected: str) -> None:
+def test_a_spread_has_two_digits(value: float | None, expected: str) -> None:
     """Two digits report how far samples lie apart."""
     assert text.format_spread(value) == expected
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, "0 jobs"), (1, "1 job"), (1234567, "1,234,567 jobs")])
-def test_number(count: int, expected: str) -> None:
+def test_one_of_a_thing_has_no_plural(count: int, expected: str) -> None:
     """One of a thing has no s."""
     assert text.format_count(count, "job") == expected
 
@@ -59,7 +59,7 @@ def test_number(count: int, expected: str) -> None:
     [(None, "–"), (0.04, "0.0 s"), (9.9, "9.9 s"), (59.6, "1 min 0 s"), (75, "1 min 15 s"), (3700, "1 h 1 min"),
      (90000, "1 d 1 h")],
 )  # fmt: skip
-def test_duration(value: float | None, expected: str) -> None:
+def test_a_duration_has_its_two_largest_units(value: float | None, expected: str) -> None:
     """A span of time comes in its two largest units."""
     assert text.format_duration(value) == expected
 
@@ -68,7 +68,7 @@ def test_duration(value: float | None, expected: str) -> None:
     ("value", "expected"),
     [(None, "–"), (12, "12 B"), (2048, "2.0 KiB"), (5 * 1024**3, "5.0 GiB"), (2**60, "1048576.0 TiB")],
 )
-def test_size(value: float | None, expected: str) -> None:
+def test_a_size_has_binary_units(value: float | None, expected: str) -> None:
     """A size comes in binary units."""
     assert text.format_size(value) == expected
 

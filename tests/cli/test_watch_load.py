@@ -71,7 +71,7 @@ def test_time_left_over_all_jobs(jobs: list[JobInfo], sizes: dict[str, int], lef
     assert estimate_time_left(jobs, sizes) == left
 
 
-def test_summary() -> None:
+def test_the_summary_is_one_line_of_figures() -> None:
     """One line of figures; a time that leaves jobs out says so."""
     load = Load({"cuda:0": 0.97, "cuda:1": 0.5}, 0.7, 12.345)
     assert summarise_load(load, TimeLeft(70.0, 1), running=2, waiting=3) == (

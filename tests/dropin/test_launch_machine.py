@@ -93,9 +93,10 @@ class Observed:
         self.has_winner = False
 
     @property
-    def state(self) -> str:
+    def state(self) -> tuple[object, ...]:
         """All that what comes next depends on."""
-        return f"{vars(self.machine)} {[value for name, value in vars(self).items() if name != 'machine']}"
+        machine = vars(self.machine) | {"_candidates": tuple(self.machine._candidates)}
+        return *machine.values(), *(value for name, value in vars(self).items() if name != "machine")
 
     def copy(self) -> "Observed":
         """Return another one in the same state."""
@@ -174,16 +175,7 @@ def test_rules_hold_in_every_sequence(policy: Policy) -> None:
             if observed.state not in known:
                 known.add(observed.state)
                 new.append(observed)
-    assert all(any(str(standing) in text for text in known) for standing in Standing)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.sampled_from(POLICIES), st.lists(st.sampled_from(EVENTS), max_size=60))
-def test_rules_hold_in_long_sequences(policy: Policy, events: list[Event]) -> None:
-    """At random."""
-    observed = Observed(policy)
-    for event in events:
-        observed.handle_event(event)
+    assert all(any(standing in state for state in known) for standing in Standing)
 
 
 class World:

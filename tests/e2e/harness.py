@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -18,7 +18,8 @@ from typing import Any, Literal, Self
 from ktuned_client import Client, DaemonUnavailable, Event, Job
 from tests.assembled import FAKE_BACKEND, PATIENCE_S
 from tests.fake_tensors import with_inputs
-from tests.forked_workers.starting import lent
+from tests.forked_processes.forker import ForkedDaemon
+from tests.forked_processes.starting import start_daemon
 
 SHARED_HEADERS = "TEST_PRECOMPILED_HEADERS"
 """The variable that names the directory of all tests' precompiled headers of C++."""
@@ -31,8 +32,8 @@ class Daemon:
     """A ``ktuned start --foreground`` process with a home, a socket and an environment of its own.
 
     A worker's import of torch would be the largest cost of most tests: the fake backend's tensors are NumPy's, unless
-    ``tensors`` says torch. Most lose no worker, either: ``spares`` says which keep one. Its workers are ``forked`` from
-    a process that has their imports, unless a test is about their starts or their parent.
+    ``tensors`` says torch. Most lose no worker, either: ``spares`` says which keep one. It and its workers are
+    ``forked`` from processes that have their imports, unless a test is about their starts or their parents.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Daemon:
         tensors: Literal["numpy", "torch"] = "numpy",
         forked: bool = True,
     ) -> None:
-        self._is_forking = forked
+        self._is_forked = forked
         self.directory = directory
         self.home = directory / "home"
         self.socket = directory / "run" / "k.sock"
@@ -65,27 +66,24 @@ class Daemon:
             "FAKE_TENSORS": tensors,
             **(env or {}),
         }
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | ForkedDaemon | None = None
         self.client = Client(str(self.socket), deadline_s=PATIENCE_S)
 
     def start(self, *flags: str) -> None:
         """Start the daemon and wait until it answers; ``flags`` are the interpreter's."""
         if SHARED_HEADERS in os.environ:
             _link_headers(Path(os.environ[SHARED_HEADERS]), self.home / "cache" / "tvm_ffi")
-        program = "tests.forked_workers.daemon" if self._is_forking else "ktuned"
-        variables: dict[str, str] = {}
-        descriptors: list[int] = []
-        with self.log.open("ab") as log, ExitStack() as lending:
-            if self._is_forking:
-                variables, descriptors = lending.enter_context(lent(self.env))
-            self.process = subprocess.Popen(
-                [sys.executable, *flags, "-m", program, "start", "--foreground"],
-                env={**self.env, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=descriptors,
-            )
+        with self.log.open("ab") as log:
+            if self._is_forked and not flags:
+                self.process = start_daemon(self.env, log.fileno())
+            else:
+                self.process = subprocess.Popen(
+                    [sys.executable, *flags, "-m", "ktuned", "start", "--foreground"],
+                    env=self.env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                )
         self.until(self._answers, "the daemon to answer")
 
     def _answers(self) -> bool:

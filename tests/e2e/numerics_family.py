@@ -1,4 +1,4 @@
-"""A family of C++ configs whose classes of equal bits are known.
+"""A family of C configs whose classes of equal bits are known.
 
 They differ by the order of a sum, by a fused multiply-add, by what is done to denormals or to signed zeros alone, from
 launch to launch, and by how many rows there are.
@@ -6,30 +6,28 @@ launch to launch, and by how many rows there are.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
+from tests.assembled import FAKE_BACKEND
 from tests.e2e.harness import UNHURRIED, Daemon
 
+CC_BACKEND = Path(__file__).parent.parent / "cc_backend"
+
 SOURCE = """
-#include <cfloat>
-#include <cmath>
-#include <tvm/ffi/container/tensor.h>
-#include <tvm/ffi/function.h>
+#include <float.h>
+#include <math.h>
 
 static int launches = 0;
 
 // A sum for each row, and each element doubled.
-void rows(tvm::ffi::TensorView a, tvm::ffi::TensorView b, tvm::ffi::TensorView sums, tvm::ffi::TensorView twice) {
-  const float* x = static_cast<const float*>(a.data_ptr());
-  const float* y = static_cast<const float*>(b.data_ptr());
-  float* s = static_cast<float*>(sums.data_ptr());
-  float* t = static_cast<float*>(twice.data_ptr());
-  long rows = a.size(0), columns = a.size(1);
-  bool is_backward = DOES == 3 ? ++launches % 2 : DOES == 4 && rows >= 8;
-  for (volatile long wait = 0; wait < SLOW * 20000; wait = wait + 1) {
-  }
+void run(const float* x, const float* y, float* s, float* t, long rows, long columns) {
+  int is_backward = DOES == 3 ? ++launches % 2 : DOES == 4 && rows >= 8;
+  // Registers alone: how long a loop through the stack takes depends on where that is.
+  for (long wait = 0; wait < SLOW * 80000L; ++wait) __asm__ volatile("");
   for (long i = 0; i < rows; ++i) {
-    float part[LANES] = {};
+    float part[LANES] = {0};
     for (long k = 0; k < columns; k += LANES)
       for (long lane = 0; lane < LANES; ++lane) {
         long at = is_backward ? columns - 1 - k - lane : k + lane;
@@ -39,13 +37,12 @@ void rows(tvm::ffi::TensorView a, tvm::ffi::TensorView b, tvm::ffi::TensorView s
     s[i] = part[0];
     for (long k = 0; k < columns; ++k) {
       float value = x[i * columns + k];
-      if (DOES == 1 && std::fabs(value) < FLT_MIN) value = 0.0f;
+      if (DOES == 1 && fabsf(value) < FLT_MIN) value = 0.0f;
       t[i * columns + k] = 2.0f * value;
       if (DOES == 2) t[i * columns + k] += 0.0f;
     }
   }
 }
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(rows, rows);
 """
 
 PLAIN, FLUSHES, POSITIVE_ZEROS, DIFFERS, TURNS = range(5)
@@ -77,6 +74,12 @@ CLASSES = [[ANCHOR, FAST], [ORDERED, SLOWLY_ORDERED], [FUSED], [FLUSHING], [WITH
 SPACE = [*(one for members in CLASSES for one in members), RACY]
 
 
+def make_daemon(directory: Path) -> Daemon:
+    """Return a daemon that knows the family's backend: a C compiler takes a thirtieth of what a C++ one takes."""
+    path = os.pathsep.join(map(str, (CC_BACKEND, FAKE_BACKEND)))
+    return Daemon(directory, env={"PYTHONPATH": path, "CC_LOG": str(directory / "cc.log")})
+
+
 def family(
     daemon: Daemon,
     *,
@@ -88,13 +91,12 @@ def family(
 ) -> str:
     """Write the family's files into a daemon's project, with ``more`` arguments; return the kernel file's path."""
     text = f"""
-import without_torch
 from ktuned import kernel, space, tensor
-from ktuned_tvm_ffi import Build
+from ktuned_cc import Build
 
 @kernel(
-    sources=["rows.cc"],
-    backend="tvm_ffi",
+    sources=["rows.c"],
+    backend="cc",
     space=space({space!r}),
     problems={list(problems)!r},
     inputs=lambda p: dict(
@@ -110,11 +112,11 @@ from ktuned_tvm_ffi import Build
     deadlines={UNHURRIED},
 )
 def rows(p, c):
-    # A vectorized sum adds products that were made before.
-    flags = ("-fno-tree-vectorize", "-mfma", "-ffp-contract=fast" if c.FUSED else "-ffp-contract=off")
+    # Contracts where it may; a vectorized sum adds products that were made before.
+    flags = ("-O2", "-fno-tree-vectorize", "-mfma", "-ffp-contract=fast" if c.FUSED else "-ffp-contract=off")
     defines = dict(LANES=c.LANES, DOES=c.DOES, SLOW=c.SLOW)
-    return Build("rows", ("a", "b", "sums", "twice"), defines, flags=flags)
+    return Build(defines, ("a", "b", "sums", "twice"), flags)
 """
     path = daemon.kernel_file(text)
-    (path.parent / "rows.cc").write_text(SOURCE)
+    (path.parent / "rows.c").write_text(SOURCE)
     return str(path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ctypes
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,13 @@ PLAIN = known.config(slow=8)
 ORDERED = known.config(lanes=4, slow=2)
 
 
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """Run a daemon that knows the family's backend."""
+    with known.make_daemon(tmp_path) as running:
+        yield running
+
+
 def _family(daemon: Daemon, space: Iterable[Any], *, sizes: Iterable[int] = FEW_SIZES, **options: Any) -> str:
     """Write the family as a batch-invariant kernel; return its file."""
     problems = [{"M": size, "K": COLUMNS} for size in sizes]
@@ -35,8 +43,6 @@ def _answers(daemon: Daemon, sizes: Iterable[int] = FEW_SIZES) -> list[dict[str,
 
 def _launched_rows(answers: list[dict[str, Any]], sizes: Iterable[int] = SIZES) -> set[tuple[int, bytes]]:
     """Launch what was answered on the first rows of numbers that no tuning saw; return each row's number and bits."""
-    import tvm_ffi
-
     generator = numpy.random.default_rng(5)
     b = generator.standard_normal(COLUMNS, "float32")
     a = generator.standard_normal((max(SIZES), COLUMNS), "float32")
@@ -45,8 +51,8 @@ def _launched_rows(answers: list[dict[str, Any]], sizes: Iterable[int] = SIZES) 
         (library,) = Path(answer["artifact"]).rglob("*.so")
         sums, twice = numpy.zeros(size, "float32"), numpy.zeros((size, COLUMNS), "float32")
         rows = numpy.ascontiguousarray(a[:size])
-        tensors = [tvm_ffi.from_dlpack(one) for one in (rows, b, sums, twice)]
-        tvm_ffi.load_module(str(library)).rows(*tensors)
+        addresses = [ctypes.c_void_p(tensor.ctypes.data) for tensor in (rows, b, sums, twice)]
+        ctypes.CDLL(str(library)).run(*addresses, ctypes.c_long(size), ctypes.c_long(COLUMNS))
         found |= {(row, sums[row].tobytes() + twice[row].tobytes()) for row in range(size)}
     return found
 
@@ -59,7 +65,7 @@ def test_rows_of_six_batches_have_equal_bits(daemon: Daemon) -> None:
     answers = _answers(daemon, SIZES)
     assert {answer["status"] for answer in answers} == {"fresh"}
     assert [answer["config"] for answer in answers] == [ORDERED] * len(SIZES)
-    assert answers[0]["message"].startswith("batch-invariant under M = 1, 3, 8, 12, 32, 64; that")
+    assert "batch-invariant under M = 1, 3, 8, 12, 32, 64; that" in answers[0]["message"]
     assert len(_launched_rows(answers)) == max(SIZES)
     assert "batch-invariant under M = 1, 3" in daemon.ktuned("results", "rows").stdout
     trials = daemon.client.call("results", kernel="rows")["trials"]

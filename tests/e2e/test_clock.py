@@ -37,7 +37,7 @@ def test_clock_that_steps_back(tmp_path: Path) -> None:
     (shim / "sitecustomize.py").write_text(SHIM)
     step = tmp_path / "step"
     env = {"PYTHONPATH": f"{shim}:{FAKE_BACKEND}", "CLOCK_STEP": str(step)}
-    with Daemon(tmp_path, env=env) as daemon:
+    with Daemon(tmp_path, env=env, forked=False) as daemon:
         space = (
             "space([dict(us=50.0, does='work', tag='a', gate=''), dict(us=60.0, does='work', tag='b', gate='door')])"
         )

@@ -64,7 +64,7 @@ def test_tuning_after_compiling_compiles_nothing(tmp_path: Path) -> None:
         assert {str(places / trial["artifact"][:2] / trial["artifact"]) for trial in measured} == artifacts
 
 
-def test_interrupting_cancels(tmp_path: Path) -> None:
+def test_ctrl_c_cancels_the_job_and_keeps_what_was_compiled(tmp_path: Path) -> None:
     """Ctrl-C ends the command and its job; what was compiled stays."""
     with running(tmp_path) as daemon:
         path = daemon.kernel_file(kernel_text("space([dict(does='gate_compile', gate='door')])", deadlines=UNHURRIED))

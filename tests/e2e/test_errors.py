@@ -80,7 +80,7 @@ def test_socket_path_that_is_too_long(tmp_path: Path) -> None:
     assert "KTUNED_SOCKET" in _one_line(refused.stderr)
 
 
-def test_unusable_home(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     """A home that cannot be written is one clear line that names it."""
     (tmp_path / "file").write_text("")
     daemon = Daemon(tmp_path)
@@ -101,7 +101,7 @@ def test_config_that_says_nonsense(tmp_path: Path) -> None:
     assert "compiling" in line
 
 
-def test_no_daemon(tmp_path: Path) -> None:
+def test_commands_without_a_daemon_say_how_to_start_it(tmp_path: Path) -> None:
     """Commands that need a daemon say that there is none, and how to start it."""
     daemon = Daemon(tmp_path)
     for words in (["status"], ["lookup", "it", "-p", "n=64"], ["jobs"], ["tune", "it", "--no-spawn"], ["stop"]):
@@ -128,7 +128,7 @@ def test_malformed_kernel_file(daemon: Daemon) -> None:
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
 
 
-def test_missing_compiler(tmp_path: Path) -> None:
+def test_a_missing_compiler_fails_the_job_and_blames_no_config(tmp_path: Path) -> None:
     """Without a C++ compiler the job fails with what to install, and exits 1; no config is blamed for it."""
     bare = tmp_path / "bin"
     bare.mkdir()
@@ -158,7 +158,7 @@ def _may_mount() -> bool:
 
 
 @pytest.mark.skipif(not _may_mount(), reason="this user may not mount a small file system to fill")
-def test_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_job_and_lookups_go_on(tmp_path: Path) -> None:
     """A disk that fills up in the middle ends the job with what to do; nothing reported is lost, lookups go on."""
     daemon = Daemon(tmp_path)
     # The daemon's home is a tmpfs of 2 MiB, mounted in a namespace of its own.

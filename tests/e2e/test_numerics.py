@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,13 @@ from tests.e2e import numerics_family as known
 from tests.e2e.harness import Daemon
 
 PROBLEM = {"M": 16, "K": 64}
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    """Run a daemon that knows the family's backend."""
+    with known.make_daemon(tmp_path) as running:
+        yield running
 
 
 def _classes(daemon: Daemon) -> dict[str, list[dict[str, Any]]]:
@@ -123,7 +132,7 @@ def test_after_an_edit_the_anchor_is_served_until_bits_are_compared_again(daemon
     space = [known.ANCHOR, known.FAST]
     path = known.family(daemon, space=space)
     daemon.tune(path=path)
-    source = daemon.directory / "project" / "rows.cc"
+    source = daemon.directory / "project" / "rows.c"
     source.write_text(source.read_text().replace("2.0f * value", "3.0f * value"))
     kernel = daemon.directory / "project" / "tune_it.py"
     kernel.write_text(kernel.read_text().replace("twice=2 * a", "twice=3 * a"))

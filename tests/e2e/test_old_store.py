@@ -68,7 +68,7 @@ def test_winners_are_served(daemon: Daemon) -> None:
         assert "measuring" in {change["kind"] for change in entry["changes"]}
 
 
-def test_pins_hold(daemon: Daemon) -> None:
+def test_pins_of_an_old_store_answer_as_before(daemon: Daemon) -> None:
     """They answer what they answered before, and no question besides."""
     (pin,) = daemon.client.call("pins")["pins"]
     assert (pin["pin"], pin["questions"]) == ("run-1", 4)

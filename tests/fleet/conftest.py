@@ -19,7 +19,7 @@ from ktuned.fleet.process import StartProcess, WorkerProcess, spawn_worker
 from ktuned.ipc import Places
 from ktuned.model.keys import Role
 from tests.fleet.playing import DEADLINE_S, PROJECT, Playground, base_env
-from tests.forked_workers.starting import start_process as start_forked
+from tests.forked_processes.starting import start_process as start_forked
 
 StartWorker = Callable[..., Coroutine[Any, Any, WorkerProcess]]
 RunFleet = Callable[..., AbstractAsyncContextManager[Fleet]]

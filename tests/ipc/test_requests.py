@@ -2,9 +2,10 @@
 
 import contextlib
 import dataclasses
+import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -55,7 +56,7 @@ PLAIN = st.recursive(
 """Stands for ``Any``: what a backend or a kernel file may put into a message."""
 
 
-def values_of(hint: Any) -> st.SearchStrategy[Any]:
+def make_strategy(hint: Any) -> st.SearchStrategy[Any]:
     """Return a strategy for a field's type."""
     while isinstance(hint, typing.NewType):
         hint = hint.__supertype__
@@ -86,6 +87,10 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         type(None): st.none(),
     }
     return simple[hint]
+
+
+values_of: Callable[[Any], st.SearchStrategy[Any]] = functools.cache(make_strategy)
+"""Returns the strategy for a field's type, the same each time: to make one takes longer than to draw from it."""
 
 
 def received(frame: bytes) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def test_order_and_steps_do_not_matter(digest: str, entries: list[Observation]) 
 
 
 @given(DIGESTS, DIGESTS, ENTRIES)
-def test_additions_commute(digest: str, other: str, entries: list[Observation]) -> None:
+def test_additions_in_another_order_make_the_same_digest(digest: str, other: str, entries: list[Observation]) -> None:
     """An artifact's key and a problem's captured inputs take names in as the digests do that they are made of."""
     assert add_digests(other, extend_digest(digest, entries)) == extend_digest(add_digests(other, digest), entries)
     assert add_captured(extend_digest(digest, entries), "cap") == extend_digest(add_captured(digest, "cap"), entries)

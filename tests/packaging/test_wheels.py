@@ -94,7 +94,7 @@ def test_licences_are_one(wheels: dict[str, Path]) -> None:
     assert texts == {(ROOT / "LICENSE").read_bytes()}
 
 
-def test_entry_points(wheels: dict[str, Path]) -> None:
+def test_installed_wheels_provide_command_strategies_and_backend(wheels: dict[str, Path]) -> None:
     """The command, the strategies and the backend are found by metadata."""
     assert _entry_points(wheels["ktuned"]) == {
         "console_scripts": {"ktuned": "ktuned.cli:main"},

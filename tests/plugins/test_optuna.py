@@ -26,7 +26,7 @@ def bowl(config: Any) -> float:
 
 
 @pytest.mark.parametrize("name", ["Tpe", "NsgaII"])
-def test_samplers_conform(name: str) -> None:
+def test_each_sampler_proposes_every_config_once(name: str) -> None:
     """Each config once, to the end of a space, in equal orders for equal seeds, whatever fails or comes late."""
     check_strategy(getattr(ktuned_optuna, name))
 

@@ -25,7 +25,7 @@ def after(*readings: Reading, policy: str = "idle") -> IdlePolicy:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("level", list(Priority))
 @pytest.mark.parametrize("is_busy", [False, True])
-def test_policies(policy: str, level: int, is_busy: bool) -> None:
+def test_each_policy_refuses_its_levels_on_a_busy_machine(policy: str, level: int, is_busy: bool) -> None:
     """``always`` refuses nothing, ``idle`` what no one waits for when it is busy, ``manual`` what no one asked for."""
     manners = after(*([BUSY] * BUSY_READINGS if is_busy else [CALM]), policy=policy)
     refused = bool(manners.refuse_job(JOB, level))
@@ -55,7 +55,7 @@ def test_policies(policy: str, level: int, is_busy: bool) -> None:
         ([Reading(pressure=0.0, gpu_users={"cuda:0": 0, "cuda:1": 2})] * BUSY_READINGS, "other programs use cuda:1"),
     ],
 )
-def test_reasons(readings: Sequence[Reading], reason: str) -> None:
+def test_only_lasting_load_of_others_is_a_reason_to_rest(readings: Sequence[Reading], reason: str) -> None:
     """Only what others do counts, and only when it lasts."""
     assert after(*readings).reason == reason
 

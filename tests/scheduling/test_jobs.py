@@ -174,7 +174,7 @@ async def test_what_makes_way_is_joined_and_can_be_cancelled(parts: Parts) -> No
     assert {(job["id"], job["state"]) for job in ended} == {(background.id, "cancelled"), (background.id + 1, "failed")}
 
 
-async def test_cancel(parts: Parts) -> None:
+async def test_waiting_and_running_jobs_are_cancelled_ended_ones_refused(parts: Parts) -> None:
     """A waiting job and a running one end cancelled; one that has ended, or never was, is an error that says so."""
     await parts.inspect(kernel_text(configs=GATED))
     running = (await submit(parts)).job

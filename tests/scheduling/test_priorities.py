@@ -231,7 +231,7 @@ async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path) -> None:
         (5, -1, 5.0, None, 0.0),
     ],
 )
-def test_time_left(
+def test_time_left_follows_the_pace_within_the_budget(
     tried: int, left: int | None, elapsed_s: float, budget_s: float | None, expected: float | None
 ) -> None:
     """By the pace of what took time, at most the budget's rest; unknown while nothing can be said."""

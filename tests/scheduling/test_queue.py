@@ -279,7 +279,7 @@ def test_a_turn_that_was_cut_short_counts_as_waiting() -> None:
 
 @pytest.mark.parametrize("newcomers", [200, 300, 400, 999])
 @pytest.mark.parametrize("works_s", [1.0, 59.0, 3600.0])
-def test_nothing_starves(newcomers: int, works_s: float) -> None:
+def test_each_job_gets_full_turns_however_many_newcomers_rank_higher(newcomers: int, works_s: float) -> None:
     """However many more important jobs keep coming, each job gets full turns, in a time that its level bounds."""
     clock = Clock()
     queue = JobQueue([job(1, priority=50)], clock=clock)

@@ -36,7 +36,7 @@ class TestBeginAgain:
         assert stored is not None
         return stored
 
-    async def test_another_environment(self, parts: Parts) -> None:
+    async def test_a_running_job_begins_again_in_a_changed_environment(self, parts: Parts) -> None:
         """A running job is stopped and begins again there: its clients still wait for it, and get the winner of now."""
         kernel = await parts.inspect(kernel_text(configs=GATED))
         async with parts.working():

@@ -160,7 +160,7 @@ def test_guided_avoids_what_fails() -> None:
     assert sum(outcomes[20:]) < 14
 
 
-def test_batches_spread() -> None:
+def test_configs_of_one_batch_differ_in_several_knobs() -> None:
     """Configs asked for before any outcome is known differ from each other in more than one knob, mostly."""
     strategy: Strategy = load_strategy("guided")(BOWL.bind({}), 0)
     for config in strategy.ask(20):

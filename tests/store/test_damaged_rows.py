@@ -137,7 +137,7 @@ async def test_a_damaged_answer_of_a_pin_gives_way(database: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_flipped_bits(database: Path, tmp_path: Path, seed: int) -> None:
+async def test_a_store_with_a_flipped_bit_opens_or_is_replaced(database: Path, tmp_path: Path, seed: int) -> None:
     """Wherever a bit flips: it opens, or a fresh one does; every question is answered, or one line says why not."""
     await filled(database)
     sound = database.read_bytes()

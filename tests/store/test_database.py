@@ -310,7 +310,7 @@ async def test_results_that_came_together_are_stored_as_one(store: Store) -> Non
     assert seat(store) == winner
 
 
-async def test_finalists_decide(store: Store) -> None:
+async def test_a_winner_measured_again_keeps_its_key_until_finalists_decide(store: Store) -> None:
     """The winner measured again keeps its key with the new figure; deciding overrules every figure."""
     job = await new_job(store)
     noisy_best, other, also = [

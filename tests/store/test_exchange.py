@@ -48,7 +48,9 @@ def offer(context: object = CONTEXT, latency_us: float = 4.0, decided: float = 1
         (offer(ELSEWHERE, 99.0, 11.0), winner(CONTEXT), None, True),
     ],
 )
-def test_the_rule(theirs: Winner, ours: Winner | None, today: object, takes: bool) -> None:
+def test_an_imported_winner_takes_the_key_as_the_documented_table_says(
+    theirs: Winner, ours: Winner | None, today: object, takes: bool
+) -> None:
     """Each row of the table in docs/sharing.md, with its borders."""
     verdict = judge_offer(theirs, ours, today)  # type: ignore[arg-type]
     assert verdict.takes is takes

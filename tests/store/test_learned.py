@@ -80,7 +80,7 @@ async def test_captured_inputs_are_renamed_too(store: Store) -> None:
     assert len(store.list_best_trials(_context(learned, "cafe"), 9)) == 1
 
 
-async def test_contexts_merge(store: Store) -> None:
+async def test_trials_of_a_renamed_context_are_merged_and_the_new_stay(store: Store) -> None:
     """Trials that were entered by the new name already take in the others; where both tried a config, the new stays."""
     kernel = kernel_info()
     await store.save_kernels([kernel])

@@ -27,7 +27,7 @@ def rule(told: Standing, seated: Standing | None) -> Effect:
 
 @pytest.mark.parametrize("told_us", FIGURES)
 @pytest.mark.parametrize("seated_us", [*FIGURES, "empty"])
-def test_every_case(told_us: float | None, seated_us: float | str | None) -> None:
+def test_only_a_faster_measured_trial_takes_a_key(told_us: float | None, seated_us: float | str | None) -> None:
     """Only a measured trial takes a key, and only from no one, itself, another context or a slower one."""
     for trial, ground in itertools.product((1, 2), (1, 2)):
         told = Standing(1, 1, told_us)

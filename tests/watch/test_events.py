@@ -218,7 +218,7 @@ async def test_root_that_appears_later(parts: Parts, tmp_path: Path) -> None:
         await watched.until("it")
 
 
-async def test_polled_root(parts: Parts) -> None:
+async def test_a_polled_root_is_watched_without_inotify(parts: Parts) -> None:
     """A root that says so is watched without inotify."""
     write(parts, "it", "other")
     (parts.project / "x.h").write_text("int x;\n")

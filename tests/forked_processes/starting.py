@@ -1,4 +1,4 @@
-"""The tests' side of forked workers: one parent for each role and way of importing, which ends with the tests."""
+"""The tests' side of forked processes: one parent for each role and way of importing, which ends with the tests."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from ktuned import observer, worker
 from ktuned.backends.variables import OBSERVER_NAME
 from ktuned.model import Role
 from tests import leaks
-from tests.forked_workers.daemon import LENT
-from tests.forked_workers.forker import ForkedWorker, Forker, deciding
-from tests.forked_workers.parent import PARENT_LOG, VARIABLE
+from tests.forked_processes.forker import LENT, ForkedDaemon, ForkedWorker, Forker, deciding
+from tests.forked_processes.parent import DAEMON, PARENT_LOG, VARIABLE
 
 _PARENT = Path(__file__).with_name("parent.py")
 _PROGRAM = "import pathlib, sys; exec(compile(pathlib.Path(sys.argv[1]).read_text(), sys.argv[2], 'exec'))"
@@ -87,13 +86,19 @@ def start_process(
     """Fork a worker, or start it as the daemon does where it is to have another interpreter, or no directory."""
     if command[0] != sys.executable or not os.path.isdir(cwd):
         return subprocess.Popen(command, cwd=cwd, env=env, pass_fds=pass_fds, **options)
-    return _parent(command[4], deciding(env)).forker.fork(command, cwd, env, pass_fds)
+    return ForkedWorker(_parent(command[4], deciding(env)).forker, command, cwd, env, pass_fds)
+
+
+def start_daemon(env: Mapping[str, str], log: int) -> ForkedDaemon:
+    """Fork ``ktuned start --foreground``, whose workers are forked too, and which writes to an open file."""
+    forker = _parent(DAEMON, deciding(env)).forker
+    command = [sys.executable, "-m", "ktuned", "start", "--foreground"]
+    with _lend_parents(env) as (variables, descriptors):
+        return ForkedDaemon(forker, forker.fork(command, os.getcwd(), {**env, **variables}, descriptors, (log, log)))
 
 
 @contextmanager
-def lent(
-    environment: Mapping[str, str], roles: Sequence[str] = tuple(Role)
-) -> Iterator[tuple[dict[str, str], list[int]]]:
+def _lend_parents(environment: Mapping[str, str]) -> Iterator[tuple[dict[str, str], list[int]]]:
     """Lend parents to a daemon of this environment: yield the variable that it needs, and descriptors to pass."""
     with tempfile.TemporaryDirectory() as scratch:
         observed = observer.make_worker_variables(Path(scratch), environment, [])

@@ -27,32 +27,39 @@ sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
 
 @dataclass(frozen=True)
 class Build(AnyBuild):
-    """``run(y, x, n)`` of the sources, with ``STEP`` and ``SCALE`` defined."""
+    """``run`` of the sources, which takes the addresses of ``args`` and the first one's shape."""
 
     backend: ClassVar[str] = "cc"
-    step: int
-    scale: int = 2
+    defines: Mapping[str, int]
+    args: tuple[str, ...] = ("y", "x")
     flags: tuple[str, ...] = ()
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """All arguments."""
+        return self.args
 
     @property
     def options(self) -> tuple[str, ...]:
         """What the compiler is given."""
-        return (f"-DSTEP={self.step}", f"-DSCALE={self.scale}", *self.flags)
+        return (*(f"-D{name}={value}" for name, value in self.defines.items()), *self.flags)
 
 
 class CcKernel(Kernel):
     """A loaded library."""
 
-    def __init__(self, library: Path) -> None:
+    def __init__(self, library: Path, args: Sequence[str]) -> None:
         self._run = ctypes.CDLL(str(library)).run
-        self._run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long)
         # A launch that returns a number says that it has timed itself.
         self._run.restype = None
+        self._args = args
 
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
-        """Return a call on ``y`` and ``x``."""
-        arguments = tensors["y"].ctypes.data, tensors["x"].ctypes.data, tensors["x"].size
-        return lambda: self._run(*arguments)
+        """Return a call on the tensors."""
+        bound = [tensors[name] for name in self._args]
+        addresses = [ctypes.c_void_p(tensor.ctypes.data) for tensor in bound]
+        sizes = [ctypes.c_long(size) for size in bound[0].shape]
+        return lambda: self._run(*addresses, *sizes)
 
 
 def _compiler() -> str:
@@ -100,4 +107,5 @@ class Cc(Backend):
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
         """Load the library."""
-        return CcKernel(artifact / "kernel.so")
+        assert isinstance(unit.build, Build)
+        return CcKernel(artifact / "kernel.so", unit.build.args)

@@ -1,7 +1,7 @@
-"""Parent of workers of one role: imports what they import, then forks one for each request.
+"""Parent of daemons, or of workers of one role: imports what they import, then forks one for each request.
 
-Run with a socket's descriptor, a role, and bytes of padding in the environment: that is the room for a worker's own
-environment, as ``/proc`` shows it.
+Run with a socket's descriptor, a role (or :data:`DAEMON`), and bytes of padding in the environment: that is the room
+for a forked process's own environment, as ``/proc`` shows it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ import array
 import contextlib
 import ctypes
 import gc
+import importlib
 import mmap
 import os
 import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgpack
+
+DAEMON = "daemon"
+"""In the place of a role: a parent of daemons."""
 
 VARIABLE = "KTUNED_OBSERVER"
 PARENT_LOG = "parent-of-workers"
@@ -35,20 +40,58 @@ _ABOVE = 400
 
 
 def main(control: socket.socket, role: str) -> None:
-    """Fork a worker for each request, and answer with its id; answer ``wait`` with a dead one's exit code."""
+    """Fork a process for each request, and answer with its id; answer ``wait`` with a dead one's exit code."""
+    run = _prepare_daemon() if role == DAEMON else _prepare_worker(role)
+    gc.collect()
+    gc.freeze()
+    _serve(control, run)
+
+
+def _prepare_daemon() -> Callable[[], NoReturn]:
+    repository = str(Path(sys.argv[1]).parents[2])
+    sys.path.insert(0, repository)
+    from tests.forked_processes.daemon import serve
+
+    sys.path.remove(repository)
+
+    def run() -> NoReturn:
+        # -m ktuned start --foreground
+        sys.argv = ["ktuned", *sys.orig_argv[3:]]
+        code = 1
+        try:
+            code = serve(sys.argv[1:])
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    return run
+
+
+def _prepare_worker(role: str) -> Callable[[], NoReturn]:
     from ktuned.worker import imports
 
     imports.keep_bytecode(os.environ)
     import ktuned.worker.__main__ as program
     from ktuned.ipc import Places
-    from ktuned.worker.main import Operations
+    from ktuned.worker.main import Operations, run
 
     _look_installed_packages_up()
     Operations(Places({}, "", "", "")).import_for_role(role)
+    if role == "inspect":
+        _look_toolchains_up()
+    if role == "bench" and "FAKE_TENSORS" in os.environ:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(os.environ["FAKE_TENSORS"])
     sys.modules["__main__"] = program
-    gc.collect()
-    gc.freeze()
-    _serve(control)
+
+    def run_worker() -> NoReturn:
+        # -P -m ktuned.worker ROLE READ_FD WRITE_FD DAEMON_PID PLACES: the daemon that it dies with is its parent.
+        sys.orig_argv[7] = str(os.getppid())
+        sys.argv = [str(Path(program.__file__ or "")), *sys.orig_argv[4:]]
+        run(sys.argv[1:])
+
+    return run_worker
 
 
 def _look_installed_packages_up() -> None:
@@ -69,8 +112,29 @@ def _look_installed_packages_up() -> None:
         find_owners(InstalledPlace(place.site, "no package"))
 
 
-def _serve(control: socket.socket) -> None:
-    """Serve the tests' connection, and those of daemons, until the tests' ends; workers end with their connection."""
+def _look_toolchains_up() -> None:
+    """Import the backends and read their compilers, which takes a probe 0.3 s; digests are kept by files' sights."""
+    from ktuned import search  # noqa: F401 - a probe imports it
+    from ktuned.backends import Registry
+    from ktuned.ipc import stamp
+
+    registry = Registry()
+    for name in registry.names:
+        plugin = registry.distribution(name)
+        # Backends that tests bring read tests' variables.
+        if plugin is None or not Path(str(plugin.locate_file(""))).is_relative_to(sys.prefix):
+            continue
+        # One that fails here fails in the probe, which reports it.
+        with contextlib.suppress(Exception):
+            backend = registry.load(name)
+            for path in backend.toolchain_files():
+                stamp(path)
+            backend.fingerprint()
+            # No devices: a forked process cannot use a driver that its parent has initialised.
+
+
+def _serve(control: socket.socket, run: Callable[[], NoReturn]) -> None:
+    """Serve the tests' connection, and those of daemons, until the tests' ends; what it forked for one ends with it."""
     forked: dict[socket.socket, set[int]] = {control: set()}
     while True:
         ready, _, _ = select.select(list(forked), [], [])
@@ -90,7 +154,7 @@ def _serve(control: socket.socket) -> None:
                 answer = os.waitstatus_to_exitcode(os.waitpid(message["wait"], 0)[1])
                 forked[connection].remove(message["wait"])
             else:
-                answer = _fork(connection, message, received)
+                answer = _fork(connection, message, received, run)
                 forked[connection].add(answer)
             with contextlib.suppress(BrokenPipeError):
                 connection.send(msgpack.packb(answer))
@@ -108,15 +172,15 @@ def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
     return data, list(descriptors)
 
 
-def _end(workers: set[int]) -> None:
-    """Kill the workers of a daemon that has ended: the kernel does so to its own."""
-    for pid in workers:
+def _end(processes: set[int]) -> None:
+    """Kill what was forked for a process that has ended: the kernel does so to a daemon's own workers."""
+    for pid in processes:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-def _fork(control: socket.socket, message: dict[str, Any], descriptors: list[int]) -> int:
-    """Return the id of a worker that leads its own session."""
+def _fork(control: socket.socket, message: dict[str, Any], descriptors: list[int], run: Callable[[], NoReturn]) -> int:
+    """Return the id of a process that leads its own session."""
     ready, leads = os.pipe()
     pid = os.fork()
     if not pid:
@@ -124,7 +188,8 @@ def _fork(control: socket.socket, message: dict[str, Any], descriptors: list[int
         os.close(ready)
         os.setsid()
         os.close(leads)
-        _be_worker(message, descriptors)
+        _take_on(message, descriptors)
+        run()
     os.close(leads)
     os.read(ready, 1)
     for descriptor in (ready, *descriptors):
@@ -132,8 +197,8 @@ def _fork(control: socket.socket, message: dict[str, Any], descriptors: list[int
     return pid
 
 
-def _be_worker(message: dict[str, Any], descriptors: list[int]) -> NoReturn:
-    """Become the worker that a command, an environment, a directory and descriptors describe."""
+def _take_on(message: dict[str, Any], descriptors: list[int]) -> None:
+    """Have the command, the environment, the directory and the descriptors of a request."""
     import fcntl
     import tempfile
 
@@ -154,15 +219,7 @@ def _be_worker(message: dict[str, Any], descriptors: list[int]) -> NoReturn:
     origin.list_cache_directories.cache_clear()
     origin.is_foreign.cache_clear()
     _follow_log(os.environ.get(VARIABLE))
-    python, *arguments = message["command"]
-    sys.orig_argv = [python, *arguments]
-    # -P -m ktuned.worker ROLE READ_FD WRITE_FD DAEMON_PID PLACES: the daemon that this worker dies with is its parent.
-    arguments[6] = str(os.getppid())
-    sys.orig_argv[7] = arguments[6]
-    sys.argv = [str(Path(sys.modules["__main__"].__file__ or "")), *arguments[3:]]
-    from ktuned.worker.main import run
-
-    run(sys.argv[1:])
+    sys.orig_argv = message["command"]
 
 
 def _follow_log(place: str | None) -> None:

@@ -1,7 +1,7 @@
 """``ktuned start --foreground``, whose workers are forked by the tests' parents: they end with it, like a daemon's own.
 
-Run with its options; a variable has the connections to the parents. A worker in another environment than theirs is
-started as users' daemons do.
+A variable has the connections to the parents. A worker in another environment than theirs is started as users' daemons
+do.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.forked_workers.forker import ForkedWorker, Forker, deciding
+from ktuned.cli import main
+from ktuned.cli.commands.start import lean_imports
+from tests.forked_processes.forker import LENT, ForkedWorker, Forker, deciding
 
-LENT = "TEST_FORKED_WORKERS"
-"""The variable that has the descriptors by role, and the environment that decides about imports."""
+with lean_imports():
+    from ktuned import daemon
+    from ktuned.daemon.assembly import Replacements
+    from ktuned.daemon.process import run
 
 
 class Forkers:
@@ -26,7 +30,7 @@ class Forkers:
 
     def __init__(self, lent: Mapping[str, Any]) -> None:
         self._deciding = lent["deciding"]
-        self._by_role = {role: Forker(_connection(number)) for role, number in lent["roles"].items()}
+        self._by_role = {role: Forker(_take_connection(number)) for role, number in lent["roles"].items()}
 
     def start(
         self, command: Sequence[str], *, cwd: str, env: Mapping[str, str], pass_fds: Sequence[int], **options: Any
@@ -35,27 +39,16 @@ class Forkers:
         forker = self._by_role.get(command[4])
         if forker is None or command[0] != sys.executable or not os.path.isdir(cwd) or deciding(env) != self._deciding:
             return subprocess.Popen(command, cwd=cwd, env=env, pass_fds=pass_fds, **options)
-        return forker.fork(command, cwd, env, pass_fds)
+        return ForkedWorker(forker, command, cwd, env, pass_fds)
 
 
-def _connection(number: int) -> socket.socket:
+def _take_connection(number: int) -> socket.socket:
     os.set_inheritable(number, False)
     return socket.socket(fileno=number)
 
 
-def main() -> None:
-    """Serve, with forked workers."""
-    from ktuned.cli import main
-    from ktuned.cli.commands.start import skip_unused_imports
-
+def serve(arguments: Sequence[str]) -> int:
+    """Run the command, with forked workers; return its exit status."""
     forkers = Forkers(json.loads(os.environ.pop(LENT)))
-    with skip_unused_imports():
-        from ktuned import daemon
-        from ktuned.daemon.assembly import Replacements
-    daemon.run = functools.partial(daemon.run, replacements=Replacements(start_process=forkers.start))
-    sys.argv[0] = "ktuned"
-    sys.exit(main())
-
-
-if __name__ == "__main__":
-    main()
+    daemon.run = functools.partial(run, replacements=Replacements(start_process=forkers.start))
+    return main(arguments)
