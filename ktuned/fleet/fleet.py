@@ -112,9 +112,8 @@ class Fleet:
         limits: FleetLimits | None = None,
     ) -> None:
         self.pace = Pace()
-        self._lanes = 1
-        self._wide = 0
-        self.gate = QuietGate(cores, on_wide=self._leave_wide_cores)
+        self._lane_count = 1
+        self.gate = QuietGate(cores, on_extra_cores=self._confine_compilers)
         self.compile_slots = Turns(compile_slots, rank_of=rank_of, most_inside_of=count_compile_workers)
         # The empty name is this machine.
         self._hosts = {"": _Host(self.gate, self.compile_slots)}
@@ -130,8 +129,9 @@ class Fleet:
         )
         self._limit_memory(*(memory_limits or memory.choose_default_limits(count_compile_workers(compile_slots))))
         self.front_ends = FrontEnds(self, rank_of)
-        self._spare_news: dict[WorkerKind, anyio.Event] = {}
-        self._busy = anyio.Event()
+        self._spare_finished: dict[WorkerKind, anyio.Event] = {}
+        """For each kind of spare that callers wait for, an event that is set when a spare is ready or has failed."""
+        self._some_worker_busy = anyio.Event()
         self._starts_in_flight = 0
         self._tasks: anyio.abc.TaskGroup
 
@@ -195,12 +195,11 @@ class Fleet:
 
     def leave_cores(self, lanes: int) -> None:
         """Keep compilers off one core for each lane, and off any more cores that a wide timing holds."""
-        self._lanes = lanes
-        self._executor.leave_cores(lanes + self._wide)
+        self._lane_count = lanes
+        self._confine_compilers()
 
-    def _leave_wide_cores(self, cores: int) -> None:
-        self._wide = cores
-        self.leave_cores(self._lanes)
+    def _confine_compilers(self) -> None:
+        self._executor.leave_cores(self._lane_count + self.gate.extra_cores)
 
     @asynccontextmanager
     async def lend_worker(self, role: Role, environment: Environment) -> AsyncIterator[Worker]:
@@ -234,7 +233,7 @@ class Fleet:
         while True:
             match self.carry_out(self.machine.lend_worker(role, environment, device, code, waits=waits)):
                 case LendWorker(worker):
-                    self._busy.set()
+                    self._some_worker_busy.set()
                     return worker
                 case AwaitSpare(kind):
                     waits = await self._await_spare(kind)
@@ -249,7 +248,7 @@ class Fleet:
         """Wait until a spare is ready or has failed; return False if neither happened within ``spawn_s``."""
         with anyio.move_on_after(self.spawn_s) as waiting:
             try:
-                await self._spare_news.setdefault(kind, anyio.Event()).wait()
+                await self._spare_finished.setdefault(kind, anyio.Event()).wait()
             finally:
                 self.machine.record_awaited_spare(kind)
         return not waiting.cancelled_caught
@@ -348,7 +347,7 @@ class Fleet:
         finally:
             self.carry_out(self.machine.record_spare(order.kind, spare))
             # Callers that wait for this spare now ask the machine again, also if it failed.
-            self._spare_news.pop(order.kind, anyio.Event()).set()
+            self._spare_finished.pop(order.kind, anyio.Event()).set()
 
     async def _warm_spare(self, environment: Environment, device: Device) -> None:
         """Have a spare make its context on a device. It takes a turn there, because it would stretch a timing that ran
@@ -384,7 +383,7 @@ class Fleet:
 
     async def _start_worker(self, role: Role, environment: Environment) -> Worker:
         self._starts_in_flight += 1
-        self._busy.set()
+        self._some_worker_busy.set()
         limit = self.machine.memory_limits[role]
         try:
             with self.gate_of(environment).hold_for_start():
@@ -412,8 +411,8 @@ class Fleet:
             idle = set(self.machine.idle)
             busy = [worker for worker in self._executor.workers if worker not in idle]
             if not busy and not self._starts_in_flight:
-                self._busy = anyio.Event()
-                await self._busy.wait()
+                self._some_worker_busy = anyio.Event()
+                await self._some_worker_busy.wait()
             for worker in busy:
                 worker.measure_memory()
                 limit = self.machine.memory_limits[worker.role]

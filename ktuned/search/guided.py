@@ -300,7 +300,7 @@ class Guided(PointStrategy):
 
     def _fastest_places(self, known: Sequence[Point]) -> list[int]:
         """Return the places of the fastest points that this choice continues from."""
-        places = range(len(known))
+        places: Sequence[int] = range(len(known))
         if self._is_independent_turn:
             independent = [place for place in places if known[place] in self._independent_points]
             places = independent or places

@@ -78,8 +78,8 @@ class ClusterExecutor(RemoteExecutor):
             directory=surroundings.state,
             base_env=surroundings.base_env,
             mark=surroundings.mark,
-            kept=surroundings.kept,
-            mend="set `python` of [cluster] in config.toml to an interpreter that has ktuned-ray installed",
+            known_children=surroundings.known_children,
+            hint="set `python` of [cluster] in config.toml to an interpreter that has ktuned-ray installed",
         )
         self.cluster = Cluster(self.bridge, self._on_node_up, self._on_node_down)
         self.leases = Leases(self.bridge, self._end_workers_on)

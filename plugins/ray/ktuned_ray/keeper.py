@@ -219,10 +219,10 @@ async def keep_workers(descriptor: int, home: Path) -> None:
         captures=home / "captures",
         base_env={name: value for name, value in os.environ.items() if name not in _OTHERS},
         compile_cores=cores[1:],
-        adopts=True,
+        ends_orphans=True,
         trust=Trust((str(home),)),
         # Ray kills the children of an actor that it ends, so the warden removes the whole directory.
-        private=home,
+        private_directory=home,
     )
     async with executor.run_workers(), anyio.create_task_group() as tasks:
         keeper = Keeper(executor, home)
