@@ -62,9 +62,6 @@ CLOSE_S = 5.0
 IDLE_SHARE = 0.125
 """Share of the machine's memory that all idle workers together may hold."""
 
-_MEMORY_S = 0.2
-"""Interval at which the memory of workers is measured."""
-
 
 def count_compile_workers(slots: int) -> int:
     """Return how many compile workers are needed to keep all compile slots busy.
@@ -414,11 +411,8 @@ class Fleet:
                 self._some_worker_busy = anyio.Event()
                 await self._some_worker_busy.wait()
             for worker in busy:
-                worker.measure_memory()
-                limit = self.machine.memory_limits[worker.role]
-                if worker.memory_bytes > limit:
-                    worker.kill(memory.describe_excess(worker.memory_bytes, limit))
-            await anyio.sleep(_MEMORY_S)
+                memory.enforce_limit(worker, self.machine.memory_limits[worker.role])
+            await anyio.sleep(memory.CHECK_S)
 
     def describe_workers(self) -> tuple[WorkerInfo, ...]:
         """Return a description of every worker for a status."""

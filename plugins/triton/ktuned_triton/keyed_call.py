@@ -168,7 +168,7 @@ def compile_recorded_call(function: Any, call: Call, config: str) -> Any:
     from ktuned_triton.library import Library
     from ktuned_triton.signature import make_call_arguments
 
-    build = call.make_build(config, "function", library=Library().to_plain())
+    build = call.make_build(config, "function", library=Library())
     arguments = make_call_arguments(function, build, Path())
     return function.run(**arguments, grid=build.grid, warmup=True, **build.compiler_options)
 
