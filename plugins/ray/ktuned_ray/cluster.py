@@ -188,7 +188,7 @@ class Cluster:
         return ExecutorInfo(
             name=self.address,
             version="" if news is None else f"Ray {news.ray} and Python {news.python}",
-            hint="the bridge's interpreter ([cluster] python) needs ktuned-ray, and the cluster's Ray and Python",
+            mend="the bridge's interpreter ([cluster] python) needs ktuned-ray, and the cluster's Ray and Python",
             hosts=() if news is None else tuple(map(self._describe_node, news.nodes)),
         )
 
@@ -196,7 +196,7 @@ class Cluster:
         link = self._links.get(info.id)
         report = None if link is None else link.report
         failure = self._failures.get(info.id)
-        hint = f"install the same on {info.host}" if report is not None else "install ktuned-ray on the node"
+        mend = f"install the same on {info.host}" if report is not None else "install ktuned-ray on the node"
         return HostInfo(
             name=info.name,
             cpus=info.cpus,
@@ -206,7 +206,7 @@ class Cluster:
             interpreter="" if report is None else report.python,
             python="" if report is None else report.python_version,
             ktuned="" if report is None else report.ktuned,
-            hint=f"{hint}, or bring it by [cluster] runtime_env",
+            mend=f"{mend}, or bring it by [cluster] runtime_env",
         )
 
     @property
