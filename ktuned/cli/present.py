@@ -19,7 +19,7 @@ import msgspec
 
 from ktuned.cli import lines, output, text
 from ktuned.cli.progress import JobBegan, JobView, NewBest, News, View, begin_view, fold_event, resync_view
-from ktuned.model import JobState, show_controls
+from ktuned.model import JobState, escape_controls
 from ktuned.protocol import (
     CANCEL,
     PEAKS,
@@ -151,7 +151,7 @@ class LivePresenter(Presenter):
         for piece in news:
             if not isinstance(piece, NewBest | JobBegan):
                 for line in lines.describe_news(piece):
-                    self._console.print(show_controls(line))
+                    self._console.print(escape_controls(line))
 
     def _render_board(self) -> RenderableType:
         return draw_board(self._view)
@@ -171,14 +171,14 @@ def draw_board(view: View) -> Table:
         bar = ProgressBar(total=job.total, completed=job.done, width=BAR_COLUMNS, pulse=job.total is None)
         head = Table.grid(padding=(0, 2))
         head.add_row(bar, Text(lines.format_progress(job)), Text(_describe_stage(one)))
-        grid.add_row(Text(show_controls(lines.job_title(job)), style="bold", no_wrap=True, overflow="ellipsis"))
+        grid.add_row(Text(escape_controls(lines.job_title(job)), style="bold", no_wrap=True, overflow="ellipsis"))
         grid.add_row(head)
-        grid.add_row(Text(f"  {show_controls(_describe_best(one))}", no_wrap=True, overflow="ellipsis"))
+        grid.add_row(Text(f"  {escape_controls(_describe_best(one))}", no_wrap=True, overflow="ellipsis"))
     if len(running) > MAX_BARS:
         grid.add_row(Text(f"and {len(running) - MAX_BARS} more run", style="dim"))
     for job in waiting[:MAX_WAITING]:
         grid.add_row(
-            Text(f"waits: {show_controls(lines.job_title(job))}", style="dim", no_wrap=True, overflow="ellipsis")
+            Text(f"waits: {escape_controls(lines.job_title(job))}", style="dim", no_wrap=True, overflow="ellipsis")
         )
     if len(waiting) > MAX_WAITING:
         grid.add_row(Text(f"and {len(waiting) - MAX_WAITING} more wait", style="dim"))
@@ -202,7 +202,7 @@ class NotebookPresenter(Presenter):
         if self._handle is not None and monotonic() - self._drawn_at < self._redraw_s:
             return
         self._drawn_at = monotonic()
-        said = tuple(map(show_controls, lines.describe_open_jobs(view)))
+        said = tuple(map(escape_controls, lines.describe_open_jobs(view)))
         drawn = _CellOutput(tuple((one.job.done, one.job.total) for one in view.active), said)
         if self._handle is None:
             from IPython.display import display

@@ -153,7 +153,7 @@ class Fleet:
         else:
             self._hosts[host] = _Host(QuietGate(cores), Turns(slots, rank_of=self._rank_of))
 
-    def gate_of(self, place: Environment | Device) -> QuietGate:
+    def get_gate(self, place: Environment | Device) -> QuietGate:
         """Return the gate between compiles and timing on the machine of an environment or a device."""
         return self._get_host(place.host).gate
 
@@ -163,14 +163,14 @@ class Fleet:
         async with AsyncExitStack() as machines:
             # Every caller takes the gates in the same order, so two callers cannot wait for each other.
             for device in {device.host: device for device in sorted(devices, key=lambda device: device.host)}.values():
-                await machines.enter_async_context(self.gate_of(device).hold_quiet())
+                await machines.enter_async_context(self.get_gate(device).hold_quiet())
             yield
 
-    def slots_of(self, environment: Environment) -> Turns:
+    def get_slots(self, environment: Environment) -> Turns:
         """Return the compile slots of an environment's machine."""
         return self._get_host(environment.host).slots
 
-    def turns_on(self, device: Device) -> Turns:
+    def get_turns(self, device: Device) -> Turns:
         """Return the turns of a device. All its lanes share them, also those of different backends, which may name the
         device's model differently.
         """
@@ -332,7 +332,7 @@ class Fleet:
             worker.makes_context = order.may_make_context and not self.has_contexts
             modules = self._spare_modules if order.role is Role.BENCH else ()
             request = requests.Prepare((order.backend,) if order.backend else (), modules, worker.makes_context)
-            with self.gate_of(order.environment).hold_for_start():
+            with self.get_gate(order.environment).hold_for_start():
                 if await self._ask_worker(worker, request, self.spawn_s) is None:
                     worker.settle_memory()
                     spare = worker
@@ -350,7 +350,7 @@ class Fleet:
         """Have a spare make its context on a device. It takes a turn there, because it would stretch a timing that ran
         at the same time.
         """
-        async with self.turns_on(device).hold_turn(NO_JOB):
+        async with self.get_turns(device).hold_turn(NO_JOB):
             lent = self.carry_out(self.machine.take_spare_to_warm(environment, device))
             if isinstance(lent, LendWorker):
                 request = requests.Canary(device, warms_up=True)
@@ -383,7 +383,7 @@ class Fleet:
         self._some_worker_busy.set()
         limit = self.machine.memory_limits[role]
         try:
-            with self.gate_of(environment).hold_for_start():
+            with self.get_gate(environment).hold_for_start():
                 worker = await self._executor.start_worker(
                     role, environment, limit_bytes=limit, deadline_s=self.spawn_s
                 )

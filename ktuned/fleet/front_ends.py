@@ -57,7 +57,7 @@ configs and importing it again takes long."""
 class Lender(Protocol):
     """The part of the fleet that front ends use. The fleet imports this module, so it cannot be imported here."""
 
-    def gate_of(self, place: Environment) -> QuietGate:
+    def get_gate(self, place: Environment) -> QuietGate:
         """Return the gate of an environment's machine."""
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
@@ -214,7 +214,7 @@ class _FrontEnd:
             return lowered
 
     def _hold_for_compile(self) -> AbstractAsyncContextManager[None]:
-        return self._fleet.gate_of(self.key.environment).hold_for_compile()
+        return self._fleet.get_gate(self.key.environment).hold_for_compile()
 
     async def _get_opened_worker(
         self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]
@@ -250,7 +250,7 @@ class _FrontEnd:
     ) -> None:
         # An error in importing the kernel file is suppressed here: the unit's own request reports it.
         with suppress(RequestFailed):
-            async with self._fleet.gate_of(self.key.environment).hold_for_computing(COURTESY_S):
+            async with self._fleet.get_gate(self.key.environment).hold_for_computing(COURTESY_S):
                 await self._send_request(worker, opening, deadlines)
         # Imports do not wear a worker out; only memory beyond them counts as growth.
         worker.settle_memory()

@@ -81,7 +81,7 @@ class Lane:
         self._fleet = fleet
         self._machine = fleet.machine
         self._reported_failures = self.record.health.failures
-        self._turns = fleet.turns_on(device)
+        self._turns = fleet.get_turns(device)
         self._on_state = on_state
         self._reap_s = reap_s
         self._applications = applications or Applications()
@@ -125,7 +125,7 @@ class Lane:
     @property
     def gate(self) -> QuietGate:
         """The gate between compiles and timing on the device's machine."""
-        return self._fleet.gate_of(self.device)
+        return self._fleet.get_gate(self.device)
 
     @asynccontextmanager
     async def hold(self, job: int) -> AsyncIterator[None]:

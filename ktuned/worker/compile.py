@@ -23,7 +23,7 @@ from typing import Any
 
 from ktuned.backends import Backend, Build, Compiled, Registry, Unit
 from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
-from ktuned.ipc import Places, Recipe, replies, requests, take_sight
+from ktuned.ipc import Places, Recipe, read_sight_text, replies, requests
 from ktuned.model import BackendError, Observation, Outcome, Phase, extend_digest
 from ktuned.spec import forget_modules, get_kernel_module
 from ktuned.worker.imported_files import ImportedFiles
@@ -278,5 +278,5 @@ def _check_toolchain(files: Mapping[str, str]) -> None:
         SourceChanged: one does not. The artifacts of this toolchain must not be sealed under those keys.
     """
     for path, expected in files.items():
-        if take_sight(path) != expected:
+        if read_sight_text(path) != expected:
             raise SourceChanged(f"the toolchain changed: {path}")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from time import monotonic
 
-from ktuned.ipc import Sight, look_at_file
+from ktuned.ipc import Sight, read_sight
 
 LOOK_EVERY_S = 0.2
 """Interval between two looks: looking at 3,000 modules takes 5 ms, a tenth of the time that a config takes here."""
@@ -30,7 +30,7 @@ class ImportedFiles:
             # Not by getattr: a lazy module may import things when it is asked for an attribute.
             file = getattr(module, "__dict__", {}).get("__file__")
             if isinstance(file, str) and file not in self._seen:
-                sight = look_at_file(file)
+                sight = read_sight(file)
                 if sight is not None:
                     self._seen[file] = sight
 
@@ -40,4 +40,4 @@ class ImportedFiles:
         if now < self._looked_at + LOOK_EVERY_S:
             return ""
         self._looked_at = now
-        return next((file for file, seen in self._seen.items() if look_at_file(file) not in (None, seen)), "")
+        return next((file for file, seen in self._seen.items() if read_sight(file) not in (None, seen)), "")

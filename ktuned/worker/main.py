@@ -204,7 +204,7 @@ def main(argv: list[str]) -> int:
     start = ProcessStart.of_this_process()
     (role, *numbers, places), pending = argv[:5], read_resumed_request(argv[5:])
     read_fd, write_fd, daemon_pid = map(int, numbers)
-    parent.die_with(daemon_pid)
+    parent.die_with_parent(daemon_pid)
     # The memory of detached children counts as this worker's. When the worker is gone, they become the daemon's.
     parent.adopt_descendants()
     # User code, and the processes that it starts, must not see the journal.

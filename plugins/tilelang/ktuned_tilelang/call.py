@@ -247,7 +247,7 @@ def _read_parameters(prim_func: Any, outputs: Sequence[int], inputs: Sequence[An
         buffer = buffers.get(parameter)
         value = inputs_by_index.get(index)
         if buffer is None:
-            if type(value) not in (bool, int, float):
+            if not isinstance(value, bool | int | float):
                 raise NotTunable(f"its parameter {parameter.name} is a number, and the call gives none")
             args.append(value)
             numbers[str(parameter.name)] = value
