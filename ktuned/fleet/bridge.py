@@ -95,7 +95,7 @@ class Bridge:
         name, _, self._id = mark.partition("=")
         self._env = {**base_env, name: self._id}
         # A daemon may have several bridges.
-        self._own_id = secrets.token_hex(4)
+        self._bridge_id = secrets.token_hex(4)
         self._known_children = known_children
         self._hint = hint
         self._health = health or Health()
@@ -222,7 +222,7 @@ class Bridge:
 
     def _spawn_process(self, descriptor: int) -> tuple[subprocess.Popen[bytes], str]:
         """Start a process; return it and its mark."""
-        name = f"{self._id}.{self._own_id}.{self._starts}"
+        name = f"{self._id}.{self._bridge_id}.{self._starts}"
         # -P: a module in the working directory must not shadow a module that the bridge itself needs.
         popen = subprocess.Popen(
             [self.python, "-P", "-m", "ktuned.bridge", str(descriptor), str(os.getpid())],

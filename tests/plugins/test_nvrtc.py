@@ -445,7 +445,7 @@ class TestPrecompiledHeaders:
                 (result,) = Nvrtc().compile([Unit(str(number), Build("k"), (source,), source, "k", "sm_90a")], into)
                 assert result.outcome is None, result.message
             kept = precompiled._open_for_process()
-            print(len(list(kept._directory.glob("*/*.pch"))), len(kept._given_up))
+            print(len(list(kept._directory.glob("*/*.pch"))), len(kept._excluded))
         """
         source = tmp_path / "k.cu"
         source.write_text("#include <cuda_fp16.h>\n__global__ void k(__half* x) { *x = __hadd(*x, *x); }\n")

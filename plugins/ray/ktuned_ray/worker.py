@@ -88,7 +88,7 @@ class RemoteWorker(Worker):
                 async with self._executor.leases.hold_resource(self._link, self._resource):
                     reply = await self._pass_request(request, deadlines, on_item)
             except (BridgeDown, BridgeSlow, CallFailed) as error:
-                await self._settle_end()
+                await self._await_end_reason()
                 raise self._make_death_error(error, request.first_phase) from error
             done = True
             return reply, self.take_output()
@@ -106,7 +106,7 @@ class RemoteWorker(Worker):
             return ""
         return self.device or None
 
-    async def _settle_end(self) -> None:
+    async def _await_end_reason(self) -> None:
         """Wait a moment for the reason why a call failed: the worker's end, or its node's."""
         with anyio.move_on_after(CALL_S if self._link.reason else 1.0):
             await self.gone.wait()

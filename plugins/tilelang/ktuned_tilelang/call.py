@@ -245,9 +245,9 @@ def _read_parameters(prim_func: Any, outputs: Sequence[int], inputs: Sequence[An
     numbers: dict[str, bool | int | float] = {}
     for index, parameter in enumerate(prim_func.params):
         buffer = buffers.get(parameter)
-        value = inputs_by_index.get(index)
+        value: Any = inputs_by_index.get(index)
         if buffer is None:
-            if not isinstance(value, bool | int | float):
+            if type(value) not in (bool, int, float):
                 raise NotTunable(f"its parameter {parameter.name} is a number, and the call gives none")
             args.append(value)
             numbers[str(parameter.name)] = value
