@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ktuned.cli import main
-from ktuned.cli.commands.start import lean_imports
+from ktuned.cli.commands.start import skip_unused_imports
 from tests.forked_processes.forker import LENT, ForkedWorker, Forker, deciding
 
-with lean_imports():
+with skip_unused_imports():
     from ktuned import daemon
     from ktuned.daemon.assembly import Replacements
     from ktuned.daemon.process import run

@@ -120,7 +120,7 @@ def _look_toolchains_up() -> None:
 
     registry = Registry()
     for name in registry.names:
-        plugin = registry.distribution(name)
+        plugin = registry.find_distribution(name)
         # Backends that tests bring read tests' variables.
         if plugin is None or not Path(str(plugin.locate_file(""))).is_relative_to(sys.prefix):
             continue
