@@ -164,7 +164,7 @@ async def serve_daemon(descriptor: int) -> None:
 def main(argv: list[str]) -> NoReturn:
     """Run the bridge; ``argv`` has the socket's descriptor and the daemon's process id."""
     descriptor, daemon_pid = map(int, argv)
-    parent.die_with(daemon_pid)
+    parent.die_with_parent(daemon_pid)
     parent.adopt_descendants()
     os.set_inheritable(descriptor, False)
     asyncio.new_event_loop().run_until_complete(serve_daemon(descriptor))

@@ -38,7 +38,7 @@ from ktuned.model import (
     Problem,
     Root,
     UsageError,
-    project_of,
+    get_project_name,
     suggest_name,
 )
 from ktuned.protocol import FileError
@@ -311,7 +311,7 @@ class Catalog:
             name.rpartition(":")[2]: tuple(entries.values())
             for name, entries in names.items()
             if entries
-            and project_of(name) == root.name
+            and get_project_name(name) == root.name
             and (name not in self._kernels or self._kernels[name].file in files)
         }
 

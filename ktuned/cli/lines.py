@@ -11,9 +11,9 @@ from ktuned.model import (
     Problem,
     compute_gain,
     find_notices,
+    format_objective_suffix,
     is_noisy,
     is_ratio_implausible,
-    mention_objective,
     needs_metric,
 )
 from ktuned.protocol import FileError, KernelsReloaded, KernelStale, LaneChanged, WinnerChanged
@@ -32,7 +32,7 @@ def name_job(job: Job) -> str:
 
 def _compose_title(kernel: str, problem: Problem, device: str, objective: Objective) -> str:
     named = f"{kernel} [{text.format_values(problem)}] on {device}" if problem else f"{kernel} on {device}"
-    return f"{named}{mention_objective(objective)}"
+    return f"{named}{format_objective_suffix(objective)}"
 
 
 def describe_doubts(job: Job) -> list[str]:

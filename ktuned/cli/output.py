@@ -18,7 +18,7 @@ import click
 
 from ktuned.cli import text
 from ktuned.cli.tables import format_table
-from ktuned.model import show_controls, show_controls_in_json
+from ktuned.model import escape_controls, escape_controls_in_json
 
 if TYPE_CHECKING:
     from ktuned.protocol import FileError
@@ -55,7 +55,7 @@ def emit_line(line: str = "", *, is_heading: bool = False) -> None:
     Raises:
         ReaderGone: the reader closed stdout.
     """
-    shown = show_controls(line)
+    shown = escape_controls(line)
     try:
         sys.stdout.write((click.style(shown, bold=True) if is_heading else shown) + "\n")
         sys.stdout.flush()
@@ -65,7 +65,7 @@ def emit_line(line: str = "", *, is_heading: bool = False) -> None:
 
 def emit_json(value: object) -> None:
     """Print a value as one line of JSON on stdout and flush it; answers and the values in them become maps."""
-    emit_line(show_controls_in_json(json.dumps(value, ensure_ascii=False, default=_make_plain)))
+    emit_line(escape_controls_in_json(json.dumps(value, ensure_ascii=False, default=_make_plain)))
 
 
 def emit_answer(answer: object, as_json: bool, *words: str) -> None:
@@ -86,7 +86,7 @@ def _make_plain(value: object) -> object:
 
 def print_message(line: str) -> None:
     """Print a message as one line on stderr, with control characters as escapes."""
-    sys.stderr.write(show_controls(line) + "\n")
+    sys.stderr.write(escape_controls(line) + "\n")
     sys.stderr.flush()
 
 
@@ -158,7 +158,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Row], *, right: Iterable[
     figures = [column in set(right) for column in columns]
     cells = [
         tuple(columns),
-        *(tuple(text.ABSENT if cell is None else show_controls(str(cell)) for cell in row) for row in rows),
+        *(tuple(text.ABSENT if cell is None else escape_controls(str(cell)) for cell in row) for row in rows),
     ]
     width = shutil.get_terminal_size().columns if is_terminal else None
     for number, line in enumerate(format_table(cells, figures, width)):

@@ -19,7 +19,7 @@ import msgspec
 
 from ktuned.cli import lines, output, text
 from ktuned.cli.progress import JobBegan, JobView, NewBest, News, View, begin_view, fold_event, resync_view
-from ktuned.model import JobState, show_controls
+from ktuned.model import JobState, escape_controls
 from ktuned.protocol import (
     CANCEL,
     PEAKS,
@@ -153,7 +153,7 @@ class LivePresenter(Presenter):
         for piece in news:
             if not isinstance(piece, NewBest | JobBegan):
                 for line in lines.describe_news(piece):
-                    self._console.print(show_controls(line))
+                    self._console.print(escape_controls(line))
 
     def _render_board(self) -> RenderableType:
         return draw_board(self._view)
@@ -173,14 +173,14 @@ def draw_board(view: View) -> Table:
         bar = ProgressBar(total=job.total, completed=job.done, width=BAR_COLUMNS, pulse=job.total is None)
         head = Table.grid(padding=(0, 2))
         head.add_row(bar, Text(lines.format_progress(job)), Text(_describe_stage(shown)))
-        grid.add_row(Text(show_controls(lines.name_job(job)), style="bold", no_wrap=True, overflow="ellipsis"))
+        grid.add_row(Text(escape_controls(lines.name_job(job)), style="bold", no_wrap=True, overflow="ellipsis"))
         grid.add_row(head)
-        grid.add_row(Text(f"  {show_controls(_describe_best(shown))}", no_wrap=True, overflow="ellipsis"))
+        grid.add_row(Text(f"  {escape_controls(_describe_best(shown))}", no_wrap=True, overflow="ellipsis"))
     if len(running) > MAX_BARS:
         grid.add_row(Text(f"and {len(running) - MAX_BARS} more run", style="dim"))
     for job in waiting[:MAX_WAITING]:
         grid.add_row(
-            Text(f"waits: {show_controls(lines.name_job(job))}", style="dim", no_wrap=True, overflow="ellipsis")
+            Text(f"waits: {escape_controls(lines.name_job(job))}", style="dim", no_wrap=True, overflow="ellipsis")
         )
     if len(waiting) > MAX_WAITING:
         grid.add_row(Text(f"and {len(waiting) - MAX_WAITING} more wait", style="dim"))
@@ -204,7 +204,7 @@ class NotebookPresenter(Presenter):
         if self._handle is not None and monotonic() - self._drawn_at < self._redraw_s:
             return
         self._drawn_at = monotonic()
-        standings = tuple(map(show_controls, lines.describe_open_jobs(view)))
+        standings = tuple(map(escape_controls, lines.describe_open_jobs(view)))
         drawn = _CellOutput(tuple((shown.job.done, shown.job.total) for shown in view.active), standings)
         if self._handle is None:
             from IPython.display import display

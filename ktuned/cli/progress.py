@@ -24,10 +24,10 @@ from ktuned.model import (
     Trial,
     canonical,
     compute_shares,
-    cost_of,
-    figure_of,
+    convert_to_cost,
     needs_metric,
     record,
+    select_figure,
 )
 from ktuned.protocol import (
     ConfigCompiled,
@@ -228,7 +228,7 @@ def _make_job_case(job: Job) -> Case:
 
 def _take_job(view: View, job: JobInfo) -> tuple[View, tuple[News, ...]]:
     old = view.jobs.get(job.id)
-    new = replace(old, job=job) if old is not None else JobView(job, announced=cost_of(job.objective, job.best))
+    new = replace(old, job=job) if old is not None else JobView(job, announced=convert_to_cost(job.objective, job.best))
     news: tuple[News, ...] = ()
     if job.state is JobState.RUNNING and (old is None or old.job.state is not JobState.RUNNING):
         new = replace(new, before=view.winners.get(_make_job_case(job)))
@@ -247,7 +247,7 @@ def _take_trial(view: View, event: TrialDone) -> tuple[View, tuple[News, ...]]:
     if not job.is_ended:
         job = replace(job, state=JobState.RUNNING)
     new = replace(old, job=job)
-    if (cost := cost_of(job.objective, job.best)) is not None:
+    if (cost := convert_to_cost(job.objective, job.best)) is not None:
         steps = (*new.best_so_far, cost)
         new = replace(new, best_so_far=steps[::2] if len(steps) > MAX_STEPS else steps)
     news: tuple[News, ...] = ()
@@ -258,11 +258,11 @@ def _take_trial(view: View, event: TrialDone) -> tuple[View, tuple[News, ...]]:
 
 def _find_news(view: JobView, trial: Trial) -> tuple[JobView, tuple[News, ...]]:
     job, outcome = view.job, trial.outcome
-    figure = figure_of(job.objective, trial.latency_us, trial.metrics)
-    cost = cost_of(job.objective, figure)
+    figure = select_figure(job.objective, trial.latency_us, trial.metrics)
+    cost = convert_to_cost(job.objective, figure)
     announced = math.inf if view.announced is None else view.announced
     if outcome is Outcome.MEASURED and figure is not None and cost is not None and cost < announced:
-        least = cost_of(job.objective, job.best)
+        least = convert_to_cost(job.objective, job.best)
         is_best = least is None or cost <= least
         view = replace(view, announced=cost, best_config=trial.config if is_best else view.best_config)
         return view, (NewBest(job, trial.config, figure),)

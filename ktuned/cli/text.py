@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ktuned.model import Objective, show_controls, unit_of
+from ktuned.model import Objective, escape_controls, name_unit
 
 ABSENT = "–"
 """Text of an empty cell."""
@@ -18,7 +18,7 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def format_by_objective(objective: Objective, figure: float | None) -> str:
     """Return a figure in the unit of its objective."""
-    match unit_of(objective):
+    match name_unit(objective):
         case "µs":
             return format_latency(figure)
         case "J":
@@ -134,7 +134,7 @@ def clean_message(message: str) -> str:
     Other characters that control a terminal become escapes.
     """
     plain = _COLOURS_AND_LINKS.sub("", message).replace("\r\n", "\n").replace("\t", "    ")
-    return "".join(" " if letter != "\n" and letter.isspace() else letter for letter in show_controls(plain))
+    return "".join(" " if letter != "\n" and letter.isspace() else letter for letter in escape_controls(plain))
 
 
 def first_line(message: str | None, limit: int = 200) -> str:

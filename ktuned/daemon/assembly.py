@@ -141,7 +141,7 @@ class Parts:
         )
         trust = self.trust = Trust(settings.trusted_directories)
         base_env = dict(os.environ) if replaced.base_env is None else replaced.base_env
-        kept: set[int] = set()
+        known_children: set[int] = set()
         executor = self.executor = LocalExecutor(
             scratch=settings.scratch,
             cache=settings.cache,
@@ -149,17 +149,21 @@ class Parts:
             captures=settings.captures,
             base_env=base_env,
             compile_cores=settings.compile_cores,
-            adopts=replaced.adopts,
+            ends_orphans=replaced.adopts,
             trust=trust,
-            kept=kept,
+            known_children=known_children,
             last_end=settings.state / END_NAME,
             start_process=replaced.start_process,
         )
         bridge = self.bridge = Bridge(
-            python=sys.executable, directory=settings.state, base_env=base_env, mark=executor.mark, kept=kept
+            python=sys.executable,
+            directory=settings.state,
+            base_env=base_env,
+            mark=executor.mark,
+            known_children=known_children,
         )
         surroundings = Surroundings(
-            settings.artifacts, settings.captures, settings.state, base_env, executor.mark, kept
+            settings.artifacts, settings.captures, settings.state, base_env, executor.mark, known_children
         )
 
         # These are called only when the daemon runs; the parts that they use are built below.

@@ -147,11 +147,11 @@ class Accesses:
 
     def _forget_all(self) -> None:
         self._files: dict[Path, str] = {}
-        self._written: set[str] = set()
-        self._tested: set[Path] = set()
+        self._written_paths: set[str] = set()
+        self._tested_paths: set[Path] = set()
         self._variables: dict[str, str | None] = {}
         self._unobserved: dict[str, None] = {}
-        self._distrust: Untrusted | None = None
+        self._trust_fault: Untrusted | None = None
 
     def start_recording(self) -> None:
         """Hook into Python's environment and imports, once for the life of this process, and open the log."""
@@ -238,8 +238,8 @@ class Accesses:
             Untrusted: another user could have written one; the message says which.
         """
         self._read_log()
-        if self._distrust is not None:
-            raise self._distrust
+        if self._trust_fault is not None:
+            raise self._trust_fault
 
     def record_unobserved(self, reason: str) -> None:
         """Record a reason why not everything could be observed."""
@@ -278,14 +278,14 @@ class Accesses:
                 case Kind.CONNECTED:
                     self.record_unobserved(f"a connection to another program ({note.name})")
                 case Kind.REFUSED:
-                    self._distrust = Untrusted(
+                    self._trust_fault = Untrusted(
                         f"{note.name} can be written by others, and was not run",
                         hint="have it, and the directories that lead to it, belong to you or root alone",
                     )
                 case Kind.WRITTEN:
-                    self._written.add(note.name)
+                    self._written_paths.add(note.name)
                     # The name was only tested before this write. The run does not depend on its earlier content.
-                    if Path(note.name) in self._tested:
+                    if Path(note.name) in self._tested_paths:
                         self._files.pop(Path(note.name), None)
                 case _:
                     self._record_path(note)
@@ -301,15 +301,15 @@ class Accesses:
             if reason := explain_unobservable(note.name, is_program=is_program, is_installed=is_installed):
                 self.record_unobserved(reason)
         path = normalize_path(Path(note.name))
-        if str(path) in self._written or self.is_left_out(str(path)):
+        if str(path) in self._written_paths or self.is_left_out(str(path)):
             return
         # Executed Python code counts by its syntax tree (CodeObserver), unless it is opened again to read its text.
         if note.kind is not Kind.OPENED and OBSERVER.find_digest(path) is not None:
             return
         if note.kind is Kind.TESTED and path not in self._files:
-            self._tested.add(path)
+            self._tested_paths.add(path)
         elif note.kind is not Kind.TESTED:
-            self._tested.discard(path)
+            self._tested_paths.discard(path)
         # The first observation counts. A later listing only adds the names to a directory that is known to exist.
         known = self._files.get(path)
         if known is not None and not (is_directory_stamp(known) and note.kind is Kind.LISTED):
@@ -331,7 +331,7 @@ class Accesses:
             try:
                 OBSERVER.check_trust([path])
             except Untrusted as error:
-                self._distrust = error
+                self._trust_fault = error
         elif not note.name.startswith("/dev/"):
             self.record_unobserved(f"{path} is not a regular file")
 
@@ -339,7 +339,7 @@ class Accesses:
         """Record that a name is absent; if its directory is absent, too, record the directory instead."""
         while not path.parent.exists():
             path = path.parent
-        if str(path) in self._written or os.path.lexists(path):
+        if str(path) in self._written_paths or os.path.lexists(path):
             # It exists by now: the run itself has made it, or an unobserved program.
             return
         if _is_module_place(path) and not _counts_when_absent(path):

@@ -88,7 +88,7 @@ class CodeObserver:
         self._path_before: list[str] = []
         self.root = ""
         self.environ: dict[str, str] = {}
-        self._own: tuple[str, ...] = ()
+        self._own_places: tuple[str, ...] = ()
         self.pause_recording: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def observe_kernel_file(self, kernel_file: Path, root: Path) -> None:
@@ -101,7 +101,7 @@ class CodeObserver:
         self.import_end = None
         self.root = f"{root}/"
         with self.pause_recording():
-            self._own = _find_own_places(kernel_file, root)
+            self._own_places = _find_own_places(kernel_file, root)
         self._modules_before = frozenset(sys.modules)
         self._path_before, self.environ = list(sys.path), dict(os.environ)
         sys.path.insert(0, str(kernel_file.parent))
@@ -134,7 +134,7 @@ class CodeObserver:
             return False
         # A module that was put among the packages by hand belongs to no distribution, so no version covers it.
         with self.pause_recording():
-            return path.startswith(self._own) or not is_foreign(path) or is_unowned(path)
+            return path.startswith(self._own_places) or not is_foreign(path) or is_unowned(path)
 
     def is_below_root(self, path: str) -> bool:
         """Return whether a path lies in the project's directory."""

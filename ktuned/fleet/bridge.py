@@ -51,7 +51,7 @@ SILENCE_S: Final = 20.0
 """Interval of heartbeats, and how long a heartbeat may stay unanswered before the process counts as hung. Importing a
 large library blocks the process for seconds."""
 
-SOUND_S: Final = 30.0
+STABLE_AFTER_S: Final = 30.0
 """A process that lived at least this long had started well: earlier failures no longer lengthen the pause after it."""
 
 CLOSE_S: Final = 2.5
@@ -70,8 +70,8 @@ class Bridge:
         directory: The working directory of the process.
         base_env: The environment of the process.
         mark: ``NAME=value``, which is added to the environment so that the daemon's warden finds the process.
-        kept: Ids of children of the daemon that are no orphans. The bridge adds its process while it lives.
-        mend: A hint for the user when the interpreter cannot be started.
+        known_children: Ids of children of the daemon that are no orphans. The bridge adds its process while it lives.
+        hint: A hint for the user when the interpreter cannot be started.
         health: Counts the ends of the process, and has the pauses after them.
         beat_s: Interval of heartbeats, in seconds.
         silence_s: Seconds that a heartbeat may stay unanswered before the process is killed.
@@ -84,8 +84,8 @@ class Bridge:
         directory: Path,
         base_env: Mapping[str, str],
         mark: str,
-        kept: MutableSet[int],
-        mend: str = "give it an interpreter that has ktuned installed",
+        known_children: MutableSet[int],
+        hint: str = "give it an interpreter that has ktuned installed",
         health: Health | None = None,
         beat_s: float = BEAT_S,
         silence_s: float = SILENCE_S,
@@ -95,9 +95,9 @@ class Bridge:
         name, _, self._id = mark.partition("=")
         self._env = {**base_env, name: self._id}
         # A daemon may have several bridges.
-        self._own_id = secrets.token_hex(4)
-        self._kept = kept
-        self._mend = mend
+        self._bridge_id = secrets.token_hex(4)
+        self._known_children = known_children
+        self._hint = hint
         self._health = health or Health()
         self._beat_s = beat_s
         self._silence_s = silence_s
@@ -213,16 +213,16 @@ class Bridge:
                 self._health.record_failure(reason)
                 raise BridgeDown(
                     f"ktuned-bridge: {reason}",
-                    hint=self._mend,
+                    hint=self._hint,
                 ) from error
-        self._kept.add(popen.pid)
+        self._known_children.add(popen.pid)
         process = self._process = BridgeProcess(popen, mark, self._on_process_end)
         await asyncio.get_running_loop().create_connection(lambda: process, sock=ours)
         return process
 
     def _spawn_process(self, descriptor: int) -> tuple[subprocess.Popen[bytes], str]:
         """Start a process; return it and its mark."""
-        name = f"{self._id}.{self._own_id}.{self._starts}"
+        name = f"{self._id}.{self._bridge_id}.{self._starts}"
         # -P: a module in the working directory must not shadow a module that the bridge itself needs.
         popen = subprocess.Popen(
             [self.python, "-P", "-m", "ktuned.bridge", str(descriptor), str(os.getpid())],
@@ -237,11 +237,11 @@ class Bridge:
         return popen, f"{BRIDGE_MARK}={name}"
 
     def _on_process_end(self, process: BridgeProcess) -> None:
-        self._kept.discard(process.pid)
+        self._known_children.discard(process.pid)
         self._process = None
         if self._tasks is None:
             return
-        if monotonic() - process.started >= SOUND_S:
+        if monotonic() - process.started >= STABLE_AFTER_S:
             self._health.record_success()
         self._health.record_failure(process.end)
         _log.warning("bridge_ended", pid=process.pid, reason=process.end)

@@ -55,7 +55,7 @@ class WorkerDied(WorkerError):
     @property
     def signal(self) -> str | None:
         """The name of the signal that killed it, if one did."""
-        return signal_name(-self.returncode) if self.returncode < 0 else None
+        return name_signal(-self.returncode) if self.returncode < 0 else None
 
     @property
     def is_outside_kill(self) -> bool:
@@ -151,7 +151,7 @@ class Output(msgspec.Struct, frozen=True):
         return f": {lines[-1][:200]}" if lines else ""
 
 
-def signal_name(number: int) -> str:
+def name_signal(number: int) -> str:
     """Return ``SIGSEGV`` for 11."""
     try:
         return signal.Signals(number).name
@@ -161,7 +161,7 @@ def signal_name(number: int) -> str:
 
 def describe_exit(returncode: int) -> str:
     """Return how a process ended: ``was killed by SIGSEGV`` or ``exited with code 3``."""
-    return f"was killed by {signal_name(-returncode)}" if returncode < 0 else f"exited with code {returncode}"
+    return f"was killed by {name_signal(-returncode)}" if returncode < 0 else f"exited with code {returncode}"
 
 
 KILLS_EXCUSED = 2

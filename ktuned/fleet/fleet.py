@@ -64,9 +64,6 @@ CLOSE_S = 5.0
 IDLE_SHARE = 0.125
 """Share of the machine's memory that all idle workers together may hold."""
 
-_MEMORY_S = 0.2
-"""Interval at which the memory of workers is measured."""
-
 
 def choose_compile_slots(cores: int, lanes: int = 1) -> int:
     """Return how many compiles run at once if no setting gives the number: all cores but one for each lane."""
@@ -122,9 +119,8 @@ class Fleet:
     ) -> None:
         self.pace = Pace()
         self.applications = applications or Applications()
-        self._lanes = 1
-        self._wide_cores = 0
-        self.gate = QuietGate(cores, on_wide=self._leave_wide_cores)
+        self._lane_count = 1
+        self.gate = QuietGate(cores, on_extra_cores=self._confine_compilers)
         self._chosen_slots = compile_slots
         self.compile_slots = Turns(self._count_slots(), rank_of=rank_of, most_inside_of=count_compile_workers)
         # The empty name is this machine.
@@ -140,9 +136,10 @@ class Fleet:
             keeps_spares=keeps_spares,
         )
         self._limit_memory(*(memory_limits or memory.choose_default_limits(self.compile_slots.most_inside)))
-        self.front_ends = FrontEnds(self.machine, self.acquire_worker, self.gate_of, rank_of)
-        self._spare_news: dict[WorkerKind, anyio.Event] = {}
-        self._busy = anyio.Event()
+        self.front_ends = FrontEnds(self.machine, self.acquire_worker, self.get_gate, rank_of)
+        self._spare_finished: dict[WorkerKind, anyio.Event] = {}
+        """For each kind of spare that callers wait for, an event that is set when a spare is ready or has failed."""
+        self._some_worker_busy = anyio.Event()
         self._starts_in_flight = 0
         self._tasks: anyio.abc.TaskGroup
 
@@ -167,7 +164,7 @@ class Fleet:
         else:
             self._hosts[host] = _Host(QuietGate(cores), Turns(slots, rank_of=self._rank_of))
 
-    def gate_of(self, place: Environment | Device) -> QuietGate:
+    def get_gate(self, place: Environment | Device) -> QuietGate:
         """Return the gate between compiles and timing on the machine of an environment or a device."""
         return self._get_host(place.host).gate
 
@@ -177,14 +174,14 @@ class Fleet:
         async with AsyncExitStack() as machines:
             # Every caller takes the gates in the same order, so two callers cannot wait for each other.
             for device in {device.host: device for device in sorted(devices, key=lambda device: device.host)}.values():
-                await machines.enter_async_context(self.gate_of(device).hold_quiet())
+                await machines.enter_async_context(self.get_gate(device).hold_quiet())
             yield
 
-    def slots_of(self, environment: Environment) -> Turns:
+    def get_slots(self, environment: Environment) -> Turns:
         """Return the compile slots of an environment's machine."""
         return self._get_host(environment.host).slots
 
-    def turns_on(self, device: Device) -> Turns:
+    def get_turns(self, device: Device) -> Turns:
         """Return the turns of a device. All its lanes share them, also those of different backends, which may name the
         device's model differently.
         """
@@ -206,18 +203,17 @@ class Fleet:
         self.machine.memory_limits |= dict.fromkeys(Role, bench_bytes) | {Role.COMPILE: compile_bytes}
 
     def _count_slots(self) -> int:
-        return self._chosen_slots or choose_compile_slots(cpu.cores(), self._lanes)
+        return self._chosen_slots or choose_compile_slots(cpu.cores(), self._lane_count)
 
     def leave_cores(self, lanes: int) -> None:
         """Keep compilers off one core for each lane, and off any more cores that a wide timing holds."""
-        self._lanes = lanes
+        self._lane_count = lanes
         if self._chosen_slots is None:
             self.compile_slots.total_tokens = self._count_slots()
-        self._executor.leave_cores(lanes + self._wide_cores)
+        self._confine_compilers()
 
-    def _leave_wide_cores(self, cores: int) -> None:
-        self._wide_cores = cores
-        self.leave_cores(self._lanes)
+    def _confine_compilers(self) -> None:
+        self._executor.leave_cores(self._lane_count + self.gate.extra_cores)
 
     @asynccontextmanager
     async def lend_worker(self, role: Role, environment: Environment) -> AsyncIterator[Worker]:
@@ -251,7 +247,7 @@ class Fleet:
         while True:
             match self.carry_out(self.machine.lend_worker(role, environment, device, code, waits=waits)):
                 case LendWorker(worker):
-                    self._busy.set()
+                    self._some_worker_busy.set()
                     return worker
                 case AwaitSpare(kind):
                     waits = await self._await_spare(kind)
@@ -266,7 +262,7 @@ class Fleet:
         """Wait until a spare is ready or has failed; return False if neither happened within ``spawn_s``."""
         with anyio.move_on_after(self.spawn_s) as waiting:
             try:
-                await self._spare_news.setdefault(kind, anyio.Event()).wait()
+                await self._spare_finished.setdefault(kind, anyio.Event()).wait()
             finally:
                 self.machine.record_awaited_spare(kind)
         return not waiting.cancelled_caught
@@ -353,7 +349,7 @@ class Fleet:
             worker.makes_context = order.may_make_context and not self.has_contexts
             modules = self._spare_modules if order.role is Role.BENCH else ()
             request = requests.Prepare((order.backend,) if order.backend else (), modules, worker.makes_context)
-            with self.gate_of(order.environment).hold_for_start():
+            with self.get_gate(order.environment).hold_for_start():
                 if await self._ask_worker(worker, request, self.spawn_s) is None:
                     worker.settle_memory()
                     spare = worker
@@ -365,13 +361,13 @@ class Fleet:
         finally:
             self.carry_out(self.machine.record_spare(order.kind, spare))
             # Callers that wait for this spare now ask the machine again, also if it failed.
-            self._spare_news.pop(order.kind, anyio.Event()).set()
+            self._spare_finished.pop(order.kind, anyio.Event()).set()
 
     async def _warm_spare(self, environment: Environment, device: Device) -> None:
         """Have a spare make its context on a device. It takes a turn there, because it would stretch a timing that ran
         at the same time.
         """
-        async with self.turns_on(device).hold_turn(NO_JOB):
+        async with self.get_turns(device).hold_turn(NO_JOB):
             lent = self.carry_out(self.machine.take_spare_to_warm(environment, device))
             if isinstance(lent, LendWorker):
                 request = requests.Canary(device, warms_up=True)
@@ -397,10 +393,10 @@ class Fleet:
 
     async def _start_worker(self, role: Role, environment: Environment) -> Worker:
         self._starts_in_flight += 1
-        self._busy.set()
+        self._some_worker_busy.set()
         limit = self.machine.memory_limits[role]
         try:
-            with self.gate_of(environment).hold_for_start():
+            with self.get_gate(environment).hold_for_start():
                 worker = await self._executor.start_worker(
                     role, environment, limit_bytes=limit, deadline_s=self.spawn_s
                 )
@@ -425,14 +421,11 @@ class Fleet:
             idle = set(self.machine.idle)
             busy = [worker for worker in self._executor.workers if worker not in idle]
             if not busy and not self._starts_in_flight:
-                self._busy = anyio.Event()
-                await self._busy.wait()
+                self._some_worker_busy = anyio.Event()
+                await self._some_worker_busy.wait()
             for worker in busy:
-                worker.measure_memory()
-                limit = self.machine.memory_limits[worker.role]
-                if worker.memory_bytes > limit:
-                    worker.kill(memory.describe_excess(worker.memory_bytes, limit))
-            await anyio.sleep(_MEMORY_S)
+                memory.enforce_limit(worker, self.machine.memory_limits[worker.role])
+            await anyio.sleep(memory.CHECK_S)
 
     def describe_workers(self) -> tuple[WorkerInfo, ...]:
         """Return a description of every worker for a status."""

@@ -58,7 +58,7 @@ configs and importing it again takes long."""
 AcquireWorker = Callable[[Role, Environment], Awaitable[Worker]]
 """Returns an idle worker, or a new one."""
 
-GateOf = Callable[[Environment], QuietGate]
+GetGate = Callable[[Environment], QuietGate]
 """Returns the gate between compiles and timing on an environment's machine."""
 
 
@@ -80,10 +80,10 @@ class FrontEndKey(msgspec.Struct, frozen=True):
 class FrontEnds:
     """All front ends of a fleet, whose ``machine`` decides when a worker is worn."""
 
-    def __init__(self, machine: LaneMachine, acquire_worker: AcquireWorker, gate_of: GateOf, rank_of: RankOf) -> None:
+    def __init__(self, machine: LaneMachine, acquire_worker: AcquireWorker, get_gate: GetGate, rank_of: RankOf) -> None:
         self._machine = machine
         self._acquire_worker = acquire_worker
-        self._gate_of = gate_of
+        self._get_gate = get_gate
         self._rank_of = rank_of
         self._known: dict[FrontEndKey, _FrontEnd] = {}
 
@@ -139,7 +139,7 @@ class FrontEnds:
             for surplus in self._list_idle()[: max(0, len(self._known) - MAX_FRONT_ENDS + 1)]:
                 self._end_front_end(surplus)
             self._known[key] = _FrontEnd(
-                key, self._machine, self._acquire_worker, self._gate_of(key.environment), self._rank_of
+                key, self._machine, self._acquire_worker, self._get_gate(key.environment), self._rank_of
             )
         if job != NO_JOB:
             self._known[key].jobs.add(job)

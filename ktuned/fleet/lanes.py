@@ -38,7 +38,7 @@ _log = structlog.get_logger()
 REAP_S = 1.0
 """Deadline for a killed worker to end. A process in an endless GPU kernel was seen to take 0.15 s."""
 
-LOOK_S: Final = 2.0
+APPLICATION_CHECK_S: Final = 2.0
 """Interval at which a lane that leaves its device to an application checks whether the application still uses it."""
 
 
@@ -78,8 +78,8 @@ class Lane:
         self.data = ""
         self._fleet = fleet
         self._machine = fleet.machine
-        self._failures = self.record.health.failures
-        self._turns = fleet.turns_on(device)
+        self._reported_failures = self.record.health.failures
+        self._turns = fleet.get_turns(device)
         self._on_state = on_state
         self._reap_s = reap_s
         self._is_waited_for = is_waited_for
@@ -122,7 +122,7 @@ class Lane:
     @property
     def gate(self) -> QuietGate:
         """The gate between compiles and timing on the device's machine."""
-        return self._fleet.gate_of(self.device)
+        return self._fleet.get_gate(self.device)
 
     @asynccontextmanager
     async def hold(self, job: int) -> AsyncIterator[None]:
@@ -134,30 +134,30 @@ class Lane:
         while pause_s := self._machine.pause_s(self.device):
             if self._is_waited_for(job) or not await self._fleet.applications.is_device_used(self.device):
                 break
-            await anyio.sleep(min(pause_s, LOOK_S))
+            await anyio.sleep(min(pause_s, APPLICATION_CHECK_S))
         async with self._turns.hold_turn(job):
             self.job = job
             began = monotonic()
             try:
                 yield
             finally:
-                self._give_back_cores()
+                self._release_cores()
                 self.busy_s += monotonic() - began
                 self.job = None
 
-    async def use_cores(self, cores: int) -> int:
+    async def reserve_cores(self, cores: int) -> int:
         """Reserve cores for a timing until the caller leaves the lane; return how many are reserved.
 
         No other part of ktuned uses them meanwhile. A GPU's lane needs one core, for the host side of its launches.
         """
         if self._cores < cores:
-            self._give_back_cores()
-            self._cores = await self.gate.take_cores(cores)
+            self._release_cores()
+            self._cores = await self.gate.reserve_cores(cores)
         return self._cores
 
-    def _give_back_cores(self) -> None:
+    def _release_cores(self) -> None:
         if self._cores:
-            self.gate.give_back_cores(self._cores)
+            self.gate.release_cores(self._cores)
             self._cores = 0
 
     def prepare_worker(self, environment: Environment, backend: str) -> None:
@@ -240,8 +240,8 @@ class Lane:
             WorkerError: one of them is to fail.
         """
         instruction = self._fleet.carry_out(instructions)
-        if self.health.failures != self._failures:
-            self._failures = self.health.failures
+        if self.health.failures != self._reported_failures:
+            self._reported_failures = self.health.failures
             self._on_state(self)
         if isinstance(instruction, Fail):
             raise instruction.error
@@ -297,7 +297,7 @@ class Lane:
             request = replace(request, is_shared=bool(self.applications))
         # The lane's timings so far are over, so its cores go back. The opening's imports and references may use every
         # core, and a lane that still held them all would wait for itself at the gate.
-        self._give_back_cores()
+        self._release_cores()
         async with self.gate.hold_for_computing(COURTESY_S):
             reply, _ = await worker.send_request(request, self._deadlines)
         # The problem's data does not wear a worker out; only memory beyond it counts as growth.

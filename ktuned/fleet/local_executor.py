@@ -44,13 +44,13 @@ _log = structlog.get_logger()
 COMPILE_NICENESS = 10
 """The niceness of compile workers, so that they yield to people's own programs on the machine."""
 
-_ASIDE = (Role.COMPILE, Role.EXPLORE)
+_OFF_LANE_CORES = (Role.COMPILE, Role.EXPLORE)
 """Roles whose workers run while something is measured, and so must keep off the measured cores."""
 
 _REAP_S = 5.0
 """Time that an ending daemon gives its killed workers to end. One that is stuck in a driver must not hold it up."""
 
-_GENERATIONS = 20
+_ORPHAN_SEARCHES = 20
 """How often orphans are searched for after a worker's end, because killed orphans may leave orphans of their own."""
 
 _ORPHAN_REAP_S = 1.0
@@ -70,10 +70,11 @@ class LocalExecutor(Executor):
         captures: The directory of captured inputs.
         base_env: The environment of workers.
         compile_cores: The cores that compilers and explorers may use; all if empty.
-        adopts: Whether to kill every child of this process that it did not start, except those in ``kept``.
+        ends_orphans: Whether to kill every child of this process that it did not start.
         trust: Directories that workers may read although others may write to them.
-        kept: Ids of processes that are no orphans; the collection may change.
-        private: A directory that only this process uses; the warden removes it. By default the scratch directory.
+        known_children: Ids of children that are not killed as orphans; the collection may change.
+        private_directory: A directory that only this process uses, by default the scratch directory. The warden removes
+            it.
         last_end: The file in which the warden notes how this process ended, if not in order.
         warden_s: Interval at which the warden is checked, in seconds.
         start_process: Starts a worker's process.
@@ -88,10 +89,10 @@ class LocalExecutor(Executor):
         captures: Path,
         base_env: Mapping[str, str],
         compile_cores: Collection[int] = (),
-        adopts: bool = False,
+        ends_orphans: bool = False,
         trust: Trust | None = None,
-        kept: Collection[int] = (),
-        private: Path | None = None,
+        known_children: Collection[int] = (),
+        private_directory: Path | None = None,
         last_end: Path | None = None,
         warden_s: float = WARDEN_S,
         start_process: StartProcess = subprocess.Popen,
@@ -102,18 +103,18 @@ class LocalExecutor(Executor):
         self._captures = captures
         self._base_env = {**base_env, DAEMON_MARK: self._id, "KTUNED_CACHE": str(cache)}
         self._compile_cores = self._all_compile_cores = frozenset(compile_cores)
-        self._adopts = adopts
+        self._ends_orphans = ends_orphans
         self._trust = trust or Trust()
         self._warden_s = warden_s
         self._start_process = start_process
-        self._kept = kept
+        self._known_children = known_children
         self.mark = f"{DAEMON_MARK}={self._id}"
         """The mark in the environment of every process that must not outlive this one."""
-        self._warden = WardenProcess(self.mark, private or self.scratch, last_end)
+        self._warden = WardenProcess(self.mark, private_directory or self.scratch, last_end)
         self._workers: dict[int, WorkerProcess] = {}
-        self._ending = anyio.Lock()
+        self._orphan_search = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup
-        self._count = 0
+        self._start_count = 0
 
     @property
     def workers(self) -> Collection[WorkerProcess]:
@@ -125,10 +126,10 @@ class LocalExecutor(Executor):
         """Run the warden and the tasks that clean up after workers; on leaving, every worker is killed and reaped."""
         shutil.rmtree(self.scratch.parent, ignore_errors=True)
         self.scratch.mkdir(parents=True)
-        if self._adopts:
+        if self._ends_orphans:
             parent.adopt_descendants()
         async with self._warden.keep_running(), anyio.create_task_group() as self._tasks:
-            self._tasks.start_soon(self._keep_warden)
+            self._tasks.start_soon(self._watch_warden)
             try:
                 yield self
             finally:
@@ -144,8 +145,8 @@ class LocalExecutor(Executor):
         Raises:
             WorkerError: the worker cannot be started, or is not ready within ``deadline_s``.
         """
-        self._count += 1
-        scratch, places = self.scratch / str(self._count), self._build_places(environment)
+        self._start_count += 1
+        scratch, places = self.scratch / str(self._start_count), self._build_places(environment)
         # In a thread, because a compiler may have to build the observer's library first.
         await anyio.to_thread.run_sync(observer.prepare_library)
         worker = spawn_worker(
@@ -158,9 +159,9 @@ class LocalExecutor(Executor):
             start_process=self._start_process,
         )
         self._workers[worker.pid] = worker
-        self._tasks.start_soon(self._bury_when_gone, worker)
-        if role in _ASIDE:
-            self._put_aside(worker)
+        self._tasks.start_soon(self._clean_up_when_gone, worker)
+        if role in _OFF_LANE_CORES:
+            self._keep_off_lane_cores(worker)
         if role is not Role.BENCH:
             memory.limit_data_size(worker.pid, limit_bytes)
         try:
@@ -185,7 +186,7 @@ class LocalExecutor(Executor):
         before, self._compile_cores = self._compile_cores, frozenset(cores[max(0, min(lanes, len(cores)) - 1) :])
         if self._compile_cores != before:
             for worker in self._workers.values():
-                if worker.role in _ASIDE:
+                if worker.role in _OFF_LANE_CORES:
                     self._pin_threads(worker)
 
     def _build_places(self, environment: Environment) -> Places:
@@ -197,7 +198,7 @@ class LocalExecutor(Executor):
             trusted=tuple(sorted(self._trust.exceptions)),
         )
 
-    def _put_aside(self, worker: WorkerProcess) -> None:
+    def _keep_off_lane_cores(self, worker: WorkerProcess) -> None:
         """Keep a worker, and every process that it will start, from disturbing measurements."""
         if worker.role is Role.COMPILE:
             try:
@@ -215,17 +216,17 @@ class LocalExecutor(Executor):
                 # The thread may have ended meanwhile.
                 _log.debug("thread_not_pinned", pid=worker.pid, reason=str(error))
 
-    async def _keep_warden(self) -> None:
+    async def _watch_warden(self) -> None:
         while True:
             await anyio.sleep(self._warden_s)
             self._warden.restart_if_killed()
 
-    async def _bury_when_gone(self, worker: WorkerProcess) -> None:
+    async def _clean_up_when_gone(self, worker: WorkerProcess) -> None:
         """Wait until a worker is gone, and remove its traces."""
         await worker.gone.wait()
-        await self._bury_worker(worker)
+        await self._clean_up_after_worker(worker)
 
-    async def _bury_worker(self, worker: WorkerProcess) -> None:
+    async def _clean_up_after_worker(self, worker: WorkerProcess) -> None:
         if self._workers.pop(worker.pid, None) is not None:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(worker.remove_traces)
@@ -234,9 +235,9 @@ class LocalExecutor(Executor):
     async def _end_orphans(self) -> None:
         # The search runs on the event loop, as the starts of workers do, and not in a thread. So a worker that was just
         # started is already in the table, and is not taken for an orphan.
-        async with self._ending:
-            for _ in range(_GENERATIONS if self._adopts else 0):
-                orphans = list_children() - self._workers.keys() - {self._warden.pid, *self._kept}
+        async with self._orphan_search:
+            for _ in range(_ORPHAN_SEARCHES if self._ends_orphans else 0):
+                orphans = list_children() - self._workers.keys() - {self._warden.pid, *self._known_children}
                 if not orphans:
                     break
                 _log.debug("orphans_ended", count=len(orphans))
@@ -248,7 +249,7 @@ class LocalExecutor(Executor):
         with anyio.move_on_after(_REAP_S):
             for worker in list(self._workers.values()):
                 await worker.gone.wait()
-                await self._bury_worker(worker)
+                await self._clean_up_after_worker(worker)
 
 
 def list_children() -> set[int]:

@@ -12,6 +12,11 @@ import os
 import resource
 from contextlib import suppress
 
+from ktuned.fleet.executor import Worker
+
+CHECK_S = 0.2
+"""Interval at which workers' memory is checked."""
+
 PAGE_BYTES = resource.getpagesize()
 
 
@@ -43,9 +48,12 @@ def limit_data_size(pid: int, limit_bytes: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_DATA, (bound, bound))
 
 
-def describe_excess(used: int, limit: int) -> str:
-    """Return the reason why a worker that outgrew its limit is killed."""
-    return f"out of memory: the worker used {used / 2**30:.1f} GiB of the {limit / 2**30:.1f} GiB it may"
+def enforce_limit(worker: Worker, limit_bytes: int) -> None:
+    """Measure the memory of a worker and its descendants, and kill it if it exceeds its limit."""
+    worker.measure_memory()
+    if worker.memory_bytes > limit_bytes:
+        used_gib, limit_gib = worker.memory_bytes / 2**30, limit_bytes / 2**30
+        worker.kill(f"out of memory: the worker used {used_gib:.1f} GiB of the {limit_gib:.1f} GiB it may")
 
 
 def measure_tree(pid: int) -> int:

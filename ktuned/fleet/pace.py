@@ -15,7 +15,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._is_taken = False
+        self._is_step_taken = False
 
     @property
     def waiting(self) -> int:
@@ -25,19 +25,19 @@ class Pace:
     async def wait_for_step(self) -> None:
         """Wait for a round of the loop without another task's step. The step lasts until this task waits again."""
         loop = asyncio.get_running_loop()
-        if not self._is_taken:
-            self._is_taken = True
-            loop.call_soon(self._let_next, loop)
+        if not self._is_step_taken:
+            self._is_step_taken = True
+            loop.call_soon(self._grant_next_step, loop)
             return
         turn = loop.create_future()
         self._waiting.append(turn)
         await turn
 
-    def _let_next(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _grant_next_step(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._waiting:
             first = self._waiting.popleft()
             if not first.done():
                 first.set_result(None)
-                loop.call_soon(self._let_next, loop)
+                loop.call_soon(self._grant_next_step, loop)
                 return
-        self._is_taken = False
+        self._is_step_taken = False

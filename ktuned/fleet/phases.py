@@ -24,7 +24,7 @@ from time import monotonic
 from ktuned.ipc import HeldItems, Journal, PhaseEntry
 from ktuned.model import Phase
 
-LEAST_S = 0.01
+MIN_INTERVAL_S = 0.01
 """Least interval between two looks, even if a deadline is shorter."""
 
 
@@ -34,7 +34,7 @@ class Phases:
     Args:
         loop: The event loop, for timers.
         journal: The daemon's side of the worker's journal.
-        on_over: Called when the deadline of the present phase has passed.
+        on_expired: Called when the deadline of the present phase has passed.
         before_look: Called before each look; reads the messages that have arrived, as one may be the reply.
         clock: The clock of the journal, in seconds.
     """
@@ -44,14 +44,14 @@ class Phases:
         loop: asyncio.AbstractEventLoop,
         journal: Journal,
         *,
-        on_over: Callable[[], None],
+        on_expired: Callable[[], None],
         before_look: Callable[[], None],
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._clock = clock
         self._journal: Journal | None = journal
         self._before_look = before_look
-        self._timer = DeadlineTimer(loop, on_over, self._find_phase_end)
+        self._timer = DeadlineTimer(loop, on_expired, self._find_phase_end)
         self._deadlines: Mapping[str, float] = {}
         self._entered = [PhaseEntry(Phase.SPAWN, clock())]
         self._held = HeldItems(0, b"")
@@ -90,7 +90,7 @@ class Phases:
             return
         found, self._held = self._journal.read_progress()
         began, until = self._entered[0], self._clock()
-        known = [one for one in found if began.at <= one.at <= until and one.phase in self._deadlines]
+        known = [entry for entry in found if began.at <= entry.at <= until and entry.phase in self._deadlines]
         # User code may have written nonsense. Then the last known phase continues.
         if known and known[-1].at >= self._entered[-1].at:
             self._entered = [began, *known] if known[0].at > began.at else known
@@ -104,9 +104,9 @@ class Phases:
         """Return the seconds that each phase of the request took, until now."""
         self.read_journal()
         durations: dict[str, float] = {}
-        ends = [one.at for one in self._entered[1:]] + [self._clock()]
-        for one, end in zip(self._entered, ends, strict=True):
-            durations[one.phase.value] = round(durations.get(one.phase.value, 0.0) + end - one.at, 3)
+        ends = [entry.at for entry in self._entered[1:]] + [self._clock()]
+        for entry, end in zip(self._entered, ends, strict=True):
+            durations[entry.phase.value] = round(durations.get(entry.phase.value, 0.0) + end - entry.at, 3)
         return durations
 
     def close(self) -> None:
@@ -124,37 +124,48 @@ class Phases:
 
 
 class DeadlineTimer:
-    """Calls ``wake`` when the deadline of a request's present phase has passed; ``look`` returns that deadline.
+    """Calls ``on_expired`` when the deadline of a request's present phase has passed, which ``find_deadline`` returns.
 
     One timer serves all requests of a worker: it keeps running from one request to the next.
     """
 
-    __slots__ = ("_fires_at", "_is_on", "_least_s", "_look", "_loop", "_timer", "_wake", "is_over")
+    __slots__ = (
+        "_find_deadline",
+        "_fires_at",
+        "_is_watching",
+        "_loop",
+        "_min_interval_s",
+        "_on_expired",
+        "_timer",
+        "is_over",
+    )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None], look: Callable[[], float]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_expired: Callable[[], None], find_deadline: Callable[[], float]
+    ) -> None:
         self._loop = loop
-        self._wake = wake
-        self._look = look
+        self._on_expired = on_expired
+        self._find_deadline = find_deadline
         self._timer: asyncio.Handle | None = None
         # Kept here, because uvloop rounds the times of timers, and a timer that is due at once has no time.
         self._fires_at = 0.0
-        self._least_s = 0.0
-        self._is_on = False
+        self._min_interval_s = 0.0
+        self._is_watching = False
         self.is_over = False
 
     def watch_request(self, shortest_s: float) -> None:
         """Watch a request from now on; ``shortest_s`` is the shortest of its phases' deadlines."""
-        self._least_s = max(LEAST_S, shortest_s)
-        self._is_on = True
+        self._min_interval_s = max(MIN_INTERVAL_S, shortest_s)
+        self._is_watching = True
         self.is_over = False
-        at = self._loop.time() + self._least_s
+        at = self._loop.time() + self._min_interval_s
         if self._timer is None or self._fires_at > at:
             self.close()
             self._set_timer(at)
 
     def end_watch(self) -> None:
         """Watch no request any more; the timer may keep running."""
-        self._is_on = False
+        self._is_watching = False
 
     def close(self) -> None:
         """Cancel the timer."""
@@ -168,13 +179,13 @@ class DeadlineTimer:
 
     def _check_deadline(self) -> None:
         self._timer = None
-        if not self._is_on:
+        if not self._is_watching:
             return
         # A late timer still sees every phase that has begun until now, so count from now.
         now = max(self._fires_at, self._loop.time())
-        ends_at = self._look()
+        ends_at = self._find_deadline()
         if ends_at > now:
-            self._set_timer(min(ends_at, now + self._least_s))
+            self._set_timer(min(ends_at, now + self._min_interval_s))
             return
         self.is_over = True
-        self._wake()
+        self._on_expired()

@@ -55,7 +55,7 @@ WORKER_MARK = "KTUNED_WORKER"
 
 _NO_ANSWERS = "the worker sent what is no answer: its code writes to files that it did not open"
 
-_MENDS = {
+_HINTS = {
     errno.EMFILE: "raise the daemon's limit of open files (`ulimit -Hn`, or LimitNOFILE= of its unit)",
     errno.ENFILE: "raise the machine's limit of open files (fs.file-max)",
     errno.EAGAIN: "raise the limit of processes (`ulimit -u`, or TasksMax= of its unit), or end some",
@@ -96,11 +96,13 @@ class WorkerProcess(Worker):
         self._inbox: deque[replies.Item | replies.Done | replies.Failed] = deque()
         self._answer_types: tuple[type[Any], type[Any] | None] | None = (replies.Ready, None)
         self._on_computed: Callable[[], None] | None = None
-        self._news: asyncio.Future[None] | None = None
-        self._phases = Phases(self._loop, journal, on_over=self._on_deadline, before_look=self._read_arrived_messages)
-        self._items = 0
-        self._reading = True
-        self._stopped = ""
+        self._answer_arrived: asyncio.Future[None] | None = None
+        self._phases = Phases(
+            self._loop, journal, on_expired=self._on_deadline, before_look=self._read_arrived_messages
+        )
+        self._item_count = 0
+        self._is_reading = True
+        self._kill_reason = ""
         self._fault = ""
         for descriptor in (read_fd, write_fd):
             os.set_blocking(descriptor, False)
@@ -126,7 +128,7 @@ class WorkerProcess(Worker):
         """
         self.requests += 1
         self._begin_request(self.requests, request.first_phase, deadlines)
-        self._items = 0
+        self._item_count = 0
         self._fault = ""
         self._answer_types = requests.find_answer_types(type(request))
         self._on_computed = on_computed
@@ -207,8 +209,8 @@ class WorkerProcess(Worker):
             self._answer_types = None
 
     def _wake_caller(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        if self._answer_arrived is not None and not self._answer_arrived.done():
+            self._answer_arrived.set_result(None)
 
     async def _await_answer(self) -> replies.Item | replies.Done | replies.Failed:
         while not self._inbox:
@@ -216,16 +218,16 @@ class WorkerProcess(Worker):
                 raise self._make_death_error(self._group.returncode)
             if self._phases.is_over:
                 raise DeadlineExpired(self._phases.current, self._phases.deadline_s, self.take_output())
-            self._news = self._loop.create_future()
-            await self._news
+            self._answer_arrived = self._loop.create_future()
+            await self._answer_arrived
         answer = self._inbox.popleft()
-        if not self._reading and self._group.returncode is None:
-            self._reading = True
+        if not self._is_reading and self._group.returncode is None:
+            self._is_reading = True
             self._loop.add_reader(self._read_fd, self._on_message)
         return answer
 
     def _make_death_error(self, returncode: int) -> WorkerDied:
-        return WorkerDied(returncode, self._phases.current, self.take_output(), self._stopped, self._fault)
+        return WorkerDied(returncode, self._phases.current, self.take_output(), self._kill_reason, self._fault)
 
     def take_output(self) -> Output:
         """Return the output since the last call or the request's begin, also what is still in the pipes; forget it."""
@@ -241,37 +243,37 @@ class WorkerProcess(Worker):
             return
         try:
             for message in self._decoder.feed(data):
-                self._take_in_message(message)
+                self._handle_message(message)
         except (frames.FrameError, InvalidMessage):
             self.kill(_NO_ANSWERS)
             data = b""
         if not data or len(self._inbox) > _INBOX_LIMIT:
             self._loop.remove_reader(self._read_fd)
-            self._reading = False
+            self._is_reading = False
             self._wake_caller()
 
     def _read_arrived_messages(self) -> None:
         """Read messages that have arrived, even if the event loop has not reported them yet."""
-        if self._reading and self._group.returncode is None:
+        if self._is_reading and self._group.returncode is None:
             self._on_message()
 
     def _on_deadline(self) -> None:
         """End the request under way after its deadline has passed. Items that the worker held back still count."""
-        self._take_in_held_items()
+        self._handle_held_items()
         self._wake_caller()
 
-    def _take_in_held_items(self) -> None:
+    def _handle_held_items(self) -> None:
         """Take in the items that the worker has finished in this request and not sent yet."""
         held = self._phases.held
         if self._answer_types is None or not held.frames:
             return
         # A worker that dies while it sends items has not removed them from its journal: skip those that have arrived.
-        known = max(0, self._items - held.first)
+        known = max(0, self._item_count - held.first)
         with contextlib.suppress(frames.FrameError, InvalidMessage):
             for message in list(frames.Decoder().feed(held.frames))[known:]:
-                self._take_in_message(message)
+                self._handle_message(message)
 
-    def _take_in_message(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: dict[str, Any]) -> None:
         """Handle one message: faults and the end of computing at once; items and replies are kept for the caller."""
         if self._answer_types is None:
             raise InvalidMessage("an answer without a request")
@@ -284,19 +286,19 @@ class WorkerProcess(Worker):
             self._fault = describe_fault(answer)
             return
         if isinstance(answer, replies.Item):
-            self._items += 1
+            self._item_count += 1
         self._inbox.append(answer)
         self._wake_caller()
 
     def _on_exit(self) -> None:
-        while self._reading and self._read_rest():
+        while self._is_reading and self._read_rest():
             pass
         self._loop.remove_reader(self._read_fd)
         anyio.notify_closing(self._write_fd)
         for descriptor in (self._read_fd, self._write_fd):
             os.close(descriptor)
         self._phases.close()
-        self._take_in_held_items()
+        self._handle_held_items()
         self._wake_caller()
         self.gone.set()
 
@@ -304,7 +306,7 @@ class WorkerProcess(Worker):
         try:
             data = os.read(self._read_fd, _READ_BYTES)
             for message in self._decoder.feed(data):
-                self._take_in_message(message)
+                self._handle_message(message)
         except (BlockingIOError, frames.FrameError, InvalidMessage):
             return False
         return bool(data)
@@ -319,7 +321,7 @@ class WorkerProcess(Worker):
 
     def kill(self, why: str = "") -> None:
         """SIGKILL the whole process group; :attr:`gone` is set when the process has ended."""
-        self._stopped = why or self._stopped
+        self._kill_reason = why or self._kill_reason
         self._group.kill()
 
     def remove_traces(self) -> None:
@@ -348,7 +350,7 @@ def spawn_worker(
     except OSError as error:
         raise WorkerError(
             f"cannot start a worker: {scratch}: {error.strerror}",
-            hint=_MENDS.get(error.errno or 0, "free disk space, or make it writable"),
+            hint=_HINTS.get(error.errno or 0, "free disk space, or make it writable"),
         ) from error
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as childs:
         try:
@@ -356,7 +358,7 @@ def spawn_worker(
             read_fd, child_write = _make_pipe(ours, childs)
             journal = ours.enter_context(contextlib.closing(Journal.create()))
         except OSError as error:
-            hint = _MENDS.get(error.errno or 0, "")
+            hint = _HINTS.get(error.errno or 0, "")
             raise WorkerError(f"cannot start a worker: {error.strerror}", hint=hint) from error
         env = {
             **base_env,
@@ -383,7 +385,7 @@ def spawn_worker(
             interpreter = "set this root's `python` in config.toml to an interpreter that has ktuned installed"
             raise WorkerError(
                 f"cannot start a worker with {environment.python} in {environment.cwd}: {error.strerror}",
-                hint=_MENDS.get(error.errno or 0, interpreter),
+                hint=_HINTS.get(error.errno or 0, interpreter),
             ) from error
         # From now on the WorkerProcess closes these descriptors.
         ours.pop_all()

@@ -46,7 +46,7 @@ class QuietGate:
 
     Args:
         cores: Cores of the machine for compiles and timing together; without it no timing waits.
-        on_wide: Called with the number of cores that lanes hold beyond one each, whenever it changes.
+        on_extra_cores: Called whenever :attr:`extra_cores` may have changed.
         patience_s: How long a wide timing waits for starts and computing, in seconds.
     """
 
@@ -54,17 +54,18 @@ class QuietGate:
         self,
         cores: int | None = None,
         *,
-        on_wide: Callable[[int], None] = lambda cores: None,
+        on_extra_cores: Callable[[], None] = lambda: None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._cores = math.inf if cores is None else cores
-        self._on_wide = on_wide
+        self._on_extra_cores = on_extra_cores
         self._patience_s = patience_s
         self._changed = anyio.Event()
         self._compiling = 0
-        self._starting: list[float] = []
+        self._patience_ends: list[float] = []
         """For each start or computing under way, the time at which wide timings stop waiting for it."""
-        self._timed: list[int] = []
+        self._timing_cores: list[int] = []
+        """The cores that each timing under way holds."""
         self._waiting_for_quiet = 0
         self._waiting_for_cores = 0
         self._is_quiet = False
@@ -83,6 +84,11 @@ class QuietGate:
         """The number of timings on several cores that wait until their cores are free."""
         return self._waiting_for_cores
 
+    @property
+    def extra_cores(self) -> int:
+        """The number of cores that timings hold beyond one each."""
+        return sum(self._timing_cores) - len(self._timing_cores)
+
     @asynccontextmanager
     async def hold_for_compile(self) -> AsyncIterator[None]:
         """Hold the gate for one compile, after waiting until it may run."""
@@ -99,11 +105,11 @@ class QuietGate:
     def hold_for_start(self) -> Iterator[None]:
         """Hold the gate for a worker's start. The start does not wait; a wide timing waits for it for a while."""
         until = anyio.current_time() + self._patience_s
-        self._starting.append(until)
+        self._patience_ends.append(until)
         try:
             yield
         finally:
-            self._starting.remove(until)
+            self._patience_ends.remove(until)
             self._wake_waiters()
 
     @asynccontextmanager
@@ -114,7 +120,7 @@ class QuietGate:
         ``patience_s``.
         """
         with anyio.move_on_after(patience_s):
-            while self._waiting_for_cores or (self._is_wide and sum(self._timed) >= self._cores):
+            while self._waiting_for_cores or (self._is_wide and sum(self._timing_cores) >= self._cores):
                 await self._changed.wait()
         with self.hold_for_start():
             yield
@@ -137,7 +143,7 @@ class QuietGate:
             self._is_quiet = False
             self._wake_waiters()
 
-    async def take_cores(self, cores: int) -> int:
+    async def reserve_cores(self, cores: int) -> int:
         """Wait until cores are free, and reserve them for a timing.
 
         Returns:
@@ -146,50 +152,47 @@ class QuietGate:
         wanted = int(min(cores, self._cores))
         self._waiting_for_cores += wanted > 1
         try:
-            while not self._may_time(wanted):
+            while not self._may_start_timing(wanted):
                 with anyio.CancelScope(deadline=self._next_end_of_patience):
                     await self._changed.wait()
-            self._timed.append(wanted)
+            self._timing_cores.append(wanted)
         finally:
             self._waiting_for_cores -= wanted > 1
             self._wake_waiters()
         if wanted > 1:
-            self._report_wide_cores()
+            self._on_extra_cores()
         return wanted
 
-    def give_back_cores(self, cores: int) -> None:
-        """Give back the number of cores that :meth:`take_cores` returned."""
-        self._timed.remove(cores)
+    def release_cores(self, cores: int) -> None:
+        """Release the number of cores that :meth:`reserve_cores` returned."""
+        self._timing_cores.remove(cores)
         if cores > 1:
-            self._report_wide_cores()
+            self._on_extra_cores()
         self._wake_waiters()
-
-    def _report_wide_cores(self) -> None:
-        self._on_wide(sum(self._timed) - len(self._timed))
 
     @property
     def _is_wide(self) -> bool:
-        return any(cores > 1 for cores in self._timed)
+        return any(cores > 1 for cores in self._timing_cores)
 
     @property
     def _may_compile(self) -> bool:
         if self._is_quiet or self._waiting_for_quiet or self._waiting_for_cores:
             return False
-        return not self._is_wide or self._compiling + 1 <= self._cores - sum(self._timed)
+        return not self._is_wide or self._compiling + 1 <= self._cores - sum(self._timing_cores)
 
-    def _may_time(self, wanted: int) -> bool:
-        if wanted == 1 and not self._is_wide:
+    def _may_start_timing(self, cores: int) -> bool:
+        if cores == 1 and not self._is_wide:
             return True
         # All running compiles and starts are confined to the cores that are left; one core is enough for them.
         now = anyio.current_time()
-        starting = sum(until > now for until in self._starting)
-        compiling = min(1, self._compiling + starting) if wanted > 1 else 0
-        return wanted + sum(self._timed) + compiling <= self._cores
+        starting = sum(until > now for until in self._patience_ends)
+        compiling = min(1, self._compiling + starting) if cores > 1 else 0
+        return cores + sum(self._timing_cores) + compiling <= self._cores
 
     @property
     def _next_end_of_patience(self) -> float:
         now = anyio.current_time()
-        return min((until for until in self._starting if until > now), default=math.inf)
+        return min((until for until in self._patience_ends if until > now), default=math.inf)
 
     def _wake_waiters(self) -> None:
         """Wake all waiters, so that they check their condition again."""

@@ -55,7 +55,7 @@ class Surroundings(msgspec.Struct, frozen=True):
         base_env: The environment that a process of the plugin may run with.
         mark: ``NAME=value``, which every process of the plugin must have in its environment, so that it does not
             outlive the daemon.
-        kept: Every process that the plugin starts must add its id here, or the daemon kills it as an orphan.
+        known_children: Every process that the plugin starts must add its id here, or the daemon kills it as an orphan.
     """
 
     artifacts: Path
@@ -63,7 +63,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     state: Path
     base_env: Mapping[str, str]
     mark: str
-    kept: MutableSet[int]
+    known_children: MutableSet[int]
 
 
 class RemoteExecutor(Executor):

@@ -59,9 +59,9 @@ class Journal:
         self.descriptor = descriptor
         self._clock = clock
         self._request = 0
-        self._entries = 0
-        self._first = 0
-        self._held = 0
+        self._entry_count = 0
+        self._sent_count = 0
+        self._held_bytes = 0
 
     @classmethod
     def create(cls, *, clock: Callable[[], float] = monotonic) -> Journal:
@@ -88,31 +88,31 @@ class Journal:
     def follow_request(self) -> None:
         """Take over the request that the daemon has begun, on the worker's side."""
         _, _, self._request = _ENTRY.unpack(os.pread(self.descriptor, _ENTRY.size, 0).ljust(_ENTRY.size, b"\0"))
-        self._entries = self._first = self._held = 0
+        self._entry_count = self._sent_count = self._held_bytes = 0
 
     def enter_phase(self, phase: Phase) -> None:
         """Record that a phase begins now."""
-        self._entries += 1
+        self._entry_count += 1
         # The first entry is the daemon's. The others are overwritten, the oldest first.
-        place = 1 + (self._entries - 1) % (_ENTRIES - 1)
+        place = 1 + (self._entry_count - 1) % (_ENTRIES - 1)
         entry = _ENTRY.pack(phase.encode(), self._clock(), self._request)
         os.pwrite(self.descriptor, entry, place * _ENTRY.size)
 
     def hold_item(self, frame: bytes) -> None:
         """Record the frame of an item that will be sent later."""
-        os.pwrite(self.descriptor, frame, _ITEMS_AT + self._held)
-        self._held += len(frame)
+        os.pwrite(self.descriptor, frame, _ITEMS_AT + self._held_bytes)
+        self._held_bytes += len(frame)
         self._write_held()
 
     def record_sent(self, items: int) -> None:
         """Record that this many items of the request have been sent, including all held ones."""
-        self._first += items
-        if self._held:
-            self._held = 0
+        self._sent_count += items
+        if self._held_bytes:
+            self._held_bytes = 0
             self._write_held()
 
     def _write_held(self) -> None:
-        os.pwrite(self.descriptor, _HELD.pack(self._request, self._first, self._held), _HELD_AT)
+        os.pwrite(self.descriptor, _HELD.pack(self._request, self._sent_count, self._held_bytes), _HELD_AT)
 
     def read_progress(self) -> tuple[list[PhaseEntry], HeldItems]:
         """Return the present request's phases, in their order, and its held items.

@@ -68,7 +68,7 @@ class Manifest(Record):
 _READ_BYTES = 1 << 18
 
 
-def file_digest(path: Path) -> str:
+def digest_file(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex.
 
     Raises:
@@ -105,7 +105,7 @@ def write(
         OSError: a file cannot be read, or the manifest cannot be written.
     """
     files = {
-        path.relative_to(directory).as_posix(): file_digest(path)
+        path.relative_to(directory).as_posix(): digest_file(path)
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path.name != MANIFEST_NAME
     }
@@ -145,7 +145,7 @@ def verify(directory: Path, *, required: Iterable[str]) -> Manifest:
             raise DamagedArtifact(f"{directory.name}: the required file {name} is not in the manifest")
     for name, expected in manifest.files.items():
         try:
-            actual = file_digest(directory / name)
+            actual = digest_file(directory / name)
         except OSError as error:
             raise DamagedArtifact(f"{directory.name}: {name} cannot be read ({error})") from error
         if actual != expected:

@@ -10,7 +10,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def die_with(pid: int) -> None:
+def die_with_parent(pid: int) -> None:
     """Make Linux kill this process when its parent, ``pid``, ends. If the parent has ended already, exit at once.
 
     Linux watches the *thread* that started this process, so that thread must live as long as the parent.

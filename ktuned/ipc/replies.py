@@ -44,7 +44,7 @@ class ProbeDependencies(Record):
 
     Attributes:
         files: compilers, libraries and installed distributions' records, also absent ones that were looked for. Each
-            has its :func:`~ktuned.ipc.take_sight` from before it was read.
+            has its :func:`~ktuned.ipc.read_sight_text` from before it was read.
         patterns: patterns of environment variables that decide artifacts or measurements.
         variables: the variables that these match, and those by which programs and packages are found.
         limits: the CPUs that the process may use.

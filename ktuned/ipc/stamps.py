@@ -161,7 +161,7 @@ def stamps_agree(held: str, now: str) -> bool:
     return are_directories and DIRECTORY in (one, other) and leads == leads_now
 
 
-def look_at_file(path: str) -> Sight | None:
+def read_sight(path: str) -> Sight | None:
     """Return the sight of what a path leads to, or ``None`` if there is nothing."""
     try:
         with pause_recording():
@@ -170,14 +170,14 @@ def look_at_file(path: str) -> Sight | None:
         return None
 
 
-def take_sight(path: str) -> str:
+def read_sight_text(path: str) -> str:
     """Return the sight of what a path leads to as text, or :data:`ABSENT`."""
-    return str(look_at_file(path) or ABSENT)
+    return str(read_sight(path) or ABSENT)
 
 
 def find_changed_file(sights: Mapping[str, str]) -> str:
     """Return the first file whose sight has changed; empty if none has."""
-    return next((path for path, held in sights.items() if take_sight(path) != held), "")
+    return next((path for path, held in sights.items() if read_sight_text(path) != held), "")
 
 
 def stamp_files(paths: Iterable[Path], known: Mapping[Path, str] = MappingProxyType({})) -> dict[str, str]:

@@ -23,7 +23,7 @@ from ktuned.model import (
     Winner,
     canonical,
     choose_class,
-    cost_of,
+    convert_to_cost,
 )
 from ktuned.store import Store
 
@@ -188,7 +188,7 @@ class ServedWinners:
             if self._admission.find_known_verdict(kernel, problem, known.config) is False
         ]
         costs = [
-            {known.text: cost for known in configs if (cost := cost_of(objective, known.figure)) is not None}
+            {known.text: cost for known in configs if (cost := convert_to_cost(objective, known.figure)) is not None}
             for configs in tried
         ]
         chosen = choose_common_config(list(zip(kernel.weights, costs, strict=True)), is_out)

@@ -17,10 +17,10 @@ from ktuned.model import (
     Record,
     TrialResult,
     compute_energy_figures,
-    cost_of,
-    figure_of,
+    convert_to_cost,
     needs_metric,
     record,
+    select_figure,
 )
 
 
@@ -51,7 +51,7 @@ class Costs(Record):
                 known |= self.metrics(latency_us, energy_j)
             except KernelFileError:
                 return None
-        return cost_of(self.objective, figure_of(self.objective, latency_us, known))
+        return convert_to_cost(self.objective, select_figure(self.objective, latency_us, known))
 
     def compute_cost_range(self, result: TrialResult) -> replies.CostRange | None:
         """Return a measured config's cost and its interval; ``None`` if a figure that it needs was not measured now."""

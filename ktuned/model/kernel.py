@@ -47,7 +47,7 @@ from ktuned.model.objective import (
     LATENCY,
     Objective,
     is_exact,
-    metric_of,
+    name_figure,
     read_objective,
     strip_numerics,
 )
@@ -59,7 +59,7 @@ from ktuned.model.trace import (
     UNOBSERVED,
     Observation,
     extend_digest,
-    find_news,
+    find_new_observations,
     reduce_digest,
 )
 from ktuned.model.values import Config, Problem, Scalar, canonical, sha256
@@ -331,7 +331,7 @@ class KernelInfo(Record):
 
     def with_observed(self, found: Iterable[Observation]) -> KernelInfo:
         """Return the kernel with the observed names added that it lacks; if it lacks none, the kernel itself."""
-        news = find_news(self.learned, found)
+        news = find_new_observations(self.learned, found)
         if not news:
             return self
         fresh = [entry for entry in news if entry.name not in self.learned]
@@ -423,9 +423,10 @@ class KernelInfo(Record):
             UsageError: there is no such objective, or it is a metric that the kernel does not have.
         """
         objective = read_objective(self.plan.objective if asked is None else asked)
-        if strip_numerics(objective) not in BUILT_IN and metric_of(objective) not in self.metrics:
+        metric = name_figure(objective)
+        if strip_numerics(objective) not in BUILT_IN and metric not in self.metrics:
             raise UsageError(
-                f"{self.name} has no metric {metric_of(objective)!r} {listed(self.metrics, near=metric_of(objective))}",
+                f"{self.name} has no metric {metric!r} {listed(self.metrics, near=metric)}",
                 hint="an objective is latency, energy, edp, or max:NAME or min:NAME of one of its metrics=",
             )
         return objective
@@ -433,7 +434,7 @@ class KernelInfo(Record):
     def needs_energy(self, objective: Objective) -> bool:
         """Return whether an objective's figure is computed from the energy of a launch."""
         plain = strip_numerics(objective)
-        return plain in (ENERGY, EDP) or self.metrics.get(metric_of(plain), False)
+        return plain in (ENERGY, EDP) or self.metrics.get(name_figure(plain), False)
 
     def with_anchor(self, anchor: Config | None, objective: Objective) -> KernelInfo:
         """Return the kernel with the anchor as its default, if the objective's numerics are exact.

@@ -103,7 +103,7 @@ def make_full_name(project: str, kernel: str) -> KernelName:
     return KernelName(f"{project}:{kernel}")
 
 
-def project_of(kernel: KernelName) -> ProjectName:
+def get_project_name(kernel: KernelName) -> ProjectName:
     """Return the project of a full name. A project's name may contain colons, a kernel's short name does not."""
     return ProjectName(kernel.rpartition(":")[0])
 

@@ -93,7 +93,7 @@ def read_objective(text: str) -> Objective:
         UsageError: the text names no objective.
     """
     plain = strip_numerics(text)
-    if plain in BUILT_IN or (plain.startswith((_MOST, _LEAST)) and metric_of(plain).isidentifier()):
+    if plain in BUILT_IN or (plain.startswith((_MOST, _LEAST)) and name_figure(plain).isidentifier()):
         # Intern the text, because a field is known to hold its default by the object's identity.
         return Objective(sys.intern(text))
     hint = "give latency, energy, edp, or a metric of the kernel file with its direction, max:NAME or min:NAME"
@@ -105,35 +105,35 @@ def is_maximized(objective: Objective) -> bool:
     return strip_numerics(objective).startswith(_MOST)
 
 
-def metric_of(objective: Objective) -> str:
+def name_figure(objective: Objective) -> str:
     """Return the name of an objective's figure: ``latency``, or a metric's name."""
     plain = strip_numerics(objective)
     return plain.partition(":")[2] or plain
 
 
-def word_improvement(objective: Objective) -> str:
+def name_improvement(objective: Objective) -> str:
     """Return ``faster`` for a latency, ``better`` for any other figure."""
     return "faster" if is_latency(objective) else "better"
 
 
-def as_latency(objective: Objective, figure: float | None) -> float | None:
+def select_latency(objective: Objective, figure: float | None) -> float | None:
     """Return a figure if it is a latency (µs); None for another objective's."""
     return figure if is_latency(objective) else None
 
 
-def unit_of(objective: Objective) -> str:
+def name_unit(objective: Objective) -> str:
     """Return the unit of an objective's figures; for a kernel file's metric, its name."""
-    return {LATENCY: "µs", ENERGY: "J", EDP: "J·s"}.get(strip_numerics(objective), metric_of(objective))
+    return {LATENCY: "µs", ENERGY: "J", EDP: "J·s"}.get(strip_numerics(objective), name_figure(objective))
 
 
-def mention_objective(objective: str) -> str:
+def format_objective_suffix(objective: str) -> str:
     """Return an objective as the end of a phrase, ``" by energy"``; nothing for the latency, the usual objective."""
     return "" if objective == LATENCY else f" by {objective}"
 
 
-def figure_of(objective: Objective, latency_us: float | None, metrics: Mapping[str, float]) -> float | None:
+def select_figure(objective: Objective, latency_us: float | None, metrics: Mapping[str, float]) -> float | None:
     """Return a config's figure: µs for ``latency``, J for ``energy``, J·s for ``edp``; ``None`` if it has none."""
-    return latency_us if is_latency(objective) else metrics.get(metric_of(objective))
+    return latency_us if is_latency(objective) else metrics.get(name_figure(objective))
 
 
 def compute_energy_figures(energy_j: float, latency_us: float) -> dict[str, float]:
@@ -141,7 +141,7 @@ def compute_energy_figures(energy_j: float, latency_us: float) -> dict[str, floa
     return {ENERGY: energy_j, EDP: energy_j * latency_us / 1e6}
 
 
-def cost_of(objective: Objective, figure: float | None) -> float | None:
+def convert_to_cost(objective: Objective, figure: float | None) -> float | None:
     """Return a figure's cost: less is better, and ratios of costs are ratios of figures.
 
     It is None if there is no figure, or if it is not positive, because configs are compared by ratios.
@@ -153,5 +153,5 @@ def cost_of(objective: Objective, figure: float | None) -> float | None:
 
 def compute_gain(objective: Objective, before: float | None, now: float | None) -> float | None:
     """Return how many times better ``now`` is than ``before``; None if either is unknown."""
-    old, new = cost_of(objective, before), cost_of(objective, now)
+    old, new = convert_to_cost(objective, before), convert_to_cost(objective, now)
     return old / new if old and new else None

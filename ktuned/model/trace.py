@@ -94,7 +94,7 @@ def add_captured(digest: str, captured: str) -> str:
     return add_digests(digest, sha256(f"captured\0{captured}")) if captured else digest
 
 
-def find_news(known: Mapping[str, Observation], found: Iterable[Observation]) -> list[Observation]:
+def find_new_observations(known: Mapping[str, Observation], found: Iterable[Observation]) -> list[Observation]:
     """Return the observations to learn: those with new names, or with a purpose that the name was not known for."""
     news: dict[str, Observation] = {}
     for entry in found:

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Final, Self
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey
-from ktuned.model.objective import ENERGY, LATENCY, Objective, figure_of, is_exact
+from ktuned.model.objective import ENERGY, LATENCY, Objective, is_exact, select_figure
 from ktuned.model.record import EVERY_FIELD, Record, record
 from ktuned.model.values import Config, Outcome, Problem
 
@@ -161,7 +161,7 @@ class TrialResult(Record):
         """Return its figure by an objective, if it has one."""
         if is_exact(objective) and not self.detail.same_bits:
             return None
-        return figure_of(objective, self.latency_us, self.metrics)
+        return select_figure(objective, self.latency_us, self.metrics)
 
     def interval(self, *, by_energy: bool = False) -> tuple[float, float] | None:
         """Return the ends of the 95 % interval of its latency or energy, relative to that figure, if they are known."""
@@ -283,7 +283,7 @@ class Winner(Record):
     @property
     def figure(self) -> float | None:
         """The figure by which it won."""
-        return figure_of(self.objective, self.latency_us, self.metrics)
+        return select_figure(self.objective, self.latency_us, self.metrics)
 
 
 @record

@@ -13,12 +13,12 @@ import unicodedata
 _KEPT = frozenset("\n\t")
 
 
-def show_controls(text: str) -> str:
+def escape_controls(text: str) -> str:
     r"""Return a text with escapes for such characters: ``\x1b``, ``\u202e``."""
     return text if text.isprintable() else "".join(map(_escape_letter, text))
 
 
-def show_controls_in_json(text: str) -> str:
+def escape_controls_in_json(text: str) -> str:
     """Return JSON of the same value, with JSON's own escapes for such characters."""
     if text.isprintable():
         return text

@@ -24,7 +24,7 @@ from ktuned.model import (
     Outcome,
     Problem,
     Trial,
-    figure_of,
+    select_figure,
 )
 from ktuned.protocol.jobs import JobInfo
 from ktuned.protocol.kernels import FileError
@@ -186,7 +186,7 @@ class WinnerChanged(Event, frozen=True, kw_only=True, tag="winner"):
     @property
     def figure(self) -> float | None:
         """The winner's figure by the objective, in the objective's unit."""
-        return figure_of(self.objective, self.latency_us, self.metrics)
+        return select_figure(self.objective, self.latency_us, self.metrics)
 
 
 class KernelStale(Event, frozen=True, kw_only=True, tag="stale"):

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ktuned.model import LATENCY, Config, Objective, Problem, Scalar, Status, figure_of
+from ktuned.model import LATENCY, Config, Objective, Problem, Scalar, Status, select_figure
 from ktuned.protocol.jobs import JobInfo
 from ktuned.protocol.kernels import FileError
 from ktuned.protocol.method import Method, NoParams
@@ -85,7 +85,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def figure(self) -> float | None:
         """The winner's figure by the objective; None if it was not measured."""
-        return figure_of(self.objective, self.latency_us, self.metrics)
+        return select_figure(self.objective, self.latency_us, self.metrics)
 
 
 class RefusedLookup(msgspec.Struct, frozen=True):

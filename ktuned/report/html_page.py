@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from ktuned.model import show_controls
+from ktuned.model import escape_controls
 from ktuned.report.document import Document
 
 LIBRARY = "echarts.min.js"
@@ -72,7 +72,7 @@ def encode_document(document: Document) -> str:
 
 def _escape_controls(value: Any) -> Any:
     if isinstance(value, str):
-        return show_controls(value)
+        return escape_controls(value)
     if isinstance(value, dict):
         return {_escape_controls(key): _escape_controls(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

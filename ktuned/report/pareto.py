@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from ktuned.model import BUILT_IN, Outcome, Trial, canonical, figure_of, is_maximized, maximize, minimize
+from ktuned.model import BUILT_IN, Outcome, Trial, canonical, is_maximized, maximize, minimize, select_figure
 
 T = TypeVar("T", bound=Trial)
 
@@ -19,7 +19,7 @@ def compute_cost(trial: Trial, name: str) -> float | None:
     """Return a trial's latency (µs) or metric, negated if more is better; ``None`` if the trial does not have it."""
     plain = name.removeprefix("-")
     objective = minimize(plain) if name != plain or plain in BUILT_IN else maximize(plain)
-    value = figure_of(objective, trial.latency_us, trial.metrics)
+    value = select_figure(objective, trial.latency_us, trial.metrics)
     return -value if value is not None and is_maximized(objective) else value
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
-from ktuned.model import Problem, canonical, cost_of, figure_of, parse_key_problem
+from ktuned.model import Problem, canonical, convert_to_cost, parse_key_problem, select_figure
 from ktuned.portfolio import Matrix, Portfolio, describe_tree
 from ktuned.report.document import PortfolioRow, ShownPortfolio
 from ktuned.store import ContextSums, Overview, StoredPortfolio
@@ -34,11 +34,12 @@ def survey_portfolio(overview: Overview, stored: StoredPortfolio, contexts: Sequ
     ]
     known = {canonical(problem) for problem in matrix.problems}
     since = [sums for sums in contexts if sums.context.problem not in known][-MAX_NEW:]
+    objective = stored.objective
     for sums in since:
         costs = {
             trial.config: cost
             for trial in overview.load_trials(sums.id)
-            if (cost := cost_of(stored.objective, figure_of(stored.objective, trial.latency_us, trial.metrics)))
+            if (cost := convert_to_cost(objective, select_figure(objective, trial.latency_us, trial.metrics)))
         }
         if set(fitted.configs) <= costs.keys():
             best = min(costs.values())

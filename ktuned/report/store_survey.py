@@ -34,11 +34,11 @@ from ktuned.model import (
     compute_gain,
     compute_shares,
     describe_change,
-    figure_of,
     name_arithmetic_metric,
+    name_unit,
     parse_key_problem,
+    select_figure,
     strip_numerics,
-    unit_of,
 )
 from ktuned.report.columns import COARSE, PackedColumns, Packer
 from ktuned.report.document import (
@@ -322,11 +322,11 @@ def _describe_difference(won: Winner, fastest: Winner | None, knobs: Sequence[st
     figure = won.figure
     if figure is None:
         return None
-    beside = None if fastest is None else figure_of(won.objective, fastest.latency_us, fastest.metrics)
+    beside = None if fastest is None else select_figure(won.objective, fastest.latency_us, fastest.metrics)
     return OtherWinner(
         won.objective,
         figure,
-        unit_of(won.objective),
+        name_unit(won.objective),
         beside,
         compute_gain(won.objective, beside, figure),
         won.latency_us,

@@ -45,7 +45,7 @@ from ktuned.model import (
     Scalar,
     UsageError,
     canonical,
-    cost_of,
+    convert_to_cost,
 )
 from ktuned.portfolio import (
     FAILED,
@@ -341,7 +341,7 @@ class PortfolioMaker:
         measured = self._store.list_measured_configs(context, MAX_KNOWN, objective=build.objective)
         # A config that was stopped as too slow works, and the cost known by then is good enough.
         costs = {
-            known.text: cost_of(build.objective, known.figure)
+            known.text: convert_to_cost(build.objective, known.figure)
             for known in (*failed, *measured)
             if known.outcome in (Outcome.MEASURED, Outcome.SLOWER)
         }

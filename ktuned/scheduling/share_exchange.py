@@ -36,7 +36,7 @@ from ktuned.model import (
     Problem,
     StoreError,
     Winner,
-    cost_of,
+    convert_to_cost,
 )
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.preparation import find_present_key
@@ -264,7 +264,7 @@ class ShareExchange:
         """
         settings = self._shared.settings
         winner = self._store.get_winner(key.winner_key)
-        cost = None if winner is None else cost_of(winner.objective, winner.figure)
+        cost = None if winner is None else convert_to_cost(winner.objective, winner.figure)
         if winner is None or cost is None or settings.read_only:
             return False
         # A winner that still holds is sent again after half of the time after which the store removes it.
@@ -322,7 +322,7 @@ class ShareExchange:
         winner = self._store.get_winner(key.winner_key)
         if winner is None or self._admission.find_known_verdict(key.kernel, key.problem, winner.config) is False:
             return None
-        return OwnWinner(cost_of(winner.objective, winner.figure), winner.context == key.context)
+        return OwnWinner(convert_to_cost(winner.objective, winner.figure), winner.context == key.context)
 
     def _list_won_keys(self, kernels: Iterable[str] | None = None) -> Iterator[list[PresentKey]]:
         """Yield the present keys of our winners, one list for each kernel: of some kernels, or of all."""

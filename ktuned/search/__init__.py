@@ -5,6 +5,7 @@ Other distributions can add strategies: they name a :class:`Strategy` under the 
 """
 
 from ktuned.search.annealing import Annealing
+from ktuned.search.chain import Point
 from ktuned.search.choice import AUTO, Budget, StrategyFault, choose_strategy
 from ktuned.search.domain import Domain, build_domain
 from ktuned.search.exhaustive import Exhaustive
@@ -32,6 +33,7 @@ __all__ = [
     "Exhaustive",
     "Genetic",
     "Local",
+    "Point",
     "PointStrategy",
     "Random",
     "RecordedSpace",

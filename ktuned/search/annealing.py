@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from ktuned.search.chain import Code
+from ktuned.search.chain import Point
 from ktuned.search.points import PointStrategy
 
 FIRST = 10
@@ -31,29 +31,29 @@ RESTART_AFTER = 30
 class Annealing(PointStrategy):
     """Walks from neighbour to neighbour while it cools."""
 
-    _here: Code | None = None
+    _here: Point | None = None
     _temperature = HOT
-    _best = math.inf
-    _since_best = 0
+    _best_log = math.inf
+    _outcomes_since_best = 0
 
-    def choose(self) -> Code | None:
+    def choose(self) -> Point | None:
         """Return an untried neighbour of the walk's present place, or a random config if there is none."""
         if len(self.taken) < FIRST or self._here is None:
             return self.draw_untried()
         return self.draw_untried_neighbour(self._here) or self.draw_untried()
 
-    def on_outcome(self, code: Code) -> None:
+    def on_outcome(self, point: Point) -> None:
         """Move to the config if it is faster, or if chance and temperature permit it."""
-        if code not in self.logs:
+        if point not in self.logs:
             return
-        log = self.logs[code]
-        self._since_best = 0 if log < self._best else self._since_best + 1
-        self._best = min(self._best, log)
-        if len(self.taken) < FIRST or self._here is None or self._since_best > RESTART_AFTER:
+        log = self.logs[point]
+        self._outcomes_since_best = 0 if log < self._best_log else self._outcomes_since_best + 1
+        self._best_log = min(self._best_log, log)
+        if len(self.taken) < FIRST or self._here is None or self._outcomes_since_best > RESTART_AFTER:
             self._here = self.fastest_points(1)[0]
-            self._since_best = 0
+            self._outcomes_since_best = 0
             return
         self._temperature = max(COLD, self._temperature * COOLING)
         slower = log - self.logs[self._here]
         if slower <= 0 or self.random.random() < math.exp(-slower / self._temperature):
-            self._here = code
+            self._here = point

@@ -12,7 +12,7 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from ktuned.search.chain import Code
+from ktuned.search.chain import Point
 from ktuned.search.domain import Domain
 from ktuned.search.features import Features, Floats
 
@@ -31,7 +31,7 @@ DRAWING_S = 0.02
 FIRST_DRAWING_S = 0.08
 """Time limit for the first drawing."""
 
-KNOWN_STEPS = 64
+REMEMBERED_NEIGHBOURHOODS = 64
 """Most points whose neighbours are remembered. They are asked for the best points, which change slowly."""
 
 
@@ -42,70 +42,70 @@ class Candidates:
         self._domain = domain
         self._features = features
         self._random = random
-        self._steps: dict[Code, list[Code]] = {}
-        self._codes: list[Code] = []
+        self._neighbours_of: dict[Point, list[Point]] = {}
+        self._points: list[Point] = []
         self.is_whole = domain.is_exact and domain.count <= ENUMERATED
         if self.is_whole:
-            self._codes = [code for code in domain.walk_points() if code is not None]
+            self._points = [point for point in domain.walk_points() if point is not None]
         else:
             self._draw_fresh_points(POOL // 4, FIRST_DRAWING_S)
 
     def __len__(self) -> int:
-        return len(self._codes)
+        return len(self._points)
 
     @property
-    def codes(self) -> Sequence[Code]:
+    def points(self) -> Sequence[Point]:
         """All points of the pool; for a small space, all its points."""
-        return self._codes
+        return self._points
 
     def pick_candidates(
-        self, number: int, taken: Collection[Code], around: Sequence[Code]
-    ) -> tuple[list[Code], Floats]:
+        self, number: int, taken: Collection[Point], around: Sequence[Point]
+    ) -> tuple[list[Point], Floats]:
         """Return candidates and their features, without ``taken`` points.
 
         They are ``number`` random points of the pool, and the neighbours of the points ``around``.
         """
         if number and not self.is_whole:
             self._draw_fresh_points(REFRESHED, DRAWING_S)
-        chosen: dict[Code, None] = {}
-        for code in around:
-            chosen |= dict.fromkeys(self._list_neighbours(code))
-        places = self._sample_places(number)
-        chosen |= dict.fromkeys(self._codes[place] for place in places)
-        codes = [code for code in chosen if code not in taken]
-        return codes, self._features(self._codes_as_array(codes))
+        chosen: dict[Point, None] = {}
+        for point in around:
+            chosen |= dict.fromkeys(self._list_neighbours(point))
+        places = self._sample_pool_places(number)
+        chosen |= dict.fromkeys(self._points[place] for place in places)
+        points = [point for point in chosen if point not in taken]
+        return points, self._features(self._points_as_array(points))
 
-    def list_others(self, but: Collection[Code]) -> tuple[list[Code], Floats]:
-        """Return all points of the pool except those in ``but``, and their features."""
-        codes = [code for code in dict.fromkeys(self._codes) if code not in but]
-        return codes, self._features(self._codes_as_array(codes))
+    def list_pool_except(self, excluded: Collection[Point]) -> tuple[list[Point], Floats]:
+        """Return all points of the pool except the ``excluded`` ones, and their features."""
+        points = [point for point in dict.fromkeys(self._points) if point not in excluded]
+        return points, self._features(self._points_as_array(points))
 
-    def _sample_places(self, number: int) -> list[int]:
-        size = len(self._codes)
+    def _sample_pool_places(self, number: int) -> list[int]:
+        size = len(self._points)
         if number >= size:
             return list(range(size))
         return [int(self._random.random() * size) for _ in range(number)]
 
     def _draw_fresh_points(self, number: int, seconds: float) -> None:
         deadline = monotonic() + seconds
-        fresh: list[Code] = []
+        fresh: list[Point] = []
         while len(fresh) < number and monotonic() < deadline:
-            code = self._domain.draw_point(self._random)
-            if code is None:
+            point = self._domain.draw_point(self._random)
+            if point is None:
                 break
-            fresh.append(code)
-        self._codes = (self._codes + fresh)[-POOL:]
+            fresh.append(point)
+        self._points = (self._points + fresh)[-POOL:]
 
-    def _list_neighbours(self, code: Code) -> list[Code]:
-        found = self._steps.get(code)
+    def _list_neighbours(self, point: Point) -> list[Point]:
+        found = self._neighbours_of.get(point)
         if found is None:
-            if len(self._steps) >= KNOWN_STEPS:
-                self._steps.clear()
-            found = self._steps[code] = [
-                *self._domain.valid_neighbours(code),
-                *self._domain.valid_joint_neighbours(code),
+            if len(self._neighbours_of) >= REMEMBERED_NEIGHBOURHOODS:
+                self._neighbours_of.clear()
+            found = self._neighbours_of[point] = [
+                *self._domain.valid_neighbours(point),
+                *self._domain.valid_joint_neighbours(point),
             ]
         return found
 
-    def _codes_as_array(self, codes: Sequence[Code]) -> NDArray[np.intp]:
-        return np.array(codes, dtype=np.intp).reshape(len(codes), len(self._domain.axes))
+    def _points_as_array(self, points: Sequence[Point]) -> NDArray[np.intp]:
+        return np.array(points, dtype=np.intp).reshape(len(points), len(self._domain.axes))

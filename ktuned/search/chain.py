@@ -16,8 +16,8 @@ from itertools import accumulate
 from ktuned.model import Record, Scalar, record
 from ktuned.search.conjuncts import Conjunct
 
-Code = tuple[int, ...]
-"""A config as the positions of its values on their axes."""
+Point = tuple[int, ...]
+"""A point of a space: a config as the positions of its values on their axes."""
 
 MAX_CELLS = 120_000
 """Most values that one count may test, in some 0.2 s and 15 MiB. If a chain needs more, it gets fewer conjuncts."""
@@ -76,7 +76,7 @@ class Chain:
         self._cells = 0
         self.count = self._count_completions(0, [0] * len(axes))
 
-    def code_at_rank(self, rank: int) -> Code:
+    def point_at_rank(self, rank: int) -> Point:
         """Return the config at a rank (0 ≤ rank < count), in the chain's own order."""
         if not 0 <= rank < self.count:
             raise IndexError(f"rank {rank} is not below {self.count}")
@@ -130,7 +130,7 @@ class Chain:
         return _Branches(values, list(accumulate(counts)))
 
 
-def walk_valid_codes(axes: Sequence[Sequence[Scalar]], conjuncts: Sequence[Conjunct]) -> Iterator[Code | None]:
+def walk_valid_points(axes: Sequence[Sequence[Scalar]], conjuncts: Sequence[Conjunct]) -> Iterator[Point | None]:
     """Yield the configs that satisfy ``conjuncts`` in the order of the axes, with ``None`` between as pauses."""
     levels = _build_levels(range(len(axes)), conjuncts)
     bound = [-1] * len(axes)
@@ -151,9 +151,9 @@ def walk_valid_codes(axes: Sequence[Sequence[Scalar]], conjuncts: Sequence[Conju
                 number += 1
 
 
-def satisfies_all(conjuncts: Sequence[Conjunct], axes: Sequence[Sequence[Scalar]], code: Sequence[int]) -> bool:
+def satisfies_all(conjuncts: Sequence[Conjunct], axes: Sequence[Sequence[Scalar]], point: Sequence[int]) -> bool:
     """Return whether no conjunct rules out the config with these positions on the axes."""
-    return all(conjunct.admits(axes, code) for conjunct in conjuncts)
+    return all(conjunct.admits(axes, point) for conjunct in conjuncts)
 
 
 def _order_axes(axes: Sequence[Sequence[Scalar]], checks: Sequence[Conjunct]) -> list[int]:

@@ -28,10 +28,10 @@ class Conjunct(Record):
     places: tuple[int, ...]
     test: Callable[..., object]
 
-    def admits(self, axes: Sequence[Sequence[Scalar]], code: Sequence[int]) -> bool:
+    def admits(self, axes: Sequence[Sequence[Scalar]], point: Sequence[int]) -> bool:
         """Return False only if the config with these positions on the axes certainly violates the condition."""
         try:
-            return bool(self.test(*[axes[place][code[place]] for place in self.places]))
+            return bool(self.test(*[axes[place][point[place]] for place in self.places]))
         except Exception:
             # The condition is evaluated out of order: an earlier one in the constraint may have been its guard.
             return True

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ktuned.search.chain import Code
+from ktuned.search.chain import Point
 from ktuned.search.features import Floats
 from ktuned.search.transfer import TransferModel
 
@@ -45,16 +45,16 @@ class Surprises:
     """How much faster than expected the model's choices were, in the model's own deviations."""
 
     def __init__(self) -> None:
-        self._expected: dict[Code, tuple[float, float]] = {}
+        self._expected: dict[Point, tuple[float, float]] = {}
         self._squares: deque[float] = deque(maxlen=SURPRISES)
 
-    def expect_outcome(self, code: Code, log: float, deviation: float) -> None:
+    def expect_outcome(self, point: Point, log: float, deviation: float) -> None:
         """Keep the log latency and the deviation that the model expects of a config that it has chosen."""
-        self._expected[code] = log, deviation
+        self._expected[point] = log, deviation
 
-    def record_outcome(self, code: Code, log: float | None) -> None:
+    def record_outcome(self, point: Point, log: float | None) -> None:
         """Record a config's log latency; ``None`` if it was not measured."""
-        expected = self._expected.pop(code, None)
+        expected = self._expected.pop(point, None)
         if expected is not None and log is not None:
             self._squares.append(min(max((expected[0] - log) / expected[1], 0.0), MOST_SURPRISED) ** 2)
 

@@ -1,6 +1,6 @@
 """The valid configs of a bound space as points, which strategies that learn sample, enumerate and step between.
 
-A point is a :data:`Code`: the position of each knob's value on its axis. Three kinds of space give one interface:
+A point is a :data:`Point`: the position of each knob's value on its axis. Three kinds of space give one interface:
 
 ========================  ==========================================================================================
 axes with ``where``       the constraints are split and chained; points are counted and drawn by rank. Constraints that
@@ -23,7 +23,7 @@ from random import Random
 from time import monotonic
 
 from ktuned.model import Config, Scalar
-from ktuned.search.chain import MAX_CELLS, Chain, Code, CountTooLarge, satisfies_all, walk_valid_codes
+from ktuned.search.chain import MAX_CELLS, Chain, CountTooLarge, Point, satisfies_all, walk_valid_points
 from ktuned.search.conjuncts import Conjunct, split_constraint
 from ktuned.spec import BoundSpace
 
@@ -69,26 +69,26 @@ class Domain(ABC):
     is_exact: bool
 
     @abstractmethod
-    def is_valid(self, code: Code) -> bool:
+    def is_valid(self, point: Point) -> bool:
         """Return whether a point is valid."""
 
     @abstractmethod
-    def draw_point(self, random: Random) -> Code | None:
+    def draw_point(self, random: Random) -> Point | None:
         """Draw one valid point uniformly; ``None`` if none was found within :data:`SAMPLE_S`."""
 
     @abstractmethod
-    def point_at_rank(self, rank: int) -> Code:
+    def point_at_rank(self, rank: int) -> Point:
         """Return the valid point at a rank below ``count``. Only allowed if the count is exact."""
 
     @abstractmethod
-    def walk_points(self) -> Iterator[Code | None]:
+    def walk_points(self) -> Iterator[Point | None]:
         """Walk all valid points in the space's order, with ``None`` between as pauses."""
 
-    def config_at(self, code: Code) -> dict[str, Scalar]:
+    def config_at(self, point: Point) -> dict[str, Scalar]:
         """Return the config at a point."""
-        return dict(zip(self.knobs, map(getitem, self.axes, code), strict=True))
+        return dict(zip(self.knobs, map(getitem, self.axes, point), strict=True))
 
-    def point_of_config(self, config: Config) -> Code | None:
+    def point_of_config(self, config: Config) -> Point | None:
         """Return the point of a config, valid or not; ``None`` if some value is on no axis."""
         if config.keys() != set(self.knobs):
             return None
@@ -96,32 +96,32 @@ class Domain(ABC):
         placed = tuple(position for position in found if position is not None)
         return placed if len(placed) == len(found) else None
 
-    def valid_neighbours(self, code: Code) -> Iterator[Code]:
+    def valid_neighbours(self, point: Point) -> Iterator[Point]:
         """Yield the valid points that differ from a point in a single knob; that point itself need not be valid."""
         for number, axis in enumerate(self.axes):
-            for position in _other_positions(code[number], len(axis)):
-                point = (*code[:number], position, *code[number + 1 :])
-                if self.is_valid(point):
-                    yield point
+            for position in _other_positions(point[number], len(axis)):
+                neighbour = (*point[:number], position, *point[number + 1 :])
+                if self.is_valid(neighbour):
+                    yield neighbour
 
-    def valid_joint_neighbours(self, code: Code) -> Iterator[Code]:
+    def valid_joint_neighbours(self, point: Point) -> Iterator[Point]:
         """Yield valid points that differ in two knobs, where a step of the first knob alone would be invalid.
 
         The second knob moves to the next value on either side, or to its first value, which it has while it is without
         effect.
         """
-        seen: set[Code] = set()
+        seen: set[Point] = set()
         for number, axis in enumerate(self.axes):
-            for position in _other_positions(code[number], len(axis)):
-                point = (*code[:number], position, *code[number + 1 :])
-                if self.is_valid(point):
+            for position in _other_positions(point[number], len(axis)):
+                stepped = (*point[:number], position, *point[number + 1 :])
+                if self.is_valid(stepped):
                     continue
                 for second, other in enumerate(self.axes):
                     if second == number:
                         continue
-                    for follows in sorted({max(0, code[second] - 1), min(len(other) - 1, code[second] + 1), 0}):
-                        moved = (*point[:second], follows, *point[second + 1 :])
-                        if moved not in seen and follows != code[second] and self.is_valid(moved):
+                    for follows in sorted({max(0, point[second] - 1), min(len(other) - 1, point[second] + 1), 0}):
+                        moved = (*stepped[:second], follows, *stepped[second + 1 :])
+                        if moved not in seen and follows != point[second] and self.is_valid(moved):
                             seen.add(moved)
                             yield moved
 
@@ -150,7 +150,7 @@ def walk_configs_in_order(space: BoundSpace) -> Iterator[dict[str, Scalar] | Non
     if not is_sparse(space):
         return space.walk()
     domain = build_domain(space)
-    return (None if code is None else domain.config_at(code) for code in domain.walk_points())
+    return (None if point is None else domain.config_at(point) for point in domain.walk_points())
 
 
 class ProductDomain(Domain):
@@ -181,28 +181,28 @@ class ProductDomain(Domain):
             self._chain_conjuncts([], is_split=False)
         self.count = self._chain.count if self.is_exact else self._estimate_count()
 
-    def is_valid(self, code: Code) -> bool:
+    def is_valid(self, point: Point) -> bool:
         """Check the split constraints, which are fast, and then the declared ones, which decide."""
-        return satisfies_all(self._conjuncts, self.axes, code) and self._space.accepts(self.config_at(code))
+        return satisfies_all(self._conjuncts, self.axes, point) and self._space.accepts(self.config_at(point))
 
-    def draw_point(self, random: Random) -> Code | None:
+    def draw_point(self, random: Random) -> Point | None:
         """Draw points of the chain until one satisfies the constraints that are not in the chain."""
         deadline = monotonic() + SAMPLE_S
         while True:
-            code = self._draw_candidate(random)
-            if self.is_exact or self._passes_rest(code):
-                return code
+            point = self._draw_candidate(random)
+            if self.is_exact or self._passes_rest(point):
+                return point
             if monotonic() > deadline:
                 return None
 
-    def point_at_rank(self, rank: int) -> Code:
+    def point_at_rank(self, rank: int) -> Point:
         """Return the point at a rank below ``count``. Only allowed if the count is exact."""
-        return self._chain.code_at_rank(rank)
+        return self._chain.point_at_rank(rank)
 
-    def walk_points(self) -> Iterator[Code | None]:
+    def walk_points(self) -> Iterator[Point | None]:
         """Walk depth first, and skip branches that a conjunct rules out."""
-        for code in walk_valid_codes(self.axes, self._conjuncts):
-            yield code if code is not None and self._space.accepts(self.config_at(code)) else None
+        for point in walk_valid_points(self.axes, self._conjuncts):
+            yield point if point is not None and self._space.accepts(self.config_at(point)) else None
 
     def _chain_conjuncts(self, conjuncts: Sequence[Conjunct], *, is_split: bool) -> None:
         self._conjuncts = conjuncts
@@ -211,18 +211,18 @@ class ProductDomain(Domain):
         self._is_unchained = not chained
         self.is_exact = is_split and not self._late
 
-    def _draw_candidate(self, random: Random) -> Code:
+    def _draw_candidate(self, random: Random) -> Point:
         """Draw one of the chain's points; :meth:`_passes_rest` decides whether it is valid."""
         if self._is_unchained:
             return self._draw_anywhere(random)
-        return self._chain.code_at_rank(int(random.random() * self._chain.count))
+        return self._chain.point_at_rank(int(random.random() * self._chain.count))
 
-    def _draw_anywhere(self, random: Random) -> Code:
+    def _draw_anywhere(self, random: Random) -> Point:
         return tuple([int(random.random() * length) for length in self._lengths])
 
-    def _passes_rest(self, code: Code) -> bool:
+    def _passes_rest(self, point: Point) -> bool:
         """Return whether the constraints that are not in the chain admit one of its points."""
-        return satisfies_all(self._late, self.axes, code) and self._space.accepts(self.config_at(code))
+        return satisfies_all(self._late, self.axes, point) and self._space.accepts(self.config_at(point))
 
     def _check_split(self) -> bool:
         """Check by samples that the split constraints rule out no point that the declared constraints admit.
@@ -233,10 +233,10 @@ class ProductDomain(Domain):
         random = Random(0)
         if self.is_exact and self._chain.count:
             drawn = [self._draw_candidate(random) for _ in range(CHECKED_POINTS)]
-            self.is_exact = all(self._space.accepts(self.config_at(code)) for code in drawn)
+            self.is_exact = all(self._space.accepts(self.config_at(point)) for point in drawn)
         for _ in range(CHECKED_POINTS):
-            code = self._draw_anywhere(random)
-            if not satisfies_all(self._conjuncts, self.axes, code) and self._space.accepts(self.config_at(code)):
+            point = self._draw_anywhere(random)
+            if not satisfies_all(self._conjuncts, self.axes, point) and self._space.accepts(self.config_at(point)):
                 return False
         return True
 
@@ -273,19 +273,19 @@ class ListedDomain(Domain):
         self.count = len(self.listed)
         self.is_exact = space.indexable or self.count < MAX_WALKED
 
-    def is_valid(self, code: Code) -> bool:
+    def is_valid(self, point: Point) -> bool:
         """Return whether a point is listed."""
-        return code in self._held
+        return point in self._held
 
-    def draw_point(self, random: Random) -> Code | None:
+    def draw_point(self, random: Random) -> Point | None:
         """Draw a point of the list."""
         return self.listed[int(random.random() * self.count)]
 
-    def point_at_rank(self, rank: int) -> Code:
+    def point_at_rank(self, rank: int) -> Point:
         """Return the point at a place of the list."""
         return self.listed[rank]
 
-    def walk_points(self) -> Iterator[Code | None]:
+    def walk_points(self) -> Iterator[Point | None]:
         """Walk the list."""
         return iter(self.listed)
 

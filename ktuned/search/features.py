@@ -70,12 +70,12 @@ class Features:
     def __len__(self) -> int:
         return len(self._columns)
 
-    def __call__(self, codes: NDArray[np.intp]) -> Floats:
+    def __call__(self, points: NDArray[np.intp]) -> Floats:
         """Return the features of points (one a row), one row each."""
-        found = np.zeros((len(codes), len(self._columns)))
+        found = np.zeros((len(points), len(self._columns)))
         for number, column in enumerate(self._columns):
             for place, table in column.tables:
-                found[:, number] += table[np.minimum(codes[:, place], len(table) - 1)]
+                found[:, number] += table[np.minimum(points[:, place], len(table) - 1)]
         return found
 
     def _add_choices(self, place: int, length: int) -> None:

@@ -7,7 +7,7 @@ of its own, even a short one.
 
 from __future__ import annotations
 
-from ktuned.search.chain import Code
+from ktuned.search.chain import Point
 from ktuned.search.points import PointStrategy
 
 POPULATION = 20
@@ -26,7 +26,7 @@ MUTATIONS = 1.0
 class Genetic(PointStrategy):
     """Breeds configs; needs nothing but the standard library."""
 
-    def choose(self) -> Code | None:
+    def choose(self) -> Point | None:
         """Return a child of two good configs, or a random config if no child is new."""
         if len(self.taken) < FIRST or len(self.logs) < 2:
             return self.draw_untried()
@@ -36,6 +36,6 @@ class Genetic(PointStrategy):
             or self.draw_untried()
         )
 
-    def _pick_parent(self, population: list[Code]) -> Code:
+    def _pick_parent(self, population: list[Point]) -> Point:
         """Return the winner of a tournament among a population that is sorted, the fastest first."""
         return population[min(int(self.random.random() * len(population)) for _ in range(TOURNAMENT))]

@@ -33,7 +33,7 @@ import numpy as np
 from ktuned.model import EarlierSearch
 from ktuned.search.blas import limit_blas_to_one_thread
 from ktuned.search.candidates import Candidates
-from ktuned.search.chain import Code
+from ktuned.search.chain import Point
 from ktuned.search.convergence import FASTER, Surprises, UntriedConfigs, chance_of_improvement
 from ktuned.search.features import Features, Floats
 from ktuned.search.gaussian_process import GaussianProcess, Prediction
@@ -111,7 +111,7 @@ CONVERGED_AFTER = 60
 LITTLE_CHANCE = 0.1
 """A search has converged when the chance that an untried config is more than 1 % faster is below this."""
 
-WEIGHED_EVERY = 4
+ESTIMATE_EVERY = 4
 """Configs between two estimates of that chance for the whole space. An estimate takes as long as several proposals."""
 
 LEAST_IMPROVEMENT = 0.005
@@ -126,37 +126,40 @@ class Guided(PointStrategy):
         self._features = Features(self.domain.axes)
         self._candidates = Candidates(self.domain, self._features, self.random)
         self._model = TransferModel(self._make_process)
-        self._judge = self._make_process()
-        self._own: set[Code] = set()
-        self._best = math.inf
-        self._since_best = 0
-        self._choices = 0
-        self._learnt_from = 0
-        self._judged_from = 0
-        self._lowest = -math.inf
-        self._largest_chance = 1.0
-        self._weighed_at = 0
-        self._chance_left = 1.0
-        self._unit = 0.0, 1.0
+        self._failure_model = self._make_process()
+        self._independent_points: set[Point] = set()
+        """The points that choices without the help of earlier searches have found."""
+        self._best_log = math.inf
+        self._outcomes_since_best = 0
+        self._choice_count = 0
+        self._outcomes_at_fit = 0
+        self._failures_at_fit = 0
+        # The model's values are log latencies minus the centre, divided by the scale.
+        self._log_centre = 0.0
+        self._log_scale = 1.0
+        self._lowest_value = -math.inf
+        self._largest_single_chance = 1.0
+        self._taken_at_estimate = 0
+        self._chance_of_faster = 1.0
         self._surprises = Surprises()
 
     def recall(self, earlier: Sequence[EarlierSearch]) -> None:
         """Model similar searches."""
-        placed = [self._place_earlier_search(one) for one in earlier]
+        placed = [self._convert_earlier_search(one) for one in earlier]
         with limit_blas_to_one_thread():
-            found = (
+            sources = (
                 fit_sources(placed, self._features, compress_slow, self._make_process) if len(self._features) else []
             )
-        self._model.use_sources(found)
+        self._model.set_sources(sources)
 
-    def on_outcome(self, code: Code) -> None:
+    def on_outcome(self, point: Point) -> None:
         """Count the outcomes since the last improvement."""
-        log = self.logs.get(code, math.inf)
-        self._surprises.record_outcome(code, self.logs.get(code))
-        self._since_best = 0 if log < self._best - LEAST_IMPROVEMENT else self._since_best + 1
-        self._best = min(self._best, log)
+        log = self.logs.get(point, math.inf)
+        self._surprises.record_outcome(point, self.logs.get(point))
+        self._outcomes_since_best = 0 if log < self._best_log - LEAST_IMPROVEMENT else self._outcomes_since_best + 1
+        self._best_log = min(self._best_log, log)
 
-    def choose(self) -> Code | None:
+    def choose(self) -> Point | None:
         """Return the next config: at first one of a spread, then the most promising one, or a random one."""
         with limit_blas_to_one_thread():
             return self._choose_next()
@@ -164,154 +167,164 @@ class Guided(PointStrategy):
     @property
     def converged(self) -> bool:
         """True if there was no improvement for a while, and a config more than 1 % faster is unlikely to exist."""
-        is_quiet = len(self.logs) >= CONVERGED_AFTER and self._since_best >= CONVERGED_AFTER // 2
+        is_quiet = len(self.logs) >= CONVERGED_AFTER and self._outcomes_since_best >= CONVERGED_AFTER // 2
         # The cheap check first: if one config alone is likely enough to be faster, the search has not converged.
-        if not is_quiet or self._largest_chance >= LITTLE_CHANCE:
+        if not is_quiet or self._largest_single_chance >= LITTLE_CHANCE:
             return False
-        if len(self.taken) >= self._weighed_at + WEIGHED_EVERY:
-            self._weighed_at = len(self.taken)
-            self._chance_left = self.chance_of_improvement()
-        return self._chance_left < LITTLE_CHANCE
+        if len(self.taken) >= self._taken_at_estimate + ESTIMATE_EVERY:
+            self._taken_at_estimate = len(self.taken)
+            self._chance_of_faster = self.chance_of_improvement()
+        return self._chance_of_faster < LITTLE_CHANCE
 
     def chance_of_improvement(self) -> float:
         """Return an upper limit of the chance that some untried config is more than 1 % faster than the best one.
 
         The neighbours of the best configs are evaluated individually; the rest of the space is estimated from the pool.
         """
-        if self._lowest == -math.inf:
+        if self._lowest_value == -math.inf:
             return 1.0
         with limit_blas_to_one_thread():
             near, features = self._candidates.pick_candidates(0, self.taken, self.fastest_points(FASTEST_CONSIDERED))
-            far, others = self._candidates.list_others(self.taken | set(near))
+            far, others = self._candidates.list_pool_except(self.taken | set(near))
             rest = max(0, self.domain.count - len(self.taken) - len(near))
             # Each config of the pool represents an equal share of the rest of the space.
             weights = np.append(np.ones(len(near)), np.full(len(far), rest / max(1, len(far))))
             return chance_of_improvement(
                 self._model,
                 UntriedConfigs(np.vstack([features.reshape(len(near), -1), others]) if near else others, weights),
-                self._lowest - FASTER / self._unit[1],
+                self._lowest_value - FASTER / self._log_scale,
                 scale=self._surprises.scale,
                 chance_to_work=self._predict_chance_to_work,
                 seed=len(self.taken),
             )
 
-    def _choose_next(self) -> Code | None:
-        self._choices += 1
-        if self._age < SPREAD_CONFIGS:
+    def _choose_next(self) -> Point | None:
+        self._choice_count += 1
+        if self._progress < SPREAD_CONFIGS:
             found = self.draw_least_tried()
         elif len(self.logs) < 3 or len(self._features) == 0:
             found = self.draw_untried()
         else:
-            self._model.is_heard = self._model.order_holds or not self._is_own_turn
+            self._model.may_use_sources = self._model.order_holds or not self._is_independent_turn
             found = self._choose_most_promising()
-        if found is not None and (self._age < SPREAD_CONFIGS or self._is_own_turn):
-            self._own.add(found)
+        if found is not None and (self._progress < SPREAD_CONFIGS or self._is_independent_turn):
+            self._independent_points.add(found)
         return found
 
     @property
-    def _is_own_turn(self) -> bool:
+    def _is_independent_turn(self) -> bool:
         """True on every other choice of a search with sources: this choice starts only from configs that such choices
         have found.
 
         The best configs of another search lie in a valley that may not be the deepest one here, and configs that
         improve on them mostly lie in the same valley.
         """
-        return self._model.has_sources and self._choices % 2 == 1
+        return self._model.has_sources and self._choice_count % 2 == 1
 
     def _make_process(self) -> GaussianProcess:
         kinds = self._features.kinds
         plain = [place for place, kind in enumerate(kinds) if kind in ("main", "choice")]
         return GaussianProcess(np.array([LOG_WEIGHT_PRIORS[kind] for kind in kinds]), LOG_WEIGHT_SPREAD, plain)
 
-    def _place_earlier_search(self, earlier: EarlierSearch) -> dict[Code, float]:
+    def _convert_earlier_search(self, earlier: EarlierSearch) -> dict[Point, float]:
         """Return an earlier search's log costs by point, for configs whose values are on this space's axes."""
         pairs = [
             (self.domain.point_of_config(config), cost)
             for config, cost in zip(earlier.configs, earlier.costs, strict=True)
         ]
-        return {code: math.log(cost) for code, cost in pairs if code is not None and cost > 0}
+        return {point: math.log(cost) for point, cost in pairs if point is not None and cost > 0}
 
     @property
-    def _age(self) -> int:
+    def _progress(self) -> int:
         """Progress of the search: its earlier choices, or if larger, the known configs beyond `MAX_GIVEN_CONFIGS`."""
-        return max(self._choices - 1, len(self.taken) - MAX_GIVEN_CONFIGS)
+        return max(self._choice_count - 1, len(self.taken) - MAX_GIVEN_CONFIGS)
 
     @property
-    def _is_wide(self) -> bool:
+    def _is_wide_turn(self) -> bool:
         first = min(WIDE_UNTIL, self.domain.count // WIDE_SHARE_OF_SPACE)
-        return self._age < first or self._age % WIDE_EVERY == 0
+        return self._progress < first or self._progress % WIDE_EVERY == 0
 
-    def _pick_candidates(self, best: Sequence[Code]) -> tuple[list[Code], Floats]:
+    def _pick_candidates(self, best: Sequence[Point]) -> tuple[list[Point], Floats]:
         """Return the candidates for this choice, and their features."""
-        if not self._is_wide:
-            codes, features = self._candidates.pick_candidates(0, self.taken, best)
-            if codes:
-                return codes, features
+        if not self._is_wide_turn:
+            points, features = self._candidates.pick_candidates(0, self.taken, best)
+            if points:
+                return points, features
         return self._candidates.pick_candidates(POOL_SAMPLE, self.taken, best)
 
-    def _choose_most_promising(self) -> Code | None:
-        known, values, scale = self._select_modelled_points()
-        self._lowest = float(values.min())
-        points = self._features(np.array(known))
-        # Half of a 95 % interval is two standard deviations; the model's values are logs in units of `scale`.
-        doubts = np.array([self.doubts.get(code, 0.0) / (2 * scale) for code in known]) ** 2
-        if len(self.logs) + len(self.failed) != self._learnt_from:
-            self._learnt_from = len(self.logs) + len(self.failed)
+    def _choose_most_promising(self) -> Point | None:
+        # Fit the model, if there were outcomes since the last fit, and condition it on the measured points.
+        known, values = self._select_modelled_points()
+        self._lowest_value = float(values.min())
+        features = self._features(np.array(known))
+        # Half of a 95 % interval is two standard deviations.
+        doubts = np.array([self.doubts.get(point, 0.0) / (2 * self._log_scale) for point in known]) ** 2
+        if len(self.logs) + len(self.failed) != self._outcomes_at_fit:
+            self._outcomes_at_fit = len(self.logs) + len(self.failed)
             steps = next((steps for size, steps in LEARNING_STEPS if len(known) <= size), 1)
-            self._model.fit_weights(points, values, steps if self._model.steps else FIRST_LEARNING_STEPS, doubts, scale)
-        self._model.condition_on(points, values, doubts)
+            self._model.fit_weights(
+                features, values, steps if self._model.steps else FIRST_LEARNING_STEPS, doubts, self._log_scale
+            )
+        self._model.condition_on(features, values, doubts)
+        # Points under way count with the value that the model expects.
         if self.under_way:
             waiting = self._features(np.array(list(self.under_way)))
             believed = self._model.predict(waiting).mean
             doubts = np.append(doubts, np.zeros(len(believed)))
-            self._model.condition_on(np.vstack([points, waiting]), np.append(values, believed), doubts)
-        # The lowest measured value may be due to noise, so the lowest expected values count as well.
+            self._model.condition_on(np.vstack([features, waiting]), np.append(values, believed), doubts)
+        # Pick candidates around the fastest points. The lowest measured value may be due to noise, so those with the
+        # lowest expected values count as well.
         fastest = self._fastest_places(known)
-        expected = self._model.predict(points[fastest]).mean
+        expected = self._model.predict(features[fastest]).mean
         lowest = float(expected.min())
         around = [known[fastest[0]], *(known[fastest[place]] for place in np.argsort(expected)[:NEIGHBOURHOODS])]
-        codes, features = self._pick_candidates(list(dict.fromkeys(around)))
-        if not codes:
+        candidates, candidate_features = self._pick_candidates(list(dict.fromkeys(around)))
+        if not candidates:
             return self.draw_untried()
-        predicted = self._model.predict(features)
-        promise = expected_improvement(predicted, lowest - self._improvement_sought())
-        chance = normal_cdf((lowest - FASTER / scale - predicted.mean) / np.sqrt(predicted.variance))
-        works = self._predict_chance_to_work(features)
-        promise, chance = promise * works, chance * works
-        self._largest_chance = float(chance.max())
+        # Choose the one with the largest expected improvement, times its chance to work.
+        predicted = self._model.predict(candidate_features)
+        chance_to_work = self._predict_chance_to_work(candidate_features)
+        promise = expected_improvement(predicted, lowest - self._improvement_sought()) * chance_to_work
         chosen = int(np.argmax(promise))
-        self._record_expectation(codes[chosen], float(predicted.mean[chosen]), float(predicted.variance[chosen]))
-        return codes[chosen]
+        # Keep what `converged` and the surprises need of this prediction.
+        goal = lowest - FASTER / self._log_scale
+        chance = normal_cdf((goal - predicted.mean) / np.sqrt(predicted.variance)) * chance_to_work
+        self._largest_single_chance = float(chance.max())
+        self._record_expectation(candidates[chosen], float(predicted.mean[chosen]), float(predicted.variance[chosen]))
+        return candidates[chosen]
 
-    def _record_expectation(self, code: Code, mean: float, variance: float) -> None:
+    def _record_expectation(self, point: Point, mean: float, variance: float) -> None:
         """Keep the model's expectation of a config that it has chosen."""
-        centre, scale = self._unit
-        deviation = scale * math.sqrt(variance + self._model.unexplained)
-        self._surprises.expect_outcome(code, centre + mean * scale, deviation)
+        deviation = self._log_scale * math.sqrt(variance + self._model.unexplained)
+        self._surprises.expect_outcome(point, self._log_centre + mean * self._log_scale, deviation)
 
-    def _fastest_places(self, known: Sequence[Code]) -> list[int]:
+    def _fastest_places(self, known: Sequence[Point]) -> list[int]:
         """Return the places of the fastest points that this choice continues from."""
-        own = [place for place, code in enumerate(known) if code in self._own] if self._is_own_turn else []
-        return own[:FASTEST_CONSIDERED] or list(range(min(FASTEST_CONSIDERED, len(known))))
+        places: Sequence[int] = range(len(known))
+        if self._is_independent_turn:
+            independent = [place for place in places if known[place] in self._independent_points]
+            places = independent or places
+        return list(places[:FASTEST_CONSIDERED])
 
     def _improvement_sought(self) -> float:
         """Return the improvement that this choice seeks, in units of the model's values."""
-        return SOUGHT_IMPROVEMENTS[self._choices % 2] + EARLY_AMBITION * math.exp(-self._age / AMBITION_FADES_AFTER)
+        ambition = EARLY_AMBITION * math.exp(-self._progress / AMBITION_FADES_AFTER)
+        return SOUGHT_IMPROVEMENTS[self._choice_count % 2] + ambition
 
-    def _select_modelled_points(self) -> tuple[list[Code], Floats, float]:
-        """Return the points that the model learns from, their standardised values, and the log latency of one unit."""
-        codes = self.fastest_points(len(self.logs))
-        if len(codes) > MAX_MODELLED:
-            rest = codes[MAX_MODELLED_BEST:]
+    def _select_modelled_points(self) -> tuple[list[Point], Floats]:
+        """Return the points that the model learns from, and their standardised values."""
+        points = self.fastest_points(len(self.logs))
+        if len(points) > MAX_MODELLED:
+            rest = points[MAX_MODELLED_BEST:]
             picked = [rest[int(self.random.random() * len(rest))] for _ in range(MAX_MODELLED - MAX_MODELLED_BEST)]
-            codes = codes[:MAX_MODELLED_BEST] + list(dict.fromkeys(picked))
+            points = points[:MAX_MODELLED_BEST] + list(dict.fromkeys(picked))
         slow = list(self.slow)[-MAX_MODELLED_BEST // 3 :]
-        logs = np.array([self.logs[code] for code in codes])
+        logs = np.array([self.logs[point] for point in points])
         logs = np.append(logs, np.full(len(slow), logs.max()))
         excess = compress_slow(logs - logs[0])
-        scale = float(excess.std()) + 1e-9
-        self._unit = float(logs[0] + excess.mean()), scale
-        return codes + slow, (excess - excess.mean()) / scale, scale
+        self._log_centre = float(logs[0] + excess.mean())
+        self._log_scale = float(excess.std()) + 1e-9
+        return points + slow, (excess - excess.mean()) / self._log_scale
 
     def _predict_chance_to_work(self, features: Floats) -> Floats:
         """Return each point's chance to work, from a second model that is fitted to failures and successes."""
@@ -321,12 +334,12 @@ class Guided(PointStrategy):
         worked = list(self.logs)[-FAILURE_WINDOW:]
         share = len(worked) / (len(failed) + len(worked))
         labels = np.append(np.full(len(failed), -share), np.full(len(worked), 1 - share)) * 2
-        points = self._features(np.array(failed + worked))
-        if len(self.failed) != self._judged_from:
-            self._judged_from = len(self.failed)
-            self._judge.fit_weights(points, labels, 2 if self._judge.steps else FIRST_LEARNING_STEPS)
-        self._judge.condition_on(points, labels)
-        predicted = self._judge.predict(features)
+        known = self._features(np.array(failed + worked))
+        if len(self.failed) != self._failures_at_fit:
+            self._failures_at_fit = len(self.failed)
+            self._failure_model.fit_weights(known, labels, 2 if self._failure_model.steps else FIRST_LEARNING_STEPS)
+        self._failure_model.condition_on(known, labels)
+        predicted = self._failure_model.predict(features)
         margin = predicted.mean + 2 * share - 1
         return np.asarray(np.clip(normal_cdf(margin / np.sqrt(predicted.variance + 0.05)), 0.02, 1))
 

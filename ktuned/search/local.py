@@ -7,7 +7,7 @@ even a short one.
 
 from __future__ import annotations
 
-from ktuned.search.chain import Code
+from ktuned.search.chain import Point
 from ktuned.search.points import PointStrategy
 
 FIRST = 10
@@ -23,11 +23,11 @@ RANDOM_TURN = 8
 class Local(PointStrategy):
     """Descends from the fastest config that is known."""
 
-    def choose(self) -> Code | None:
+    def choose(self) -> Point | None:
         """Return an untried neighbour of the fastest config that has one."""
         if len(self.taken) < FIRST or len(self.taken) % RANDOM_TURN == 0:
             return self.draw_untried()
-        for code in self.fastest_points(VALLEYS):
-            if (found := self.draw_untried_neighbour(code)) is not None:
+        for point in self.fastest_points(VALLEYS):
+            if (found := self.draw_untried_neighbour(point)) is not None:
                 return found
         return self.draw_untried()

@@ -13,7 +13,7 @@ from random import Random
 from time import monotonic
 
 from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, Scalar
-from ktuned.search.chain import Code
+from ktuned.search.chain import Point
 from ktuned.search.domain import SAMPLE_S, build_domain
 from ktuned.search.strategy import Count, Strategy
 from ktuned.spec import BoundSpace
@@ -46,18 +46,18 @@ class PointStrategy(Strategy):
         super().__init__(space, seed)
         self.random = Random(seed)
         self.domain = build_domain(space)
-        self.logs: dict[Code, float] = {}
-        self.doubts: dict[Code, float] = {}
-        self.failed: dict[Code, None] = {}
-        self.slow: dict[Code, None] = {}
-        self.under_way: dict[Code, None] = {}
-        self.taken: set[Code] = set()
-        self._left: list[Code] | None = None
-        self._fastest_first: list[tuple[float, Code]] = []
+        self.logs: dict[Point, float] = {}
+        self.doubts: dict[Point, float] = {}
+        self.failed: dict[Point, None] = {}
+        self.slow: dict[Point, None] = {}
+        self.under_way: dict[Point, None] = {}
+        self.taken: set[Point] = set()
+        self._untried: list[Point] | None = None
+        self._fastest_first: list[tuple[float, Point]] = []
         self._values_tried: list[dict[int, int]] = [{} for _ in self.domain.axes]
 
     @abstractmethod
-    def choose(self) -> Code | None:
+    def choose(self) -> Point | None:
         """Return a valid point that is not in :attr:`taken`; ``None`` to be asked again later."""
 
     @property
@@ -73,121 +73,123 @@ class PointStrategy(Strategy):
 
     def ask(self, n: int) -> list[dict[str, Scalar]]:
         """Return up to ``n`` configs, each chosen as if those before it were under way."""
-        chosen: list[Code] = []
+        chosen: list[Point] = []
         while len(chosen) < n and not self.finished:
-            code = self.choose()
-            if code is None:
+            point = self.choose()
+            if point is None:
                 break
-            self._mark_taken(code)
-            self.under_way[code] = None
-            chosen.append(code)
-        return [self.domain.config_at(code) for code in chosen]
+            self._mark_taken(point)
+            self.under_way[point] = None
+            chosen.append(point)
+        return [self.domain.config_at(point) for point in chosen]
 
     def tell(self, config: Config, outcome: Outcome, latency_us: float | None) -> None:
         """Record an outcome, even of a config that this strategy did not propose."""
-        code = self.domain.point_of_config(config)
-        if code is None or (code not in self.taken and not self.domain.is_valid(code)):
+        point = self.domain.point_of_config(config)
+        if point is None or (point not in self.taken and not self.domain.is_valid(point)):
             return
-        self.under_way.pop(code, None)
-        self._mark_taken(code)
+        self.under_way.pop(point, None)
+        self._mark_taken(point)
         if outcome in RETRIED_BY_NEXT_JOB:
             return
         if latency_us is not None and outcome in (Outcome.MEASURED, Outcome.SLOWER):
-            self._rank_point(code, math.log(max(latency_us, 1e-300)))
+            self._rank_point(point, math.log(max(latency_us, 1e-300)))
         elif outcome is Outcome.SLOWER:
-            self.slow[code] = None
+            self.slow[point] = None
         else:
-            self.failed[code] = None
-        self.on_outcome(code)
+            self.failed[point] = None
+        self.on_outcome(point)
 
     def doubt(self, config: Config, share: float) -> None:
         """Record a latency's uncertainty. Because it is a share, it is also the uncertainty of the log latency."""
-        code = self.domain.point_of_config(config)
-        if code is not None:
-            self.doubts[code] = share
+        point = self.domain.point_of_config(config)
+        if point is not None:
+            self.doubts[point] = share
 
-    def on_outcome(self, code: Code) -> None:
+    def on_outcome(self, point: Point) -> None:
         """React to a point's outcome; :attr:`logs` holds its log latency if it was measured."""
 
-    def fastest_points(self, number: int) -> list[Code]:
+    def fastest_points(self, number: int) -> list[Point]:
         """Return the fastest points so far, the fastest first."""
-        return [code for _, code in self._fastest_first[:number]]
+        return [point for _, point in self._fastest_first[:number]]
 
-    def draw_least_tried(self) -> Code | None:
+    def draw_least_tried(self) -> Point | None:
         """Return the one of a few random points whose values were tried the least, knob by knob.
 
         So the first few points contain each value of each knob about equally often, as in a Latin hypercube. Points
         chosen to be far from each other would mostly be corners of the space, where kernels are slow and fail.
         """
-        drawn: list[Code] = []
+        drawn: list[Point] = []
         deadline = monotonic() + SAMPLE_S
-        while len(drawn) < SPREAD_AMONG and (code := self.draw_untried()) is not None:
-            drawn.append(code)
+        while len(drawn) < SPREAD_AMONG and (point := self.draw_untried()) is not None:
+            drawn.append(point)
             # If valid points are rare, use the few that were found in time.
             if not self.domain.is_exact and monotonic() > deadline:
                 break
         return max(drawn, key=self._score_newness, default=None)
 
-    def draw_untried(self) -> Code | None:
+    def draw_untried(self) -> Point | None:
         """Return a random point that was not taken yet."""
         for _ in range(DRAWS):
-            code = self.domain.draw_point(self.random)
-            if code is None:
+            point = self.domain.draw_point(self.random)
+            if point is None:
                 break
-            if code not in self.taken:
-                return code
+            if point not in self.taken:
+                return point
         if self.domain.is_exact and self.domain.count <= LISTED:
             return self._pop_untried()
         for known in self.fastest_points(DRAWS):
-            if (code := self.draw_untried_neighbour(known)) is not None:
-                return code
+            if (point := self.draw_untried_neighbour(known)) is not None:
+                return point
         return None
 
-    def draw_untried_neighbour(self, code: Code) -> Code | None:
+    def draw_untried_neighbour(self, point: Point) -> Point | None:
         """Return a random neighbour of a point that was not taken yet."""
-        fresh = [other for other in self.domain.valid_neighbours(code) if other not in self.taken]
+        fresh = [other for other in self.domain.valid_neighbours(point) if other not in self.taken]
         return self.pick_at_random(fresh) if fresh else None
 
-    def cross_points(self, one: Code, other: Code, mutations: float) -> Code | None:
+    def cross_points(self, one: Point, other: Point, mutations: float) -> Point | None:
         """Return a new valid cross of two points, in which ``mutations`` knobs on average are changed at random."""
         for _ in range(DRAWS):
             mixed = [pair[self.random.random() < 0.5] for pair in zip(one, other, strict=True)]
             for place, axis in enumerate(self.domain.axes):
                 if self.random.random() * len(mixed) < mutations:
                     mixed[place] = int(self.random.random() * len(axis))
-            code = tuple(mixed)
-            if code not in self.taken and self.domain.is_valid(code):
-                return code
+            point = tuple(mixed)
+            if point not in self.taken and self.domain.is_valid(point):
+                return point
         return None
 
-    def pick_at_random(self, codes: list[Code]) -> Code:
+    def pick_at_random(self, points: list[Point]) -> Point:
         """Return a random one of some points."""
-        return codes[int(self.random.random() * len(codes))]
+        return points[int(self.random.random() * len(points))]
 
-    def _score_newness(self, code: Code) -> float:
-        return sum(1 / (1 + tried.get(value, 0)) for tried, value in zip(self._values_tried, code, strict=True))
+    def _score_newness(self, point: Point) -> float:
+        return sum(1 / (1 + tried.get(value, 0)) for tried, value in zip(self._values_tried, point, strict=True))
 
-    def _mark_taken(self, code: Code) -> None:
-        if code in self.taken:
+    def _mark_taken(self, point: Point) -> None:
+        if point in self.taken:
             return
-        self.taken.add(code)
-        for tried, value in zip(self._values_tried, code, strict=True):
+        self.taken.add(point)
+        for tried, value in zip(self._values_tried, point, strict=True):
             tried[value] = tried.get(value, 0) + 1
 
-    def _rank_point(self, code: Code, log: float) -> None:
-        before = self.logs.get(code)
+    def _rank_point(self, point: Point, log: float) -> None:
+        before = self.logs.get(point)
         if before is not None:
-            del self._fastest_first[bisect_left(self._fastest_first, (before, code))]
-        self.logs[code] = log
-        insort(self._fastest_first, (log, code))
+            del self._fastest_first[bisect_left(self._fastest_first, (before, point))]
+        self.logs[point] = log
+        insort(self._fastest_first, (log, point))
 
-    def _pop_untried(self) -> Code | None:
-        if self._left is None or not self._left:
-            self._left = [code for code in self.domain.walk_points() if code is not None and code not in self.taken]
-        while self._left:
-            place = int(self.random.random() * len(self._left))
-            self._left[place], self._left[-1] = self._left[-1], self._left[place]
-            code = self._left.pop()
-            if code not in self.taken:
-                return code
+    def _pop_untried(self) -> Point | None:
+        if self._untried is None or not self._untried:
+            self._untried = [
+                point for point in self.domain.walk_points() if point is not None and point not in self.taken
+            ]
+        while self._untried:
+            place = int(self.random.random() * len(self._untried))
+            self._untried[place], self._untried[-1] = self._untried[-1], self._untried[place]
+            point = self._untried.pop()
+            if point not in self.taken:
+                return point
         return None

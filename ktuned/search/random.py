@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator
 
 from ktuned.model import Scalar
-from ktuned.search.chain import Code
+from ktuned.search.chain import Point
 from ktuned.search.domain import Domain, build_domain, is_sparse
 from ktuned.search.strategy import Count, Walk
 
@@ -73,14 +73,14 @@ def _draw_valid_configs(domain: Domain, seed: int) -> Iterator[dict[str, Scalar]
             yield domain.config_at(domain.point_at_rank(rank))
         return
     source = random.Random(seed)
-    known: set[Code] = set()
+    known: set[Point] = set()
     while True:
-        code = domain.draw_point(source)
-        if code is None or code in known:
+        point = domain.draw_point(source)
+        if point is None or point in known:
             yield None
             continue
-        known.add(code)
-        yield domain.config_at(code)
+        known.add(point)
+        yield domain.config_at(point)
 
 
 def permute_indices(size: int, seed: int) -> Iterator[int]:

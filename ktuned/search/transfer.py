@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from ktuned.search.chain import Code
+from ktuned.search.chain import Point
 from ktuned.search.features import Features, Floats
 from ktuned.search.gaussian_process import GaussianProcess, Prediction
 
@@ -63,7 +63,7 @@ class SourceModel:
 
 
 def fit_sources(
-    earlier: Sequence[Mapping[Code, float]],
+    earlier: Sequence[Mapping[Point, float]],
     features: Features,
     compress: Callable[[Floats], Floats],
     model: Callable[[], GaussianProcess],
@@ -76,11 +76,11 @@ def fit_sources(
         compress: Compresses log costs relative to the lowest, as the present search does.
         model: Makes a Gaussian process.
     """
-    telling = [logs for logs in earlier if len(logs) >= FEWEST][:MOST_SOURCES]
+    modelled = [logs for logs in earlier if len(logs) >= FEWEST][:MOST_SOURCES]
     found = []
-    for logs in telling:
-        fastest = sorted(logs, key=lambda code: (logs[code], code))[:MODELLED]
-        excess = np.array([logs[code] - logs[fastest[0]] for code in fastest])
+    for logs in modelled:
+        fastest = sorted(logs, key=lambda point: (logs[point], point))[:MODELLED]
+        excess = np.array([logs[point] - logs[fastest[0]] for point in fastest])
         found.append(SourceModel(features(np.array(fastest)), compress(excess), model()))
     return found
 
@@ -89,26 +89,26 @@ class TransferModel:
     """A Gaussian process around the predictions of earlier searches, or without them if that predicts better.
 
     Attributes:
-        is_informed: Whether earlier searches improve the predictions.
-        is_heard: Whether earlier searches may be used now; otherwise the process works without them.
+        sources_help: Whether earlier searches improve the predictions.
+        may_use_sources: Whether earlier searches may be used now; otherwise the model works without them.
         order_holds: Whether an earlier search predicts the order of the configs measured here about right.
     """
 
     def __init__(self, process: Callable[[], GaussianProcess]) -> None:
-        self._alone = process()
-        self._around = process()
+        self._process_alone = process()
+        self._process_of_remainder = process()
         self._sources: Sequence[SourceModel] = ()
         self._slopes = np.zeros(0)
-        self._centre = np.zeros(0)
-        self._unit = 1.0
-        self.is_informed = False
-        self.is_heard = True
+        self._column_means = np.zeros(0)
+        self._log_scale = 1.0
+        self.sources_help = False
+        self.may_use_sources = True
         self.order_holds = False
 
-    def use_sources(self, found: Sequence[SourceModel]) -> None:
+    def set_sources(self, sources: Sequence[SourceModel]) -> None:
         """Take earlier searches into account."""
-        self._sources = found
-        self.is_informed = bool(found)
+        self._sources = sources
+        self.sources_help = bool(sources)
 
     @property
     def has_sources(self) -> bool:
@@ -120,37 +120,39 @@ class TransferModel:
         """Steps that the process has climbed."""
         return self._process.steps
 
-    def fit_weights(self, points: Floats, values: Floats, steps: int, doubts: Floats, unit: float) -> None:
+    def fit_weights(self, points: Floats, values: Floats, steps: int, doubts: Floats, log_scale: float) -> None:
         """Learn the slopes, the weights for the remainder, and whether earlier searches improve the predictions.
 
-        One unit of the values corresponds to ``unit`` natural logarithms.
+        A value of 1 corresponds to ``log_scale`` natural logarithms.
         """
-        self._unit = unit
-        if self.is_informed or (self._sources and len(values) <= DECIDED):
-            columns = self._source_columns(points)
-            self._centre = columns.mean(0)
-            self._slopes = self._around.fit_slopes(points, values, columns - self._centre, SLOPE_SPREAD, doubts)
-            rest = values - (columns - self._centre) @ self._slopes
-            self._around.fit_weights(points, rest, steps, doubts)
-        if not self.is_informed or not self.order_holds or len(values) <= DECIDED:
-            self._alone.fit_weights(points, values, steps, doubts)
+        self._log_scale = log_scale
+        if self.sources_help or (self._sources and len(values) <= DECIDED):
+            columns = self._predict_each_source(points)
+            self._column_means = columns.mean(0)
+            self._slopes = self._process_of_remainder.fit_slopes(
+                points, values, columns - self._column_means, SLOPE_SPREAD, doubts
+            )
+            remainder = values - (columns - self._column_means) @ self._slopes
+            self._process_of_remainder.fit_weights(points, remainder, steps, doubts)
+        if not self.sources_help or not self.order_holds or len(values) <= DECIDED:
+            self._process_alone.fit_weights(points, values, steps, doubts)
         if self._sources and len(values) <= DECIDED:
             self.order_holds = any(is_order_kept(column, values) for column in columns.T)
             fast = values <= np.median(values)
             informed, alone = (
-                self._around.leave_one_out_densities(points, rest, doubts),
-                self._alone.leave_one_out_densities(points, values, doubts),
+                self._process_of_remainder.leave_one_out_densities(points, remainder, doubts),
+                self._process_alone.leave_one_out_densities(points, values, doubts),
             )
-            self.is_informed = float(informed[fast].sum()) >= float(alone[fast].sum())
+            self.sources_help = float(informed[fast].sum()) >= float(alone[fast].sum())
 
     def condition_on(self, points: Floats, values: Floats, doubts: Floats) -> None:
         """Take the values at these points as known, apart from the noise and their ``doubts``."""
-        self._process.condition_on(points, values - self._explained_by_sources(points), doubts)
+        self._process.condition_on(points, values - self._predict_from_sources(points), doubts)
 
     def predict(self, points: Floats) -> Prediction:
         """Return the predictions at some points, without noise."""
-        own = self._process.predict(points)
-        return Prediction(own.mean + self._explained_by_sources(points), own.variance)
+        remainder = self._process.predict(points)
+        return Prediction(remainder.mean + self._predict_from_sources(points), remainder.variance)
 
     def covariance(self, points: Floats) -> Floats:
         """Return the covariance of the predicted values at some points, without noise."""
@@ -163,19 +165,19 @@ class TransferModel:
 
     @property
     def _process(self) -> GaussianProcess:
-        return self._around if self._explains else self._alone
+        return self._process_of_remainder if self._uses_sources else self._process_alone
 
     @property
-    def _explains(self) -> bool:
-        return self.is_informed and self.is_heard
+    def _uses_sources(self) -> bool:
+        return self.sources_help and self.may_use_sources
 
-    def _source_columns(self, points: Floats) -> Floats:
-        return np.column_stack([source(points) for source in self._sources]) / self._unit
+    def _predict_each_source(self, points: Floats) -> Floats:
+        return np.column_stack([source(points) for source in self._sources]) / self._log_scale
 
-    def _explained_by_sources(self, points: Floats) -> Floats | float:
-        if not self._explains:
+    def _predict_from_sources(self, points: Floats) -> Floats | float:
+        if not self._uses_sources:
             return 0.0
-        return np.asarray((self._source_columns(points) - self._centre) @ self._slopes)
+        return np.asarray((self._predict_each_source(points) - self._column_means) @ self._slopes)
 
 
 def is_order_kept(expected: Floats, values: Floats) -> bool:

@@ -36,7 +36,7 @@ from ktuned.model import (
     Winner,
     WorkerError,
     canonical,
-    metric_of,
+    name_figure,
 )
 from ktuned.protocol import (
     EXPORT,
@@ -241,7 +241,7 @@ class WinnerExchange(msgspec.Struct, frozen=True, kw_only=True):
             objective=by,
         )
         if offer.figure is None:
-            raise UsageError(f"it has no {metric_of(by)}")
+            raise UsageError(f"it has no {name_figure(by)}")
         return offer
 
     def _judge_offer(self, kernel: KernelInfo, offer: Winner) -> tuple[Status, exchange.Decision]:

@@ -40,11 +40,11 @@ from ktuned.model import (
     Scalar,
     UsageError,
     canonical,
-    cost_of,
-    figure_of,
+    convert_to_cost,
     read_objective,
     record,
     reduce_digest,
+    select_figure,
 )
 from ktuned.sharing.settings import ShareSettings, hide_secrets
 
@@ -99,7 +99,8 @@ class SharedWinner(Record):
     @property
     def cost(self) -> float:
         """Its cost by its objective; less is better."""
-        cost = cost_of(Objective(self.objective), figure_of(Objective(self.objective), self.latency_us, self.metrics))
+        objective = Objective(self.objective)
+        cost = convert_to_cost(objective, select_figure(objective, self.latency_us, self.metrics))
         assert cost is not None
         return cost
 
@@ -112,7 +113,7 @@ class SharedWinner(Record):
         figures = (self.latency_us, self.decided, self.spread_us or 0.0, *self.metrics.values())
         if not all(map(math.isfinite, figures)) or self.latency_us <= 0:
             return "has no finite figures"
-        if cost_of(objective, figure_of(objective, self.latency_us, self.metrics)) is None:
+        if convert_to_cost(objective, select_figure(objective, self.latency_us, self.metrics)) is None:
             return f"has no figure by {objective}"
         values = (*self.problem.values(), *self.config.values())
         if not all(math.isfinite(value) for value in values if isinstance(value, float)):

@@ -8,7 +8,7 @@ from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.digest import describe_kernel
 from ktuned.spec.draws import mix_bits
 from ktuned.spec.hard_inputs import EVERYWHERE, HARD_FILLS
-from ktuned.spec.loader import forget_modules, get_kernel_module, load_file, load_unless_held
+from ktuned.spec.loader import forget_modules, get_kernel_module, load_file, load_if_changed
 from ktuned.spec.poisons import (
     Poison,
     fill_with_poison,
@@ -47,7 +47,7 @@ __all__ = [
     "iterate_causes",
     "kernel",
     "load_file",
-    "load_unless_held",
+    "load_if_changed",
     "locate_user_line",
     "look_up_poison",
     "materialise",

@@ -19,7 +19,7 @@ from ktuned.model import (
     find_rule_fault,
     is_among,
     listed,
-    metric_of,
+    name_figure,
     read_objective,
     strip_numerics,
 )
@@ -157,9 +157,9 @@ def _find_objective_fault(objective: Any, metrics: Collection[str]) -> str:
         wanted = read_objective(objective)
     except UsageError as error:
         return f"{error.message}: give 'latency', 'energy', 'edp', maximize('a metric') or minimize('a metric')"
-    if strip_numerics(wanted) in BUILT_IN or metric_of(wanted) in metrics:
+    if strip_numerics(wanted) in BUILT_IN or name_figure(wanted) in metrics:
         return ""
-    return f"objective names the metric {metric_of(wanted)!r}, which metrics= lacks {listed(metrics)}"
+    return f"objective names the metric {name_figure(wanted)!r}, which metrics= lacks {listed(metrics)}"
 
 
 def _find_default_fault(default: Any, space: Space) -> str:

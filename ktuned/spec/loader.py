@@ -99,7 +99,7 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
     return _last_loaded
 
 
-def load_unless_held(path: Path, root: Path, digests: Mapping[Path, str]) -> LoadedFile:
+def load_if_changed(path: Path, root: Path, digests: Mapping[Path, str]) -> LoadedFile:
     """Return a kernel file as this process holds it, if it was loaded from the bytes in ``digests``; else load it.
 
     Data files must agree as well, because the file's code may have kept data that it read from them.

@@ -25,9 +25,9 @@ from ktuned.model import (
     TrialDetail,
     TrialResult,
     Winner,
-    cost_of,
-    unit_of,
-    word_improvement,
+    convert_to_cost,
+    name_improvement,
+    name_unit,
 )
 from ktuned.store import writes
 from ktuned.store.faults import explain_database_error
@@ -53,8 +53,8 @@ def judge_offer(offer: Winner, ours: Winner | None, today: Context | None) -> De
     if offer.context == ours.context:
         if offer.config == ours.config:
             return Decision(False, "it is the same")
-        theirs, figure = cost_of(offer.objective, offer.figure), cost_of(ours.objective, ours.figure)
-        better = f"{word_improvement(ours.objective)} than ours, {ours.figure or 0:g} {unit_of(ours.objective)}"
+        theirs, figure = convert_to_cost(offer.objective, offer.figure), convert_to_cost(ours.objective, ours.figure)
+        better = f"{name_improvement(ours.objective)} than ours, {ours.figure or 0:g} {name_unit(ours.objective)}"
         if figure is None or (theirs is not None and theirs < figure):
             return Decision(True, better)
         return Decision(False, f"it is not {better}")

@@ -30,7 +30,7 @@ from ktuned.model import (
     Winner,
     is_exact,
     is_maximized,
-    metric_of,
+    name_figure,
     needs_metric,
     strip_numerics,
 )
@@ -90,7 +90,7 @@ def build_figure_sql(objective: Objective, trials: str = "trials") -> str:
     if not needs_metric(objective):
         return f"{trials}.latency_us"
     # A metric's name is an identifier, so it needs no escaping.
-    return build_detail_sql(f'metrics."{metric_of(objective)}"', trials)
+    return build_detail_sql(f'metrics."{name_figure(objective)}"', trials)
 
 
 def build_cost_sql(objective: Objective, trials: str = "trials") -> str:

@@ -26,7 +26,7 @@ from ktuned.model import (
     canonical,
     have_same_bits,
     is_exact,
-    unit_of,
+    name_unit,
 )
 from ktuned.store import rows
 from ktuned.store.winner_rule import Effect, Standing, judge_result
@@ -469,7 +469,7 @@ def _explain_worse_winner(
         return (str(note) if incumbent_trial == trial_id else ""), None
     if before is None or cost is None or cost <= before + (NOISE - 1) * abs(before):
         return "", before
-    unit = unit_of(objective)
+    unit = name_unit(objective)
     sentence = f"{abs(cost):.4g} {unit}, after {abs(before):.4g} {unit} before its sources, toolchain or device changed"
     return sentence, before
 

@@ -21,6 +21,7 @@ import msgpack
 from ktuned.backends import API_VERSION, Absent, Backend, Build, Compiled, Unit
 from ktuned.ipc import from_plain, manifest, to_plain
 from ktuned.model import Device, DeviceModel, DeviceName, Outcome, Target
+from ktuned.testing.load_process import FunctionPlace, LoadRequest
 
 LOAD_DEADLINE_S = 120.0
 """Deadline of a new process that imports the backend, loads, launches and verifies: torch alone takes seconds."""
@@ -152,7 +153,7 @@ def check_compile(backend: Backend, example: BackendExample, target: str, into: 
         example.unit("bad", example.bad, target),
         example.unit("after", example.good, target),
     ]
-    results = _compile(backend, units, into)
+    results = _compile_units(backend, units, into)
     bad = results["bad"]
     _require(bad.outcome is Outcome.COMPILE_ERROR, f"the bad unit ended as {bad.outcome}, not as compile_error")
     _require(example.complaint in bad.message, f"the compiler's {example.complaint!r} is not in: {bad.message!r}")
@@ -170,7 +171,7 @@ def check_compile(backend: Backend, example: BackendExample, target: str, into: 
 
 def check_deterministic(backend: Backend, example: BackendExample, target: str, artifact: Path, into: Path) -> None:
     """Check that compiling the good unit again, under another key and elsewhere, gives the same bytes."""
-    _compile(backend, [example.unit("again", example.good, target)], into)
+    _compile_units(backend, [example.unit("again", example.good, target)], into)
     again = manifest.write(into / "again", key="again", backend=backend.name, facts={})
     files = manifest.read(artifact).files
     differing = sorted(name for name in files.keys() | again.files.keys() if files.get(name) != again.files.get(name))
@@ -188,7 +189,7 @@ def check_lowering(backend: Backend, example: BackendExample, target: str, artif
     _require(lowered != b"", "lower() returns nothing for the good unit, and the backend says that it lowers")
     absent = into / "there_is_no_kernel_file.py"
     unit = replace(example.unit("good", example.good, target), kernel_file=absent, lowered=lowered)
-    (result,) = _compile(backend, [unit], into).values()
+    (result,) = _compile_units(backend, [unit], into).values()
     _require(result.outcome is None, f"what lower() made ended as {result.outcome}: {result.message}")
     whole = manifest.read(artifact)
     made = manifest.write(into / "good", key="good", backend=backend.name, facts=result.facts)
@@ -200,7 +201,7 @@ def check_lowering(backend: Backend, example: BackendExample, target: str, artif
     bad = example.unit("bad", example.bad, target)
     refused = backend.lower(bad)
     if not isinstance(refused, Compiled):
-        (refused,) = _compile(backend, [replace(bad, kernel_file=absent, lowered=refused)], into).values()
+        (refused,) = _compile_units(backend, [replace(bad, kernel_file=absent, lowered=refused)], into).values()
     _require(
         refused.outcome is Outcome.COMPILE_ERROR and example.complaint in refused.message,
         f"the bad unit, lowered, ended as {refused.outcome}: {refused.message!r}",
@@ -223,7 +224,7 @@ def check_damage(backend: Backend, artifact: Path, scratch: Path) -> None:
 
 def check_load(backend: Backend, example: BackendExample, device: Device, artifact: Path) -> None:
     """Check, in a new process, that the good unit loads, computes the right result and refuses a missing tensor."""
-    _load_in_new_process(backend, example, device, artifact, is_there=True)
+    _load_in_new_process(backend, example, device, artifact, has_device=True)
 
 
 def check_load_without_device(backend: Backend, example: BackendExample, target: str, artifact: Path) -> None:
@@ -233,38 +234,39 @@ def check_load_without_device(backend: Backend, example: BackendExample, target:
         example,
         Device(DeviceName("absent:0"), DeviceModel("absent"), Target(target)),
         artifact,
-        is_there=False,
+        has_device=False,
     )
 
 
 def _load_in_new_process(
-    backend: Backend, example: BackendExample, device: Device, artifact: Path, *, is_there: bool
+    backend: Backend, example: BackendExample, device: Device, artifact: Path, *, has_device: bool
 ) -> None:
-    request = {
-        "backend": [type(backend).__module__, type(backend).__qualname__],
-        "build": example.good.to_plain(),
-        "sources": [str(path) for path in example.sources],
-        "kernel_file": str(example.kernel_file),
-        "kernel": example.kernel,
-        "device": to_plain(device),
-        "is_there": is_there,
-        "artifact": str(artifact),
-        "inputs": _place(example.inputs),
-        "verify": _place(example.verify),
-    }
+    request = LoadRequest(
+        module=type(backend).__module__,
+        backend=type(backend).__qualname__,
+        build=example.good.to_plain(),
+        sources=tuple(map(str, example.sources)),
+        kernel_file=str(example.kernel_file),
+        kernel=example.kernel,
+        device=device,
+        has_device=has_device,
+        artifact=str(artifact),
+        inputs=_locate_function(example.inputs),
+        verify=_locate_function(example.verify),
+    )
     done = subprocess.run(
         [sys.executable, "-m", "ktuned.testing.load_process"],
-        input=msgpack.packb(request),
+        input=msgpack.packb(to_plain(request)),
         capture_output=True,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         timeout=LOAD_DEADLINE_S,
     )
-    said = done.stderr.decode(errors="replace").strip()
-    _require(done.returncode == 0, f"in a new process on {device.name} (exit {done.returncode}): {said}")
+    stderr = done.stderr.decode(errors="replace").strip()
+    _require(done.returncode == 0, f"in a new process on {device.name} (exit {done.returncode}): {stderr}")
 
 
-def _compile(backend: Backend, units: list[Unit], into: Path) -> dict[str, Compiled]:
+def _compile_units(backend: Backend, units: list[Unit], into: Path) -> dict[str, Compiled]:
     """Compile a group as a worker does and return the results by key."""
     for unit in units:
         (into / unit.key).mkdir(parents=True)
@@ -274,12 +276,11 @@ def _compile(backend: Backend, units: list[Unit], into: Path) -> dict[str, Compi
     return {result.key: result for result in results}
 
 
-def _place(function: Callable[..., Any]) -> list[str]:
-    """Return the file and the name by which a new process finds a function."""
+def _locate_function(function: Callable[..., Any]) -> FunctionPlace:
     file = getsourcefile(function)
     name = function.__qualname__
     _require(file is not None and name.isidentifier(), f"{name} must be a function at the top level of a file")
-    return [str(file), name]
+    return FunctionPlace(str(file), name)
 
 
 def _flip_last_byte(path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Conformance suite of executors: what the fleet counts on, wherever workers run.
+"""Conformance suite of executors: what the fleet relies on, wherever workers run.
 
 An executor that passes :func:`check_executor` exchanges requests, watches deadlines, reports deaths and kills whole
-trees of processes as this machine's does. Await it in a test of yours, with an executor that runs.
+trees of processes like the executor of this machine. Await it in a test of your own, while your executor runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PATIENCE_S = 30.0
 """Longer than anything here takes on a busy machine."""
 
 BRIEF_S = 0.3
-"""A deadline that is meant to pass."""
+"""A deadline that the checks let pass."""
 
 _CHILDREN = """\
 import os, subprocess
@@ -30,17 +30,17 @@ sleeper = ["sleep", "1000"]
 children = [subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)]
 print(os.getpid(), *(child.pid for child in children), flush=True)
 """
-"""Starts a child in the worker's group, and one that left it."""
+"""Kernel file that starts a child in the worker's group, and one that leaves the group."""
 
 _HANG = "import signal\nwhile True:\n    signal.pause()\n"
 
 
 class NotConforming(AssertionError):
-    """An executor does not do what the fleet counts on; the message says what."""
+    """An executor breaks a rule that the fleet relies on; the message says which."""
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process of this machine lives; a zombie does not."""
+    """Return whether a process of this machine is alive; a zombie is not."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stream:
             return stream.read().rpartition(")")[2].split()[0] not in ("Z", "X")
@@ -51,31 +51,33 @@ def is_alive(pid: int) -> bool:
 async def check_executor(
     executor: Executor, environment: Environment, *, lives: Callable[[int], bool] = is_alive
 ) -> None:
-    """Check that an executor that runs does all that is expected of one.
+    """Check that a running executor follows all rules that the fleet relies on.
 
-    ``environment`` names a project's directory on this machine, which is empty and may be written to; ``lives`` says
-    whether a process lives where the workers run.
+    Args:
+        executor: The executor, inside its :meth:`~ktuned.fleet.Executor.run_workers`.
+        environment: Names a project's directory on this machine; it is empty, and kernel files are written to it.
+        lives: Returns whether a process is alive on the machine that runs the workers.
 
     Raises:
-        NotConforming: it does not.
+        NotConforming: it breaks one of them.
     """
     suite = _Suite(executor, environment, lives)
     checks: Sequence[Callable[[], Awaitable[None]]] = (
-        suite.answers_come_in_order,
-        suite.files_are_as_they_are_now,
-        suite.a_refusal_leaves_the_worker,
-        suite.a_deadline_kills_the_tree,
-        suite.a_death_is_reported,
-        suite.a_signal_is_reported,
-        suite.a_stop_has_its_reason,
-        suite.a_given_up_exchange_kills,
-        suite.a_kill_is_complete,
-        suite.workers_are_apart,
+        suite.check_answer_order,
+        suite.check_files_are_current,
+        suite.check_refusal_keeps_worker,
+        suite.check_deadline_kills_tree,
+        suite.check_exit_report,
+        suite.check_signal_report,
+        suite.check_kill_reason,
+        suite.check_cancellation_kills,
+        suite.check_kill_is_complete,
+        suite.check_workers_are_independent,
     )
     for check in checks:
         with anyio.fail_after(2 * PATIENCE_S):
             await check()
-        await suite.end_all()
+        await suite.end_all_workers()
 
 
 class _Suite:
@@ -86,13 +88,13 @@ class _Suite:
         self._numbers = itertools.count()
         self._deadlines = dict.fromkeys(map(str, Phase), PATIENCE_S)
 
-    async def _worker(self, role: Role = Role.INSPECT) -> Worker:
+    async def _start_worker(self, role: Role = Role.INSPECT) -> Worker:
         worker = await self._executor.start_worker(role, self._environment, limit_bytes=4 << 30, deadline_s=PATIENCE_S)
-        _require(worker.is_alive, "a worker that was started is not alive")
-        _require(worker in list(self._executor.workers), "a worker that was started is not among the executor's")
+        _require(worker.is_alive, "a new worker is not alive")
+        _require(worker in list(self._executor.workers), "a new worker is not among the executor's workers")
         return worker
 
-    def _write(self, *bodies: str) -> requests.Inspect:
+    def _write_kernel_files(self, *bodies: str) -> requests.Inspect:
         """Write kernel files, and return the request that imports them one by one."""
         names = []
         for body in bodies:
@@ -100,154 +102,162 @@ class _Suite:
             Path(self._environment.cwd, names[-1]).write_text(textwrap.dedent(body))
         return requests.Inspect(self._environment.project, tuple(names))
 
-    async def end_all(self) -> None:
-        """Kill every worker, and wait for their ends."""
+    async def end_all_workers(self) -> None:
+        """Kill every worker, and wait until all have ended."""
         for worker in list(self._executor.workers):
             worker.kill()
             await worker.gone.wait()
 
-    async def answers_come_in_order(self) -> None:
-        """Items come in order, before the reply; what was printed is returned."""
-        worker = await self._worker()
-        request = self._write("print('one', flush=True)", "print('two', flush=True)")
+    async def check_answer_order(self) -> None:
+        """Items come in order, before the reply. The output of the worker's code is returned with the reply."""
+        worker = await self._start_worker()
+        request = self._write_kernel_files("print('one', flush=True)", "print('two', flush=True)")
         items: list[replies.InspectedFile] = []
         computed: list[str] = []
         _, output = await worker.send_request(
             request, self._deadlines, on_item=items.append, on_computed=lambda: computed.append("computed")
         )
-        _require(not computed, "it is said that computing is over, which an inspection does not say")
+        _require(not computed, "the end of computing was reported, which an inspection never reports")
         _require(tuple(item.file for item in items) == request.files, "items are missing, or in another order")
-        _require(output.stdout == "one\ntwo\n", f"what was printed came as {output.stdout!r}")
+        _require(output.stdout == "one\ntwo\n", f"the output was returned as {output.stdout!r}")
         _require(worker.requests == 1, "requests are not counted")
 
-    async def files_are_as_they_are_now(self) -> None:
-        """A request sees the files of its project as they are when it is sent, also removed ones."""
-        worker = await self._worker()
+    async def check_files_are_current(self) -> None:
+        """A request sees its project's files as they were when it was sent; removed files are gone."""
+        worker = await self._start_worker()
         beside = Path(self._environment.cwd, "beside.txt")
         for text in ("first", "second"):
             beside.write_text(text)
-            request = self._write("import pathlib\nprint(pathlib.Path(__file__).with_name('beside.txt').read_text())")
+            request = self._write_kernel_files(
+                "import pathlib\nprint(pathlib.Path(__file__).with_name('beside.txt').read_text())"
+            )
             _, output = await worker.send_request(request, self._deadlines)
             _require(output.stdout.strip() == text, f"a file that holds {text!r} was read as {output.stdout!r}")
         beside.unlink()
-        request = self._write("import pathlib\nprint(pathlib.Path(__file__).with_name('beside.txt').exists())")
+        request = self._write_kernel_files(
+            "import pathlib\nprint(pathlib.Path(__file__).with_name('beside.txt').exists())"
+        )
         _, output = await worker.send_request(request, self._deadlines)
         _require(output.stdout.strip() == "False", "a removed file is still there")
 
-    async def a_refusal_leaves_the_worker(self) -> None:
-        """A request that cannot be carried out is answered so, and the worker takes the next one."""
-        worker = await self._worker()
+    async def check_refusal_keeps_worker(self) -> None:
+        """A request that cannot be carried out is answered with an error, and the worker takes the next request."""
+        worker = await self._start_worker()
         refused = requests.Admits(requests.KernelRef("nowhere", "tune_x.py", "x", "fake", (), {}), {}, ())
         try:
             await worker.send_request(refused, self._deadlines)
         except RequestFailed as error:
-            _require(bool(error.message), "a refusal says nothing")
+            _require(bool(error.message), "the error of a refused request has no message")
         else:
-            raise NotConforming("a project that there is not was found")
-        await worker.send_request(self._write("x = 1"), self._deadlines)
+            raise NotConforming("a request for an unknown project succeeded")
+        await worker.send_request(self._write_kernel_files("x = 1"), self._deadlines)
 
-    async def a_deadline_kills_the_tree(self) -> None:
-        """A phase that takes too long ends the worker and all that it started."""
-        worker = await self._worker()
+    async def check_deadline_kills_tree(self) -> None:
+        """A missed deadline ends the worker and every process that it started."""
+        worker = await self._start_worker()
         try:
-            await worker.send_request(self._write(_CHILDREN + _HANG), {**self._deadlines, Phase.INSPECT: 2.0})
+            await worker.send_request(
+                self._write_kernel_files(_CHILDREN + _HANG), {**self._deadlines, Phase.INSPECT: 2.0}
+            )
         except DeadlineExpired as error:
             _require(error.phase is Phase.INSPECT, f"the deadline of {error.phase} passed")
             pids = [int(pid) for pid in error.output.stdout.split()]
         else:
-            raise NotConforming("a deadline passed, and nothing happened")
-        _require(len(pids) == 3, f"what a hung worker printed is lost: {pids}")
-        await self._gone(worker, pids)
+            raise NotConforming("a deadline passed, and the worker was not killed")
+        _require(len(pids) == 3, f"the output of a hung worker is incomplete: {pids}")
+        await self._check_gone(worker, pids)
 
-    async def a_death_is_reported(self) -> None:
-        """An exit is reported with its status and the last words; the worker is gone."""
-        worker = await self._worker()
-        error = await self._dies(worker, "import os\nos.write(2, b'last words\\n')\nos._exit(3)")
-        _require(error.returncode == 3, f"a worker that exited with 3 is said to have ended with {error.returncode}")
-        _require("last words" in error.message, f"the last words are lost: {error.message}")
-        _require(not error.is_outside_kill, "an exit is taken for a kill")
-        await self._gone(worker, [])
+    async def check_exit_report(self) -> None:
+        """An exit is reported with its status and the last line of output, and the worker is gone."""
+        worker = await self._start_worker()
+        error = await self._await_death(worker, "import os\nos.write(2, b'last words\\n')\nos._exit(3)")
+        _require(error.returncode == 3, f"an exit with 3 was reported as {error.returncode}")
+        _require("last words" in error.message, f"the last line of output is missing: {error.message}")
+        _require(not error.is_outside_kill, "an exit was taken for a kill from outside")
+        await self._check_gone(worker, [])
 
-    async def a_signal_is_reported(self) -> None:
-        """A signal is reported by its name; a SIGKILL that ktuned did not send is one from outside."""
+    async def check_signal_report(self) -> None:
+        """A signal is reported by its name. A SIGKILL that ktuned did not send counts as a kill from outside."""
         for name, is_outside in (("SIGSEGV", False), ("SIGKILL", True)):
-            worker = await self._worker()
-            error = await self._dies(worker, f"import os, signal\nos.kill(os.getpid(), signal.{name})\nsignal.pause()")
-            _require(error.signal == name, f"a worker that died by {name} is said to have died by {error.signal}")
-            _require(error.is_outside_kill is is_outside, f"{name} is taken for the wrong kind of end")
+            worker = await self._start_worker()
+            error = await self._await_death(
+                worker, f"import os, signal\nos.kill(os.getpid(), signal.{name})\nsignal.pause()"
+            )
+            _require(error.signal == name, f"a death by {name} was reported as {error.signal}")
+            _require(error.is_outside_kill is is_outside, f"{name}: is_outside_kill must be {is_outside}")
 
-    async def a_stop_has_its_reason(self) -> None:
-        """The request of a worker that is stopped for what it does ends with the reason."""
-        worker = await self._worker()
-        stopped: list[WorkerDied] = []
+    async def check_kill_reason(self) -> None:
+        """If a worker is killed with a reason, its request fails with that reason."""
+        worker = await self._start_worker()
+        deaths: list[WorkerDied] = []
         async with anyio.create_task_group() as tasks:
 
             async def hang() -> None:
-                stopped.append(await self._dies(worker, _HANG))
+                deaths.append(await self._await_death(worker, _HANG))
 
             tasks.start_soon(hang)
-            # Another request is not taken meanwhile; the worker is busy when it is stopped.
+            # Long enough for the request to be under way when the worker is killed.
             await anyio.sleep(BRIEF_S)
             worker.kill("out of patience")
-        _require("out of patience" in stopped[0].message, f"the reason is lost: {stopped[0].message}")
-        _require(not stopped[0].is_outside_kill, "a stop is taken for a kill from outside")
-        await self._gone(worker, [])
+        _require("out of patience" in deaths[0].message, f"the reason is missing: {deaths[0].message}")
+        _require(not deaths[0].is_outside_kill, "a kill with a reason was taken for a kill from outside")
+        await self._check_gone(worker, [])
 
-    async def a_given_up_exchange_kills(self) -> None:
-        """A worker whose caller is cancelled is killed: its state cannot be known."""
-        worker = await self._worker()
+    async def check_cancellation_kills(self) -> None:
+        """If a request's caller is cancelled, the worker is killed, because its state is unknown."""
+        worker = await self._start_worker()
         with anyio.move_on_after(BRIEF_S):
-            await worker.send_request(self._write(_HANG), self._deadlines)
-        await self._gone(worker, [worker.pid])
+            await worker.send_request(self._write_kernel_files(_HANG), self._deadlines)
+        await self._check_gone(worker, [worker.pid])
 
-    async def a_kill_is_complete(self) -> None:
-        """An idle worker that is killed is gone with all that it has left running."""
-        worker = await self._worker()
-        _, output = await worker.send_request(self._write(_CHILDREN), self._deadlines)
+    async def check_kill_is_complete(self) -> None:
+        """Killing an idle worker also ends every process that it has started."""
+        worker = await self._start_worker()
+        _, output = await worker.send_request(self._write_kernel_files(_CHILDREN), self._deadlines)
         pids = [int(pid) for pid in output.stdout.split()]
-        _require(all(map(self._lives, pids)), "children of a worker that lives have ended")
+        _require(all(map(self._lives, pids)), "children of a live worker have ended")
         worker.kill()
-        await self._gone(worker, pids)
+        await self._check_gone(worker, pids)
         try:
-            await worker.send_request(self._write("x = 1"), self._deadlines)
+            await worker.send_request(self._write_kernel_files("x = 1"), self._deadlines)
         except WorkerError:
             return
-        raise NotConforming("a worker that was killed answers")
+        raise NotConforming("a killed worker answered a request")
 
-    async def workers_are_apart(self) -> None:
-        """Workers run side by side; one that hangs or dies disturbs no other."""
-        first, second = await self._worker(), await self._worker()
+    async def check_workers_are_independent(self) -> None:
+        """Workers run side by side, and the death of one disturbs no other."""
+        first, second = await self._start_worker(), await self._start_worker()
         async with anyio.create_task_group() as tasks:
 
             async def die() -> None:
-                await self._dies(first, "import os\nos._exit(1)")
+                await self._await_death(first, "import os\nos._exit(1)")
 
             tasks.start_soon(die)
             for _ in range(3):
-                await second.send_request(self._write("x = 1"), self._deadlines)
-        _require(second.is_alive and first.pid != second.pid, "a worker's end took another one with it")
+                await second.send_request(self._write_kernel_files("x = 1"), self._deadlines)
+        _require(second.is_alive and first.pid != second.pid, "the death of a worker ended another one")
 
-    async def _dies(self, worker: Worker, body: str) -> WorkerDied:
+    async def _await_death(self, worker: Worker, body: str) -> WorkerDied:
         try:
-            await worker.send_request(self._write(body), self._deadlines)
+            await worker.send_request(self._write_kernel_files(body), self._deadlines)
         except WorkerDied as error:
             return error
-        raise NotConforming("a worker's end was not reported")
+        raise NotConforming("a worker's death was not reported")
 
-    async def _gone(self, worker: Worker, pids: Sequence[int]) -> None:
+    async def _check_gone(self, worker: Worker, pids: Sequence[int]) -> None:
         await worker.gone.wait()
-        _require(not worker.is_alive, "a worker that is gone is alive")
+        _require(not worker.is_alive, "a worker is alive after `gone` was set")
         with anyio.move_on_after(PATIENCE_S):
             while any(map(self._lives, pids)):  # noqa: ASYNC110 - no event reports the end of orphans
                 await anyio.sleep(0.02)
-        left = [pid for pid in pids if self._lives(pid)]
-        _require(not left, f"processes outlive their worker: {left}")
-        _require(worker not in list(self._executor.workers), "a worker that is gone is among the executor's")
+        survivors = [pid for pid in pids if self._lives(pid)]
+        _require(not survivors, f"processes outlive their worker: {survivors}")
+        _require(worker not in list(self._executor.workers), "a worker that has ended is among the executor's workers")
 
 
-def _require(holds: Any, otherwise: str) -> None:
+def _require(holds: Any, fault: str) -> None:
     if not holds:
-        raise NotConforming(otherwise)
+        raise NotConforming(fault)
 
 
 __all__ = ["NotConforming", "check_executor", "is_alive"]

@@ -1,6 +1,6 @@
 """The new process of :func:`ktuned.testing.backends.check_load`: loads an artifact, launches it, verifies.
 
-Reads one MessagePack map from stdin; a broken promise is a traceback on stderr and a non-zero exit.
+It reads a :class:`LoadRequest` from stdin. A broken promise is a traceback on stderr and a non-zero exit.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +20,74 @@ from ktuned.ipc import from_plain
 from ktuned.model import BackendError, Device
 
 
+@dataclass(frozen=True)
+class FunctionPlace:
+    """A function at the top level of a file, which need not be importable by a name."""
+
+    file: str
+    name: str
+
+    def load_function(self) -> Any:
+        """Execute the file, and return the function."""
+        spec = importlib.util.spec_from_file_location("ktuned_backend_example", self.file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return getattr(module, self.name)
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """What the process is to load.
+
+    Attributes:
+        module: The module of the backend's class.
+        backend: The name of the class.
+        build: The Build of the artifact, as plain data.
+        sources: The sources of the unit.
+        kernel_file: The file that declares the kernel.
+        kernel: The kernel's short name.
+        device: The device to load the artifact on.
+        has_device: Whether the machine has that device; without it, only loading is tried.
+        artifact: The artifact's directory.
+        inputs: Makes the tensors.
+        verify: Checks the tensors after a launch.
+    """
+
+    module: str
+    backend: str
+    build: Mapping[str, Any]
+    sources: tuple[str, ...]
+    kernel_file: str
+    kernel: str
+    device: Device
+    has_device: bool
+    artifact: str
+    inputs: FunctionPlace
+    verify: FunctionPlace
+
+
 def main() -> None:
-    """Do what stdin asks for."""
-    request = msgpack.unpackb(sys.stdin.buffer.read())
-    module, name = request["backend"]
-    backend: Backend = getattr(importlib.import_module(module), name)()
-    device = from_plain(Device, request["device"])
-    unit = Unit(
-        "good",
-        backend.build.from_plain(request["build"]),
-        tuple(Path(path) for path in request["sources"]),
-        Path(request["kernel_file"]),
-        request["kernel"],
-        device.target,
-    )
+    """Carry out the request on stdin."""
+    request = from_plain(LoadRequest, msgpack.unpackb(sys.stdin.buffer.read()))
+    backend: Backend = getattr(importlib.import_module(request.module), request.backend)()
+    build, sources = backend.build.from_plain(request.build), tuple(map(Path, request.sources))
+    device = request.device
+    unit = Unit("good", build, sources, Path(request.kernel_file), request.kernel, device.target)
     try:
-        kernel = backend.load(Path(request["artifact"]), unit, device)
+        kernel = backend.load(Path(request.artifact), unit, device)
     except BackendError:
-        if request["is_there"]:
+        if request.has_device:
             raise
         return
-    if not request["is_there"]:
+    if not request.has_device:
         return
-    tensors = _function(*request["inputs"])(device.name)
+    tensors = request.inputs.load_function()(device.name)
     launch = kernel.bind(tensors)
     launch()
-    _function(*request["verify"])(tensors)
+    request.verify.load_function()(tensors)
     if not tensors:
         return
     try:
@@ -51,17 +95,6 @@ def main() -> None:
     except KeyError:
         return
     raise AssertionError("bind() without the tensors that args names must raise KeyError")
-
-
-def _function(file: str, name: str) -> Any:
-    """Return a function of the example by its file, which need not be importable by a name."""
-    spec = importlib.util.spec_from_file_location("ktuned_backend_example", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return getattr(module, name)
 
 
 if __name__ == "__main__":

@@ -26,10 +26,10 @@ def check_strategy(kind: type[Strategy]) -> None:
     Raises:
         AssertionError: a promise is broken; the message names it.
     """
-    for name, bound in _spaces().items():
+    for name, bound in _declare_spaces().items():
         check_proposals(kind, bound, name)
         check_failures(kind, bound, name)
-    bound = _spaces()["axes"]
+    bound = _declare_spaces()["axes"]
     check_seeds(kind, bound)
     check_silence(kind, bound)
     check_foreign_outcomes(kind, bound)
@@ -44,12 +44,12 @@ def check_proposals(kind: type[Strategy], bound: BoundSpace, name: str) -> None:
     for _ in range(ASKS):
         if strategy.finished:
             break
-        for config in _proposed(strategy, 3):
+        for config in _ask_strategy(strategy, 3):
             text = canonical(config)
             _require(text in valid, f"proposed a config that the space of {name} does not hold: {text}")
             _require(text not in proposed, f"proposed a config twice: {text}")
             proposed.add(text)
-            strategy.tell(config, Outcome.MEASURED, _latency(config))
+            strategy.tell(config, Outcome.MEASURED, _compute_latency(config))
     _require(strategy.finished, f"is not finished after {ASKS} asks in a space of {len(valid)} configs ({name})")
     _require(proposed == valid, f"finished before {len(valid - proposed)} configs of {name} were proposed")
     _require(strategy.ask(1) == [], "proposes a config after it was finished")
@@ -62,7 +62,7 @@ def check_failures(kind: type[Strategy], bound: BoundSpace, name: str) -> None:
     for number in range(ASKS):
         if strategy.finished:
             return
-        for config in _proposed(strategy, 2):
+        for config in _ask_strategy(strategy, 2):
             strategy.tell(config, failures[number % len(failures)], None)
     _require(strategy.finished, f"does not come to the end of {name} where every config fails")
 
@@ -74,9 +74,9 @@ def check_seeds(kind: type[Strategy], bound: BoundSpace) -> None:
         strategy = kind(bound, 7)
         order = []
         for _ in range(10):
-            for config in _proposed(strategy, 2):
+            for config in _ask_strategy(strategy, 2):
                 order.append(canonical(config))
-                strategy.tell(config, Outcome.MEASURED, _latency(config))
+                strategy.tell(config, Outcome.MEASURED, _compute_latency(config))
         orders.append(order)
     _require(orders[0] == orders[1], "proposes different configs for equal seeds and outcomes")
 
@@ -86,37 +86,39 @@ def check_silence(kind: type[Strategy], bound: BoundSpace) -> None:
     strategy = kind(bound, 3)
     waiting: list[dict[str, Scalar]] = []
     for _ in range(ASKS):
-        asked = _proposed(strategy, 4)
+        asked = _ask_strategy(strategy, 4)
         if not asked:
             break
         waiting += asked
     _require(len(waiting) > 0, "proposes nothing before the first outcome: nothing would ever be tried")
     for config in reversed(waiting):
-        strategy.tell(config, Outcome.MEASURED, _latency(config))
-    _require(strategy.finished or bool(_proposed(strategy, 1)), "proposes nothing more once all its outcomes are known")
+        strategy.tell(config, Outcome.MEASURED, _compute_latency(config))
+    _require(
+        strategy.finished or bool(_ask_strategy(strategy, 1)), "proposes nothing more once all its outcomes are known"
+    )
 
 
 def check_foreign_outcomes(kind: type[Strategy], bound: BoundSpace) -> None:
     """Check that a strategy takes outcomes of configs that it did not propose, even of some outside the space."""
     strategy = kind(bound, 4)
     for config in list(bound)[:5]:
-        strategy.tell(config, Outcome.MEASURED, _latency(config))
+        strategy.tell(config, Outcome.MEASURED, _compute_latency(config))
     strategy.tell({"elsewhere": 1}, Outcome.MEASURED, 1.0)
-    _require(bool(_proposed(strategy, 1)), "proposes nothing after outcomes of configs that it did not propose")
+    _require(bool(_ask_strategy(strategy, 1)), "proposes nothing after outcomes of configs that it did not propose")
 
 
 def check_earlier_searches(kind: type[Strategy], bound: BoundSpace) -> None:
     """Check that a strategy takes similar searches, even of configs outside the space, and still proposes its own."""
     configs = [*bound, {"elsewhere": 1}]
     strategy = kind(bound, 5)
-    strategy.recall([EarlierSearch(tuple(configs), tuple(map(_latency, configs))), EarlierSearch((), ())])
+    strategy.recall([EarlierSearch(tuple(configs), tuple(map(_compute_latency, configs))), EarlierSearch((), ())])
     valid = {canonical(config) for config in bound}
-    asked = _proposed(strategy, 2)
+    asked = _ask_strategy(strategy, 2)
     _require(bool(asked), "proposes nothing after it was given similar searches")
     _require(all(canonical(config) in valid for config in asked), "proposes what only a similar search has tried")
 
 
-def _spaces() -> dict[str, BoundSpace]:
+def _declare_spaces() -> dict[str, BoundSpace]:
     declared = {
         "axes": space(
             TILE=[8, 16, 32, 64], STAGES=[1, 2, 3], FAST=[False, True], where=lambda p, c: c.TILE * c.STAGES < p.M
@@ -127,8 +129,8 @@ def _spaces() -> dict[str, BoundSpace]:
     return {name: value.bind({"M": 128}) for name, value in declared.items()}
 
 
-def _proposed(strategy: Strategy, n: int) -> list[dict[str, Scalar]]:
-    """Return configs that a strategy proposes: in time, and no more than it is asked for."""
+def _ask_strategy(strategy: Strategy, n: int) -> list[dict[str, Scalar]]:
+    """Ask a strategy for configs; check that it returns them in time, and not too many."""
     began = monotonic()
     configs = strategy.ask(n)
     took = monotonic() - began
@@ -137,11 +139,11 @@ def _proposed(strategy: Strategy, n: int) -> list[dict[str, Scalar]]:
     return configs
 
 
-def _latency(config: Mapping[str, Scalar]) -> float:
-    """Return a latency that depends on every knob, without a pattern that ties would hide."""
+def _compute_latency(config: Mapping[str, Scalar]) -> float:
+    """Return a latency that depends on every knob."""
     return 10.0 + sum(len(str(value)) * place for place, value in enumerate(config.values(), 1))
 
 
-def _require(holds: bool, words: str) -> None:
+def _require(holds: bool, fault: str) -> None:
     if not holds:
-        raise AssertionError(words)
+        raise AssertionError(fault)

@@ -115,12 +115,12 @@ class CompileStage:
     @property
     def slots(self) -> int:
         """The number of compile slots on all machines that compile for this job."""
-        return sum(int(self._fleet.slots_of(one.environment).total_tokens) for one in self._brief.compilers)
+        return sum(int(self._fleet.get_slots(one.environment).total_tokens) for one in self._brief.compilers)
 
     @property
     def groups(self) -> int:
         """Most groups that are under way at once: in the slots, or being sealed."""
-        return sum(self._fleet.slots_of(one.environment).most_inside for one in self._brief.compilers)
+        return sum(self._fleet.get_slots(one.environment).most_inside for one in self._brief.compilers)
 
     async def start_workers(self) -> None:
         """Start workers before there is a config to compile, so that their imports are done by then."""
@@ -171,7 +171,7 @@ class CompileStage:
         if not self.has_all.is_set() or self._last or self.describe_channel().used:
             return
         job = self._brief.job.id
-        if not any(job in self._fleet.slots_of(one.environment).waiting for one in self._brief.compilers):
+        if not any(job in self._fleet.get_slots(one.environment).waiting for one in self._brief.compilers):
             self._on_all_begun()
 
     @property
@@ -242,7 +242,7 @@ class CompileStage:
                 self._report_if_all_begun()
                 continue
             compiler = await self._await_compiler()
-            slots, gate = self._fleet.slots_of(compiler.environment), self._fleet.gate_of(compiler.environment)
+            slots, gate = self._fleet.get_slots(compiler.environment), self._fleet.get_gate(compiler.environment)
             # The slot first, then the gate: a job that only waits for a slot must not delay another job's quiet window.
             async with slots.hold_turn(self._brief.job.id) as slot, gate.hold_for_compile():
                 self._report_if_all_begun()
@@ -296,7 +296,7 @@ class CompileStage:
             reachable = [
                 one for one in self._brief.compilers if now >= self._absent.get(one.environment, -ABSENT_S) + ABSENT_S
             ]
-            free = [one for one in reachable if not self._fleet.slots_of(one.environment).is_full]
+            free = [one for one in reachable if not self._fleet.get_slots(one.environment).is_full]
             if free or reachable:
                 return (free or reachable)[0]
             await anyio.sleep(ABSENT_S / 4)
@@ -356,7 +356,7 @@ class CompileStage:
         together = 1 if self._machine.compiles_one_by_one else len(group)
         deadlines = {**brief.deadlines, Phase.COMPILE: brief.deadlines[Phase.COMPILE] * together}
         place = f"{environment.host} slot {staging.rpartition('-')[2]}".lstrip()
-        slots = self._fleet.slots_of(compiler.environment)
+        slots = self._fleet.get_slots(compiler.environment)
         async with (
             self._fleet.lend_worker(Role.COMPILE, environment) as worker,
             self._register_request(group) as began,

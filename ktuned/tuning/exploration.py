@@ -12,7 +12,7 @@ import msgspec
 
 from ktuned.fleet import DeadlineExpired, Worker, WorkerDied
 from ktuned.ipc import replies, requests
-from ktuned.model import LATENCY, KernelInfo, Objective, Phase, WorkerError, unit_of
+from ktuned.model import LATENCY, KernelInfo, Objective, Phase, WorkerError, name_unit
 
 SHOWN_AFTER = (10, 25, 50, 100, 250, 500, 1000)
 """Numbers of trials after which the summary states the best figure."""
@@ -63,7 +63,7 @@ class SearchSummary(msgspec.Struct):
         words = f"{self.strategy} tried {tried:,}{share or ' configs'}"
         if self.converged:
             words += ", until the chance of an improvement of more than 1 % was below a tenth"
-        unit = unit_of(self.objective)
+        unit = name_unit(self.objective)
         steps = [f"{value:.4g} {unit} after {done}" for done, value in self.best_after if done < tried]
         if steps and best is not None:
             words += f"; best {', '.join(steps)}, {best:.4g} {unit} at the end"

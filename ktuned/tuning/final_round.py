@@ -472,7 +472,7 @@ class _Contest:
             return
         try:
             async with self._measuring.hold_open_lane(self._lane):
-                await self._lane.use_cores(1 if self._lane.device.kind != "cpu" else ALL_CORES)
+                await self._lane.reserve_cores(1 if self._lane.device.kind != "cpu" else ALL_CORES)
                 request = requests.TimeReference(self._brief.preset, self._judges_contention)
                 measured, _ = await self._lane.send_request(request, self._brief.deadlines)
         except WorkerError:

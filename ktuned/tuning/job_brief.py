@@ -41,7 +41,7 @@ from ktuned.model import (
     add_captured,
     add_digests,
     canonical,
-    cost_of,
+    convert_to_cost,
     is_exact,
     strip_numerics,
 )
@@ -224,19 +224,19 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
 
     def compute_cost(self, trial: TrialResult) -> float | None:
         """Return the cost of a measured trial by the objective; ``None`` if it has no such figure."""
-        return cost_of(self.objective, trial.figure(self.objective))
+        return convert_to_cost(self.objective, trial.figure(self.objective))
 
     def estimate_cost(self, trial: Trial) -> float | None:
         """Return the cost of a measured trial if its bits turn out to be the anchor's on all inputs."""
         if self.anchor is None or not self.anchor.may_equal_anchor(trial):
             return self.compute_cost(trial)
         objective = strip_numerics(self.objective)
-        return cost_of(objective, trial.figure(objective))
+        return convert_to_cost(objective, trial.figure(objective))
 
     def compute_round_cost(self, result: TrialResult) -> float | None:
         """Return the cost of a finalist in one round; its bits are not compared again there."""
         objective = strip_numerics(self.objective)
-        return cost_of(objective, result.figure(objective))
+        return convert_to_cost(objective, result.figure(objective))
 
     def make_trial_machine(self) -> TrialMachine:
         """Return the rules for the job's trials."""

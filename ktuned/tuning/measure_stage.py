@@ -403,7 +403,7 @@ class _LaneTurn:
         stage, lane, machine = self._stage, self._lane, self._stage.machine
         facts = stage.find_lane_facts(lane)
         plan = machine.plan_request(self._waiting, facts)
-        granted = await lane.use_cores(plan.cores)
+        granted = await lane.reserve_cores(plan.cores)
         attempts = [self._waiting.popleft() for _ in range(plan.count)]
         self._in_request.extend(attempts)
         # If fewer cores were granted than planned, the launch cannot show whether the planned ones are enough.

@@ -31,7 +31,7 @@ from ktuned.model import (
     TrialResult,
     Winner,
     canonical,
-    cost_of,
+    convert_to_cost,
     needs_metric,
     sort_by_similarity,
 )
@@ -75,7 +75,7 @@ def find_last_winner(measured: Sequence[Trial], objective: Objective = LATENCY) 
 
 
 def _cost_or_infinity(objective: Objective, figure: float | None) -> float:
-    cost = cost_of(objective, figure)
+    cost = convert_to_cost(objective, figure)
     return math.inf if cost is None else cost
 
 
@@ -158,7 +158,7 @@ def load_earlier_searches(store: Store, winners: Sequence[Winner], objective: Ob
     searches = []
     for context in islice(dict.fromkeys(winner.context for winner in winners), MAX_EARLIER):
         found = store.list_measured_configs(context, MAX_EARLIER_TRIALS, objective=objective)
-        known = [(one.config, cost) for one in found if (cost := cost_of(objective, one.figure)) is not None]
+        known = [(one.config, cost) for one in found if (cost := convert_to_cost(objective, one.figure)) is not None]
         searches.append(EarlierSearch(tuple(config for config, _ in known), tuple(cost for _, cost in known)))
     return tuple(searches)
 

@@ -21,7 +21,7 @@ from ktuned.model import (
     Trial,
     TrialResult,
     Winner,
-    cost_of,
+    convert_to_cost,
     needs_metric,
 )
 from ktuned.protocol import FIGURES, PublishEvent, TrialDone, WinnerChanged
@@ -117,13 +117,13 @@ class Progress(msgspec.Struct):
     @property
     def best_cost(self) -> float | None:
         """The cost of the best config's figure."""
-        return cost_of(self.objective, self.best)
+        return convert_to_cost(self.objective, self.best)
 
     def count_outcome(self, trial: TrialResult, *, is_default: bool) -> None:
         """Count the outcome of one config."""
         assert trial.outcome is not None
         self.outcomes[trial.outcome] += 1
-        cost = cost_of(self.objective, trial.figure(self.objective))
+        cost = convert_to_cost(self.objective, trial.figure(self.objective))
         if trial.outcome is not Outcome.MEASURED or cost is None:
             return
         if self.best_cost is None or cost < self.best_cost:

@@ -14,9 +14,9 @@ from ktuned.model import (
     Outcome,
     Trial,
     canonical,
-    cost_of,
+    convert_to_cost,
     is_maximized,
-    unit_of,
+    name_unit,
 )
 from ktuned.sharing import Candidate, confirms_cost
 
@@ -56,7 +56,7 @@ class SharedLead:
         if self._shared and canonical(trial.config) == self._shared:
             self._outcome = trial.outcome
             is_measured = trial.outcome is Outcome.MEASURED
-            self._cost = cost_of(self._objective, trial.figure(self._objective)) if is_measured else None
+            self._cost = convert_to_cost(self._objective, trial.figure(self._objective)) if is_measured else None
 
     @property
     def ends_job(self) -> bool:
@@ -78,4 +78,4 @@ class SharedLead:
         return ""
 
     def _format_figure(self, cost: float) -> str:
-        return f"{1 / cost if is_maximized(self._objective) else cost:.4g} {unit_of(self._objective)}"
+        return f"{1 / cost if is_maximized(self._objective) else cost:.4g} {name_unit(self._objective)}"

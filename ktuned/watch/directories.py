@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ktuned.catalog import Listing, is_below, is_kernel_file, may_hold_kernel_files, walk_directories
-from ktuned.ipc import Sight, look_at_file
+from ktuned.ipc import Sight, read_sight
 
 NEVER_WATCHED = frozenset(
     {".git", ".hg", ".svn", ".venv", ".tox", ".nox", "__pycache__", "node_modules", "site-packages", "dist-packages"}
@@ -101,7 +101,7 @@ class DirectorySet(msgspec.Struct, frozen=True):
             if nearest != directory:
                 missing.add(directory)
             holder = groups[plan.find_owner(nearest)]
-            found = look_at_file(nearest)
+            found = read_sight(nearest)
             # A directory that may not be read cannot be watched; its files are surveyed, like all known files.
             if found is not None and nearest not in holder.trees and os.access(nearest, os.R_OK):
                 holder.singles[nearest] = (found.device, found.inode)
@@ -174,7 +174,7 @@ class DirectorySet(msgspec.Struct, frozen=True):
                 continue
             is_outdated |= any(_directory_identity(path) != identity for path, identity in group.singles.items())
             for directory, before in group.trees.items():
-                sight = look_at_file(directory)
+                sight = read_sight(directory)
                 if sight is not None and sight == before.sight:
                     continue
                 listing = next(walk_directories(directory), None)
@@ -227,14 +227,14 @@ def _order_watched_directories(groups: Iterable[Group]) -> Iterator[str]:
 
 def _directory_contents(listing: Listing) -> Contents:
     now_ns = time_ns()
-    sight = look_at_file(listing.directory)
+    sight = read_sight(listing.directory)
     # If an entry came between the listing and the sight, the sight is not settled.
     settled = sight if sight is not None and sight.is_settled(now_ns) else None
     return Contents(settled, frozenset(filter(is_kernel_file, listing.files)), frozenset(listing.directories))
 
 
 def _directory_identity(path: str) -> tuple[int, int] | None:
-    found = look_at_file(path)
+    found = read_sight(path)
     return None if found is None else (found.device, found.inode)
 
 

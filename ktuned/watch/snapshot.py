@@ -7,7 +7,7 @@ from pathlib import Path
 from time import time_ns
 from typing import NamedTuple
 
-from ktuned.ipc import ABSENT, Sight, look_at_file, stamp, stamps_agree
+from ktuned.ipc import ABSENT, Sight, read_sight, stamp, stamps_agree
 
 
 class SeenFile(NamedTuple):
@@ -47,7 +47,7 @@ class Snapshot:
         """
         for path, held in entries:
             then = seen.get(path)
-            if then is not None and not stamps_agree(held, then.digest) and look_at_file(path) == then.sight:
+            if then is not None and not stamps_agree(held, then.digest) and read_sight(path) == then.sight:
                 self._accepted[path, held] = then.digest
 
     def prune_entries(self, entries: Iterable[tuple[str, str]]) -> None:
@@ -59,7 +59,7 @@ class Snapshot:
 
     def _look_at_file(self, path: str) -> SeenFile:
         now_ns = time_ns()
-        sight = look_at_file(path)
+        sight = read_sight(path)
         known = self._seen.get(path)
         if known is not None and known.sight == sight:
             return known

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ktuned.backends import Backend, Compiled, Registry, Unit
 from ktuned.dependencies import ACCESSES, OBSERVER
-from ktuned.ipc import Places, Recipe, replies, requests, take_sight
+from ktuned.ipc import Places, Recipe, read_sight_text, replies, requests
 from ktuned.model import BackendError, Observation, Outcome, Phase, extend_digest
 from ktuned.spec import forget_modules
 from ktuned.worker.compiler_trace import CompilerTrace
@@ -202,5 +202,5 @@ def check_toolchain(files: Mapping[str, str]) -> None:
         SourceChanged: one does not. The artifacts of this toolchain must not be sealed under those keys.
     """
     for path, expected in files.items():
-        if take_sight(path) != expected:
+        if read_sight_text(path) != expected:
             raise SourceChanged(f"the toolchain changed: {path}")

@@ -18,10 +18,10 @@ from ktuned.ipc import (
     is_directory_stamp,
     make_relative,
     normalize_path,
+    read_sight_text,
     requests,
     stamp,
     stamps_agree,
-    take_sight,
 )
 from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, digest_variable
 from ktuned.worker.observations import EXECUTED, SourceChanged, refresh_observation
@@ -53,7 +53,7 @@ class CompilerTrace:
 
     def record_sights(self) -> None:
         """Record the sights of the files that compilers are known to read, just before they are read."""
-        self._sights = {path: take_sight(path) for path in self._compiled}
+        self._sights = {path: read_sight_text(path) for path in self._compiled}
 
     def are_files_steady(self, read: Iterable[Path]) -> bool:
         """Return whether these files, read or found absent, were surely the same while they were read.
@@ -63,7 +63,7 @@ class CompilerTrace:
         """
         # Do not stop at the first doubtful file: each has to be stamped now, for the second reading.
         verdicts = [self._is_file_steady(path) for path in self._find_unknown_files(read).values()]
-        return all(verdicts) and all(take_sight(path) == seen for path, seen in self._sights.items())
+        return all(verdicts) and all(read_sight_text(path) == seen for path, seen in self._sights.items())
 
     def _is_file_steady(self, path: Path) -> bool:
         now = stamp(path)

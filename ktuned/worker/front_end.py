@@ -13,7 +13,7 @@ from typing import Any
 
 from ktuned.backends import Backend, Build, Compiled, Registry, Unit
 from ktuned.dependencies import ACCESSES, FreshProcessNeeded
-from ktuned.ipc import Places, Sight, look_at_file, replies, requests
+from ktuned.ipc import Places, Sight, read_sight, replies, requests
 from ktuned.model import Observation, Phase
 from ktuned.spec import get_kernel_module
 from ktuned.worker.compile import check_toolchain, make_unit, observe_reads, require_inspected_code
@@ -39,7 +39,7 @@ class ImportedFiles:
             # Not by getattr: a lazy module may import things when it is asked for an attribute.
             file = getattr(module, "__dict__", {}).get("__file__")
             if isinstance(file, str) and file not in self._seen:
-                sight = look_at_file(file)
+                sight = read_sight(file)
                 if sight is not None:
                     self._seen[file] = sight
 
@@ -49,7 +49,7 @@ class ImportedFiles:
         if now < self._looked_at + LOOK_EVERY_S:
             return ""
         self._looked_at = now
-        return next((file for file, seen in self._seen.items() if look_at_file(file) not in (None, seen)), "")
+        return next((file for file, seen in self._seen.items() if read_sight(file) not in (None, seen)), "")
 
 
 _imported = ImportedFiles()

@@ -25,7 +25,7 @@ from ktuned.model import (
     Phase,
     canonical,
 )
-from ktuned.spec import describe_kernel, load_file, load_unless_held
+from ktuned.spec import describe_kernel, load_file, load_if_changed
 from ktuned.worker.observations import SourceChanged, make_observations, name_files_in_project, refresh_observation
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def load_kernel(kernel_ref: requests.KernelRef, places: Places) -> Kernel:
     """
     root, path = places.locate_root(kernel_ref.project), places.locate_file(kernel_ref.project, kernel_ref.file)
     OBSERVER.check_trust(list_inspected_files(kernel_ref, places))
-    loaded = load_unless_held(path, root, resolve_digests(kernel_ref, places))
+    loaded = load_if_changed(path, root, resolve_digests(kernel_ref, places))
     check_digests(kernel_ref, places)
     for kernel in loaded.kernels:
         if kernel.name == kernel_ref.kernel:

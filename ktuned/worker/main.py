@@ -252,7 +252,7 @@ def main(argv: list[str]) -> int:
 
 def _tie_to_daemon(daemon_pid: int) -> None:
     """End with the daemon, be the first victim when memory runs out, and leave no core dump."""
-    parent.die_with(daemon_pid)
+    parent.die_with_parent(daemon_pid)
     # The memory of detached children counts as this worker's. When the worker is gone, they become the daemon's.
     parent.adopt_descendants()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

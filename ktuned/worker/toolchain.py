@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktuned.backends import digest_own_variables, select_deciding_variables, select_finding_variables
-from ktuned.ipc import ABSENT, replies, stamp, take_sight
+from ktuned.ipc import ABSENT, read_sight_text, replies, stamp
 from ktuned.model import Device
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class ToolchainObservation:
 
     def _record_sight(self, path: Path | None) -> None:
         if path is not None:
-            self._files.setdefault(str(path), take_sight(str(path)))
+            self._files.setdefault(str(path), read_sight_text(str(path)))
 
 
 def _find_metadata_file(found: Distribution) -> Path | None:

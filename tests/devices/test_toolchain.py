@@ -15,7 +15,7 @@ from ktuned.backends import cpu
 from ktuned.devices import Environments, SurveyIntervals, ToolchainSurvey
 from ktuned.devices.environment_report import find_difference
 from ktuned.fleet import Environment
-from ktuned.ipc import replies, take_sight
+from ktuned.ipc import read_sight_text, replies
 from ktuned.model import BackendReport, Context, KernelInfo, Outcome, describe_change
 from ktuned.scheduling.reverification import REASON
 from ktuned.serve.explain import Explainer
@@ -280,7 +280,7 @@ def test_what_a_report_depends_on(tmp_path: Path) -> None:
     """Files, variables that decide or by which things are found, and limits end a report when they change."""
     there, absent = tmp_path / "there", tmp_path / "absent"
     there.write_text("1")
-    files = {str(path): take_sight(str(path)) for path in (there, absent)}
+    files = {str(path): read_sight_text(str(path)) for path in (there, absent)}
     held = replies.ProbeDependencies(files, ("CXX", "OMP_*"), {"env:OMP_NUM_THREADS": "4"}, {"quota": "2 cores"})
     variables, limits = {"OMP_NUM_THREADS": "4", "HOME": "/"}, {"quota": "2 cores"}
     assert find_difference(held, variables, limits) == ""

@@ -34,7 +34,7 @@ def run_bridge(tmp_path: Path) -> RunBridge:
 
     @asynccontextmanager
     async def run(*, python: str = sys.executable, **options: Any) -> AsyncIterator[Bridge]:
-        kept: set[int] = set()
+        known_children: set[int] = set()
         environment = base_env() | {"PYTHONPATH": SERVICES}
         executor = LocalExecutor(
             scratch=tmp_path / "tmp",
@@ -42,10 +42,15 @@ def run_bridge(tmp_path: Path) -> RunBridge:
             artifacts=tmp_path / "artifacts",
             captures=tmp_path / "captures",
             base_env=environment,
-            kept=kept,
+            known_children=known_children,
         )
         bridge = Bridge(
-            python=python, directory=tmp_path, base_env=environment, mark=executor.mark, kept=kept, **options
+            python=python,
+            directory=tmp_path,
+            base_env=environment,
+            mark=executor.mark,
+            known_children=known_children,
+            **options,
         )
         with anyio.fail_after(2 * DEADLINE_S):
             async with executor.run_workers(), bridge.accept_calls():

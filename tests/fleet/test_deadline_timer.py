@@ -10,7 +10,7 @@ import anyio
 import pytest
 import uvloop
 
-from ktuned.fleet.phases import LEAST_S, DeadlineTimer
+from ktuned.fleet.phases import MIN_INTERVAL_S, DeadlineTimer
 
 PATIENCE_S = 30.0
 
@@ -176,7 +176,7 @@ def test_a_loop_that_rounds_ends_every_phase(
         for part in range(20):
             over = asyncio.Event()
             loop = asyncio.get_running_loop()
-            deadline_s = LEAST_S + 0.0011 + part * 0.0001
+            deadline_s = MIN_INTERVAL_S + 0.0011 + part * 0.0001
             ends_at = loop.time() + deadline_s
             timer = DeadlineTimer(loop, over.set, lambda: ends_at)  # noqa: B023 - awaited below
             if before_s is not None:

@@ -28,7 +28,7 @@ class Followed:
         self.phases = Phases(
             cast(asyncio.AbstractEventLoop, self.loop),
             self._daemon,
-            on_over=lambda: self.over_at.append(self.loop.now - 100.0),
+            on_expired=lambda: self.over_at.append(self.loop.now - 100.0),
             before_look=lambda: None,
             clock=self.loop.time,
         )

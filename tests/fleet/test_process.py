@@ -19,7 +19,7 @@ from ktuned.fleet.failures import (
     RequestFailed,
     WorkerDied,
     describe_exit,
-    signal_name,
+    name_signal,
 )
 from ktuned.fleet.output_tail import TAIL_BYTES, OutputTail
 from ktuned.fleet.process import WorkerProcess, spawn_worker
@@ -408,5 +408,5 @@ def test_ends_are_described_in_words() -> None:
         "exited with code 7",
         "was killed by SIGKILL",
     ]
-    assert (signal_name(11), signal_name(250)) == ("SIGSEGV", "signal 250")
+    assert (name_signal(11), name_signal(250)) == ("SIGSEGV", "signal 250")
     assert (Output(stderr="a\nb\n\n").quote_last_line(), Output("only out").quote_last_line()) == (": b", "")

@@ -58,9 +58,9 @@ class Scene:
         self,
         tasks: anyio.abc.TaskGroup,
         cores: int | None = None,
-        on_wide: Callable[[int], None] = lambda cores: None,
+        on_extra_cores: Callable[[], None] = lambda: None,
     ) -> None:
-        self.gate = QuietGate(cores, on_wide=on_wide)
+        self.gate = QuietGate(cores, on_extra_cores=on_extra_cores)
         self._tasks = tasks
 
     async def comes(self, *, quiet: bool = False) -> Holder:
@@ -180,11 +180,11 @@ class Timing:
 
     async def take(self) -> None:
         """Wait for the cores, and hold them."""
-        self.cores = await self._gate.take_cores(self._wanted)
+        self.cores = await self._gate.reserve_cores(self._wanted)
 
     async def give(self) -> None:
         """Give them back, and let everyone go on."""
-        self._gate.give_back_cores(self.cores)
+        self._gate.release_cores(self.cores)
         self.cores = 0
         await settle()
 
@@ -220,7 +220,7 @@ async def test_compiles_keep_to_the_cores_that_a_timing_leaves() -> None:
     """Those that run are moved to them at once; new ones begin only as far as there are some."""
     widths: list[int] = []
     async with anyio.create_task_group() as tasks:
-        scene = Scene(tasks, cores=4, on_wide=widths.append)
+        scene = Scene(tasks, cores=4, on_extra_cores=lambda: widths.append(scene.gate.extra_cores))
         running = [await scene.comes() for _ in range(3)]
         wide = await timing(tasks, scene.gate, 3)
         late = await scene.comes()
@@ -287,8 +287,8 @@ async def test_a_start_that_hangs_delays_a_timing_for_a_while() -> None:
     """A constraint may hang for longer than anything else may wait."""
     gate = QuietGate(cores=2, patience_s=0.02)
     with gate.hold_for_start(), anyio.fail_after(DEADLINE_S):
-        assert await gate.take_cores(2) == 2
-        gate.give_back_cores(2)
+        assert await gate.reserve_cores(2) == 2
+        gate.release_cores(2)
 
 
 async def test_finalists_on_many_cores_need_no_second_quiet() -> None:
@@ -312,7 +312,7 @@ async def test_a_timing_that_gives_up_waiting_holds_nothing_back() -> None:
         running = await scene.comes()
         with anyio.CancelScope() as scope:
             tasks.start_soon(_cancel_when_settled, scope)
-            await scene.gate.take_cores(2)
+            await scene.gate.reserve_cores(2)
         late = await scene.comes()
         assert late.is_in
         for holder in (running, late):

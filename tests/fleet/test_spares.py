@@ -59,7 +59,7 @@ async def test_spares_work_on_a_gpu_in_turns_with_its_lanes(run_fleet: RunFleet,
     """Nothing is timed beside one: it waits while a lane has the device, and keeps it from lanes while it works."""
     environment = gpu_environment(tmp_path, "well")
     async with run_fleet() as fleet:
-        turns = fleet.turns_on(GPU)
+        turns = fleet.get_turns(GPU)
         async with turns.hold_turn(1):
             await two_that_wait(fleet, environment)
             await anyio.wait_all_tasks_blocked()
@@ -74,7 +74,7 @@ async def test_a_lane_that_has_its_gpu_takes_a_spare_that_waits_for_it(run_fleet
     """Which has imported what is needed; the GPU's others are warmed after it, and another is not made for it."""
     environment = gpu_environment(tmp_path, "well")
     async with run_fleet() as fleet:
-        turns = fleet.turns_on(GPU)
+        turns = fleet.get_turns(GPU)
         async with turns.hold_turn(1):
             await two_that_wait(fleet, environment)
             worker = await fleet.acquire_worker(Role.BENCH, environment, GPU.name)
@@ -88,7 +88,7 @@ async def test_a_hung_gpu_is_held_no_longer_than_a_spare_may_take(run_fleet: Run
     """The spare that hangs there is killed at its deadline, or when someone ends it, and the lanes have the GPU."""
     environment = gpu_environment(tmp_path, "hung")
     async with run_fleet() as fleet:
-        turns = fleet.turns_on(GPU)
+        turns = fleet.get_turns(GPU)
         fleet.prepare_spares(Role.BENCH, environment, "fake", 1, device=GPU)
         await until(lambda: turns.is_full)
         (entry,) = fleet.describe_workers()
@@ -123,7 +123,7 @@ async def test_after_a_failure_more_spares_are_made(run_fleet: RunFleet, tmp_pat
     """Also while the first are still being warmed; with enough of them nothing begins."""
     environment = gpu_environment(tmp_path, "well")
     async with run_fleet() as fleet:
-        turns = fleet.turns_on(GPU)
+        turns = fleet.get_turns(GPU)
         fleet.prepare_spares(Role.BENCH, environment, "fake", 1, device=GPU)
         await until(lambda: turns.is_full or warm_spares(fleet))
         fleet.prepare_spares(Role.BENCH, environment, "fake", 3, device=GPU)

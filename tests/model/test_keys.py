@@ -12,10 +12,10 @@ from ktuned.model.keys import (
     Phase,
     Role,
     WinnerKey,
+    get_project_name,
     make_full_name,
     make_key_problem,
     parse_key_problem,
-    project_of,
 )
 from ktuned.model.objective import LATENCY
 
@@ -48,8 +48,8 @@ def test_winner_keys_of_the_same_work_are_equal() -> None:
 
 def test_a_full_name_keeps_its_project() -> None:
     """A project's directory may have a colon in its name."""
-    assert project_of(make_full_name("proj", "gemm")) == "proj"
-    assert project_of(make_full_name("a:b", "gemm")) == "a:b"
+    assert get_project_name(make_full_name("proj", "gemm")) == "proj"
+    assert get_project_name(make_full_name("a:b", "gemm")) == "a:b"
 
 
 def test_phases_and_roles_travel_as_plain_text() -> None:

@@ -12,12 +12,12 @@ from ktuned.model.objective import (
     Objective,
     compute_energy_figures,
     compute_gain,
-    cost_of,
-    figure_of,
+    convert_to_cost,
     maximize,
-    metric_of,
     minimize,
+    name_figure,
     read_objective,
+    select_figure,
 )
 
 
@@ -38,17 +38,19 @@ def test_any_other_text_is_no_objective(text: str) -> None:
 def test_each_figure_is_found_by_its_name() -> None:
     """The latency is a field; all others stand among the metrics."""
     metrics = {"tflops": 3.0, **compute_energy_figures(0.5, 2_000_000.0)}
-    figures = {name: figure_of(Objective(name), 7.0, metrics) for name in ("latency", "energy", "edp", "max:tflops")}
+    figures = {
+        name: select_figure(Objective(name), 7.0, metrics) for name in ("latency", "energy", "edp", "max:tflops")
+    }
     assert figures == {"latency": 7.0, "energy": 0.5, "edp": 1.0, "max:tflops": 3.0}
-    assert figure_of(maximize("gbps"), 7.0, metrics) is None
-    assert metric_of(maximize("tflops")) == "tflops"
+    assert select_figure(maximize("gbps"), 7.0, metrics) is None
+    assert name_figure(maximize("tflops")) == "tflops"
 
 
 def test_less_cost_is_better_and_ratios_stay() -> None:
     """Twice as good costs half, whichever way is better; what is not positive cannot be compared."""
-    assert cost_of(ENERGY, 4.0) == 2 * (cost_of(ENERGY, 2.0) or 0)
-    assert cost_of(maximize("tflops"), 2.0) == 2 * (cost_of(maximize("tflops"), 4.0) or 0)
-    assert [cost_of(LATENCY, figure) for figure in (None, 0.0, -1.0)] == [None, None, None]
+    assert convert_to_cost(ENERGY, 4.0) == 2 * (convert_to_cost(ENERGY, 2.0) or 0)
+    assert convert_to_cost(maximize("tflops"), 2.0) == 2 * (convert_to_cost(maximize("tflops"), 4.0) or 0)
+    assert [convert_to_cost(LATENCY, figure) for figure in (None, 0.0, -1.0)] == [None, None, None]
     assert (
         compute_gain(LATENCY, 10.0, 5.0),
         compute_gain(maximize("tflops"), 5.0, 10.0),

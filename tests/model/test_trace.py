@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from ktuned.model.kernel import KernelFacts, KernelInfo, SpaceInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
-from ktuned.model.trace import Observation, add_captured, add_digests, extend_digest, find_news, reduce_digest
+from ktuned.model.trace import (
+    Observation,
+    add_captured,
+    add_digests,
+    extend_digest,
+    find_new_observations,
+    reduce_digest,
+)
 
 DIGESTS = st.binary(min_size=32, max_size=32).map(bytes.hex)
 ENTRIES = st.lists(st.builds(Observation, st.text(min_size=1), DIGESTS), max_size=5, unique_by=lambda entry: entry.name)
@@ -106,7 +113,7 @@ def test_a_known_name_is_not_learned_twice() -> None:
     """A name that a kernel has changes nothing; read for another end it changes that end's digest alone."""
     once = kernel().with_observed([HEADER, VARIABLE])
     assert once.with_observed([HEADER]) is once
-    assert find_news(once.learned, [HEADER, VARIABLE]) == []
+    assert find_new_observations(once.learned, [HEADER, VARIABLE]) == []
     twice = once.with_observed([replace(HEADER, is_source=False, is_data=True)])
     assert (twice.digest, twice.source_digest) == (once.digest, once.source_digest)
     assert HEADER.name in twice.data_read.keys() - once.data_read.keys()

@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.model import show_controls, show_controls_in_json
+from ktuned.model import escape_controls, escape_controls_in_json
 
 CHARACTERS = st.characters() | st.sampled_from("\x1b\x07\x9b\u202e\u2066\u200b\ufeff\r\x00")
 TEXTS = st.text(CHARACTERS)
@@ -21,20 +21,20 @@ def is_harmless(text: str) -> bool:
 @given(TEXTS)
 def test_shown_text_is_printable_and_encodable(text: str) -> None:
     """Lone surrogates among it; and what is harmless stays as it is."""
-    shown = show_controls(text)
+    shown = escape_controls(text)
     assert is_harmless(shown)
     shown.encode()
-    assert show_controls("é 漢字\n\t½ №") == "é 漢字\n\t½ №"
+    assert escape_controls("é 漢字\n\t½ №") == "é 漢字\n\t½ №"
 
 
 @given(st.recursive(TEXTS | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner)))
 def test_json_keeps_its_value(value: object) -> None:
     """Its escapes are JSON's own."""
-    shown = show_controls_in_json(json.dumps(value, ensure_ascii=False))
+    shown = escape_controls_in_json(json.dumps(value, ensure_ascii=False))
     assert is_harmless(shown)
     assert json.loads(shown) == value
 
 
 def test_escapes_are_those_of_python() -> None:
     """So that they can be read, and pasted into a literal."""
-    assert show_controls("a\x1b[31mb\u202ec\x07\udcff\U000e0041") == r"a\x1b[31mb\u202ec\x07\udcff\U000e0041"
+    assert escape_controls("a\x1b[31mb\u202ec\x07\udcff\U000e0041") == r"a\x1b[31mb\u202ec\x07\udcff\U000e0041"

@@ -17,7 +17,7 @@ import pytest
 from ktuned.backends import cubin
 from ktuned.backends.contract import Absent, Compiled, Unit
 from ktuned.backends.registry import Registry
-from ktuned.ipc.manifest import file_digest
+from ktuned.ipc.manifest import digest_file
 from ktuned.model.device import Device
 from ktuned.model.errors import BackendError, Unsupported
 from ktuned.model.keys import DeviceModel, DeviceName, Target
@@ -129,7 +129,7 @@ def test_equal_functions_give_equal_bytes_wherever_they_are(compile_one: Compile
         sys.exit(result.message or 0)
     """
     run_python(code, tmp_path / "third")
-    digests = {file_digest(path / LIBRARY_FILE) for path in (first, second, tmp_path / "third" / "key")}
+    digests = {digest_file(path / LIBRARY_FILE) for path in (first, second, tmp_path / "third" / "key")}
     assert len(digests) == 1
     assert str(tmp_path).encode() not in (first / LIBRARY_FILE).read_bytes()
 

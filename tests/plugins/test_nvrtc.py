@@ -14,7 +14,7 @@ import pytest
 from ktuned.backends import MAX_MESSAGE_CHARS, cuda_headers, move_error_first, ptxas
 from ktuned.backends.contract import Absence, Absent, Compiled, Unit
 from ktuned.backends.registry import Registry
-from ktuned.ipc.manifest import file_digest
+from ktuned.ipc.manifest import digest_file
 from ktuned.model.device import Device
 from ktuned.model.errors import BackendError, Unsupported
 from ktuned.model.keys import DeviceModel, DeviceName, Target
@@ -183,14 +183,14 @@ class TestSameBytes:
             result, artifact = compile_one(Build("k", defines=defines), directory / "k.cu")
             assert result.outcome is None, result.message
             made.append(artifact / "kernel.cubin")
-        assert file_digest(made[0]) == file_digest(made[1])
+        assert digest_file(made[0]) == digest_file(made[1])
         assert str(tmp_path).encode() not in made[0].read_bytes()
 
     def test_a_group_gives_equal_bytes_in_any_order(self, compile_group: CompileGroup) -> None:
         """The units of a group are the same program in any order."""
         _, first = compile_group({"a": entry(1), "b": entry(2)})
         _, second = compile_group({"b": entry(2), "a": entry(1)})
-        assert file_digest(first / "a" / "kernel.cubin") == file_digest(second / "b" / "kernel.cubin")
+        assert digest_file(first / "a" / "kernel.cubin") == digest_file(second / "b" / "kernel.cubin")
 
 
 class TestGroups:
@@ -200,7 +200,7 @@ class TestGroups:
         """Every unit gets the group's cubin and its own symbol; the seconds are shared out."""
         results, into = compile_group({f"tile{tile}": entry(tile) for tile in (1, 2, 4)})
         assert {result.outcome for result in results.values()} == {None}
-        assert len({file_digest(into / key / "kernel.cubin") for key in results}) == 1
+        assert len({digest_file(into / key / "kernel.cubin") for key in results}) == 1
         assert len({result.seconds for result in results.values()}) == 1
         for tile in (1, 2, 4):
             described = json.loads((into / f"tile{tile}" / "kernel.json").read_text())
@@ -222,8 +222,8 @@ class TestGroups:
         """Grid, block and shared memory do not enter the machine code."""
         results, into = compile_group({"few": entry(1, grid=(1,)), "many": entry(1, grid=(100,), shared_bytes=512)})
         assert [result.facts["dynamic_shared_bytes"] for result in results.values()] == [0, 512]
-        assert file_digest(into / "few" / "kernel.cubin") == file_digest(into / "many" / "kernel.cubin")
-        assert file_digest(into / "few" / "kernel.json") != file_digest(into / "many" / "kernel.json")
+        assert digest_file(into / "few" / "kernel.cubin") == digest_file(into / "many" / "kernel.cubin")
+        assert digest_file(into / "few" / "kernel.json") != digest_file(into / "many" / "kernel.json")
 
     @pytest.mark.parametrize("bad", [{0}, {5}, {2, 3}, {0, 1, 2, 3, 4, 5}])
     def test_bad_units_fail_alone_with_their_own_words(
@@ -402,7 +402,7 @@ class TestPrecompiledHeaders:
         code = """if True:
             import sys
             from pathlib import Path
-            from ktuned.ipc.manifest import file_digest
+            from ktuned.ipc.manifest import digest_file
             from ktuned_nvrtc import Nvrtc, Build, precompiled
             from ktuned.backends import Unit
             source, into = Path(sys.argv[1]), Path(sys.argv[2])
@@ -412,7 +412,7 @@ class TestPrecompiledHeaders:
                 unit = Unit(str(number), Build("k", flags=flags), (source,), source, "k", "sm_90a")
                 (result,) = Nvrtc().compile([unit], into)
                 assert result.outcome is None, result.message
-                found.append(file_digest(into / str(number) / "kernel.cubin"))
+                found.append(digest_file(into / str(number) / "kernel.cubin"))
             assert len(set(found)) == 1, found
             print(len(list(precompiled._open_for_process()._directory.glob("*/*.pch"))))
         """
@@ -445,7 +445,7 @@ class TestPrecompiledHeaders:
                 (result,) = Nvrtc().compile([Unit(str(number), Build("k"), (source,), source, "k", "sm_90a")], into)
                 assert result.outcome is None, result.message
             kept = precompiled._open_for_process()
-            print(len(list(kept._directory.glob("*/*.pch"))), len(kept._given_up))
+            print(len(list(kept._directory.glob("*/*.pch"))), len(kept._excluded))
         """
         source = tmp_path / "k.cu"
         source.write_text("#include <cuda_fp16.h>\n__global__ void k(__half* x) { *x = __hadd(*x, *x); }\n")

@@ -62,7 +62,7 @@ def build(library: Library, **changes: Any) -> Build:
         constants,
         (16,),
         dtypes={"x": "float32", "y": "float32"},
-        library=library.to_plain(),
+        library=library,
     )
     return replace(wanted, **changes)
 
@@ -71,7 +71,7 @@ def lowered(wanted: Build, kernel_file: Path = Path("/absent/tune_it.py")) -> by
     """Translate a Build that has travelled, as a front end does."""
     travelled = Build.from_plain(wanted.to_plain())
     assert wanted.library is not None
-    Triton().open_library(wanted.library, travelled)
+    Triton().open_library(wanted.library.to_plain(), travelled)
     return Triton().lower(Unit("it", travelled, (), kernel_file, "it", "sm_90a"))
 
 
@@ -110,7 +110,7 @@ def test_a_source_beside_the_kernel_file_takes_the_place_of_a_module(library: Li
     (tmp_path / "calls" / "script_12.py").write_text(SOURCE)
     constants = {"BLOCK": 64, "EVEN": True, "FUNCTION": {"function": "doubled"}}
     wanted = build(library, function="scale", constants=constants, source="calls/script_12.py")
-    wanted = replace(wanted, library=Library("", library.paths).to_plain())
+    wanted = replace(wanted, library=Library("", library.paths))
     assert isinstance(lowered(wanted, tmp_path / "tune_it.py"), bytes)
 
 

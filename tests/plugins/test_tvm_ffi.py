@@ -17,7 +17,7 @@ from ktuned import backends
 from ktuned.backends import MAX_MESSAGE_CHARS, move_error_first
 from ktuned.backends.contract import Absence, Absent, Compiled, Unit
 from ktuned.backends.registry import Registry
-from ktuned.ipc.manifest import file_digest
+from ktuned.ipc.manifest import digest_file
 from ktuned.model.device import Device
 from ktuned.model.errors import BackendError, Unsupported
 from ktuned.model.values import Outcome
@@ -122,7 +122,7 @@ def test_equal_sources_give_equal_bytes_wherever_they_are(
         shutil.copy(SOURCE.with_name(name), elsewhere)
     monkeypatch.setattr("ktuned_tvm_ffi.units.find_or_make_prelude", lambda *_: None)
     _, second = compile_one(Build("axpy", ("x", "y", 3), {"B": 2, "A": 1}), elsewhere / "axpy.cc")
-    assert file_digest(first / "kernel.so") == file_digest(second / "kernel.so")
+    assert digest_file(first / "kernel.so") == digest_file(second / "kernel.so")
 
 
 def test_what_the_compiler_refuses_starts_with_its_first_error(compile_one: Compile) -> None:

@@ -12,7 +12,7 @@ import pytest
 from ktuned.backends.contract import Absent, Compiled, Unit
 from ktuned.backends.registry import Registry
 from ktuned.ipc import Places, replies, requests
-from ktuned.ipc.manifest import file_digest
+from ktuned.ipc.manifest import digest_file
 from ktuned.model.device import Device
 from ktuned.model.errors import BackendError, Unsupported
 from ktuned.model.keys import DeviceModel, DeviceName, Phase, Target
@@ -62,7 +62,7 @@ def test_a_group_is_one_library_whose_bad_unit_is_alone_with_its_error(compile_g
     outcomes = {key: result.outcome for key, result in results.items()}
     assert outcomes == {"bad": Outcome.COMPILE_ERROR, "a": None, "b": None}
     assert "BY is too large" in results["bad"].message
-    assert file_digest(into / "a" / "kernel.so") == file_digest(into / "b" / "kernel.so")
+    assert digest_file(into / "a" / "kernel.so") == digest_file(into / "b" / "kernel.so")
     names = [results[key].facts["function"] for key in "ab"]
     assert len(set(names)) == 2
     library = (into / "a" / "kernel.so").read_bytes()
@@ -78,7 +78,7 @@ def test_equal_sources_give_equal_bytes_wherever_they_are(compile_group: Compile
     shutil.copy(SOURCE, elsewhere)
     results, _ = compile_group({"here": EXAMPLE.good})
     compile_group({"there": EXAMPLE.good}, elsewhere / SOURCE.name)
-    assert file_digest(tmp_path / "here/kernel.so") == file_digest(tmp_path / "there/kernel.so")
+    assert digest_file(tmp_path / "here/kernel.so") == digest_file(tmp_path / "there/kernel.so")
     facts = results["here"].facts  # the assembler's report, as the config's own where there is but one kernel
     assert facts["function"] == "shift"
     assert facts["registers"] > 0

@@ -14,7 +14,7 @@ from ktuned.backends import cpu
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import Output
 from ktuned.fleet.local_executor import LocalExecutor
-from ktuned.ipc import replies, requests, take_sight, to_message
+from ktuned.ipc import read_sight_text, replies, requests, to_message
 from ktuned.model import Phase, Record, Role
 from ktuned_ray import node_calls
 from ktuned_ray.keeper import Keeper
@@ -108,7 +108,7 @@ async def test_a_toolchain_is_watched_until_it_is_another(change: str, tmp_path:
 
     async def watch() -> None:
         answers.append(
-            await keeper.carry_out(node_calls.Watch({str(compiler): take_sight(str(compiler))}, limits), send)
+            await keeper.carry_out(node_calls.Watch({str(compiler): read_sight_text(str(compiler))}, limits), send)
         )
 
     with anyio.fail_after(DEADLINE_S):

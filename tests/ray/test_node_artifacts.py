@@ -68,7 +68,7 @@ async def test_beyond_the_cap_the_oldest_artifact_is_removed(tmp_path: Path) -> 
     places = [sealed(tmp_path / "artifacts", key) for key in keys]
     for age, place in enumerate(reversed(places)):
         os.utime(place / manifest.MANIFEST_NAME, (1000.0 - age, 1000.0 - age))
-    artifacts = NodeArtifacts(tmp_path, cap_bytes=3500, look_s=0.0)
+    artifacts = NodeArtifacts(tmp_path, cap_bytes=3500, check_interval_s=0.0)
     await artifacts.pack_artifact(unit(keys[2]))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(artifacts.run_until_cancelled)

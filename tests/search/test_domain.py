@@ -55,7 +55,7 @@ def test_the_same_configs_as_the_space(kind: str) -> None:
     assert domain.is_exact
     assert domain.count == len(expected)
     assert sorted(canonical(domain.config_at(domain.point_at_rank(rank))) for rank in range(domain.count)) == expected
-    walked = [domain.config_at(code) for code in domain.walk_points() if code is not None]
+    walked = [domain.config_at(point) for point in domain.walk_points() if point is not None]
     assert [canonical(config) for config in walked] == [canonical(config) for config in bound]
 
 
@@ -106,13 +106,13 @@ def test_billion_configs_start_at_once(where: Any) -> None:
     domain = build_domain(bound)
     random = Random(0)
     drawn = [domain.draw_point(random) for _ in range(100)]
-    first = next(code for code in domain.walk_points() if code is not None)
+    first = next(point for point in domain.walk_points() if point is not None)
     took = process_time() - began
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert domain.is_exact
     assert 1e-6 < domain.count / 1e9 < 1e-4
-    assert all(code is not None and domain.config_at(code) in bound for code in [*drawn, first])
+    assert all(point is not None and domain.config_at(point) in bound for point in [*drawn, first])
     # Tracing memory makes everything several times slower; a second without it is the promise.
     assert took < 3
     assert peak_bytes < 50 * 2**20
@@ -155,7 +155,7 @@ def test_opaque_constraint_over_nine_knobs_is_estimated_and_drawn_from(
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     random = Random(0)
-    found = [domain.config_at(code) for _ in range(8) if (code := domain.draw_point(random)) is not None]
+    found = [domain.config_at(point) for _ in range(8) if (point := domain.draw_point(random)) is not None]
     assert not domain.is_exact
     assert 3e6 < domain.count < 3e7
     assert len(found) == 8
@@ -190,7 +190,7 @@ def test_draws_of_an_opaque_constraint_are_uniform() -> None:
     declared = space(**{**NINE_KNOBS, "i": [0, 1]}, where=lambda p, c: (sum(c.values()) + c.a * c.b) % 7 == 5)
     domain = build_domain(declared.bind({}))
     random = Random(2)
-    drawn = [domain.config_at(code) for _ in range(4000) if (code := domain.draw_point(random)) is not None]
+    drawn = [domain.config_at(point) for _ in range(4000) if (point := domain.draw_point(random)) is not None]
     assert len(drawn) == 4000
     assert len({canonical(config) for config in drawn}) > 3900
     # A knob that the condition treats like the others has its values equally often.
@@ -225,9 +225,9 @@ def test_steps_change_one_knob() -> None:
     domain = build_domain(bound)
     here = domain.point_at_rank(7)
     expected = {
-        code
-        for code in itertools.product(*(range(len(axis)) for axis in domain.axes))
-        if sum(one != other for one, other in zip(code, here, strict=True)) == 1 and domain.config_at(code) in bound
+        point
+        for point in itertools.product(*(range(len(axis)) for axis in domain.axes))
+        if sum(one != other for one, other in zip(point, here, strict=True)) == 1 and domain.config_at(point) in bound
     }
     assert set(domain.valid_neighbours(here)) == expected
 
@@ -238,7 +238,7 @@ def test_joint_steps_lead_where_no_single_step_does() -> None:
     domain = build_domain(bound)
     here = domain.point_of_config({"BM": 64, "WARPS": 2, "STAGES": 3})
     assert here is not None
-    assert {canonical(domain.config_at(code)) for code in domain.valid_joint_neighbours(here)} == {
+    assert {canonical(domain.config_at(point)) for point in domain.valid_joint_neighbours(here)} == {
         canonical({"BM": 32, "WARPS": 1, "STAGES": 3}),
         canonical({"BM": 128, "WARPS": 4, "STAGES": 3}),
     }
@@ -251,7 +251,7 @@ def test_joint_steps_leave_a_condition() -> None:
     domain = build_domain(declared.bind({}))
     here = domain.point_of_config({"ASYNC": True, "STAGES": 6})
     assert here is not None
-    assert [domain.config_at(code) for code in domain.valid_joint_neighbours(here)] == [{"ASYNC": False, "STAGES": 2}]
+    assert [domain.config_at(point) for point in domain.valid_joint_neighbours(here)] == [{"ASYNC": False, "STAGES": 2}]
 
 
 def test_constraint_that_raises_is_an_error() -> None:
@@ -272,7 +272,7 @@ def test_knob_with_a_condition_keeps_its_first_value_elsewhere() -> None:
     """Where it does not exist no two configs differ in it alone, and the space is still counted exactly."""
     declared = space(ASYNC=[False, True], STAGES=[2, 3, 4], BM=TEN, when={"STAGES": lambda p, c: c.ASYNC})
     domain = build_domain(declared.bind({}))
-    configs = [domain.config_at(code) for code in domain.walk_points() if code is not None]
+    configs = [domain.config_at(point) for point in domain.walk_points() if point is not None]
     assert domain.is_exact
     assert domain.count == len(configs) == 10 * (3 + 1)
     assert {config["STAGES"] for config in configs if not config["ASYNC"]} == {2}

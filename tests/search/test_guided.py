@@ -251,6 +251,6 @@ def test_guided_models_what_it_is_told_of_doubts() -> None:
             strategy.doubt(config, doubt if number == 0 else 0.01)
             strategy.tell(config, Outcome.MEASURED, bowl(config) / (4 if number == 0 else 1))
         strategy.ask(1)
-        code = next(iter(strategy.logs))
-        believed.append(float(strategy._model.predict(strategy._features(np.array([code]))).mean[0]))
+        point = next(iter(strategy.logs))
+        believed.append(float(strategy._model.predict(strategy._features(np.array([point]))).mean[0]))
     assert believed[0] < believed[1] - 0.2

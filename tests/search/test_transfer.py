@@ -77,7 +77,7 @@ def test_a_search_that_misleads_is_forgotten() -> None:
     cold = [best_after(30, seed)[0] for seed in range(2)]
     warm, strategies = zip(*[best_after(30, seed, searched(OPPOSITE)) for seed in range(2)], strict=True)
     models = [strategy._model for strategy in strategies]
-    assert all(not model.is_informed or float(model._slopes.max()) < 0.1 for model in models)
+    assert all(not model.sources_help or float(model._slopes.max()) < 0.1 for model in models)
     assert sum(map(math.log, warm)) < sum(map(math.log, cold)) + 0.15 * 2
 
 
@@ -136,7 +136,7 @@ def test_a_search_that_misleads_is_not_heard_by_half_of_the_choices() -> None:
         for trial in range(40):
             (config,) = strategy.ask(1)
             strategy.tell(config, Outcome.MEASURED, HERE(config))
-            heard[name] += strategy._model.is_heard and trial >= 20
+            heard[name] += strategy._model.may_use_sources and trial >= 20
     assert heard["opposite"] == 10 < heard["alike"]
 
 

@@ -78,7 +78,7 @@ class PlayedLane:
         if opening is not None:
             raise opening
 
-    async def use_cores(self, cores: int) -> int:
+    async def reserve_cores(self, cores: int) -> int:
         """Grant them."""
         self.granted.append(cores)
         return cores

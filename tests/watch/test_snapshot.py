@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ktuned.ipc.stamps import ABSENT, SETTLED_NS, Sight, look_at_file, stamp
+from ktuned.ipc.stamps import ABSENT, SETTLED_NS, Sight, read_sight, stamp
 from ktuned.watch.snapshot import Snapshot
 
 
@@ -33,16 +33,16 @@ def test_same_size_and_time_hide_no_change(tmp_path: Path) -> None:
     """A file that is replaced, or rewritten with its old time, has another sight."""
     path = tmp_path / "it"
     path.write_text("x")
-    old = look_at_file(str(path))
+    old = read_sight(str(path))
     assert old is not None
     path.write_text("y")
     os.utime(path, ns=(old.modified_ns, old.modified_ns))
-    rewritten = look_at_file(str(path))
+    rewritten = read_sight(str(path))
     beside = tmp_path / "beside"
     beside.write_text("z")
     os.utime(beside, ns=(old.modified_ns, old.modified_ns))
     beside.replace(path)
-    assert len({old, rewritten, look_at_file(str(path))}) == 3
+    assert len({old, rewritten, read_sight(str(path))}) == 3
 
 
 def test_only_settled_sights_stand_for_bytes() -> None:

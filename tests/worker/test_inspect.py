@@ -9,7 +9,7 @@ import pytest
 from ktuned import Unsupported, space
 from ktuned.backends.registry import Registry
 from ktuned.ipc import Places, replies, requests
-from ktuned.ipc.manifest import file_digest
+from ktuned.ipc.manifest import digest_file
 from ktuned.model.errors import KernelFileError, NotFound, UsageError
 from ktuned.model.keys import Phase
 from ktuned.model.plan import Plan
@@ -142,7 +142,7 @@ def root(tmp_path: Path) -> Any:
 
 def kernel_ref(root: Path, name: str = "it") -> requests.KernelRef:
     """Return the kernel as requests name it, with its file's digest of now."""
-    digests = {"tune_it.py": file_digest(root / "tune_it.py")}
+    digests = {"tune_it.py": digest_file(root / "tune_it.py")}
     return requests.KernelRef("proj", "tune_it.py", name, "fake", (), digests)
 
 
@@ -178,7 +178,7 @@ def test_the_kernel_of_a_request_is_loaded(root: Path) -> None:
 def test_a_file_that_changed_since_is_refused(root: Path) -> None:
     """New bytes, a lost file, or one that appeared where a missing one was inspected: the request is out of date."""
     file, extra = root / "tune_it.py", root / "extra.h"
-    inspected = replace(kernel_ref(root), digests={"tune_it.py": file_digest(file), "extra.h": ""})
+    inspected = replace(kernel_ref(root), digests={"tune_it.py": digest_file(file), "extra.h": ""})
     check_digests(inspected, places(root))
     extra.write_text("now here")
     with pytest.raises(SourceChanged, match=r"extra\.h changed after it was inspected"):
@@ -217,7 +217,7 @@ def test_each_file_is_an_item_of_its_own(root: Path) -> None:
     assert bad.kernels == ()
     assert bad.errors[0].message.endswith("tune_bad.py:1: ZeroDivisionError: division by zero")
     assert (bad.errors[0].line, Path(bad.errors[0].path).name) == (1, "tune_bad.py")
-    assert bad.digests == {"tune_bad.py": file_digest(root / "tune_bad.py")}
+    assert bad.digests == {"tune_bad.py": digest_file(root / "tune_bad.py")}
     assert "there is no backend 'fake'" in good.errors[0].message
 
 

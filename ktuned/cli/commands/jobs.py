@@ -12,7 +12,7 @@ from ktuned.cli import lines, output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.options import WholeNumber, json_option
 from ktuned.cli.output import Exit
-from ktuned.model import JobState, mention_objective
+from ktuned.model import JobState, format_objective_suffix
 from ktuned.protocol import (
     CANCEL,
     JOBS,
@@ -171,7 +171,7 @@ def _job_row(job: JobInfo, now: float) -> list[str]:
     return [
         str(job.id),
         job.kernel,
-        text.format_values(job.problem) + mention_objective(job.objective),
+        text.format_values(job.problem) + format_objective_suffix(job.objective),
         job.device,
         job.state,
         f"{job.reason}{waits}",

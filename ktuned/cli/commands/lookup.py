@@ -19,7 +19,7 @@ from ktuned.cli.options import (
 )
 from ktuned.cli.output import Exit
 from ktuned.cli.progress import describe_peak_share
-from ktuned.model import Change, JobState, Scalar, Status, describe_change, is_exact, mention_objective
+from ktuned.model import Change, JobState, Scalar, Status, describe_change, format_objective_suffix, is_exact
 from ktuned.protocol import (
     JOBS,
     KERNELS,
@@ -101,7 +101,7 @@ def lookup(
         output.emit_line(text.format_values(answer.config))
         facts = [
             answer.status,
-            mention_objective(answer.objective).strip(),
+            format_objective_suffix(answer.objective).strip(),
             answer.device,
             text.format_latency(answer.latency_us),
             text.format_metrics(answer.metrics),

@@ -22,13 +22,13 @@ from ktuned.model import (
     Record,
     Status,
     Trial,
-    as_latency,
     canonical,
     compute_gain,
-    cost_of,
-    figure_of,
-    mention_objective,
+    convert_to_cost,
+    format_objective_suffix,
     record,
+    select_figure,
+    select_latency,
 )
 from ktuned.protocol import (
     JOBS,
@@ -97,8 +97,8 @@ class Comparison(Record):
             "objective": objective,
             "before": self.before,
             "now": self.now,
-            "before_us": as_latency(objective, self.before),
-            "now_us": as_latency(objective, self.now),
+            "before_us": select_latency(objective, self.before),
+            "now_us": select_latency(objective, self.now),
             "ratio": self.gain,
             "verdict": self.verdict,
             "noisy": self.is_noisy,
@@ -117,7 +117,7 @@ def compare_answers(before: Mapping[Case, float | None], after: Iterable[Answer]
 
 def _judge_case(before: float | None, answer: Answer, tolerance: float) -> Comparison:
     now = answer.figure if answer.status is Status.FRESH else None
-    cost_before, cost_now = cost_of(answer.objective, before), cost_of(answer.objective, now)
+    cost_before, cost_now = convert_to_cost(answer.objective, before), convert_to_cost(answer.objective, now)
     if cost_now is None:
         verdict = "failed"
     elif cost_before is None:
@@ -133,8 +133,8 @@ def find_previous_best(trials: Iterable[Trial], digest: str, device: str | None,
     """Return the best figure among the measured trials of a kernel's newest state other than ``digest``."""
     known = []
     for trial in trials:
-        figure = figure_of(objective, trial.latency_us, trial.metrics)
-        cost = cost_of(objective, figure)
+        figure = select_figure(objective, trial.latency_us, trial.metrics)
+        cost = convert_to_cost(objective, figure)
         if cost and trial.digest != digest and trial.device == device:
             known.append((trial, cost, figure))
     if not known:
@@ -218,7 +218,7 @@ def _read_committed_figures(place: Path, answers: Iterable[Answer]) -> dict[Case
         # A winner's problem is the part that the kernel is specialised for.
         alike = [winner for winner in by if winner.problem.items() <= answer.problem.items()]
         for winner in alike[:1]:
-            found[make_answer_case(answer)] = figure_of(answer.objective, winner.latency_us, winner.metrics or {})
+            found[make_answer_case(answer)] = select_figure(answer.objective, winner.latency_us, winner.metrics or {})
     return found
 
 
@@ -247,7 +247,7 @@ def _comparison_row(entry: Comparison) -> list[str]:
     answer = entry.answer
     return [
         answer.kernel,
-        text.format_values(answer.problem) + mention_objective(answer.objective),
+        text.format_values(answer.problem) + format_objective_suffix(answer.objective),
         answer.device or "",
         text.format_by_objective(answer.objective, entry.before),
         text.format_by_objective(answer.objective, entry.now),

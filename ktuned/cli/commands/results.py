@@ -15,7 +15,7 @@ from ktuned.cli.options import WholeNumber, device_option, json_option, problem_
 from ktuned.cli.output import Exit
 from ktuned.cli.progress import Limits, describe_peak_share
 from ktuned.cli.trials import describe_facts, list_messages, load_all_trials
-from ktuned.model import ListedTrial, Outcome, Scalar, canonical, is_noisy, mention_objective
+from ktuned.model import ListedTrial, Outcome, Scalar, canonical, format_objective_suffix, is_noisy
 from ktuned.protocol import PEAKS, RESULTS, NumericsReport, ResultsParams, call_method
 from ktuned.report import FORMATS, compute_cost, pareto_front, plot_best, render_trials
 from ktuned_client import Client
@@ -196,7 +196,7 @@ def _winner_mark(trial: ListedTrial) -> str:
     """Return a winner's mark, with the objectives by which it won unless latency is the only one."""
     if not trial.winner:
         return ""
-    return f"* {', '.join(trial.objectives)} " if any(map(mention_objective, trial.objectives)) else "* "
+    return f"* {', '.join(trial.objectives)} " if any(map(format_objective_suffix, trial.objectives)) else "* "
 
 
 def _print_trial(trial: ListedTrial) -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ktuned.cli import output, text
 from ktuned.cli.options import json_option
 from ktuned.cli.output import Exit
-from ktuned.model import KtunedError, Status, mention_objective
+from ktuned.model import KtunedError, Status, format_objective_suffix
 from ktuned.protocol import (
     EXPORT,
     IMPORT,
@@ -229,7 +229,7 @@ def _import_document(client: Client, document: WinnersDocument, dry_run: bool) -
 def _winner_row(document: WinnersDocument, winner: ImportedWinner, dry_run: bool) -> list[str]:
     verb = ("would be taken" if dry_run else "taken") if winner.taken else "left"
     status = f", {winner.status}" if winner.taken else ""
-    problem = text.format_values(winner.problem) + mention_objective(winner.objective)
+    problem = text.format_values(winner.problem) + format_objective_suffix(winner.objective)
     return [document.kernel, problem, document.device, f"{verb}{status}", winner.reason]
 
 

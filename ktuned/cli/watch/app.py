@@ -35,7 +35,7 @@ from ktuned.cli.watch import cells
 from ktuned.cli.watch.board import BoardRow
 from ktuned.cli.watch.choice import Choice
 from ktuned.cli.watch.session import Session
-from ktuned.model import ListedTrial, Trial, metric_of, show_controls
+from ktuned.model import ListedTrial, Trial, escape_controls, name_figure
 from ktuned_client import AsyncClient, DaemonError, DaemonUnavailable
 
 DRAWING_S = 0.1
@@ -82,11 +82,11 @@ class ShownText(Text):
     """A text whose control characters are shown as escapes, because names and messages may come from anywhere."""
 
     def __init__(self, text: str = "", *arguments: Any, **options: Any) -> None:
-        super().__init__(show_controls(text), *arguments, **options)
+        super().__init__(escape_controls(text), *arguments, **options)
 
     def append(self, text: Text | str, style: Any = None) -> Self:
         """Add a text at the end."""
-        super().append(show_controls(text) if isinstance(text, str) else text, style)
+        super().append(escape_controls(text) if isinstance(text, str) else text, style)
         return self
 
 
@@ -415,7 +415,7 @@ class WatchApp(App[None]):
             return
         self._layout = layout
         knobs = cells.find_varied_knobs(log)
-        titles = ["trial", metric_of(log.row.objective), "× best", *knobs, "outcome"]
+        titles = ["trial", name_figure(log.row.objective), "× best", *knobs, "outcome"]
         rows = {trial.id: cells.compose_config_cells(log, trial, knobs) for trial in trials}
         columns = cells.fit_configs(titles, knobs, [[words for words, _ in row] for row in rows.values()], layout[-1])
         shown = {trial: [row[place] for place, _ in columns] for trial, row in rows.items()}

@@ -19,7 +19,7 @@ from ktuned.cli.watch.board import Board, BoardRow, is_on_several_devices
 from ktuned.cli.watch.choice import Listed
 from ktuned.cli.watch.load import Load, estimate_time_left, summarise_load
 from ktuned.cli.watch.trial_log import TrialLog
-from ktuned.model import NOT_TRIED, JobState, Outcome, Trial, is_maximized, mention_objective
+from ktuned.model import NOT_TRIED, JobState, Outcome, Trial, format_objective_suffix, is_maximized
 
 STYLES: Mapping[str, str] = {
     "tuned": "green",
@@ -146,7 +146,7 @@ def _format_row_age(row: BoardRow, now: float) -> str:
 def label_row(row: BoardRow) -> str:
     """Return a row's name: kernel, problem, and the objective if it is not latency."""
     named = f"{row.name} {text.format_values(row.problem)}" if row.problem else row.name
-    return f"{named}{mention_objective(row.objective)}"
+    return f"{named}{format_objective_suffix(row.objective)}"
 
 
 def name_rows(board: Board) -> dict[object, str]:

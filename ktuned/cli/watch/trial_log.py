@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ktuned.cli import text
 from ktuned.cli.watch.board import BoardRow
 from ktuned.cli.watch.choice import Listed
-from ktuned.model import NOT_TRIED, ListedTrial, Outcome, Trial, cost_of, figure_of
+from ktuned.model import NOT_TRIED, ListedTrial, Outcome, Trial, convert_to_cost, select_figure
 from ktuned.protocol import Event, JobDone, KernelStale, TrialDone, WinnerChanged
 
 MAX_TRIALS = 1_000
@@ -53,12 +53,12 @@ class TrialLog:
 
     def find_figure(self, trial: Trial) -> float | None:
         """Return a trial's figure by the row's objective, whatever bits its output has."""
-        return figure_of(self.row.objective, trial.latency_us, trial.metrics)
+        return select_figure(self.row.objective, trial.latency_us, trial.metrics)
 
     def find_cost(self, trial: Trial) -> float | None:
         """Return a trial's figure as a cost (less is better); ``None`` unless it was measured."""
         is_measured = trial.outcome is Outcome.MEASURED
-        return cost_of(self.row.objective, self.find_figure(trial)) if is_measured else None
+        return convert_to_cost(self.row.objective, self.find_figure(trial)) if is_measured else None
 
     @property
     def listed(self) -> Listed[Trial]:

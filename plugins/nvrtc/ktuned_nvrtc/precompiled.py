@@ -46,7 +46,7 @@ def choose_options(key: str, kernels: int) -> tuple[str, ...]:
 def record_result(key: str, heap_bytes_wanted: int) -> None:
     """Record the result of a program with :func:`options`, see :class:`ktuned_nvrtc.program.Program`."""
     if heap_bytes_wanted and (headers := _open_for_process()):
-        headers.give_up(key)
+        headers.exclude_key(key)
 
 
 class PrecompiledHeaders:
@@ -54,29 +54,29 @@ class PrecompiledHeaders:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._seen: set[str] = set()
-        self._given_up: set[str] = set()
-        self._kept: OrderedDict[str, Path] = OrderedDict()
+        self._seen_once: set[str] = set()
+        self._excluded: set[str] = set()
+        self._directories: OrderedDict[str, Path] = OrderedDict()
 
     def choose_options(self, key: str, kernels: int) -> tuple[str, ...]:
         """Return the options for a key's header; none if this is its first and only kernel, or the key is given up."""
-        is_first = key not in self._seen
-        self._seen.add(key)
+        is_first = key not in self._seen_once
+        self._seen_once.add(key)
         if is_first and kernels == 1:
             return ()
-        if key in self._given_up:
+        if key in self._excluded:
             return ()
-        if key not in self._kept:
-            self._kept[key] = Path(tempfile.mkdtemp(dir=self._directory))
-            if len(self._kept) > MAX_KEPT:
-                _, oldest = self._kept.popitem(last=False)
+        if key not in self._directories:
+            self._directories[key] = Path(tempfile.mkdtemp(dir=self._directory))
+            if len(self._directories) > MAX_KEPT:
+                _, oldest = self._directories.popitem(last=False)
                 shutil.rmtree(oldest, ignore_errors=True)
-        self._kept.move_to_end(key)
-        return ("-pch", f"-pch-dir={self._kept[key]}", "-pch-messages=false")
+        self._directories.move_to_end(key)
+        return ("-pch", f"-pch-dir={self._directories[key]}", "-pch-messages=false")
 
-    def give_up(self, key: str) -> None:
+    def exclude_key(self, key: str) -> None:
         """Never try ``key`` again: a failed attempt costs as much as a success."""
-        self._given_up.add(key)
+        self._excluded.add(key)
 
 
 @functools.cache

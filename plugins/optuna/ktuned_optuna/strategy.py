@@ -23,7 +23,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from ktuned.model import Scalar
-from ktuned.search import PointStrategy
+from ktuned.search import Point, PointStrategy
 from ktuned.spec import BoundSpace
 
 ASKS = 6
@@ -34,8 +34,6 @@ NEAREST_AMONG = 48
 
 FAILED = math.log(2)
 """Added to the slowest log latency for a failed config."""
-
-Code = tuple[int, ...]
 
 
 class OptunaStrategy(PointStrategy):
@@ -48,48 +46,48 @@ class OptunaStrategy(PointStrategy):
         }
         with silence_optuna():
             self._study = optuna.create_study(sampler=self.sampler(seed % 2**32))
-        self._asked: dict[Code, Trial] = {}
+        self._asked: dict[Point, Trial] = {}
 
     @abstractmethod
     def sampler(self, seed: int) -> BaseSampler:
         """Make the sampler, with a seed."""
 
-    def choose(self) -> Code | None:
+    def choose(self) -> Point | None:
         """Return the sampler's proposal, or else the nearest valid config that is new; ``None`` if there is none."""
         with silence_optuna():
             for _ in range(ASKS):
                 trial = self._study.ask(self._distributions)
-                code = tuple(trial.params[knob] for knob in self.domain.knobs)
-                if code not in self.taken and self.domain.is_valid(code):
-                    self._asked[code] = trial
-                    return code
+                point = tuple(trial.params[knob] for knob in self.domain.knobs)
+                if point not in self.taken and self.domain.is_valid(point):
+                    self._asked[point] = trial
+                    return point
                 self._study.tell(trial, state=TrialState.FAIL)
-            return self._draw_nearest(code)
+            return self._draw_nearest(point)
 
-    def on_outcome(self, code: Code) -> None:
+    def on_outcome(self, point: Point) -> None:
         """Report a latency to the sampler; a failure counts as a long one."""
-        value = self.logs.get(code)
+        value = self.logs.get(point)
         if value is None:
             value = max(self.logs.values(), default=0.0) + FAILED
         with silence_optuna():
-            trial = self._asked.pop(code, None)
+            trial = self._asked.pop(point, None)
             if trial is not None:
                 self._study.tell(trial, value)
             else:
-                self._study.add_trial(self._make_finished_trial(code, value))
+                self._study.add_trial(self._make_finished_trial(point, value))
 
-    def _draw_nearest(self, wanted: Code) -> Code | None:
-        drawn = [code for _ in range(NEAREST_AMONG) if (code := self.draw_untried()) is not None]
-        return min(drawn, key=lambda code: self._measure_distance(code, wanted), default=None)
+    def _draw_nearest(self, wanted: Point) -> Point | None:
+        drawn = [point for _ in range(NEAREST_AMONG) if (point := self.draw_untried()) is not None]
+        return min(drawn, key=lambda point: self._measure_distance(point, wanted), default=None)
 
-    def _measure_distance(self, one: Code, other: Code) -> float:
+    def _measure_distance(self, one: Point, other: Point) -> float:
         return sum(
             float(a != b) if isinstance(distribution, CategoricalDistribution) else abs(a - b) / max(1, len(axis) - 1)
             for a, b, distribution, axis in zip(one, other, self._distributions.values(), self.domain.axes, strict=True)
         )
 
-    def _make_finished_trial(self, code: Code, value: float) -> FrozenTrial:
-        params: dict[str, Any] = dict(zip(self.domain.knobs, code, strict=True))
+    def _make_finished_trial(self, point: Point, value: float) -> FrozenTrial:
+        params: dict[str, Any] = dict(zip(self.domain.knobs, point, strict=True))
         return create_trial(params=params, distributions=self._distributions, value=value)
 
 

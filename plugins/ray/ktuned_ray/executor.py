@@ -78,8 +78,8 @@ class ClusterExecutor(RemoteExecutor):
             directory=surroundings.state,
             base_env=surroundings.base_env,
             mark=surroundings.mark,
-            kept=surroundings.kept,
-            mend="set `python` of [cluster] in config.toml to an interpreter that has ktuned-ray installed",
+            known_children=surroundings.known_children,
+            hint="set `python` of [cluster] in config.toml to an interpreter that has ktuned-ray installed",
         )
         self.cluster = Cluster(self.bridge, self._on_node_up, self._on_node_down)
         self.leases = Leases(self.bridge, self._end_workers_on)
@@ -87,7 +87,7 @@ class ClusterExecutor(RemoteExecutor):
         self._events = events
         self._limits_are_given = False
         self._links: dict[str, NodeLink] = {}
-        self._files: dict[NodeLink, Carrier] = {}
+        self._carriers: dict[NodeLink, Carrier] = {}
         self._workers: set[RemoteWorker] = set()
         self._watched: dict[Environment, replies.ProbeDependencies] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -131,7 +131,7 @@ class ClusterExecutor(RemoteExecutor):
 
     def _on_node_up(self, link: NodeLink) -> None:
         self._links[link.info.name] = link
-        self._files[link] = Carrier(self.bridge, link, self._surroundings.artifacts, self._surroundings.captures)
+        self._carriers[link] = Carrier(self.bridge, link, self._surroundings.artifacts, self._surroundings.captures)
         self._events.on_up(link.info.name, link.cores)
 
     def _on_node_down(self, link: NodeLink) -> None:
@@ -139,7 +139,7 @@ class ClusterExecutor(RemoteExecutor):
         for lease in self.leases.forget_node(link):
             if self._tasks is not None:
                 self._tasks.start_soon(self.leases.release_lease, lease)
-        if self._files.pop(link, None) is not None and self._links.get(link.info.name) is link:
+        if self._carriers.pop(link, None) is not None and self._links.get(link.info.name) is link:
             del self._links[link.info.name]
             self._events.on_lost(link.info.name)
 
@@ -155,9 +155,9 @@ class ClusterExecutor(RemoteExecutor):
         Raises:
             BridgeDown: the node is lost.
         """
-        if link not in self._files:
+        if link not in self._carriers:
             raise BridgeDown(link.reason or "it was left")
-        return self._files[link]
+        return self._carriers[link]
 
     @property
     def workers(self) -> Iterable[RemoteWorker]:
@@ -188,7 +188,7 @@ class ClusterExecutor(RemoteExecutor):
         self._tasks.start_soon(self._hold_worker, call, link, role, environment, starting)
         try:
             with anyio.fail_after(deadline_s + GRACE_S):
-                await starting.known.wait()
+                await starting.settled.wait()
         except BaseException as error:
             starting.scope.cancel()
             if isinstance(error, TimeoutError):
@@ -207,7 +207,7 @@ class ClusterExecutor(RemoteExecutor):
         def on_started(item: node_calls.Started) -> None:
             starting.worker = RemoteWorker(role, environment, item, self, link)
             self._workers.add(starting.worker)
-            starting.known.set()
+            starting.settled.set()
 
         try:
             with starting.scope:
@@ -220,7 +220,7 @@ class ClusterExecutor(RemoteExecutor):
             if starting.worker is not None:
                 self._workers.discard(starting.worker)
                 starting.worker.gone.set()
-            starting.known.set()
+            starting.settled.set()
 
     def kill_worker(self, link: NodeLink, number: int, why: str) -> None:
         """Make a worker's keeper kill it, in the background."""
@@ -251,9 +251,9 @@ class ClusterExecutor(RemoteExecutor):
 
 
 class _PendingWorker(msgspec.Struct, eq=False):
-    """A worker that is being started; ``known`` is set when it is ready or has failed."""
+    """A worker that is being started; ``settled`` is set when it is ready or has failed."""
 
-    known: anyio.Event = msgspec.field(default_factory=anyio.Event)
+    settled: anyio.Event = msgspec.field(default_factory=anyio.Event)
     scope: anyio.CancelScope = msgspec.field(default_factory=anyio.CancelScope)
     worker: RemoteWorker | None = None
     error: WorkerError | None = None

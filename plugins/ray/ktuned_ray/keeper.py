@@ -36,17 +36,14 @@ from ktuned_ray import node_calls
 from ktuned_ray.node_artifacts import NodeArtifacts
 from ktuned_ray.node_layout import NodeLayouts
 
-MEMORY_S: Final = 0.2
-"""Interval in seconds at which workers' memory is checked; the same as in a daemon."""
-
 WATCH_S: Final = 2.0
 """Interval in seconds at which a toolchain's files are checked; the same as on a daemon's own machine."""
 
-_OTHERS = ("KTUNED_HOME", "KTUNED_SOCKET")
+_OTHER_DAEMONS_VARIABLES = ("KTUNED_HOME", "KTUNED_SOCKET")
 
 
 class _LimitedWorker(msgspec.Struct, frozen=True, eq=False):
-    """A worker with its limit of memory."""
+    """A worker and its memory limit."""
 
     worker: Worker
     limit_bytes: int
@@ -70,10 +67,10 @@ class Keeper(Service):
         self._executor = executor
         self._layouts = NodeLayouts(home)
         self._laying_out = anyio.Lock()
-        self._seats: dict[int, _LimitedWorker] = {}
+        self._workers: dict[int, _LimitedWorker] = {}
         self._numbers = itertools.count(1)
         self._cores = sorted(os.sched_getaffinity(0))
-        self._granted = memory.choose_default_limits(max(1, len(self._cores) - 1))
+        self._default_limits = memory.choose_default_limits(max(1, len(self._cores) - 1))
 
     async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
         """Carry one call out."""
@@ -120,32 +117,32 @@ class Keeper(Service):
         root = self._layouts.root_path(call.project, call.root)
         root.mkdir(parents=True, exist_ok=True)
         environment = Environment(sys.executable, str(root), tuple(sorted(call.env.items())), call.project)
-        limit = call.limit_bytes or self._granted[role is Role.COMPILE]
+        limit = call.limit_bytes or self._default_limits[role is Role.COMPILE]
         try:
             worker = await self._executor.start_worker(role, environment, limit_bytes=limit, deadline_s=call.deadline_s)
         except WorkerError as error:
             raise CallFailed("worker", error.message, hint=error.hint) from error
         number = next(self._numbers)
-        self._seats[number] = _LimitedWorker(worker, limit)
+        self._workers[number] = _LimitedWorker(worker, limit)
         try:
             await send(node_calls.Started(number, worker.pid))
             await worker.gone.wait()
         finally:
             worker.kill()
-            del self._seats[number]
+            del self._workers[number]
         return node_calls.Ended()
 
     def _kill_worker(self, call: node_calls.Kill) -> None:
-        seat = self._seats.get(call.worker)
-        if seat is not None:
-            seat.worker.kill(call.why)
+        limited = self._workers.get(call.worker)
+        if limited is not None:
+            limited.worker.kill(call.why)
 
     async def _pass_request(self, call: node_calls.Exchange, send: Send) -> node_calls.Exchanged:
-        seat = self._seats.get(call.worker)
-        if seat is None:
+        limited = self._workers.get(call.worker)
+        if limited is None:
             raise CallFailed("no_worker", "the worker has ended")
         began = monotonic()
-        worker = seat.worker
+        worker = limited.worker
         if call.parcels:
             await self.artifacts.take_parcels(call.parcels)
         request = requests.decode(call.message)
@@ -172,11 +169,9 @@ class Keeper(Service):
     async def watch_memory(self) -> None:
         """Kill workers that outgrow their limits, until cancelled."""
         while True:
-            for seat in list(self._seats.values()):
-                seat.worker.measure_memory()
-                if seat.worker.memory_bytes > seat.limit_bytes:
-                    seat.worker.kill(memory.describe_excess(seat.worker.memory_bytes, seat.limit_bytes))
-            await anyio.sleep(MEMORY_S)
+            for limited in list(self._workers.values()):
+                memory.enforce_limit(limited.worker, limited.limit_bytes)
+            await anyio.sleep(memory.CHECK_S)
 
 
 async def _run_request(
@@ -217,12 +212,12 @@ async def keep_workers(descriptor: int, home: Path) -> None:
         cache=home / "cache",
         artifacts=home / "artifacts",
         captures=home / "captures",
-        base_env={name: value for name, value in os.environ.items() if name not in _OTHERS},
+        base_env={name: value for name, value in os.environ.items() if name not in _OTHER_DAEMONS_VARIABLES},
         compile_cores=cores[1:],
-        adopts=True,
+        ends_orphans=True,
         trust=Trust((str(home),)),
         # Ray kills the children of an actor that it ends, so the warden removes the whole directory.
-        private=home,
+        private_directory=home,
     )
     async with executor.run_workers(), anyio.create_task_group() as tasks:
         keeper = Keeper(executor, home)

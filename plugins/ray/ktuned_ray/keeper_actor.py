@@ -47,8 +47,8 @@ class KeeperActor:
         self._writer: asyncio.StreamWriter
         self._reader: asyncio.StreamReader
         self._inbox = bytearray()
-        self._news = asyncio.Event()
-        self._end = ""
+        self._inbox_changed = asyncio.Event()
+        self._end_reason = ""
         self._listener: direct.Listener | None = None
         self._direct: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -109,20 +109,20 @@ class KeeperActor:
             RuntimeError: the keeper has ended.
         """
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), POLL_S)
+            await asyncio.wait_for(self._inbox_changed.wait(), POLL_S)
         answers = bytes(self._inbox[:MAX_BYTES])
         del self._inbox[:MAX_BYTES]
-        if self._end and not answers:
-            raise RuntimeError(self._end)
-        if not self._inbox and not self._end:
-            self._news.clear()
+        if self._end_reason and not answers:
+            raise RuntimeError(self._end_reason)
+        if not self._inbox and not self._end_reason:
+            self._inbox_changed.clear()
         return answers
 
     async def _read_answers(self) -> None:
         while data := await self._reader.read(_READ_BYTES):
             if self._direct is None:
                 self._inbox += data
-                self._news.set()
+                self._inbox_changed.set()
                 continue
             with contextlib.suppress(OSError):
                 self._direct.write(data)
@@ -130,8 +130,8 @@ class KeeperActor:
         assert self._process is not None
         returncode = await asyncio.to_thread(self._process.wait)
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"
-        self._end = f"its keeper {how}"
-        self._news.set()
+        self._end_reason = f"its keeper {how}"
+        self._inbox_changed.set()
 
     async def _end_with_node(self, raylet: int) -> None:
         """End this process with its node.

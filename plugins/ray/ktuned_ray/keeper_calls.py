@@ -32,7 +32,7 @@ class KeeperCalls:
         self.actor = actor
         self.streams: direct.Streams | None = None
         self._send = send
-        self._turn = asyncio.Lock()
+        self._relay_lock = asyncio.Lock()
 
     async def run_until_lost(self) -> None:
         """Pass answers on until the keeper is lost.
@@ -58,7 +58,7 @@ class KeeperCalls:
         Raises:
             CallFailed: it is lost.
         """
-        async with self._turn:
+        async with self._relay_lock:
             if self.streams is None:
                 await await_answer(self.actor.send_bytes.remote(data), ANSWER_S)
                 return

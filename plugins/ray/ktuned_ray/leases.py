@@ -32,13 +32,13 @@ IDLE_S: Final = 30.0
 
 
 class _Lease(msgspec.Struct, eq=False):
-    """A resource that is held. ``uses`` counts the requests that use it now, ``given_at`` is the end of the last."""
+    """A resource that is held. ``uses`` counts the requests that use it now, ``idle_since`` is the end of the last."""
 
     link: NodeLink
     id: str
     device: str
     uses: int = 0
-    given_at: float = 0.0
+    idle_since: float = 0.0
 
 
 class Leases:
@@ -58,14 +58,14 @@ class Leases:
         self._end_device = end_device
         self._idle_s = idle_s
         self._wait_s = wait_s
-        self._held: list[_Lease] = []
+        self._leases: list[_Lease] = []
         self._lock = anyio.Lock()
-        self._news = anyio.Event()
+        self._lease_idle = anyio.Event()
 
     @property
     def devices(self) -> list[str]:
         """The resources held now: devices by name, and an empty name for a compile's CPU."""
-        return [lease.device for lease in self._held]
+        return [lease.device for lease in self._leases]
 
     @asynccontextmanager
     async def hold_resource(self, link: NodeLink, device: str | None) -> AsyncIterator[None]:
@@ -86,38 +86,40 @@ class Leases:
             lease = self._find_lease(link, device)
             if lease is None:
                 lease = await self._take_lease(link, device)
-                self._held.append(lease)
+                self._leases.append(lease)
             lease.uses += 1
         try:
             yield
         finally:
             lease.uses -= 1
-            lease.given_at = monotonic()
-            self._news.set()
+            lease.idle_since = monotonic()
+            self._lease_idle.set()
 
     def _find_lease(self, link: NodeLink, device: str) -> _Lease | None:
         """Return the lease of a device, or an unused one of a CPU, if there is one."""
-        alike = (lease for lease in self._held if lease.link is link and lease.device == device)
+        alike = (lease for lease in self._leases if lease.link is link and lease.device == device)
         return next((lease for lease in alike if device or not lease.uses), None)
 
     def forget_node(self, link: NodeLink) -> list[str]:
         """Forget a lost node's leases; return their ids."""
-        lost = [lease for lease in self._held if lease.link is link]
-        self._held = [lease for lease in self._held if lease.link is not link]
+        lost = [lease for lease in self._leases if lease.link is link]
+        self._leases = [lease for lease in self._leases if lease.link is not link]
         return [lease.id for lease in lost]
 
     async def return_idle_leases(self) -> None:
         """Give leases back that were not used for a while, until cancelled."""
         while True:
-            waits = [lease.given_at for lease in self._held if not lease.uses]
-            if not waits:
-                self._news = anyio.Event()
-                await self._news.wait()
+            idle_since = [lease.idle_since for lease in self._leases if not lease.uses]
+            if not idle_since:
+                self._lease_idle = anyio.Event()
+                await self._lease_idle.wait()
                 continue
-            await anyio.sleep(max(0.0, min(waits) + self._idle_s - monotonic()))
+            await anyio.sleep(max(0.0, min(idle_since) + self._idle_s - monotonic()))
             async with self._lock:
-                for lease in [one for one in self._held if not one.uses and one.given_at + self._idle_s <= monotonic()]:
-                    self._held.remove(lease)
+                for lease in [
+                    known for known in self._leases if not known.uses and known.idle_since + self._idle_s <= monotonic()
+                ]:
+                    self._leases.remove(lease)
                     if lease.device:
                         self._end_device(lease.device)
                     await self.release_lease(lease.id)

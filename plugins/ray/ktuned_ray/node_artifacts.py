@@ -22,18 +22,18 @@ from ktuned_ray import parcels
 CAP_BYTES: Final = 4 << 30
 """Most bytes of artifacts on a node: enough for a large job, and little for the disk of a machine with GPUs."""
 
-LOOK_S: Final = 10.0
+CHECK_INTERVAL_S: Final = 10.0
 """Interval in seconds at which their size is checked, while new artifacts come."""
 
 
 class NodeArtifacts:
     """The artifacts below a keeper's directory, ``home``."""
 
-    def __init__(self, home: Path, *, cap_bytes: int = CAP_BYTES, look_s: float = LOOK_S) -> None:
+    def __init__(self, home: Path, *, cap_bytes: int = CAP_BYTES, check_interval_s: float = CHECK_INTERVAL_S) -> None:
         self._home = home
         self._artifacts = Artifacts(home / "artifacts", cap_bytes)
-        self._look_s = look_s
-        self._news = anyio.Event()
+        self._check_interval_s = check_interval_s
+        self._artifact_used = anyio.Event()
 
     async def take_parcels(self, given: Mapping[str, bytes]) -> None:
         """Unpack parcels that came with a request to where workers find them.
@@ -50,13 +50,13 @@ class NodeArtifacts:
             await anyio.to_thread.run_sync(unpack_all)
         except (OSError, parcels.BadParcel) as error:
             raise CallFailed("parcel", f"a parcel cannot be kept: {error}") from error
-        self._news.set()
+        self._artifact_used.set()
 
     async def pack_artifact(self, item: Any) -> bytes:
         """Return the packed artifact of a compiled unit; empty if it is too large, or the item is no compiled unit."""
         if not isinstance(item, replies.CompiledUnit) or item.outcome is not None:
             return b""
-        self._news.set()
+        self._artifact_used.set()
         place = locate_artifact(self._home / "artifacts", item.artifact or item.key)
         with suppress(OSError):
             return await anyio.to_thread.run_sync(parcels.pack_small_parcel, place) or b""
@@ -65,8 +65,8 @@ class NodeArtifacts:
     async def run_until_cancelled(self) -> None:
         """Keep artifacts within the cap, until cancelled."""
         while True:
-            await self._news.wait()
-            self._news = anyio.Event()
+            await self._artifact_used.wait()
+            self._artifact_used = anyio.Event()
             with suppress(StoreError):
                 await self._artifacts.collect_garbage(())
-            await anyio.sleep(self._look_s)
+            await anyio.sleep(self._check_interval_s)

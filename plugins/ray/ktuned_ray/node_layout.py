@@ -24,7 +24,7 @@ class NodeLayouts:
         self._home = home
         self._files: dict[Path, str] = {}
         """The digest of each file that was laid out, by its place."""
-        self._of: dict[str, set[Path]] = {}
+        self._files_below: dict[str, set[Path]] = {}
 
     def root_path(self, project: str, root: str) -> Path:
         """Return the directory that stands for a project's root."""
@@ -56,10 +56,10 @@ class NodeLayouts:
             parcels.unpack_file(contents[digest], place)
             place.chmod(0o755 if str(place) in executable else 0o644)
             self._files[place] = digest
-        for place in self._of.get(top, set()) - wanted.keys():
+        for place in self._files_below.get(top, set()) - wanted.keys():
             place.unlink(missing_ok=True)
             self._files.pop(place, None)
-        self._of[top] = set(wanted)
+        self._files_below[top] = set(wanted)
         shutil.rmtree(self._home / "files", ignore_errors=True)
         return ()
 

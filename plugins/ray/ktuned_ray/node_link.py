@@ -54,8 +54,8 @@ class NodeLink:
         self._bridge = bridge
         self._calls = Calls(f"the keeper on {info.name}", self._queue_bytes, self._wait_for_room)
         self._outbox = bytearray()
-        self._news = anyio.Event()
-        self._room = anyio.Event()
+        self._bytes_queued = anyio.Event()
+        self._room_made = anyio.Event()
         self._attached = anyio.Event()
         self._fault = ""
 
@@ -112,23 +112,23 @@ class NodeLink:
         if self.reason:
             raise BridgeDown(self.reason)
         self._outbox += data
-        self._news.set()
+        self._bytes_queued.set()
 
     async def _wait_for_room(self) -> None:
         while len(self._outbox) > MAX_WAITING_BYTES:
-            await self._room.wait()
+            await self._room_made.wait()
 
     async def _relay_queued_bytes(self) -> None:
         await self._attached.wait()
         while True:
-            await self._news.wait()
+            await self._bytes_queued.wait()
             data = bytes(self._outbox[:MAX_RELAYED_BYTES])
             del self._outbox[:MAX_RELAYED_BYTES]
             if not self._outbox:
-                self._news = anyio.Event()
+                self._bytes_queued = anyio.Event()
             await self._bridge.post_call(cluster_calls.Relay(self.info.id, data), CALL_S)
-            self._room.set()
-            self._room = anyio.Event()
+            self._room_made.set()
+            self._room_made = anyio.Event()
 
     async def _watch_keeper(self, on_up: Callable[[NodeLink], None]) -> None:
         self.report = await self._ask_keeper(node_calls.Describe(), ATTACH_S)

@@ -56,9 +56,9 @@ class RemoteWorker(Worker):
         self._number = started.worker
         self._executor = executor
         self._link = link
-        self._said: list[Output] = []
+        self._outputs: list[Output] = []
         self._phases: Mapping[str, float] = {}
-        self._stopped = ""
+        self._kill_reason = ""
         self._is_killed = False
 
     @property
@@ -81,14 +81,14 @@ class RemoteWorker(Worker):
             HostLost: the node is lost, or others have the device.
         """
         self.requests += 1
-        self._said = []
+        self._outputs = []
         done = False
         try:
             try:
                 async with self._executor.leases.hold_resource(self._link, self._resource):
                     reply = await self._pass_request(request, deadlines, on_item)
             except (BridgeDown, BridgeSlow, CallFailed) as error:
-                await self._settle_end()
+                await self._await_end_reason()
                 raise self._make_death_error(error, request.first_phase) from error
             done = True
             return reply, self.take_output()
@@ -106,14 +106,14 @@ class RemoteWorker(Worker):
             return ""
         return self.device or None
 
-    async def _settle_end(self) -> None:
+    async def _await_end_reason(self) -> None:
         """Wait a moment for the reason why a call failed: the worker's end, or its node's."""
         with anyio.move_on_after(CALL_S if self._link.reason else 1.0):
             await self.gone.wait()
 
     def _make_death_error(self, error: KtunedError, phase: Phase) -> WorkerDied:
-        if self._stopped:
-            return WorkerDied(-9, phase, self.take_output(), self._stopped)
+        if self._kill_reason:
+            return WorkerDied(-9, phase, self.take_output(), self._kill_reason)
         return HostLost(self.environment.host, self._link.reason or error.message, phase)
 
     async def _pass_request(
@@ -123,14 +123,14 @@ class RemoteWorker(Worker):
         on_item: Callable[[Any], None] | None,
     ) -> Any:
         began = monotonic()
-        files = self._executor.get_carrier(self._link)
-        small = await files.provide_files(request, self.environment)
+        carrier = self._executor.get_carrier(self._link)
+        small_parcels = await carrier.provide_files(request, self.environment)
         provided_at = monotonic()
         reply_type, item_type = requests.find_answer_types(type(request))
         brought: list[tuple[replies.CompiledUnit, bytes]] = []
 
         def pass_on(value: Any, output: Output) -> None:
-            self._said.append(output)
+            self._outputs.append(output)
             if on_item is not None:
                 on_item(value)
 
@@ -139,27 +139,27 @@ class RemoteWorker(Worker):
             value = from_plain(item_type, item.value)
             output = Output(item.stdout, item.stderr)
             if isinstance(value, replies.CompiledUnit):
-                self._said.append(output)
+                self._outputs.append(output)
                 brought.append((value, item.artifact))
                 return
-            files.forget_damaged(value, request)
+            carrier.forget_damaged(value, request)
             pass_on(value, output)
 
         call = node_calls.Exchange(
-            self._number, requests.to_map(_localize_request(request)), dict(deadlines), small or None
+            self._number, requests.to_map(_localize_request(request)), dict(deadlines), small_parcels or None
         )
         # Each item restarts the deadline, as it does for a phase.
         ended = await self._link.call_keeper(call, sum(deadlines.values()) + GRACE_S, take_item)
         ended_at = monotonic()
         for value, packed in brought:
             # At most as many items as units were compiled in the group.
-            pass_on(await files.bring_artifact(value, packed), Output())
-        self._said.append(Output(ended.stdout, ended.stderr))
+            pass_on(await carrier.bring_artifact(value, packed), Output())
+        self._outputs.append(Output(ended.stdout, ended.stderr))
         self._phases = ended.phases or {}
         self.memory_bytes = ended.memory_bytes or self.memory_bytes
         self._raise_failure(ended)
         reply = from_plain(reply_type, ended.value)
-        files.forget_damaged(reply, request)
+        carrier.forget_damaged(reply, request)
         if isinstance(reply, replies.ProbeReport) and reply.observed is not None:
             self._executor.watch_toolchain(self._link, self.environment, reply.observed)
         _log.debug(
@@ -180,23 +180,23 @@ class RemoteWorker(Worker):
         if ended.expired_s is not None:
             raise DeadlineExpired(Phase(ended.phase), ended.expired_s, self.take_output())
         if ended.returncode is not None:
-            stopped = ended.stopped or self._stopped
+            stopped = ended.stopped or self._kill_reason
             raise WorkerDied(ended.returncode, Phase(ended.phase), self.take_output(), stopped, ended.fault)
 
     def kill(self, why: str = "") -> None:
         """End the worker and all that it started; :attr:`gone` is set when it has."""
-        self._stopped = why or self._stopped
+        self._kill_reason = why or self._kill_reason
         if self.is_alive:
             self._is_killed = True
-            self._executor.kill_worker(self._link, self._number, self._stopped)
+            self._executor.kill_worker(self._link, self._number, self._kill_reason)
 
     def measure_memory(self) -> None:
         """Leave :attr:`memory_bytes` as in the last answer, because the keeper watches the limit."""
 
     def take_output(self) -> Output:
-        """Return what was printed since this was last called."""
-        said, self._said = self._said, []
-        return Output("".join(one.stdout for one in said), "".join(one.stderr for one in said))
+        """Return the output of the worker's code since the last call, and forget it."""
+        outputs, self._outputs = self._outputs, []
+        return Output("".join(output.stdout for output in outputs), "".join(output.stderr for output in outputs))
 
     def read_phase_durations(self) -> Mapping[str, float]:
         """Return the seconds of each phase of the last request."""

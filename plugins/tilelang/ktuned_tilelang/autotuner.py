@@ -21,7 +21,7 @@ from ktuned.dropin import Policy, account, adopt_subclasses, explain_bypass
 from ktuned.model import TOLERANCE
 from ktuned_tilelang.artifact import check_version
 from ktuned_tilelang.call import PASS_CONFIGS, list_configs
-from ktuned_tilelang.keyed_call import Task, TileLangCall, decide_kernel
+from ktuned_tilelang.keyed_call import TileLangCall, TunerRun, decide_kernel
 from ktuned_tilelang.takeover import MODULE
 
 Mode = Literal["wait", "background"]
@@ -281,7 +281,7 @@ def _decide_call(tuner: Any, policy: Policy, arguments: Mapping[str, Any]) -> Ti
         return compile_function(**named, **own)
 
     function = tuner.__dict__.get(_FUNCTION_ATTRIBUTE)
-    task = Task(
+    tuner_run = TunerRun(
         function=getattr(tuner.fn, "orig_func", tuner.fn),
         configs=configs,
         elaborate=elaborate,
@@ -292,9 +292,9 @@ def _decide_call(tuner: Any, policy: Policy, arguments: Mapping[str, Any]) -> Ti
         timeout_s=arguments["timeout"],
         early_stop=early_stop,
     )
-    call = decide_kernel(task, policy)
-    if call is not None and call.is_once and function is not None and call.found is not None:
-        function.__dict__[_ONCE_ATTRIBUTE] = call.found.kernel
+    call = decide_kernel(tuner_run, policy)
+    if call is not None and call.is_once and function is not None and call.held is not None:
+        function.__dict__[_ONCE_ATTRIBUTE] = call.held.kernel
     return call
 
 
@@ -318,7 +318,7 @@ def _read_compile_flags(function: Any) -> tuple[str, ...]:
 
 
 def _make_result(kind: Any, call: TileLangCall) -> Any:
-    tuned = call.found
+    tuned = call.held
     assert tuned is not None
     return kind(
         latency=tuned.latency,

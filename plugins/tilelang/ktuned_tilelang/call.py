@@ -197,16 +197,16 @@ def evaluate_call(
         # The digest is not made of the JSON, which has line numbers: a new comment above the function must not matter.
         file = f"{digest_content(prim_func.script(show_meta=True))}.program.json.gz"
         files[text], programs[file], chosen[text] = file, prim_func, config
-        if own := {**base, **(config.get(PASS_CONFIGS) or {})}:
-            pass_configs[text] = {str(getattr(key, "value", key)): value for key, value in own.items()}
+        if passed := {**base, **(config.get(PASS_CONFIGS) or {})}:
+            pass_configs[text] = {str(getattr(key, "value", key)): value for key, value in passed.items()}
     if not files:
         raise fault or ValueError("No configurations to tune")
     first = programs[next(iter(files.values()))]
     outputs = _resolve_outputs(first, options.out_idx)
-    tensors, args, captured, numbers = _describe_parameters(first, outputs, supplied(first), supply)
+    parameters = _read_parameters(first, outputs, supplied(first), supply)
     call = Call(
-        tensors=tensors,
-        args=args,
+        tensors=parameters.tensors,
+        args=parameters.args,
         programs=files,
         pass_configs=pass_configs,
         options=replace(options, out_idx=outputs),
@@ -215,29 +215,37 @@ def evaluate_call(
         call.to_json()
     except TypeError as error:
         raise NotTunable(f"its pass configs are no plain values: {error}") from error
-    return EvaluatedCall(call, programs, chosen, captured, numbers)
+    return EvaluatedCall(call, programs, chosen, parameters.captured, parameters.numbers)
 
 
 def _resolve_outputs(prim_func: Any, out_idx: Sequence[int]) -> tuple[int, ...]:
-    own = dict(prim_func.attrs or {}).get("tilelang_out_idx")
+    declared = dict(prim_func.attrs or {}).get("tilelang_out_idx")
     count = len(prim_func.params)
-    return tuple(int(index) % count for index in (out_idx if own is None else own))
+    return tuple(int(index) % count for index in (out_idx if declared is None else declared))
 
 
-def _describe_parameters(
-    prim_func: Any, outputs: Sequence[int], inputs: Sequence[Any] | None, supply: str
-) -> tuple[dict[str, Tensor], tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-    """Return the tensors, the arguments, the captured tensors, and the numbers by name."""
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """The parameters of a program: fields of :class:`Call` and :class:`EvaluatedCall`."""
+
+    tensors: dict[str, Tensor]
+    args: tuple[Any, ...]
+    captured: dict[str, Any]
+    numbers: dict[str, bool | int | float]
+
+
+def _read_parameters(prim_func: Any, outputs: Sequence[int], inputs: Sequence[Any] | None, supply: str) -> _Parameters:
+    """Return a program's parameters, with the values that the call gives."""
     buffers = dict(prim_func.buffer_map)
     inputs_by_index = _match_inputs(len(prim_func.params), outputs, inputs)
     sizes = _find_symbolic_sizes(prim_func, inputs_by_index)
     tensors: dict[str, Tensor] = {}
     args: list[Any] = []
     captured: dict[str, Any] = {}
-    numbers: dict[str, Any] = {}
+    numbers: dict[str, bool | int | float] = {}
     for index, parameter in enumerate(prim_func.params):
         buffer = buffers.get(parameter)
-        value = inputs_by_index.get(index)
+        value: Any = inputs_by_index.get(index)
         if buffer is None:
             if type(value) not in (bool, int, float):
                 raise NotTunable(f"its parameter {parameter.name} is a number, and the call gives none")
@@ -258,7 +266,7 @@ def _describe_parameters(
             tensors[name] = _describe_supplied(dtype, shape, "Randn" if value is not None else supply)
         args.append(name)
     check_captured_size({name: tensor.numel() * tensor.element_size() for name, tensor in captured.items()})
-    return tensors, tuple(args), captured, numbers
+    return _Parameters(tensors, tuple(args), captured, numbers)
 
 
 def _match_inputs(count: int, outputs: Sequence[int], inputs: Sequence[Any] | None) -> dict[int, Any]:

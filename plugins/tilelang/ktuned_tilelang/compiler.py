@@ -33,16 +33,16 @@ from ktuned_tilelang.artifact import RECIPE_FILE, SIGNATURE_FILE, check_version
 from ktuned_tilelang.build import Build
 from ktuned_tilelang.elaboration import ElaborationError, elaborate_build
 from ktuned_tilelang.execution import CODE_FILES, PARAMETERS_FILE
-from ktuned_tilelang.lowering import CALLEE_ALLOCATES, LoweredProgram, generate_code
+from ktuned_tilelang.lowering import CALLEE_ALLOCATES, Block, LoweredProgram, generate_code
 from ktuned_tilelang.recipe import Recipe
 
 _TARGET = re.compile(r"sm_(\d+)(\d)[af]?")
 _COMPILER_ERROR = re.compile(r"^.*(?:\berror\b|fatal).*$", re.MULTILINE)
-_BEHIND_THE_SOURCE = "Compilation error:\n"
+_SOURCE_END = "Compilation error:\n"
 """Separates, in a message of TileLang's, the whole generated source from the compiler's output."""
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_NOT_THEIRS = frozenset({"tilelang", "tvm", "tvm_ffi", "inspect", "contextlib"})
+_LIBRARIES = frozenset({"tilelang", "tvm", "tvm_ffi", "inspect", "contextlib"})
 
 
 class CompileError(Exception):
@@ -78,15 +78,16 @@ def compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
 
 
 def _compile_program(unit: Unit, artifact: Path, scratch: Path) -> dict[str, Any]:
-    output_file = scratch / "said"
+    output_file = scratch / "output"
     try:
         with redirect_compiler(_make_variables(scratch), scratch), _capture_output(output_file):
             program = elaborate_build(cast(Build, unit.build), unit.kernel_file, unit.target)
             _check_args(cast(Build, unit.build), _list_parameter_names(program.prim_func))
             lowered = LoweredProgram(program)
             _check_execution_backend(lowered.execution_backend)
-            launches = lowered.list_launches()
-            _check_launches(unit.target, launches)
+            blocks = lowered.list_blocks()
+            for block in blocks:
+                _check_limits(unit.target, block, registers=0)
             generate_code(lowered, artifact, scratch)
     except (ElaborationError, KernelFileError) as error:
         raise CompileError(str(error)) from error
@@ -98,9 +99,13 @@ def _compile_program(unit: Unit, artifact: Path, scratch: Path) -> dict[str, Any
                 raise cause from error
         raise CompileError(_render_error(error, output_file.read_text(errors="replace"))) from error
     kernels = _read_kernels(artifact, lowered.execution_backend)
-    sole = _find_sole_kernel(kernels, launches)
-    if sole is not None and (reason := launch_limits.why_too_large(unit.target, sole[1], sole[0].registers, sole[2])):
-        raise Unsupported(reason)
+    occupancy: dict[str, float] = {}
+    # Of several kernels it is not known which block belongs to which.
+    if len(blocks) == 1 and len(kernels) == 1:
+        (kernel,), (block,) = kernels, blocks
+        block = Block(block.threads, kernel.shared_bytes + block.shared_bytes)
+        _check_limits(unit.target, block, kernel.registers)
+        occupancy = occupancy_fact(unit.target, block.threads, kernel.registers, block.shared_bytes)
     _write_description(lowered, unit.target, artifact)
     return {
         "function": lowered.name,
@@ -108,9 +113,9 @@ def _compile_program(unit: Unit, artifact: Path, scratch: Path) -> dict[str, Any
         "execution_backend": lowered.execution_backend,
         **_summarise_resources(kernels),
         "kernels": [asdict(kernel) for kernel in kernels],
-        "threads": max((threads for threads, _ in launches), default=0),
-        "dynamic_shared_bytes": max((shared for _, shared in launches), default=0),
-        **(occupancy_fact(unit.target, sole[1], sole[0].registers, sole[2]) if sole is not None else {}),
+        "threads": max((block.threads for block in blocks), default=0),
+        "dynamic_shared_bytes": max((block.shared_bytes for block in blocks), default=0),
+        **occupancy,
     }
 
 
@@ -130,21 +135,14 @@ def _check_execution_backend(name: str) -> None:
         raise ElaborationError(f"TileLang chose the execution backend {name!r}, which ktuned-tilelang does not know")
 
 
-def _check_launches(target: str, launches: list[tuple[int, int]]) -> None:
-    for threads, shared_bytes in launches:
-        if reason := launch_limits.why_too_large(target, threads, 0, shared_bytes):
-            raise Unsupported(reason)
+def _check_limits(target: str, block: Block, registers: int) -> None:
+    """Check that a device of the target can launch a block; ``registers`` of a thread, 0 if not known.
 
-
-def _find_sole_kernel(
-    kernels: list[cubin.Kernel], launches: list[tuple[int, int]]
-) -> tuple[cubin.Kernel, int, int] | None:
-    """Return the only kernel, its launch's threads and its shared bytes; ``None`` if several may belong together."""
-    if len(launches) != 1 or len(kernels) != 1:
-        return None
-    ((threads, shared_bytes),) = launches
-    (kernel,) = kernels
-    return kernel, threads, kernel.shared_bytes + shared_bytes
+    Raises:
+        Unsupported: it cannot.
+    """
+    if reason := launch_limits.why_too_large(target, block.threads, registers, block.shared_bytes):
+        raise Unsupported(reason)
 
 
 def _read_kernels(artifact: Path, execution_backend: str) -> list[cubin.Kernel]:
@@ -241,9 +239,9 @@ def _capture_output(file: Path) -> Iterator[None]:
 def _render_error(error: Exception, printed: str) -> str:
     """Return an error's message, capped, with the error itself in its first line."""
     message = _COLOURS.sub("", str(error)).strip()
-    compiler = message.partition(_BEHIND_THE_SOURCE)[2] or (printed if "Compilation Failed" in message else "")
+    compiler = message.partition(_SOURCE_END)[2] or (printed if "Compilation Failed" in message else "")
     if compiler and (match := _COMPILER_ERROR.search(_COLOURS.sub("", compiler))):
         message = f"{match[0].strip()}\n{compiler.strip()}"
     else:
-        message = f"{locate_user_line(error, _NOT_THEIRS)}{type(error).__name__}: {message}"
+        message = f"{locate_user_line(error, _LIBRARIES)}{type(error).__name__}: {message}"
     return cut_message(message)

@@ -49,8 +49,8 @@ class TuningFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Task:
-    """A call to tune, in TileLang's terms.
+class TunerRun:
+    """One run of TileLang's tuner: a call to tune, with TileLang's own objects.
 
     Attributes:
         function: the function that was decorated.
@@ -92,7 +92,7 @@ class Task:
         if kind != "cuda":
             raise NotTunable(f"its target is {kind}, and ktuned runs TileLang's kernels on NVIDIA GPUs")
         options = CompileOptions(
-            out_idx=self._listed_out_idx,
+            out_idx=self._out_indices,
             target=CUTEDSL if CUTEDSL in getattr(target, "keys", ()) else "cuda",
             execution_backend=arguments.execution_backend or AUTO,
             compile_flags=self.compile_flags,
@@ -121,7 +121,7 @@ class Task:
         )
 
     @property
-    def _listed_out_idx(self) -> tuple[int, ...]:
+    def _out_indices(self) -> tuple[int, ...]:
         out_idx = self.compile_args.out_idx
         return () if out_idx is None else (out_idx,) if isinstance(out_idx, int) else tuple(out_idx)
 
@@ -133,13 +133,13 @@ class Task:
         parameters: Any = importlib.import_module("tilelang.engine.param").KernelParam
         buffers = dict(prim_func.buffer_map)
         count = len(prim_func.params)
-        left_out = {index % count for index in self._listed_out_idx}
-        wanted = [
+        outputs = {index % count for index in self._out_indices}
+        inputs = [
             parameters.from_buffer(buffers[value]) if value in buffers else parameters.from_var(value)
             for index, value in enumerate(prim_func.params)
-            if index not in left_out
+            if index not in outputs
         ]
-        return list(supply(wanted))
+        return list(supply(inputs))
 
 
 @dataclass
@@ -156,24 +156,24 @@ class TunedKernel:
         self.kernel.update_tuner_result(latency=self.latency, config=dict(self.config), ref_latency=self.ref_latency)
 
 
-def decide_kernel(task: Task, policy: Policy) -> TileLangCall | None:
+def decide_kernel(tuner_run: TunerRun, policy: Policy) -> TileLangCall | None:
     """Decide which kernel a call gets; ``None`` if TileLang tunes the call.
 
     Raises:
         TuningFailed: no config compiles, runs and computes the right result.
     """
     try:
-        call = TileLangCall(task, task.describe_call(), policy)
+        call = TileLangCall(tuner_run, tuner_run.describe_call(), policy)
         return call if call.decide_kernel() else None
     except TuningFailed:
         raise
     except NotTunable as error:
-        leave_to_framework(FRAMEWORK, task.name, str(error))
+        leave_to_framework(FRAMEWORK, tuner_run.name, str(error))
     except Exception as error:
         # If the call itself is wrong, TileLang raises the error when it tunes.
         fault = str(error).partition("\n")[0]
         reason = f"a call cannot be evaluated: {type(error).__name__}: {fault}"
-        leave_to_framework(FRAMEWORK, task.name, reason)
+        leave_to_framework(FRAMEWORK, tuner_run.name, reason)
     return None
 
 
@@ -181,25 +181,25 @@ class TileLangCall(KeyedCall):
     """One tuning key's call.
 
     Attributes:
-        found: the kernel that the application holds; a later winner replaces its content.
+        held: the kernel that the application holds; a later winner replaces its content.
         is_once: whether the kernel is only for this call, because a CUDA graph is being captured.
     """
 
     framework = FRAMEWORK
 
-    def __init__(self, task: Task, evaluated: EvaluatedCall, policy: Policy) -> None:
-        declaration = task.make_declaration(evaluated, policy.numerics)
+    def __init__(self, tuner_run: TunerRun, evaluated: EvaluatedCall, policy: Policy) -> None:
+        declaration = tuner_run.make_declaration(evaluated, policy.numerics)
         super().__init__(
-            task.name, evaluated.problem, find_device_model(), declaration, tuple(evaluated.configs), policy
+            tuner_run.name, evaluated.problem, find_device_model(), declaration, tuple(evaluated.configs), policy
         )
-        self.found: TunedKernel | None = None
+        self.held: TunedKernel | None = None
         self.is_once = False
         self.device = _find_current_device()
-        self._task = task
+        self._tuner_run = tuner_run
         self._evaluated: EvaluatedCall = evaluated
         self._waits = policy.mode == "wait"
         self._loaded: dict[str, TunedKernel] = {}
-        account.record_adopted(task.name)
+        account.record_adopted(tuner_run.name)
 
     def decide_kernel(self) -> bool:
         """Decide which kernel the application gets; return ``False`` if TileLang has to tune.
@@ -242,12 +242,12 @@ class TileLangCall(KeyedCall):
             tuned = self._make_kernel(config, answer)
         except Exception as error:
             # Any error makes a config unfit, because TileLang's own tuning also skips it, whatever it raises.
-            self._log.info("%s cannot launch %s: %s", self._task.name, config, str(error).partition("\n")[0])
+            self._log.info("%s cannot launch %s: %s", self._tuner_run.name, config, str(error).partition("\n")[0])
             return False
-        if answer is not None and not _confirm_results(self._task, tuned):
+        if answer is not None and not _confirm_results(self._tuner_run, tuned):
             reason = f"the results of its winner {config} are not those of ref_prog"
-            self._log.warning("%s: %s", self._task.name, reason)
-            if self._waits and self.found is None:
+            self._log.warning("%s: %s", self._tuner_run.name, reason)
+            if self._waits and self.held is None:
                 raise NotTunable(reason)
             return False
         tuned.publish_result()
@@ -259,12 +259,12 @@ class TileLangCall(KeyedCall):
         # While a graph is captured, the machine launches a config without loading it first.
         tuned = self._loaded.pop(config, None) or self._make_kernel(config, None)
         self.is_once = once
-        if self.found is None:
-            self.found = tuned
+        if self.held is None:
+            self.held = tuned
             tuned.kernel.__class__ = _define_counted_kernel(type(tuned.kernel))  # type: ignore[arg-type]
             tuned.kernel.launch_counter = self.counter
         else:
-            exchange_kernel(self.found.kernel, tuned.kernel)
+            exchange_kernel(self.held.kernel, tuned.kernel)
 
     def _make_kernel(self, config: str, answer: Answer | None) -> TunedKernel:
         chosen = self._evaluated.configs[config]
@@ -277,7 +277,7 @@ class TileLangCall(KeyedCall):
             except (OSError, Unsupported, RuntimeError) as error:
                 self._log.info("%s cannot be loaded: %s", answer.artifact, error)
         # A copy, because its content may be exchanged, and TileLang's cache gives the original to others, too.
-        return TunedKernel(copy.copy(self._task.compile(chosen)), chosen, latency)
+        return TunedKernel(copy.copy(self._tuner_run.compile(chosen)), chosen, latency)
 
 
 def exchange_kernel(kernel: Any, better: Any) -> None:
@@ -304,12 +304,12 @@ def _define_counted_kernel(kernel: type[Any]) -> type[Any]:
     return CountedKernel
 
 
-def _confirm_results(task: Task, found: TunedKernel) -> bool:
+def _confirm_results(tuner_run: TunerRun, tuned: TunedKernel) -> bool:
     """Return whether ``ref_prog`` confirms a kernel's results, and set its latency; true without a ``ref_prog``."""
-    profile = task.profile_args
+    profile = tuner_run.profile_args
     if profile.ref_prog is None:
         return True
-    profiler = found.kernel.get_profiler(tensor_supply_type=profile.supply_type)
+    profiler = tuned.kernel.get_profiler(tensor_supply_type=profile.supply_type)
     supply = profile.supply_prog
     inputs = (
         profiler._get_inputs(with_output=False) if supply is None else supply(profiler._get_params(with_output=False))
@@ -329,9 +329,9 @@ def _confirm_results(task: Task, found: TunedKernel) -> bool:
                     max_mismatched_ratio=profile.max_mismatched_ratio,
                 )
         except AssertionError as error:
-            find_log(FRAMEWORK).warning("%s: %s", task.name, error)
+            find_log(FRAMEWORK).warning("%s: %s", tuner_run.name, error)
             return False
-    found.ref_latency = profiler.do_bench(
+    tuned.ref_latency = profiler.do_bench(
         profile.ref_prog, n_warmup=profile.warmup, n_repeat=profile.rep, input_tensors=inputs, backend=profile.backend
     )
     return True

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ktuned.backends import cuda_headers, redirect_compiler
 from ktuned_tilelang import precompiled
@@ -24,6 +24,13 @@ CALLEE_ALLOCATES = "tilelang_callee_allocated_outputs"
 """A program with this attribute set to 0 takes its outputs as arguments, so that it writes where ktuned checks."""
 
 _DEVICE_FLAGS = "tl.device_compile_flags"
+
+
+class Block(NamedTuple):
+    """A block of a launch: its threads, and its dynamic shared memory."""
+
+    threads: int
+    shared_bytes: int
 
 
 class LoweredProgram:
@@ -56,17 +63,17 @@ class LoweredProgram:
         described = {"kernel": self.name, "target": str(self.kernel.target), "backend": self.execution_backend}
         self.artifact = self.kernel._compile_artifact(program.prim_func, self.pass_configs, described)
 
-    def list_launches(self) -> list[tuple[int, int]]:
-        """Return (threads, dynamic shared memory in bytes) of a block for each kernel; 0 for a size not yet known."""
-        launches = []
+    def list_blocks(self) -> list[Block]:
+        """Return the block of each kernel; a size that is not known yet is 0."""
+        blocks = []
         for _, function in self.artifact.device_mod.functions.items():
             attributes = dict(function.attrs)
             threads = 1
             for tag, extent in dict(attributes.get("thread_extent", {})).items():
                 if str(tag).startswith("threadIdx"):
                     threads *= _to_int(extent)
-            launches.append((threads, _to_int(attributes.get("dyn_shared_memory_buf", 0))))
-        return launches
+            blocks.append(Block(threads, _to_int(attributes.get("dyn_shared_memory_buf", 0))))
+        return blocks
 
 
 def generate_code(lowered: LoweredProgram, artifact: Path, scratch: Path) -> None:

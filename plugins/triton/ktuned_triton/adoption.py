@@ -74,7 +74,7 @@ class _AdoptedKernel:
         return self._files.find_call(p).make_build(
             canonical(dict(c)),
             origin.build_name,
-            library=Library("" if origin.source else origin.module.partition(".")[0], self._declared.paths).to_plain(),
+            library=Library("" if origin.source else origin.module.partition(".")[0], self._declared.paths),
             source=f"{CALLS}/{origin.module}.py" if origin.source else "",
             cache_key=self._declared.cache_key,
             globals_read=self._declared.constants,

@@ -356,7 +356,7 @@ class AdoptedFunction:
     def _find_keyed_call(self, declaration: Declaration, call: CallArguments) -> TritonCall:
         """Return the tuning key of a call; the key's first call makes it."""
         tuner, model = self.tuner, call.model
-        texts = tuple(dict.fromkeys(canonical(read_knobs(config)) for config in call.pruned))
+        texts = tuple(dict.fromkeys(canonical(read_knobs(config)) for config in call.configs))
         problem = make_problem(tuner, call.args, call.kwargs)
         tensors = list_tensor_names(tuner, call.args, call.kwargs)
         key = canonical(problem), tensors, texts, model

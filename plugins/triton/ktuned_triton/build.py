@@ -15,13 +15,14 @@ from ktuned import backends
 from ktuned.backends import Layout
 from ktuned.spec import functions
 from ktuned_triton.descriptors import Descriptor
+from ktuned_triton.library import Library
 
 DTYPE = "dtype"
 FUNCTION = "function"
 MEMBER = "member"
 """Keys of the maps that stand for constants that are not plain values: ``{"dtype": "fp16"}``."""
 
-_OF_LIBRARIES = ("library", "source", "cache_key", "globals_read")
+_LIBRARY_FIELDS = ("library", "source", "cache_key", "globals_read")
 
 _DESCRIPTOR_FIELDS = {entry.name for entry in fields(Descriptor)}
 
@@ -49,8 +50,7 @@ class Build(backends.Build):
         maxnreg: most registers of a thread; ``None`` leaves it to the compiler.
         options: more options of Triton's compiler: ``{"enable_fp_fusion": False}``.
         dtypes: the dtypes of the tensors that ``args`` names; ktuned fills this in.
-        library: for drop-ins: where functions are imported from instead of the kernel file
-            (:meth:`ktuned_triton.library.Library.to_plain`).
+        library: for drop-ins: where functions are imported from instead of the kernel file.
         source: with a ``library``: a Python file, relative to the kernel file, for functions that no import finds.
         cache_key: with a ``library``: Triton's digest of the function in the application.
         globals_read: with a ``cache_key``: the globals that Triton compiles in but leaves out of that digest
@@ -73,7 +73,7 @@ class Build(backends.Build):
     maxnreg: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    library: Mapping[str, Any] | None = None
+    library: Library | None = None
     source: str = ""
     cache_key: str = ""
     globals_read: tuple[str, ...] = ()
@@ -84,6 +84,9 @@ class Build(backends.Build):
         for name in ("constants", "options"):
             values = {key: pack_constant(key, value) for key, value in getattr(self, name).items()}
             object.__setattr__(self, name, values)
+        library: object = self.library
+        if isinstance(library, Mapping):
+            object.__setattr__(self, "library", Library.from_plain(library))
         grid: object = self.grid
         if not isinstance(grid, tuple) or not 1 <= len(grid) <= 3 or not all(_is_positive_int(size) for size in grid):
             raise ValueError(f"grid must be a tuple of one to three positive ints, not {self.grid!r}")
@@ -101,7 +104,7 @@ class Build(backends.Build):
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields as plain data, a part of an artifact's key; unset fields of libraries are left out."""
-        return {name: value for name, value in super().to_plain().items() if value or name not in _OF_LIBRARIES}
+        return {name: value for name, value in super().to_plain().items() if value or name not in _LIBRARY_FIELDS}
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -294,9 +294,9 @@ class _ArgumentReader:
     def __init__(self, tuner: Any) -> None:
         self.zeroed: set[int] = set()
         self.captured: dict[str, Any] = {}
-        self._reset = frozenset(tuner.reset_to_zero)
+        self._reset_names = frozenset(tuner.reset_to_zero)
         self._tensors: dict[str, tuple[Any, Tensor]] = {}
-        self._places: dict[tuple[int, str], str] = {}
+        self._names_by_memory: dict[tuple[int, str], str] = {}
 
     def describe_tensors(self) -> dict[str, Tensor]:
         """Return all tensors that were read; those that a hook zeroes get the fill ``zeros``."""
@@ -328,19 +328,19 @@ class _ArgumentReader:
     def _read_tensor(self, name: str, value: Any) -> str:
         dtype = str(value.dtype).removeprefix("torch.")
         address: int = value.data_ptr()
-        if (address, dtype) in self._places:
+        if (address, dtype) in self._names_by_memory:
             # The same memory under two names: the kernel works in place.
-            return self._places[address, dtype]
+            return self._names_by_memory[address, dtype]
         if address % ALIGNMENT_BYTES:
             raise NotTunable(f"its argument {name} is not aligned to {ALIGNMENT_BYTES} bytes")
         if dtype.startswith("complex"):
             raise NotTunable(f"its argument {name} is a tensor of {dtype}, which Triton does not have")
-        fill = "zeros" if name in self._reset else "uniform" if dtype in FLOATING else CAPTURED
+        fill = "zeros" if name in self._reset_names else "uniform" if dtype in FLOATING else CAPTURED
         if fill == CAPTURED:
             self.captured[name] = value
         elements = value.untyped_storage().nbytes() // value.element_size() - value.storage_offset()
         self._tensors[name] = value, Tensor(dtype, elements, fill)
-        self._places[address, dtype] = name
+        self._names_by_memory[address, dtype] = name
         return name
 
 

@@ -24,18 +24,18 @@ class TracedConfigs:
     A tuning may end during a trace, but the trace must not mix configs: a grid traced for one is wrong for another.
     """
 
-    def __init__(self, choose: ChooseConfigs) -> None:
-        self._choose = choose
-        self._shown: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+    def __init__(self, find_common_winner: ChooseConfigs) -> None:
+        self._find_common_winner = find_common_winner
+        self._configs_by_trace: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
     def find_configs(self) -> list[Any]:
         """Return a list with the config for the current trace; it is empty if none is known, or outside a trace."""
         context = find_tracing_context()
         if context is None:
             return []
-        if context not in self._shown:
-            self._shown[context] = self._choose()
-        return self._shown[context]
+        if context not in self._configs_by_trace:
+            self._configs_by_trace[context] = self._find_common_winner()
+        return self._configs_by_trace[context]
 
 
 _get_context: Callable[[], Any] | None = None

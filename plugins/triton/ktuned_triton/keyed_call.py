@@ -25,7 +25,7 @@ from ktuned_triton.declaration import Declaration
 class CallArguments:
     """One call: the configs that are left after pruning, and the arguments; ``grid`` is among the keywords."""
 
-    pruned: list[Any]
+    configs: list[Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -63,11 +63,11 @@ class TritonCall(KeyedCall):
         super().__init__(function, problem, model, declaration, configs, policy)
         self._tuner: Any = weakref.ref(tuner)
         self._files = declaration.files
-        self._measures_itself = getattr(tuner, "_do_bench", None) is not None and not declaration.is_timed_by_graph
+        self._has_own_bench = getattr(tuner, "_do_bench", None) is not None and not declaration.is_timed_by_graph
         self._configs: dict[str, Any] = {}
-        self._launched: Any = None
-        self._recorded: Call | None = None
-        self._present: CallArguments | None = None
+        self._launched_config: Any = None
+        self._recorded_call: Call | None = None
+        self._current_call: CallArguments | None = None
         """The call that is being decided; cleared afterwards, so that the application's tensors are not kept alive."""
 
     @property
@@ -76,13 +76,13 @@ class TritonCall(KeyedCall):
         return self._configs[self.machine.config] if self.machine.standing is Standing.WINNER else None
 
     def choose_configs(self, call: CallArguments) -> list[Any]:
-        """Return a list with the one config that a call launches, or the whole pruned list if Triton tunes the key."""
-        self._configs = {canonical(read_knobs(config)): config for config in call.pruned}
-        self._present = call
+        """Return a list with the one config that a call launches, or all its configs if Triton tunes the key."""
+        self._configs = {canonical(read_knobs(config)): config for config in call.configs}
+        self._current_call = call
         self.device = getattr(call.device, "index", None) or 0
         try:
             if not self.decide_launch():
-                return call.pruned
+                return call.configs
             if self.machine.standing is not Standing.NEW:
                 # Triton's cache lost our config (another thread, or the cache was cleared): put it there again.
                 self.launch_config(self.machine.config, once=False)
@@ -91,8 +91,8 @@ class TritonCall(KeyedCall):
             self.machine = LaunchMachine(self.machine.policy, self.machine.configs)
             self.launch_config(self.machine.configs[0], once=True)
         finally:
-            self._present = None
-        return [self._launched]
+            self._current_call = None
+        return [self._launched_config]
 
     def pack_call(self) -> tuple[Call, Mapping[str, bytes]]:
         """Return the current call as data, with copies of the tensors whose content must travel.
@@ -101,13 +101,13 @@ class TritonCall(KeyedCall):
             NotTunable: another process cannot repeat the call.
             EmptyGrid: the call launches nothing.
         """
-        present = self._present
-        assert present is not None
-        call, captured = evaluate_call(self._tuner(), present.pruned, present.args, present.kwargs)
-        self._recorded, files = call.pack_captured(copy_contents(captured, call.tensors) if captured else {})
-        if self._measures_itself:
+        current = self._current_call
+        assert current is not None
+        call, captured = evaluate_call(self._tuner(), current.configs, current.args, current.kwargs)
+        self._recorded_call, files = call.pack_captured(copy_contents(captured, call.tensors) if captured else {})
+        if self._has_own_bench:
             account.record_note(f"{self._function} has its own do_bench; ktuned times it in ktuned's way")
-        return self._recorded, {**self._files, **files}
+        return self._recorded_call, {**self._files, **files}
 
     def load_config(self, config: str, answer: Answer | None) -> bool:
         """Load a config before its first launch: put its artifact into Triton's cache, or compile the config here.
@@ -131,17 +131,17 @@ class TritonCall(KeyedCall):
         return True
 
     def _compile_config(self, config: str) -> Any:
-        tuner, present = self._tuner(), self._present
-        if present is not None:
+        tuner, current = self._tuner(), self._current_call
+        if current is not None:
             chosen = self._configs[config]
-            arguments = {**present.kwargs, **chosen.all_kwargs()}
+            arguments = {**current.kwargs, **chosen.all_kwargs()}
             if chosen.pre_hook is not None:
                 # The hook may reshape a descriptor, and the descriptor's block shape is compiled in.
-                chosen.pre_hook({**dict(zip(tuner.arg_names, present.args, strict=False)), **arguments})
-            return tuner.fn.run(*present.args, **{**arguments, "warmup": True})
-        if self._recorded is None:
+                chosen.pre_hook({**dict(zip(tuner.arg_names, current.args, strict=False)), **arguments})
+            return tuner.fn.run(*current.args, **{**arguments, "warmup": True})
+        if self._recorded_call is None:
             return None
-        return compile_recorded_call(find_jit_function(tuner), self._recorded, config)
+        return compile_recorded_call(find_jit_function(tuner), self._recorded_call, config)
 
     def launch_config(self, config: str, *, once: bool) -> None:
         """Make calls launch a config, by putting it into Triton's cache in place of the key's former one.
@@ -149,11 +149,11 @@ class TritonCall(KeyedCall):
         If the key is not in the cache yet, Triton puts the config there when ``prune_configs`` returns it.
         """
         kind = _define_passing_config() if once else define_launched_config()
-        self._launched = kind(self._configs[config], self)
+        self._launched_config = kind(self._configs[config], self)
         cached = getattr(self._tuner(), "cache", {})
         for key, value in list(cached.items()):
             if isinstance(value, define_launched_config()) and value.keyed_call is self:
-                cached[key] = self._launched
+                cached[key] = self._launched_config
 
     def forget_config(self, config: Any) -> None:
         """Remove a config from Triton's cache, so that the key's next call is decided anew."""
@@ -168,7 +168,7 @@ def compile_recorded_call(function: Any, call: Call, config: str) -> Any:
     from ktuned_triton.library import Library
     from ktuned_triton.signature import make_call_arguments
 
-    build = call.make_build(config, "function", library=Library().to_plain())
+    build = call.make_build(config, "function", library=Library())
     arguments = make_call_arguments(function, build, Path())
     return function.run(**arguments, grid=build.grid, warmup=True, **build.compiler_options)
 
@@ -181,17 +181,17 @@ def define_launched_config() -> type[Any]:
     class LaunchedConfig(Config):  # type: ignore[misc]
         """A config in Triton's cache for one key; it counts its launches."""
 
-        __slots__ = ("_given", "keyed_call")
+        __slots__ = ("_arguments", "keyed_call")
 
         def __init__(self, config: Any, call: TritonCall) -> None:
             self.__dict__.update(vars(config))
-            self._given = config.all_kwargs()
+            self._arguments = config.all_kwargs()
             self.keyed_call = call
 
         def all_kwargs(self) -> dict[str, Any]:
             # Triton calls this once for each launch, so this is where launches are counted.
             self.keyed_call.counter.launches += 1
-            given: dict[str, Any] = self._given
+            given: dict[str, Any] = self._arguments
             return given
 
         def __hash__(self) -> int:

@@ -16,11 +16,13 @@ from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ktuned.model import BackendError
 from ktuned.spec import functions
-from ktuned_triton.build import Build
+
+if TYPE_CHECKING:
+    from ktuned_triton.build import Build
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Library:
     paths: tuple[str, ...] = ()
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the value of a Build's ``library``."""
+        """Return the fields as plain data, as a worker's request to import the library carries them."""
         return asdict(self)
 
     @classmethod

@@ -74,12 +74,12 @@ def write_module(function: Any) -> str:
 class _Module:
     """A module that is being written: sources of functions by first line, and statements that bind what they read."""
 
-    def __init__(self, home: dict[str, Any]) -> None:
+    def __init__(self, module_globals: dict[str, Any]) -> None:
         # `sys.modules["__main__"]` would be wrong: in a debugger or a notebook, that is the tool and not the script.
-        self._home = home
-        annotations = home.get("__annotations__", {})
+        self._module_globals = module_globals
+        annotations = module_globals.get("__annotations__", {})
         self._constants = {name for name, annotation in annotations.items() if "constexpr" in str(annotation)}
-        self._bound: dict[str, str] = {}
+        self._statements: dict[str, str] = {}
         self._values: dict[str, Any] = {}
         self._sources: dict[int, list[str]] = {}
         self._has_lazy_annotations = False
@@ -88,7 +88,9 @@ class _Module:
         self._bind_name(function.__name__, function)
         statements = [_FUTURE] if self._has_lazy_annotations else []
         lines = [
-            "; ".join([*statements, *filter(None, self._bound.values()), f"{_AS_IT_IS} = lambda function: function"])
+            "; ".join(
+                [*statements, *filter(None, self._statements.values()), f"{_AS_IT_IS} = lambda function: function"]
+            )
         ]
         for first, source in sorted(self._sources.items()):
             lines += [""] * (first - 1 - len(lines))
@@ -99,35 +101,35 @@ class _Module:
 
     def _bind_name(self, name: str, value: Any) -> None:
         """Add the statement or the source that binds a name, if it is not bound yet."""
-        if name in self._bound:
+        if name in self._statements:
             if self._values[name] is not value:
                 raise NotTunable(f"two of the functions that it reads use the name {name} for different things")
             return
-        self._bound[name], self._values[name] = "", value
+        self._statements[name], self._values[name] = "", value
         inner = _unwrap_function(value)
         if isinstance(value, ModuleType):
-            self._bound[name] = f"{name} = {_render_import(value.__name__)}"
+            self._statements[name] = f"{name} = {_render_import(value.__name__)}"
         elif not hasattr(inner, "__qualname__"):
             # Triton reads annotated globals as constants.
             annotation = f": {_CONSTEXPR}" if name in self._constants else ""
-            self._bound[name] = f"{name}{annotation} = {_render_literal(name, value)}"
+            self._statements[name] = f"{name}{annotation} = {_render_literal(name, value)}"
         elif self._needs_source(inner):
             self._add_source(name, inner)
         else:
-            self._bound[name] = f"{name} = {_render_reference(name, value, inner)}"
+            self._statements[name] = f"{name} = {_render_reference(name, value, inner)}"
 
     def _needs_source(self, inner: Any) -> bool:
         """Return whether a function must travel as source, because no import finds it."""
         if is_script(inner) or "<locals>" in inner.__qualname__:
             return True
-        return getattr(getattr(inner, "fn", inner), "__globals__", None) is self._home and not is_importable(
+        return getattr(getattr(inner, "fn", inner), "__globals__", None) is self._module_globals and not is_importable(
             inner.__module__
         )
 
     def _add_source(self, name: str, value: Any) -> None:
         function = getattr(value, "fn", value)
         is_named = isinstance(function, FunctionType) and function.__name__ == name
-        if not is_named or function.__globals__ is not self._home:
+        if not is_named or function.__globals__ is not self._module_globals:
             raise NotTunable(f"it reads {name}, a {type(value).__name__} that no other process can make")
         captured = inspect.getclosurevars(function).nonlocals
         lines, first, tree = _read_source(name, value, function, captured)
@@ -136,8 +138,8 @@ class _Module:
         for wanted in sorted({*find_globals_read(function.__code__), *captured, *_walk_names(tree)}):
             if wanted in captured:
                 self._bind_name(wanted, captured[wanted])
-            elif wanted in self._home:
-                self._bind_name(wanted, self._home[wanted])
+            elif wanted in self._module_globals:
+                self._bind_name(wanted, self._module_globals[wanted])
 
 
 def _unwrap_function(value: Any) -> Any:
