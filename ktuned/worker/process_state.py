@@ -7,7 +7,7 @@ is linked with ``-ffast-math`` sets flush-to-zero when it is loaded; a kernel ca
 
 :class:`ProcessState` treats such state in one of three ways.
 
-**Restored**: state that can be read and written. :meth:`ProcessState.take_baseline` reads it when a problem is opened,
+**Restored**: state that can be read and written. :meth:`ProcessState.read_baseline` reads it when a problem is opened,
 after the kernel file's own Python, whose settings apply to all configs. It is restored before and after each config.
 
 ========================  =========================================================================================
