@@ -89,7 +89,11 @@ class MappedFiles:
                 continue
             is_code, is_gone = executable == b"x", name.endswith(_GONE)
             name = name.removesuffix(_GONE)
-            known, before = self._known.get(name), mapped.get(name)
+            before = mapped.get(name)
+            if before is not None and not is_gone and before.is_code >= is_code:
+                # Most files are mapped several times, and the later mappings show nothing new.
+                continue
+            known = self._known.get(name)
             if is_gone and known is not None:
                 # It was replaced after it was first seen, which its known stamp will show.
                 continue

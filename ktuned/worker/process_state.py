@@ -200,7 +200,7 @@ class ProcessState:
     def _find_threading_libraries(self) -> None:
         """Add the settings of the OpenMP and BLAS libraries that are mapped by now."""
         self._libraries.add_mapped_libraries(self._files.list_mapped_files())
-        for setting in self._libraries.list_settings():
+        for setting in self._libraries.settings:
             if setting.name in self._settings:
                 continue
             self._settings[setting.name] = setting

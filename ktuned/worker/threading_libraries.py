@@ -36,9 +36,14 @@ _USUAL_VALUES = {"omp_get_dynamic": (0,), "omp_get_max_active_levels": (1, 2**31
 
 
 class ThreadingLibraries:
-    """The OpenMP and BLAS libraries that were found in this process so far."""
+    """The OpenMP and BLAS libraries that were found in this process so far.
+
+    Attributes:
+        settings: the settings of all libraries; their names start with the function that reads them.
+    """
 
     def __init__(self) -> None:
+        self.settings: list[Setting] = []
         self._libraries: dict[bytes, ctypes.CDLL] = {}
 
     def add_mapped_libraries(self, files: Iterable[bytes]) -> None:
@@ -48,20 +53,15 @@ class ThreadingLibraries:
             if file in self._libraries or not (_OPENMP.search(name) or _BLAS.search(name)):
                 continue
             try:
-                self._libraries[file] = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+                library = ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
             except OSError:
                 continue
-
-    def list_settings(self) -> list[Setting]:
-        """Return the settings of all libraries; their names start with the function that reads them."""
-        return [
-            Setting(
-                f"{reader} of {os.path.basename(os.fsdecode(file))}", getattr(library, reader), getattr(library, writer)
-            )
-            for file, library in self._libraries.items()
-            for reader, writer in (*_OPENMP_CALLS, *_BLAS_CALLS)
-            if hasattr(library, reader) and hasattr(library, writer)
-        ]
+            self._libraries[file] = library
+            self.settings += [
+                Setting(f"{reader} of {os.path.basename(name)}", getattr(library, reader), getattr(library, writer))
+                for reader, writer in (*_OPENMP_CALLS, *_BLAS_CALLS)
+                if hasattr(library, reader) and hasattr(library, writer)
+            ]
 
     def end_thread_pools(self) -> None:
         """End the pools of OpenMP's threads; each starts anew when it is needed."""
