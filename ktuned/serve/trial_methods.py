@@ -56,7 +56,7 @@ class TrialMethods(msgspec.Struct, frozen=True, kw_only=True):
         if params.kernel is None:
             raise UsageError("results needs a kernel or a trial")
         if params.before is not None and params.order != "newest":
-            raise UsageError("before works only with order='newest'", hint="give order='newest', too")
+            raise UsageError("before works only with the order newest", hint="give order='newest', too")
         kernel = self.catalog.resolve_kernel(params.kernel, params.directory)
         # Which trials?
         problem = None
