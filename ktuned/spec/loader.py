@@ -100,7 +100,7 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
 
 
 def load_if_changed(path: Path, root: Path, digests: Mapping[Path, str]) -> LoadedFile:
-    """Return a kernel file as this process holds it, if it was loaded from the bytes in ``digests``; else load it.
+    """Return the kernel file that is loaded, if it was loaded from the bytes in ``digests``; else load it.
 
     Data files must agree as well, because the file's code may have kept data that it read from them.
 
