@@ -68,6 +68,7 @@ class QuietGate:
         """The cores that each timing under way holds."""
         self._waiting_for_quiet = 0
         self._waiting_for_cores = 0
+        """The number of timings on several cores that wait until their cores are free."""
         self._is_quiet = False
 
     @property
@@ -78,11 +79,6 @@ class QuietGate:
         if self._is_wide:
             return "timing"
         return "compiling" if self._compiling else "open"
-
-    @property
-    def waiting_for_cores(self) -> int:
-        """The number of timings on several cores that wait until their cores are free."""
-        return self._waiting_for_cores
 
     @property
     def extra_cores(self) -> int:
