@@ -17,7 +17,7 @@ class OutputTail(msgspec.Struct):
     """The last bytes of a stream; its writer never blocks, however much it writes."""
 
     fd: int
-    kept: bytearray = msgspec.field(default_factory=bytearray)
+    tail: bytearray = msgspec.field(default_factory=bytearray)
 
     def read_available(self) -> bool:
         """Read once from the stream; return False if nothing was there, or the stream has ended."""
@@ -25,9 +25,9 @@ class OutputTail(msgspec.Struct):
             data = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
             return False
-        self.kept += data
-        if len(self.kept) > 2 * TAIL_BYTES:
-            del self.kept[:-TAIL_BYTES]
+        self.tail += data
+        if len(self.tail) > 2 * TAIL_BYTES:
+            del self.tail[:-TAIL_BYTES]
         return bool(data)
 
     def read_rest(self) -> None:
@@ -38,8 +38,8 @@ class OutputTail(msgspec.Struct):
 
     def take_text(self) -> str:
         """Return the tail as text and clear it."""
-        if not self.kept:
+        if not self.tail:
             return ""
-        text = bytes(self.kept[-TAIL_BYTES:]).decode(errors="replace")
-        self.kept.clear()
+        text = bytes(self.tail[-TAIL_BYTES:]).decode(errors="replace")
+        self.tail.clear()
         return text

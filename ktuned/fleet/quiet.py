@@ -68,6 +68,7 @@ class QuietGate:
         """The cores that each timing under way holds."""
         self._waiting_for_quiet = 0
         self._waiting_for_cores = 0
+        """The number of timings on several cores that wait until their cores are free."""
         self._is_quiet = False
 
     @property
@@ -78,11 +79,6 @@ class QuietGate:
         if self._is_wide:
             return "timing"
         return "compiling" if self._compiling else "open"
-
-    @property
-    def waiting_for_cores(self) -> int:
-        """The number of timings on several cores that wait until their cores are free."""
-        return self._waiting_for_cores
 
     @property
     def extra_cores(self) -> int:
@@ -149,19 +145,19 @@ class QuietGate:
         Returns:
             The number of cores: ``cores``, or all that the machine has.
         """
-        wanted = int(min(cores, self._cores))
-        self._waiting_for_cores += wanted > 1
+        granted = int(min(cores, self._cores))
+        self._waiting_for_cores += granted > 1
         try:
-            while not self._may_start_timing(wanted):
+            while not self._may_start_timing(granted):
                 with anyio.CancelScope(deadline=self._next_end_of_patience):
                     await self._changed.wait()
-            self._timing_cores.append(wanted)
+            self._timing_cores.append(granted)
         finally:
-            self._waiting_for_cores -= wanted > 1
+            self._waiting_for_cores -= granted > 1
             self._wake_waiters()
-        if wanted > 1:
+        if granted > 1:
             self._on_extra_cores()
-        return wanted
+        return granted
 
     def release_cores(self, cores: int) -> None:
         """Release the number of cores that :meth:`reserve_cores` returned."""

@@ -80,11 +80,11 @@ class Trust:
         for place, found in _walk_path(path):
             fault = _find_fault(found, may_be_sticky=place not in closed)
             if fault:
-                what, mend = fault
+                reason, remedy = fault
                 on_the_way = "" if place == path else f" on the way to {path}"
                 raise Untrusted(
-                    f"{place}{on_the_way} {what}",
-                    hint=f"{mend.format(place=place)}, or name the directory in config.toml's trusted_directories",
+                    f"{place}{on_the_way} {reason}",
+                    hint=f"{remedy.format(place=place)}, or name the directory in config.toml's trusted_directories",
                 )
 
 

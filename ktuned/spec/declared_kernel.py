@@ -374,8 +374,8 @@ class Kernel:
         """
         latency_s = latency_us / 1e6
         with self.site.wrap_failures("flops(p) or bytes(p)"):
-            flops, moved = self.evaluate_work(problem)
-            found = compute_throughput(flops, moved, latency_us)
+            flops, bytes_moved = self.evaluate_work(problem)
+            found = compute_throughput(flops, bytes_moved, latency_us)
         for name, metric in self.metrics.items():
             is_of_energy = name in self.energy_metrics
             if is_of_energy and energy_j is None:

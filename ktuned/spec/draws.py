@@ -82,9 +82,11 @@ def make_uniform(arrays: Arrays, drawn: Any, bits: int, low: float, high: float)
 
     The numbers lie on a grid of 2^53, 2^24 or 2^16 points, and are exact where ``low`` and ``high`` are powers of two.
     """
-    kept = {64: 53, 32: 24, 16: 16}[bits]
-    x = arrays.convert_dtype(drawn >> (bits - kept) if kept < bits else drawn, "float64" if bits == 64 else "float32")
-    half = 1 << (kept - 1)
+    used_bits = {64: 53, 32: 24, 16: 16}[bits]
+    x = arrays.convert_dtype(
+        drawn >> (bits - used_bits) if used_bits < bits else drawn, "float64" if bits == 64 else "float32"
+    )
+    half = 1 << (used_bits - 1)
     if low == -high:
         x *= high / half
         return x

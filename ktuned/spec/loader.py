@@ -100,7 +100,7 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
 
 
 def load_if_changed(path: Path, root: Path, digests: Mapping[Path, str]) -> LoadedFile:
-    """Return a kernel file as this process holds it, if it was loaded from the bytes in ``digests``; else load it.
+    """Return the kernel file that is loaded, if it was loaded from the bytes in ``digests``; else load it.
 
     Data files must agree as well, because the file's code may have kept data that it read from them.
 
@@ -221,11 +221,11 @@ def _make_import_error(error: BaseException, path: Path) -> KernelFileError:
                 OBSERVER.counts_by_content(str(file)) and not is_ours(frame.f_globals.get("__name__", ""))
             ):
                 place, line = file, number
-    said, hint = ": ".join(filter(None, (type(error).__name__, words))), ""
+    reason, hint = ": ".join(filter(None, (type(error).__name__, words))), ""
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         if distribution := suggest_distribution(package):
-            said, hint = f"{package} is not installed: {words}", f"pip install {distribution} into {sys.executable}"
+            reason, hint = f"{package} is not installed: {words}", f"pip install {distribution} into {sys.executable}"
         else:
             hint = f"install it into {sys.executable}, or fix the import"
     if isinstance(error, SystemExit):
@@ -234,7 +234,7 @@ def _make_import_error(error: BaseException, path: Path) -> KernelFileError:
             "`if __name__ == '__main__':`"
         )
     excerpt = _quote_syntax_error(error) if isinstance(error, SyntaxError) else ""
-    return KernelFileError(f"{place}:{line}: {said}", path=str(place), line=line, hint=hint, excerpt=excerpt)
+    return KernelFileError(f"{place}:{line}: {reason}", path=str(place), line=line, hint=hint, excerpt=excerpt)
 
 
 def _quote_syntax_error(error: SyntaxError) -> str:

@@ -18,9 +18,9 @@ LaunchWork = int | float | Mapping[str, int | float]
 DeclaredWork = LaunchWork | Callable[[Any], LaunchWork] | None
 
 
-def find_work_fault(flops: Any, moved: Any, metrics: Mapping[str, Any]) -> str:
+def find_work_fault(flops: Any, bytes_moved: Any, metrics: Mapping[str, Any]) -> str:
     """Return the error in the arguments ``flops`` and ``bytes``, or an empty text."""
-    for name, value in (("flops", flops), ("bytes", moved)):
+    for name, value in (("flops", flops), ("bytes", bytes_moved)):
         if value is not None and not callable(value) and (fault := _find_value_fault(name, value)):
             return fault
         given = {"flops": name_arithmetic_metric(FLOAT32), "bytes": BANDWIDTH_METRIC}[name]
@@ -29,14 +29,14 @@ def find_work_fault(flops: Any, moved: Any, metrics: Mapping[str, Any]) -> str:
     return ""
 
 
-def compute_throughput(flops: Any, moved: Any, latency_us: float) -> dict[str, float]:
+def compute_throughput(flops: Any, bytes_moved: Any, latency_us: float) -> dict[str, float]:
     """Return the metrics of a launch, from its work (values, not functions) and its latency in µs.
 
     Raises:
         ValueError: a value is neither a number nor a dict of numbers.
     """
     found = {}
-    for name, value in (("flops", flops), ("bytes", moved)):
+    for name, value in (("flops", flops), ("bytes", bytes_moved)):
         if value is None:
             continue
         if fault := _find_value_fault(name, value):
@@ -62,9 +62,9 @@ def _find_value_fault(name: str, value: Any) -> str:
     return ""
 
 
-def list_given_metrics(flops: Any, moved: Any) -> list[str]:
+def list_given_metrics(flops: Any, bytes_moved: Any) -> list[str]:
     """Return the metrics that the arguments may give. A function of the problem may give those of any precision."""
-    names = [BANDWIDTH_METRIC] if moved is not None else []
+    names = [BANDWIDTH_METRIC] if bytes_moved is not None else []
     if flops is None:
         return names
     kinds = flops if isinstance(flops, Mapping) else PRECISIONS if callable(flops) else (FLOAT32,)

@@ -41,7 +41,7 @@ async def submit(parts: Parts, *configs: str, **options: str) -> None:
 async def waits_for_cores(parts: Parts) -> None:
     """Wait until a config waits to be alone on its cores."""
     with anyio.fail_after(PATIENCE_S):
-        while not parts.fleet.gate.waiting_for_cores:  # noqa: ASYNC110 - another process's launch shows that it must
+        while not parts.fleet.gate._waiting_for_cores:  # noqa: ASYNC110 - another process's launch shows that it must
             await anyio.sleep(0.005)
 
 
