@@ -113,7 +113,12 @@ def _look_installed_packages_up() -> None:
 
 
 def _look_toolchains_up() -> None:
-    """Import the backends and read their compilers, which takes a probe 0.3 s; digests are kept by files' sights."""
+    """Import the backends and read their compilers, which takes a probe 0.3 s; digests are kept by files' sights.
+
+    Not where there is a GPU: some fingerprints initialise its driver, which a forked process then cannot use.
+    """
+    if os.path.exists("/dev/nvidiactl"):
+        return
     from ktuned import search  # noqa: F401 - a probe imports it
     from ktuned.backends import Registry
     from ktuned.ipc import stamp
@@ -130,7 +135,6 @@ def _look_toolchains_up() -> None:
             for path in backend.toolchain_files():
                 stamp(path)
             backend.fingerprint()
-            # No devices: a forked process cannot use a driver that its parent has initialised.
 
 
 def _serve(control: socket.socket, run: Callable[[], NoReturn]) -> None:
