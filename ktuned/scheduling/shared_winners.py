@@ -107,7 +107,7 @@ class SharedWinners:
     @property
     def notices(self) -> list[str]:
         """Reasons why winners are not shared, one line each."""
-        lines = [f"the shared store: {self.fault}; tuning continues without it"] if self.fault else []
+        lines = [f"the shared store: {self.fault.rstrip('.')}; tuning continues without it"] if self.fault else []
         return lines + [line for _, line in sorted(self._damage.items())][:3]
 
     def pause_s(self, *uses: StoreUse) -> float:

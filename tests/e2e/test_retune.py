@@ -231,7 +231,7 @@ def test_newer_save_supersedes_the_running_job(daemon: Daemon) -> None:
 
     old, new = _jobs(daemon)
     assert old["state"] == "cancelled"
-    assert "superseded" in old["message"]
+    assert old["message"] == "replaced by a job for the newer state of its files"
     assert new["state"] == "done"
     trials = daemon.client.call("results", kernel="it")["trials"]
     assert len({trial["digest"] for trial in trials if trial["outcome"] == "measured"}) == 1

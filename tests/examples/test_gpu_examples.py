@@ -74,12 +74,13 @@ def test_an_example_is_tuned_and_then_served(name: str, tmp_path: Path) -> None:
             assert job["best_us"] < job["default_us"], _story(daemon, job)
             assert not set(job["outcomes"]) & {"mismatch", "hung", "crashed"}, _story(daemon, job)
         hit = daemon.client.lookup(jobs[0]["kernel"], jobs[0]["problem"])
+        first = [_story(daemon, job) for job in jobs]
     with running(tmp_path, tensors="torch") as daemon:
         _, again = daemon.tune(path=EXAMPLES / name, preset="fast", trials=60)
         for job in again:
             assert job["state"] == "done", _story(daemon, job)
             spent = {what: job["cost"].get(what, 0.0) for what in ("compile_s", "lane_s", "open_s", "finalists_s")}
-            assert not any(spent.values()), _story(daemon, job)
+            assert not any(spent.values()), "\n".join([*first, _story(daemon, job)])
         served = daemon.client.lookup(jobs[0]["kernel"], jobs[0]["problem"])
         assert hit.status == "fresh", hit
         assert (served.status, served.config) == ("fresh", hit.config), served

@@ -52,4 +52,4 @@ def test_a_server_that_is_gone_is_a_notice(home: Home) -> None:
         assert "redis://…@127.0.0.1:9/0" in done.stdout + done.stderr
         assert "secret" not in done.stdout + done.stderr
     (notice,) = [line for line in ci.client.call("status")["notices"] if "shared store" in line]
-    assert "tuning goes on without it" in notice
+    assert "tuning continues without it" in notice
