@@ -64,8 +64,10 @@ def test_an_example_is_tuned_and_then_served(name: str, tmp_path: Path) -> None:
     """The winner beats the default; a second daemon compiles nothing, measures nothing and serves the same."""
     if name == "cutedsl_rmsnorm":
         pytest.importorskip("cutlass")
+    # `fast` leaves a compile that takes much longer than the others, as torch.compile's do, to the next job.
+    preset = "default" if name == "attention_choice" else "fast"
     with running(tmp_path, tensors="torch") as daemon:
-        _, jobs = daemon.tune(path=EXAMPLES / name, preset="fast", trials=60)
+        _, jobs = daemon.tune(path=EXAMPLES / name, preset=preset, trials=60)
         assert jobs, daemon.log.read_text()
         for job in jobs:
             assert job["state"] == "done", _story(daemon, job)
@@ -76,7 +78,7 @@ def test_an_example_is_tuned_and_then_served(name: str, tmp_path: Path) -> None:
         hit = daemon.client.lookup(jobs[0]["kernel"], jobs[0]["problem"])
         first = [_story(daemon, job) for job in jobs]
     with running(tmp_path, tensors="torch") as daemon:
-        _, again = daemon.tune(path=EXAMPLES / name, preset="fast", trials=60)
+        _, again = daemon.tune(path=EXAMPLES / name, preset=preset, trials=60)
         for job in again:
             assert job["state"] == "done", _story(daemon, job)
             spent = {what: job["cost"].get(what, 0.0) for what in ("compile_s", "lane_s", "open_s", "finalists_s")}
