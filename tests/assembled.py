@@ -17,8 +17,8 @@ import msgspec
 from ktuned.catalog.catalog import make_root_environment
 from ktuned.daemon import assembly
 from ktuned.daemon.assembly import Replacements
-from ktuned.daemon.config import ConfigFile, Settings, load_settings
 from ktuned.daemon.daemon import Daemon
+from ktuned.daemon.settings import ConfigFile, Settings, load_settings
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import SurveyIntervals
 from ktuned.model.kernel import KernelInfo, Root

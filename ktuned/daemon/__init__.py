@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ktuned.daemon import logs
-from ktuned.daemon.config import Settings, load_settings
+from ktuned.daemon.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from ktuned.daemon.process import run

@@ -32,9 +32,9 @@ from ktuned.catalog import (
     remake_roots,
 )
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
-from ktuned.daemon.config import Settings
 from ktuned.daemon.event_router import EventRouter
 from ktuned.daemon.last_end import END_NAME
+from ktuned.daemon.settings import Settings
 from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, ToolchainSurvey
 from ktuned.fleet import (
     BENCH_MODULES,
@@ -185,7 +185,7 @@ class Parts:
             surroundings,
             HostEvents(on_host_up, on_host_lost, on_host_changed),
         )
-        executors.apply_settings(settings.executors, limits_are_given=settings.limits_are_given)
+        executors.apply_settings(settings.executors, has_memory_limits=settings.has_memory_limits)
         fleet = self.fleet = Fleet(
             executors,
             compile_slots=settings.file.compile_slots,

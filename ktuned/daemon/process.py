@@ -21,10 +21,10 @@ import structlog
 
 from ktuned.daemon import state_directory
 from ktuned.daemon.assembly import Parts, Replacements, list_watched_roots
-from ktuned.daemon.config import Settings
 from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.last_end import record_end
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
+from ktuned.daemon.settings import Settings
 from ktuned.daemon.systemd import Handover, Notifier
 from ktuned.model import KtunedError, find_first_error
 from ktuned.serve import bind_socket, inherit_socket

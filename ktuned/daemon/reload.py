@@ -15,8 +15,8 @@ import msgspec
 import structlog
 
 from ktuned.daemon.assembly import Parts, list_watched_roots
-from ktuned.daemon.config import Settings
 from ktuned.daemon.lifetime import Lifetime
+from ktuned.daemon.settings import Settings
 from ktuned.daemon.systemd import Notifier
 from ktuned.model import KtunedError
 from ktuned.protocol import RELOAD, NoParams, ReloadAnswer
@@ -98,7 +98,7 @@ class Reload:
         parts.machine.arch, parts.machine.chosen = settings.file.arch, settings.file.devices
         parts.artifact_cleanup.request_collection()
         parts.share_exchange.apply_settings(settings.share)
-        parts.executors.apply_settings(settings.executors, limits_are_given=settings.limits_are_given)
+        parts.executors.apply_settings(settings.executors, has_memory_limits=settings.has_memory_limits)
         await self._apply_roots(settings)
 
     async def _apply_roots(self, settings: Settings) -> None:

@@ -31,12 +31,12 @@ class Executors(Executor):
         self._hosts: dict[str, RemoteExecutor] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
 
-    def apply_settings(self, tables: Mapping[str, msgspec.Struct], *, limits_are_given: bool) -> None:
+    def apply_settings(self, tables: Mapping[str, msgspec.Struct], *, has_memory_limits: bool) -> None:
         """Give each plugin's executor its table of ``config.toml``; it is imported when the table first appears."""
         for name in tables.keys() - self.remotes.keys():
             self._add_executor(name, load_executor(name))
         for name, remote in self.remotes.items():
-            remote.apply_settings(tables.get(name), limits_are_given=limits_are_given)
+            remote.apply_settings(tables.get(name), has_memory_limits=has_memory_limits)
 
     def _add_executor(self, name: str, kind: type[RemoteExecutor]) -> None:
         def register_host(host: str, cores: int) -> None:

@@ -10,8 +10,9 @@ all devices and all roles of workers. ``docs/life-of-a-lane.md`` tells the same 
 out that step and passes its outcome to :meth:`LaneMachine.advance_lane`, until the problem is open. :data:`MOVES` lists
 every legal move. All other instructions are returned to the caller of the method, who carries them out.
 
-*Trust* in a lane's worker never rises. Trust and the lane's next task together decide whether the worker stays, is
-released or ends; nothing else does.
+*Trust*: a config that writes outside its tensors makes its worker doubtful, and the next config acquits or ends it. A
+spent worker stays spent. Trust and the lane's next task together decide whether the worker stays, is released or ends;
+nothing else does.
 
 *Giving up.* There are three ways. Leaving a lane (the end of ``Lane.hold``) gives up the device and keeps the worker.
 Releasing a worker lets it idle with its problem open. Ending a worker kills the process; the next worker does not touch
@@ -145,11 +146,14 @@ class Bench(msgspec.Struct, frozen=True):
 
 
 class Trust(Enum):
-    """How far a lane's worker is trusted: ``DOUBTFUL`` after a config that wrote outside its tensors."""
+    """How far a lane's worker is trusted."""
 
     SOUND = auto()
+    """It may do anything."""
     DOUBTFUL = auto()
+    """Its last config wrote outside its tensors: it may measure another one, but opens nothing."""
     SPENT = auto()
+    """It must be replaced before its next request."""
 
 
 class LaneState(StrEnum):
@@ -351,11 +355,16 @@ class LaneMachine:
         """Workers that may be lent, the longest idle first."""
         self.spares_under_way: Counter[WorkerKind] = Counter()
         self._awaited: Counter[WorkerKind] = Counter()
+        """Callers that wait for a spare, by its kind."""
         self._warming: dict[tuple[Environment, DeviceName], _Warming] = {}
         self._cold: dict[str, str] = {}
+        """Why a device's spares are not warm, by the device's name."""
         self._starts: dict[WorkerKind, Health] = {}
+        """The starts of workers that failed in a row, and the pause after them."""
         self._outdated_at: dict[Environment | None, float] = {}
+        """When something changed that an environment's workers had imported; None stands for all environments."""
         self._free_at: dict[str, float] = {}
+        """When a lane may use a device again beside an application, by the device's name."""
         self._idle_bytes = 0
         self._compilers_of = compilers_of
         self._clock = clock
@@ -445,8 +454,10 @@ class LaneMachine:
         if last.is_unsound or failed_in_doubt or last.result.outcome is Outcome.LAUNCH_ERROR:
             yield from self._lose_worker(lane)
             lane.move_to(LaneState.VACANT)
+        elif last.leftover:
+            lane.trust = Trust.SPENT
         elif lane.trust is not Trust.SPENT:
-            lane.trust = Trust.SPENT if last.leftover else Trust.DOUBTFUL if last.is_guilty else Trust.SOUND
+            lane.trust = Trust.DOUBTFUL if last.is_guilty else Trust.SOUND
 
     def stop_lane(self, lane: LaneRecord) -> Iterator[Instruction]:
         """A lane's step or request was cancelled, or failed in the daemon."""
@@ -583,6 +594,7 @@ class LaneMachine:
         kind = role, environment
         if code is not None:
             yield from self._end_idle(lambda worker: _is_outdated(worker, kind, code))
+        # In the documented order; without code, or without a device, two of the three are the same.
         for its_device, its_code in dict.fromkeys(((device, code), (device, None), ("", None))):
             worker = self._take_newest(kind, its_device, its_code)
             if worker is not None:

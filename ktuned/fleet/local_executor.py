@@ -33,7 +33,7 @@ import structlog
 from ktuned import observer
 from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Executor
-from ktuned.fleet.failures import WorkerDied
+from ktuned.fleet.failures import DeadlineExpired, WorkerDied
 from ktuned.fleet.process import DAEMON_MARK, StartProcess, WorkerProcess, spawn_worker
 from ktuned.fleet.warden_process import WardenProcess
 from ktuned.ipc import Places, Trust, parent
@@ -172,6 +172,12 @@ class LocalExecutor(Executor):
                 hint="look in the kernel's log (`journalctl -k`) whether the machine ran out of memory"
                 if error.is_outside_kill
                 else "install ktuned into that interpreter, or set this root's `python`",
+            ) from error
+        except DeadlineExpired as error:
+            # No work had begun, so this must not look like the deadline of a config.
+            raise WorkerError(
+                f"{environment.python} did not start a worker within {deadline_s:.3g} s",
+                hint="look whether the machine is overloaded or swaps, and whether that interpreter starts at all",
             ) from error
         _log.debug("worker_started", role=role, pid=worker.pid, took_s=round(monotonic() - worker.started, 3))
         return worker

@@ -85,10 +85,10 @@ class RemoteExecutor(Executor):
         """Prepare. Nothing may be started before :meth:`run_workers`."""
 
     @abstractmethod
-    def apply_settings(self, settings: Any, *, limits_are_given: bool) -> None:
+    def apply_settings(self, settings: Any, *, has_memory_limits: bool) -> None:
         """Apply new settings; None means that the table was removed, and all hosts are to be left.
 
-        If ``limits_are_given``, workers get the memory limits passed to :meth:`start_worker`. Otherwise the executor
+        If ``has_memory_limits``, workers get the memory limits passed to :meth:`start_worker`. Otherwise the executor
         chooses limits for their host.
         """
 

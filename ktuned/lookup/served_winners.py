@@ -22,7 +22,7 @@ from ktuned.model import (
     Verdict,
     Winner,
     canonical,
-    choose_class,
+    choose_equal_rows_class,
     convert_to_cost,
 )
 from ktuned.store import Store
@@ -146,7 +146,7 @@ class ServedWinners:
         if waiting:
             verdict = Verdict(kernel.batch_invariant, tuple(contexts), waiting=tuple(waiting))
         else:
-            verdict = choose_class(
+            verdict = choose_equal_rows_class(
                 kernel.batch_invariant,
                 [
                     Member(text, weight, tuple(self._list_candidates(kernel, problem, contexts[text], objective)))

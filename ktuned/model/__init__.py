@@ -4,7 +4,14 @@ Plain and frozen, with only the standard library, because workers import them un
 """
 
 from ktuned.model.backend_report import Absence, BackendReport, Fault
-from ktuned.model.batch_invariance import Candidate, Member, Verdict, choose_class, find_batch_fault, find_groups
+from ktuned.model.batch_invariance import (
+    Candidate,
+    Member,
+    Verdict,
+    choose_equal_rows_class,
+    find_batch_fault,
+    find_groups,
+)
 from ktuned.model.buckets import FUNCTION as BUCKET_FUNCTION
 from ktuned.model.buckets import apply_bucket_rules, find_rule_fault
 from ktuned.model.device import NO_COUNTER, Device, explain_unmeasurable, read_device_kind
@@ -224,7 +231,7 @@ __all__ = [
     "add_digests",
     "apply_bucket_rules",
     "canonical",
-    "choose_class",
+    "choose_equal_rows_class",
     "compare_contexts",
     "compute_energy_figures",
     "compute_gain",

@@ -129,7 +129,7 @@ def _measure_size(problem: Problem, fields: Sequence[str]) -> tuple[int, ...]:
     return sum(sizes), *sizes
 
 
-def choose_class(fields: Sequence[str], members: Sequence[Member]) -> Verdict:
+def choose_equal_rows_class(fields: Sequence[str], members: Sequence[Member]) -> Verdict:
     """Choose the class of equal rows that is best for a group, or find the problem that breaks it.
 
     Args:

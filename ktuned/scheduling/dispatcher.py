@@ -292,7 +292,7 @@ class Dispatcher:
                 return ending, message
         if task.scope.cancelled_caught:
             return Ending.STOPPED, ""
-        state, message = task.pipeline.verdict
+        state, message = task.pipeline.conclude_job()
         if state is JobState.DONE:
             return Ending.DONE, message
         return (Ending.HOPELESS if task.pipeline.is_hopeless else Ending.FAILED), message

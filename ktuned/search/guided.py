@@ -66,11 +66,21 @@ LOG_WEIGHT_SPREAD = 1.2
 """Standard deviation of the prior of each log weight."""
 
 MAX_MODELLED = 180
-"""Most measurements in the model, because its time grows with their cube. They are the best, and a random sample of
-the rest."""
+"""Most latencies in the model, because its time grows with the cube of its points. They are the best, and a random
+sample of the rest; MAX_MODELLED_SLOW configs that were stopped as slow come on top."""
 
 MAX_MODELLED_BEST = 110
 """How many of them are the best; the sample of the others has the rest."""
+
+MAX_MODELLED_SLOW = 37
+"""Most configs that were stopped as slow in the model; the latest ones. Their latencies are unknown: they count as the
+slowest one that is."""
+
+LEAST_FAILURE_VARIANCE = 0.05
+"""Added to the variance of the failure model, so that no point is held to be certain to work or to fail."""
+
+LEAST_CHANCE_TO_WORK = 0.02
+"""The failure model rules no point out."""
 
 POOL_SAMPLE = 800
 """Number of points from the whole space that a wide choice compares."""
@@ -318,7 +328,7 @@ class Guided(PointStrategy):
             rest = points[MAX_MODELLED_BEST:]
             picked = [rest[int(self.random.random() * len(rest))] for _ in range(MAX_MODELLED - MAX_MODELLED_BEST)]
             points = points[:MAX_MODELLED_BEST] + list(dict.fromkeys(picked))
-        slow = list(self.slow)[-MAX_MODELLED_BEST // 3 :]
+        slow = list(self.slow)[-MAX_MODELLED_SLOW:]
         logs = np.array([self.logs[point] for point in points])
         logs = np.append(logs, np.full(len(slow), logs.max()))
         excess = compress_slow(logs - logs[0])
@@ -332,6 +342,7 @@ class Guided(PointStrategy):
             return np.ones(len(features))
         failed = list(self.failed)[-FAILURE_WINDOW:]
         worked = list(self.logs)[-FAILURE_WINDOW:]
+        # Labels are -1 (failed) and 1 (worked), less their mean. The margin adds it back: above 0 a point rather works.
         share = len(worked) / (len(failed) + len(worked))
         labels = np.append(np.full(len(failed), -share), np.full(len(worked), 1 - share)) * 2
         known = self._features(np.array(failed + worked))
@@ -341,7 +352,8 @@ class Guided(PointStrategy):
         self._failure_model.condition_on(known, labels)
         predicted = self._failure_model.predict(features)
         margin = predicted.mean + 2 * share - 1
-        return np.asarray(np.clip(normal_cdf(margin / np.sqrt(predicted.variance + 0.05)), 0.02, 1))
+        chances = normal_cdf(margin / np.sqrt(predicted.variance + LEAST_FAILURE_VARIANCE))
+        return np.asarray(np.clip(chances, LEAST_CHANCE_TO_WORK, 1))
 
 
 def compress_slow(excess: Floats) -> Floats:

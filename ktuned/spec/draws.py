@@ -118,7 +118,7 @@ def count_integer_bits(low: int, high: int) -> int:
     return 32 if high - low <= 1 << 16 else 64
 
 
-def are_exact_floats(low: int, high: int) -> bool:
+def fits_float32_exactly(low: int, high: int) -> bool:
     """Return whether float32 represents all whole numbers of a range, so that narrower formats round only once."""
     return max(abs(low), abs(high)) <= _DISTINCT_FLOATS
 

@@ -300,7 +300,7 @@ def _draw_values(arrays: Arrays, spec: TensorSpec, part: str, count: int, key: i
             values = draws.make_normal(arrays, table, drawn, "float64" if part == "float64" else "float32")
         else:
             values = draws.make_integers(arrays, drawn, bits, *whole)
-            if part in FLOATS and not draws.are_exact_floats(*whole):
+            if part in FLOATS and not draws.fits_float32_exactly(*whole):
                 # All libraries round float32 to narrower formats in the same way, but perhaps not int64.
                 values = arrays.convert_dtype(values, "float64" if part == "float64" else "float32")
         if max(-low, high) > largest:

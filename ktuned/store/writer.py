@@ -4,8 +4,8 @@ A commit waits for the disk, and one wait serves a whole group. Within its group
 failing write fails alone. If the whole group fails (SQLite rolls all of it back when the disk is full), each write is
 tried again alone. So a write must depend only on the connection, and may be called twice.
 
-A connection that cannot even roll back is in an unknown state: its present writes fail, and it is replaced before the
-next write.
+A connection that cannot even roll back is in an unknown state, and is replaced before anything else is written. Only a
+write that was alone fails then; those of a group are tried again on the new connection.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class Writer:
         return ChannelInfo(self._queue.qsize(), writes=self._writes, commits=self._groups)
 
     def _run_thread(self) -> None:
-        is_last = False
-        while not is_last:
+        is_stopping = False
+        while not is_stopping:
             entries = [self._queue.get()]
             while not self._queue.empty():
                 entries.append(self._queue.get())
-            is_last = None in entries
+            is_stopping = None in entries
             group = [entry for entry in entries if entry and not entry.future.cancelled()]
             if group:
                 self._commit_group(group)

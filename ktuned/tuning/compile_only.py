@@ -64,9 +64,8 @@ class CompileOnly:
         """Return how full the channel is."""
         return {"compile": self._compiling.describe_channel()}
 
-    @property
-    def verdict(self) -> tuple[JobState, str]:
-        """The job's final state, and its message."""
+    def conclude_job(self) -> tuple[JobState, str]:
+        """Return the job's final state, and its message."""
         ready, target = self.progress.outcomes[COMPILED], self.brief.target
         message = f"no config could be compiled for {target}"
         if self._hopelessness.reason:

@@ -1,21 +1,13 @@
-"""Conclusions that only the results of a whole job allow. No IO.
-
-:class:`Findings` are oddities of a kernel file that its author should know about: knobs without effect, inputs that are
-overwritten, metrics that fail.
-
-:class:`DisputedOutputs` is for kernels whose only reference is the default's outputs. It decides whether a config whose
-outputs differ is wrong. Atomics, random numbers, and buffers whose shape depends on the config differ without a fault.
-So if most configs differ from the default, or the default from itself, its outputs prove nothing, and no config counts
-as wrong.
+"""Oddities of a kernel file that only the results of a whole job show: knobs without effect, inputs that are
+overwritten, metrics that fail. No IO.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 
-from ktuned.model import Config, Outcome, Scalar, Trial, TrialDetail, TrialResult, canonical
+from ktuned.model import Config, Scalar, TrialDetail
 
 COMPARED = 2_000
 """Most configs of a job that are compared, so that the comparison takes milliseconds however long the job is."""
@@ -76,51 +68,3 @@ def find_knobs_without_effect(contents: Mapping[tuple[tuple[str, Scalar], ...], 
         if compared and is_enough and all(len(set(group)) == 1 for group in compared):
             found[knob] = sum(map(len, compared))
     return found
-
-
-class DisputedOutputs:
-    """The trials of a job whose outputs were compared with the ``default`` config's outputs."""
-
-    def __init__(self, default: Config | None) -> None:
-        self._default = None if default is None else canonical(default)
-        self._agreeing = 0
-        self._differing: dict[int, Trial] = {}
-        self._default_differs = False
-
-    def record_trial(self, trial: Trial) -> None:
-        """Take note of a trial's end; a trial without outputs says nothing."""
-        if trial.detail.undisputed is None:
-            self._agreeing += trial.outcome in (Outcome.MEASURED, Outcome.SLOWER)
-            return
-        self._differing[trial.id] = trial
-        self._default_differs |= canonical(trial.config) == self._default
-
-    @property
-    def is_default_doubtful(self) -> bool:
-        """True if the default's outputs prove nothing."""
-        return self._default_differs or len(self._differing) > self._agreeing
-
-    def find_acquitted(self) -> list[tuple[Trial, TrialResult]]:
-        """Return the trials that are not mismatches after all, each with its new result."""
-        if not self.is_default_doubtful:
-            return []
-        return [
-            (trial, _make_undisputed_result(trial))
-            for trial in self._differing.values()
-            if trial.outcome is Outcome.MISMATCH
-        ]
-
-    def describe_dispute(self) -> str:
-        """Return a sentence for the job's message; empty if the default's outputs can be trusted."""
-        if not self._differing or not self.is_default_doubtful:
-            return ""
-        count = len(self._differing) + self._agreeing
-        return (
-            f"{len(self._differing)} of {count} configs differ from the default's outputs, so none is held to be wrong "
-            "and nothing was checked (atomics, random numbers or buffers of a config's own shape may differ): give a "
-            "reference="
-        )
-
-
-def _make_undisputed_result(trial: Trial) -> TrialResult:
-    return replace(trial.result, outcome=trial.detail.undisputed).add_details(phase=None)

@@ -107,7 +107,7 @@ class Hopelessness:
         count, said, values = self._failed.get(symptom, (0, find_first_line(message), {}))
         _add_values(values, config)
         self._failed[symptom] = count + 1, said, values
-        if self._suspect is None and count + 1 >= _count_enough(*symptom):
+        if self._suspect is None and count + 1 >= _get_failure_threshold(*symptom):
             self._suspect = symptom
         self._decide_if_hopeless()
 
@@ -115,7 +115,7 @@ class Hopelessness:
         if self._suspect is None or not self._has_probed or not self._is_open:
             return
         for (outcome, symptom), (count, said, values) in self._failed.items():
-            if count < _count_enough(outcome, symptom):
+            if count < _get_failure_threshold(outcome, symptom):
                 continue
             if all(len(known) < 2 or len(values.get(knob, ())) > 1 for knob, known in self._proposed.items()):
                 self.is_proven = self._covers_space
@@ -144,7 +144,7 @@ def find_first_line(message: str) -> str:
     return next((line.strip() for line in message.splitlines() if line.strip()), "")
 
 
-def _count_enough(outcome: Outcome, symptom: str) -> int:
+def _get_failure_threshold(outcome: Outcome, symptom: str) -> int:
     return ENOUGH_ASSERTIONS if "assert" in symptom.lower() else ENOUGH[outcome]
 
 

@@ -10,8 +10,8 @@ on a config that beats the winner replaces it at once. The final round has the l
 
 *Three judgements need the results of several configs.* Exact numerics compare bits with the anchor's
 (:mod:`~ktuned.tuning.anchor`), so a new anchor re-marks all trials so far. Where the default's own outputs prove
-nothing, mismatches are taken back (:class:`~ktuned.tuning.findings.DisputedOutputs`). And if all configs fail alike,
-the job is given up (:mod:`~ktuned.tuning.hopeless`).
+nothing, mismatches are taken back (:mod:`~ktuned.tuning.disputed_outputs`). And if all configs fail alike, the job is
+given up (:mod:`~ktuned.tuning.hopeless`).
 
 *When the job is stopped*, trials without an outcome are recorded as stopped. That is shielded from cancellation, and
 bounded in time, because a broken store may be the reason for the stop.
@@ -47,8 +47,9 @@ from ktuned.model import (
 )
 from ktuned.protocol import PublishEvent
 from ktuned.store import Store
+from ktuned.tuning.disputed_outputs import DisputedOutputs
 from ktuned.tuning.exploration import SearchSummary
-from ktuned.tuning.findings import DisputedOutputs, Findings
+from ktuned.tuning.findings import Findings
 from ktuned.tuning.hopeless import Hopelessness
 from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.prior_results import complete_result, restore_winner
@@ -103,21 +104,29 @@ class Outcomes:
         self._tried: list[requests.TriedConfig] = []
         self._changed = anyio.Event()
 
-    @property
-    def verdict(self) -> tuple[JobState, str]:
-        """The final state of a job that ran to its end, and its message."""
-        if self.progress.best_cost is None:
-            if self.hopelessness.reason:
-                return JobState.FAILED, self.hopelessness.reason
-            if self._first_unjudged:
-                return JobState.FAILED, f"no config has a figure by {self._brief.objective}; {self._first_unjudged}"
-            if self._brief.job.plan.seconds is not None and self.progress.is_out_of_time and not self._first_failure:
-                return JobState.FAILED, f"no config was measured within {self._brief.job.plan.seconds:g} s"
-            lost = f"; {self.progress.lost}" if self.progress.lost else self._first_failure
-            return JobState.FAILED, f"no config could be measured{lost}"
-        if (unknown := self.served_configs.awaited_config) is not None:
-            words = ", ".join(f"{name}={value}" for name, value in unknown.items())
-            return JobState.FAILED, f"lookups go on with {words}, which could not be measured here: tune again"
+    def conclude_job(self) -> tuple[JobState, str]:
+        """Return the final state of a job that ran to its end, and its message."""
+        failure = self._describe_failure()
+        return (JobState.FAILED, failure) if failure else (JobState.DONE, self._describe_success())
+
+    def _describe_failure(self) -> str:
+        """Return why the job has no winner; empty if it has one."""
+        awaited, seconds = self.served_configs.awaited_config, self._brief.job.plan.seconds
+        if self.progress.best_cost is not None:
+            if awaited is None:
+                return ""
+            words = ", ".join(f"{name}={value}" for name, value in awaited.items())
+            return f"lookups still get {words}, which could not be measured here: tune again"
+        if self.hopelessness.reason:
+            return self.hopelessness.reason
+        if self._first_unjudged:
+            return f"no config has a figure by {self._brief.objective}; {self._first_unjudged}"
+        if seconds is not None and self.progress.is_out_of_time and not self._first_failure:
+            return f"no config was measured within {seconds:g} s"
+        return f"no config could be measured{f'; {self.progress.lost}' if self.progress.lost else self._first_failure}"
+
+    def _describe_success(self) -> str:
+        """Return what the search came to, with the notices that its results gave rise to."""
         lead, search = self.lead.describe_lead(), self.summary.describe_search(self.progress.done, self.progress.best)
         headline, shared = (lead, "") if self.lead.ends_job else (search, lead)
         notices = (
@@ -128,7 +137,7 @@ class Outcomes:
             self.final_fault,
             *self._find_classes().describe_classes(),
         )
-        return JobState.DONE, "\n".join(filter(None, (headline, *map(format_notice, filter(None, notices)))))
+        return "\n".join(filter(None, (headline, *map(format_notice, filter(None, notices)))))
 
     def _find_classes(self) -> BitClasses:
         """Return the classes of configs with equal bits; empty unless numerics are exact."""
@@ -180,6 +189,8 @@ class Outcomes:
     async def refresh_served_configs(self) -> None:
         """Look again at the served configs, before anything is measured: another job may have changed them."""
         served = await self._find_served_configs()
+        if served is None:
+            self._has_winner, served = True, ServedConfigs()
         if served.configs != self.served_configs.configs:
             self.served_configs = served
         await self._elect_winner(decided_only=not self.served_configs.are_judged)
@@ -204,11 +215,11 @@ class Outcomes:
         return tried
 
     async def await_tried_config(self) -> None:
-        """Wait until :meth:`collect_tried_configs` has something to return."""
+        """Wait until :meth:`collect_tried_configs` has something to return. Only the task that proposes configs may."""
         await self._changed.wait()
 
     async def await_next_outcome(self) -> None:
-        """Wait until another config has its outcome."""
+        """Wait until another config has its outcome. Only the task that proposes configs may."""
         self._changed = anyio.Event()
         await self._changed.wait()
 
@@ -221,42 +232,22 @@ class Outcomes:
             await self._record_batch(ends)
 
     async def _record_batch(self, ends: Sequence[End]) -> None:
-        # Commit, shielded: cancelling must not lose a result that a worker has reported.
         keeps_winner = not self.served_configs.are_judged
         kept = [
             (end.attempt, end.result if end.attempt.known is None else complete_result(end.attempt.known, end.result))
             for end in ends
         ]
-        with anyio.CancelScope(shield=True):
-            winner = await self._store.finish_trials(
-                [(attempt.trial, result) for attempt, result in kept],
-                objective=self._brief.objective,
-                keeps_winner=keeps_winner,
-            )
-        # Compare with the anchor, whose own trial may be among these.
-        anchor = self._brief.anchor
-        if anchor is not None:
-            for attempt, result in kept:
-                anchor.record_trial_end(self._make_trial(attempt, result))
-            if anchor.fault or anchor.bits != self._compared_with:
-                await self._compare_with_anchor()
+        winner = await self._commit_results(kept, keeps_winner=keeps_winner)
+        await self._update_anchor(kept)
         # Many tasks wait for one commit, and all continue at once; give lookups a turn first.
         await self._pace.wait_for_step()
-        # Count what each trial has cost in this job; another job paid for a carried-over figure.
         are_judged_now = False
-        for attempt, result in [(end.attempt, end.result) for end in ends]:
-            assert result.outcome is not None
-            del self.under_way[attempt.trial]
-            self.progress.add_cost("compile_s", result.compile_s)
-            self.progress.add_cost("open_s", attempt.open_s)
-            self.progress.add_cost("lane_s", result.lane_s)
-            if result.detail.carried_from is not None:
-                self.progress.add_cost("reused", 1)
-            if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
-                _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
-            are_judged_now |= self.served_configs.record_outcome(attempt.config, result.outcome)
-        # Announce the winner. If a result beats the present winner, the store has made it the new one. If these
-        # ends judge the served configs, or there was no winner yet, the best of all known trials becomes the winner.
+        for end in ends:
+            self._charge_costs(end)
+            assert end.result.outcome is not None
+            are_judged_now |= self.served_configs.record_outcome(end.attempt.config, end.result.outcome)
+        # Announce the winner. If a result beats the present winner, the store has made it the new one. If these ends
+        # judge the served configs, or there was no winner yet, the best of all known trials becomes the winner.
         has_measured = any(result.outcome is Outcome.MEASURED for _, result in kept)
         if winner is not None:
             await self._announce_winner(winner)
@@ -266,6 +257,39 @@ class Outcomes:
         for attempt, result in kept:
             self._findings.record_result(attempt.config, result.detail)
             self._count_outcome(self._make_trial(attempt, result))
+
+    async def _commit_results(
+        self, kept: Sequence[tuple[Attempt, TrialResult]], *, keeps_winner: bool
+    ) -> Winner | None:
+        """Commit results, and return the new winner, if one of them is. Cancelling loses none of them."""
+        with anyio.CancelScope(shield=True):
+            return await self._store.finish_trials(
+                [(attempt.trial, result) for attempt, result in kept],
+                objective=self._brief.objective,
+                keeps_winner=keeps_winner,
+            )
+
+    async def _update_anchor(self, kept: Sequence[tuple[Attempt, TrialResult]]) -> None:
+        """Compare all trials with the anchor again, if its own trial is among these and changes what its bits are."""
+        anchor = self._brief.anchor
+        if anchor is None:
+            return
+        for attempt, result in kept:
+            anchor.record_trial_end(self._make_trial(attempt, result))
+        if anchor.fault or anchor.bits != self._compared_with:
+            await self._compare_with_anchor()
+
+    def _charge_costs(self, end: End) -> None:
+        """Count what a trial has cost in this job; another job paid for a carried-over figure."""
+        attempt, result = end.attempt, end.result
+        del self.under_way[attempt.trial]
+        self.progress.add_cost("compile_s", result.compile_s)
+        self.progress.add_cost("open_s", attempt.open_s)
+        self.progress.add_cost("lane_s", result.lane_s)
+        if result.detail.carried_from is not None:
+            self.progress.add_cost("reused", 1)
+        if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
+            _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
 
     async def acquit_mismatches(self) -> None:
         """Take mismatches back if the default's outputs prove nothing; let the fastest config win."""
@@ -341,8 +365,8 @@ class Outcomes:
             except StoreError as error:
                 _log.warning("trials_not_recorded", job=self._brief.job.id, reason=error.message)
 
-    async def _find_served_configs(self) -> ServedConfigs:
-        """Return the configs that lookups get now; none if this context has a winner."""
+    async def _find_served_configs(self) -> ServedConfigs | None:
+        """Return the configs that lookups get now; ``None`` if this context has a winner."""
         brief = self._brief
         kernel, winners = brief.kernel, brief.served()
         # This may be another checkout's winner; a job here must find its own winner, which must be no worse.
@@ -361,8 +385,7 @@ class Outcomes:
         asked = [config for config in (before, *near, kernel.default) if config is not None]
         verdicts = dict(zip(map(canonical, asked), await brief.check_configs(asked), strict=True))
         if own is not None and own.context == brief.context and await brief.check_configs([own.config]) == [True]:
-            self._has_winner = True
-            return ServedConfigs()
+            return None
         served = choose_served_configs(before, near, kernel.default, lambda config: verdicts[canonical(config)])
         return ServedConfigs(served, self._find_known_outcome)
 

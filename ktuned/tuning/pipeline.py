@@ -140,10 +140,9 @@ class Pipeline:
             "bench": ChannelInfo(0, 0) if self._to_bench is None else describe_stream(self._to_bench),
         }
 
-    @property
-    def verdict(self) -> tuple[JobState, str]:
-        """The final state of a job that ran to its end, and its message."""
-        return self._outcomes.verdict
+    def conclude_job(self) -> tuple[JobState, str]:
+        """Return the final state of a job that ran to its end, and its message."""
+        return self._outcomes.conclude_job()
 
     @property
     def is_hopeless(self) -> bool:

@@ -184,7 +184,8 @@ class Verdict(msgspec.Struct, frozen=True):
 class Attempt(msgspec.Struct, eq=False):
     """One trial under way: its config and Build, its state, its story and its costs.
 
-    Only the machine moves it and sets ``accused``; the stages record its costs.
+    Only the machine moves it and sets ``accused``. The stages record its costs, except the deadline of an expired
+    compile, which the machine adds; either may set ``cores``.
 
     Attributes:
         trial: The trial's id.

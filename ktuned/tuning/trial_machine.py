@@ -13,14 +13,14 @@ config after the other, and then leaves the request. The machine is told everyth
 ``LaneLeft`` with the error, if there is one, and with the trials that have no report. After its answer each trial of
 the request either has its end, or is part of an instruction that says where it is tried again.
 
-*Three answers.* Each failure leads to one of these, and there is no other way to give something up:
+*Three answers.* Each failure leads, for each trial that it concerns, to exactly one of these:
 
 =========  =========================================================  =================================================
 verb       meaning                                                    instruction
 =========  =========================================================  =================================================
 retry      this try says nothing about the config                     ``Compile``, ``Measure``, ``TryDevice``
 end        the trial has its outcome                                  ``End``
-stop       the failure concerns the whole job (its file, the disk)    ``EndJob``
+end job    the failure concerns the whole job (its file, the disk)    ``EndJob``
 =========  =========================================================  =================================================
 
 *Evidence.* A config is blamed only for a failure while it alone was at work:
@@ -257,7 +257,7 @@ class LanePlan(msgspec.Struct, frozen=True):
     finds_cores: bool
 
 
-_VERDICTS: dict[Outcome, TrialEvent] = {
+_EVENT_OF_OUTCOME: dict[Outcome, TrialEvent] = {
     Outcome.MEASURED: TrialEvent.TIMED,
     Outcome.SLOWER: TrialEvent.STOPPED_EARLY,
     Outcome.MISMATCH: TrialEvent.WRONG,
@@ -418,9 +418,10 @@ class TrialMachine:
     def _judge_measured(self, report: ConfigMeasured) -> Iterator[Instruction]:
         attempt, result = report.attempt, report.result
         is_finalist = attempt.state is TrialState.REFINING
-        if is_finalist and result.outcome not in _VERDICTS:
+        if is_finalist and result.outcome not in _EVENT_OF_OUTCOME:
             # A disturbed finalist keeps its figure.
             yield _end_trial(attempt, _make_failure(TrialEvent.DISTURBED, result.message))
+        # Without an outcome the config was not judged: it needs more cores, or its artifact was damaged.
         elif result.outcome is None and result.detail.cores is not None:
             attempt.make_move(TrialEvent.NEEDS_CORES)
             attempt.cores = result.detail.cores
@@ -428,12 +429,12 @@ class TrialMachine:
         elif result.outcome is None:
             attempt.make_move(TrialEvent.ARTIFACT_DAMAGED)
             yield Compile([attempt])
-        elif result.outcome not in _VERDICTS and attempt.has_excuse(TrialEvent.DISTURBED):
+        elif result.outcome not in _EVENT_OF_OUTCOME and attempt.has_excuse(TrialEvent.DISTURBED):
             attempt.make_move(TrialEvent.DISTURBED)
             yield Measure([attempt], at_once=False)
         else:
             known = result if result.detail.cores is not None else result.add_details(cores=attempt.cores)
-            event = _VERDICTS.get(result.outcome, TrialEvent.DISTURBED_AGAIN)
+            event = _EVENT_OF_OUTCOME.get(result.outcome, TrialEvent.DISTURBED_AGAIN)
             yield self._judge_verdict(attempt, Verdict(event, known, report.output), report.lane)
 
     def _leave_lane(self, attempts: Sequence[Attempt], lane: LaneFacts, error: Failure | None) -> Iterator[Instruction]:
@@ -446,7 +447,8 @@ class TrialMachine:
         if _is_source_change(error):
             yield EndJob(error)
             return
-        # The first config without a report was at work, unless the worker was also loading the next one.
+        # A failed request has at least one trial without a report, because the last report ends the request. The first
+        # of them was at work, unless the worker was also loading the next one.
         first, others = attempts[0], attempts[1:]
         if error.phase is Phase.LOAD_NEXT and others:
             # A hang may be the fault of either: both run alone from now on. A death is the fault of the loaded config.

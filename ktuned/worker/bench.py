@@ -6,8 +6,8 @@ device timed the config before. Then it is launched, checked and timed (:mod:`kt
 
 All configs run in the same process state: it is read when the problem is opened, and restored around each config
 (:mod:`ktuned.worker.process_state`). A process stops measuring if its state cannot be restored, or if a file that it
-has mapped changes on the disk: its last measurement says so (``leftover``), or the next request is refused
-(:class:`OutdatedWorker`).
+has mapped changes on the disk: its last measurement says so (``leftover``). After that a fresh process opens the next
+problem (:class:`FreshProcessNeeded`), and a request to measure is refused (:class:`OutdatedWorker`).
 """
 
 from __future__ import annotations

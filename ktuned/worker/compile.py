@@ -172,7 +172,7 @@ def _compile_steadily(backend: Backend, units: Sequence[Unit], into: Path, trace
     doubtful: list[Compiled] = []
     for _ in range(TRIES):
         doubtful = []
-        trace.record_sights()
+        trace.record_input_states()
         ACCESSES.begin_epoch()
         for compiled in backend.compile(units, into):
             ACCESSES.check_trust()

@@ -51,7 +51,7 @@ class CompilerTrace:
         ]
         self._sights: dict[str, str] = {}
 
-    def record_sights(self) -> None:
+    def record_input_states(self) -> None:
         """Record the sights of the files that compilers are known to read, just before they are read."""
         self._sights = {path: read_sight_text(path) for path in self._compiled}
 

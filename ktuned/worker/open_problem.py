@@ -121,7 +121,7 @@ class OpenProblem:
                 self._current, self._next = loaded, None
                 return loaded.launch
         self._current = self._next = None
-        with self.state.record_loaded_state(unit.key):
+        with self.state.remember_changes_by_loading(unit.key):
             self._current = self._load_and_bind(unit)
         return self._current.launch
 

@@ -20,8 +20,8 @@ environment               C's own, which Python does not see change, and ``os.en
 the rest                  working directory, umask, signal mask, timers, limits, timer slack
 ========================  =========================================================================================
 
-**Loaded**: state that a config's library changes when it is loaded. An application that loads the library gets the
-same state, so the config is launched in it. It is read after loading (:meth:`ProcessState.record_loaded_state`), and
+**Loaded**: state that a config's library changes when it is loaded. An application that loads the library gets the same
+state, so the config is launched in it. It is read after loading (:meth:`ProcessState.remember_changes_by_loading`), and
 written again whenever the config runs, because a library's constructor runs once per process, but finalists are
 launched in turns. Checks never run in it (:meth:`ProcessState.use_known_arithmetic`).
 
@@ -141,7 +141,7 @@ class ProcessState:
             self._find_leftovers()
 
     @contextmanager
-    def record_loaded_state(self, key: str) -> Iterator[None]:
+    def remember_changes_by_loading(self, key: str) -> Iterator[None]:
         """Load a config's library within :meth:`isolate_config`, and remember the state that this changes."""
         yield
         self._find_threading_libraries()
@@ -158,7 +158,7 @@ class ProcessState:
         before = self._read_settings()
         self._write_settings(self._baseline)
         try:
-            with self.record_loaded_state(key):
+            with self.remember_changes_by_loading(key):
                 yield
         finally:
             self._write_settings({**self._baseline, **before})

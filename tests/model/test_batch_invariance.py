@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import Candidate, Member, choose_class, find_batch_fault, find_groups
+from ktuned.model import Candidate, Member, choose_equal_rows_class, find_batch_fault, find_groups
 
 FIELDS = ("M",)
 
@@ -37,13 +37,13 @@ def test_the_class_of_the_least_weighted_total_is_chosen() -> None:
     """Its configs may differ from problem to problem; weights decide between the classes."""
     small = [("plain", 1.0, "aa"), ("lanes", 9.0, "bb")]
     large = _large(64, ("plain", 50.0, {1: "aa"}), ("lanes", 45.0, {1: "bb"}), ("turning", 30.0, {1: "cc"}))
-    found = choose_class(FIELDS, [_small(1, *small), large])
+    found = choose_equal_rows_class(FIELDS, [_small(1, *small), large])
     assert dict(found.configs) == {_problem(1): "plain", _problem(64): "plain"}
     assert (found.total, found.fastest, found.broken_by) == (51.0, 31.0, "")
     assert found.describe() == (
         "batch-invariant under M = 1, 64; that costs 65 % more than the best config of each does"
     )
-    heavy = choose_class(
+    heavy = choose_equal_rows_class(
         FIELDS,
         [
             _small(1, *small, weight=0.1),
@@ -58,9 +58,9 @@ def test_a_class_without_a_config_for_one_problem_is_not_chosen() -> None:
     """However fast it is; and the problem is named where all are out, by the class that the most problems have."""
     middle = _small(8, ("plain", 1.0, "pp"), ("fast", 0.5, "xx"))
     large = _large(64, ("plain", 5.0, {1: "aa", 8: "pp"}), ("fast", 1.0, {1: "bb", 8: "qq"}))
-    found = choose_class(FIELDS, [_small(1, ("plain", 1.0, "aa"), ("fast", 0.5, "bb")), middle, large])
+    found = choose_equal_rows_class(FIELDS, [_small(1, ("plain", 1.0, "aa"), ("fast", 0.5, "bb")), middle, large])
     assert dict(found.configs) == {_problem(size): "plain" for size in (1, 8, 64)}
-    broken = choose_class(FIELDS, [_small(1, ("fast", 0.5, "bb")), middle, large])
+    broken = choose_equal_rows_class(FIELDS, [_small(1, ("fast", 0.5, "bb")), middle, large])
     assert (broken.configs, broken.broken_by, broken.agreeing) == ({}, _problem(8), 2)
     assert broken.describe() == (
         "not batch-invariant under M = 1, 8, 64: M = 8 breaks it, where no measured config has the bits that "
@@ -70,18 +70,18 @@ def test_a_class_without_a_config_for_one_problem_is_not_chosen() -> None:
 
 def test_a_largest_problem_without_bits_breaks_its_group() -> None:
     """As it does where nothing there is deterministic."""
-    found = choose_class(FIELDS, [_small(1, ("a", 1.0, "aa")), Member(_problem(2), 1.0, ())])
+    found = choose_equal_rows_class(FIELDS, [_small(1, ("a", 1.0, "aa")), Member(_problem(2), 1.0, ())])
     assert (found.broken_by, found.agreeing) == (_problem(2), 0)
-    alone = choose_class(FIELDS, [_large(4, ("a", 2.0, {}), ("b", 1.0, {}))])
+    alone = choose_equal_rows_class(FIELDS, [_large(4, ("a", 2.0, {}), ("b", 1.0, {}))])
     assert dict(alone.configs) == {_problem(4): "b"}
 
 
 def test_rows_are_compared_on_the_inputs_that_both_were_launched_on() -> None:
     """A thorough tuning has more of them."""
     large = _large(64, ("a", 1.0, {1: "aax"}))
-    assert choose_class(FIELDS, [_small(1, ("a", 1.0, "aa")), large]).configs
-    assert not choose_class(FIELDS, [_small(1, ("a", 1.0, "ab")), large]).configs
-    assert not choose_class(FIELDS, [_small(1, ("a", 1.0, "")), large]).configs
+    assert choose_equal_rows_class(FIELDS, [_small(1, ("a", 1.0, "aa")), large]).configs
+    assert not choose_equal_rows_class(FIELDS, [_small(1, ("a", 1.0, "ab")), large]).configs
+    assert not choose_equal_rows_class(FIELDS, [_small(1, ("a", 1.0, "")), large]).configs
 
 
 def test_the_choice_equals_the_best_of_all_assignments() -> None:
@@ -101,7 +101,7 @@ def test_the_choice_equals_the_best_of_all_assignments() -> None:
             for other in large.candidates
             if one.bits == other.rows[small.problem]
         ]
-        found = choose_class(FIELDS, [small, large])
+        found = choose_equal_rows_class(FIELDS, [small, large])
         assert bool(found.configs) == bool(totals)
         assert bool(found.broken_by) != bool(totals)
         if totals:
@@ -112,8 +112,8 @@ def test_the_order_of_equal_configs_does_not_change_the_choice() -> None:
     """Twins cost the same."""
     twins = [("a", 1.0, "aa"), ("b", 1.0, "aa")]
     large = [("a", 1.0, {1: "aa"}), ("b", 1.0, {1: "aa"})]
-    either = choose_class(FIELDS, [_small(1, *twins), _large(2, *large)])
-    assert either == choose_class(FIELDS, [_small(1, *twins[::-1]), _large(2, *large[::-1])])
+    either = choose_equal_rows_class(FIELDS, [_small(1, *twins), _large(2, *large)])
+    assert either == choose_equal_rows_class(FIELDS, [_small(1, *twins[::-1]), _large(2, *large[::-1])])
 
 
 def test_problems_that_differ_in_the_fields_alone_are_a_group() -> None:

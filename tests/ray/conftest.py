@@ -116,7 +116,7 @@ def running(
 def follow(parts: Parts, address: str, runtime_env: str = "") -> None:
     """Have a daemon join a cluster, as its settings do."""
     settings = ClusterSettings(address, runtime_env=runtime_env)
-    parts.daemon.executors.apply_settings({"cluster": settings}, limits_are_given=False)
+    parts.daemon.executors.apply_settings({"cluster": settings}, has_memory_limits=False)
 
 
 def executor_of(parts: Parts) -> ClusterExecutor:

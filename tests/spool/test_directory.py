@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.daemon.config import load_settings
+from ktuned.daemon.settings import load_settings
 from ktuned.model import CallKey
 from ktuned.spool import (
     COUNTS_SUFFIX,

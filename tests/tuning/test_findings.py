@@ -15,7 +15,8 @@ from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.trial import Trial
 from ktuned.model.values import Config, Outcome, Scalar
 from ktuned.scheduling import TuningRequest
-from ktuned.tuning.findings import COMPARED, DisputedOutputs, Findings, find_knobs_without_effect
+from ktuned.tuning.disputed_outputs import DisputedOutputs
+from ktuned.tuning.findings import COMPARED, Findings, find_knobs_without_effect
 from tests.assembled import Parts, kernel_text
 from tests.tuning.test_pipeline import tune
 

@@ -49,7 +49,7 @@ def test_what_a_config_changes_is_put_back(state: ProcessState, kind: str) -> No
 def test_what_loading_changes_is_the_configs_own(state: ProcessState, kind: str) -> None:
     """It holds whenever this config runs, though a constructor runs once, and for no other."""
     one = pollution.KINDS[kind]
-    with state.isolate_config("a"), state.record_loaded_state("a"):
+    with state.isolate_config("a"), state.remember_changes_by_loading("a"):
         one.pollute()
     assert one.is_clean()
     with state.isolate_config("b"):
@@ -63,7 +63,7 @@ def test_a_config_that_is_loaded_ahead_changes_nothing_for_the_one_that_runs(sta
     """Nor does it get what that one has changed for its own."""
     rounding, directory = pollution.KINDS["rounding"], pollution.KINDS["directory"]
     with state.isolate_config("a"):
-        with state.record_loaded_state("a"):
+        with state.remember_changes_by_loading("a"):
             rounding.pollute()
         with state.record_loaded_state_ahead("b"):
             assert rounding.is_clean()

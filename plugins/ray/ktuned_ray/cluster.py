@@ -70,7 +70,7 @@ class Cluster:
             with anyio.move_on_after(SETTLED_S):
                 await self._settled.wait()
 
-    def _check_settled(self) -> None:
+    def _mark_settled_if_complete(self) -> None:
         nodes = () if self.news is None else self.news.nodes
         if all(node.id in self._links or node.id in self._failures for node in nodes):
             self._settled.set()
@@ -159,7 +159,7 @@ class Cluster:
                 self._on_node_down(link)
             health.record_failure(reason)
             self._failures[info.id] = (info.name, health)
-            self._check_settled()
+            self._mark_settled_if_complete()
             _log.warning("node_lost", node=info.name, reason=reason, again_in_s=round(health.pause_s, 1))
             await anyio.sleep(max(health.pause_s, self._bridge.pause_s))
         self._failures.pop(info.id, None)
@@ -169,7 +169,7 @@ class Cluster:
         self._links[link.info.id] = link
         _log.info("node_joined", node=link.info.name, cpus=link.info.cpus, gpus=link.info.gpus)
         self._on_up(link)
-        self._check_settled()
+        self._mark_settled_if_complete()
 
     def _on_node_down(self, link: NodeLink) -> None:
         if self._links.pop(link.info.id, None) is not None:

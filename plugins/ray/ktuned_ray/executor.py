@@ -92,10 +92,10 @@ class ClusterExecutor(RemoteExecutor):
         self._watched: dict[Environment, replies.ProbeDependencies] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
 
-    def apply_settings(self, settings: ClusterSettings | None, *, limits_are_given: bool) -> None:
+    def apply_settings(self, settings: ClusterSettings | None, *, has_memory_limits: bool) -> None:
         """Join the cluster of the settings, or leave it if they name none."""
         found = settings or ClusterSettings()
-        self._limits_are_given = limits_are_given
+        self._limits_are_given = has_memory_limits
         python = os.path.expanduser(found.python) or sys.executable
         if self.bridge.python != python:
             self.bridge.python = python

@@ -28,7 +28,7 @@ def make_options() -> tuple[str, ...]:
 
     Each worker has a file of its own, as large as the heap, which NVRTC keeps mapped.
     """
-    directory = _prepare_directory()
+    directory = _enable_precompiled_headers()
     if directory is None:
         return ()
     try:
@@ -40,7 +40,7 @@ def make_options() -> tuple[str, ...]:
 
 
 @functools.cache
-def _prepare_directory() -> Path | None:
+def _enable_precompiled_headers() -> Path | None:
     nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
     _, *version = nvrtc.nvrtcVersion()
     directory = process_directory("tilelang") if tuple(version) >= FIRST_VERSION else None

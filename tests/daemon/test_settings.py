@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ktuned.catalog.roots import make_root
-from ktuned.daemon.config import load_settings
+from ktuned.daemon.settings import load_settings
 from ktuned.fleet import choose_compile_slots
 from ktuned.model.errors import SettingsError
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES

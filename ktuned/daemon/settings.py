@@ -122,7 +122,7 @@ class Settings(msgspec.Struct, frozen=True):
         return self.cache / "artifacts"
 
     @property
-    def limits_are_given(self) -> bool:
+    def has_memory_limits(self) -> bool:
         """True if ``config.toml`` limits the memory of workers; otherwise each machine's memory decides."""
         return self.file.bench_memory_gib is not None or self.file.compile_memory_gib is not None
 
