@@ -60,7 +60,7 @@ class ProblemData:
         roles: what launches do with each tensor.
         tensors: the placed tensors, by name.
         quick_look: checks all outputs on a GPU at once; ``None`` where that is not possible.
-        was_surely_right: the last answer of :meth:`is_surely_right`.
+        was_surely_right: the last answer of :meth:`look_at_outputs`.
 
     Raises:
         KernelFileError: the kernel file's code fails, or makes inputs that cannot be used.
@@ -85,12 +85,15 @@ class ProblemData:
         self._reference = Reference(kernel, device, self.library, self.roles)
         self._expected: dict[str, Any] = {}
         self.quick_look: QuickLook | None = None
-        # What the last look at the device has found; launches make it void.
+        # What the last look at the device found (look_at_outputs); the next launch makes it void.
         self.was_surely_right = False
         self._guards_are_intact = False
         self._inputs_are_untouched = False
         self._damage_found: Damage | None = None
         self._guards = guards or Guards()
+        self.tensors: dict[str, Any] = {}
+        self._output_copies: list[Mapping[str, Any]] = []
+        self._layouts: dict[str, Any] = {}
         self._pristine = self._inputs.make_tensors()
         # Find the spans before copies are kept, because the copies no longer share memory.
         self._spans = self._guards.find_spans(self._pristine)
@@ -104,8 +107,9 @@ class ProblemData:
             raise kernel.site.make_failure("inputs(p)", error) from error
 
     def _place_tensors(self) -> None:
+        """Place all tensors anew; layouts are read again, and copies of earlier outputs are void."""
         self.tensors = self._guards.place_tensors(self._pristine, self._spans)
-        self._output_copies: list[Mapping[str, Any]] = []
+        self._output_copies = []
         self._layouts = {name: self.library.read_layout(tensor) for name, tensor in self.tensors.items()}
 
     def replace_changed_tensors(self) -> bool:
@@ -214,10 +218,10 @@ class ProblemData:
             for name, value in self._expected.items():
                 self.library.copy_elements(value, self.tensors[name])
             # Judge in both ways: by the quick look, and if that is not enough, in full.
-            if not self.is_surely_right(is_last=True):
+            if not self.look_at_outputs(is_last=True):
                 self._compare_with_expected(self.tensors)
                 self.find_overwritten_inputs()
-            self.find_damage()
+            self.take_damage()
 
     def provide_output_copy(self, number: int) -> Mapping[str, Any]:
         """Return the tensors with a copy of the poisoned outputs in place of the originals.
@@ -250,8 +254,8 @@ class ProblemData:
             self.library.poison_tensor(self.tensors[name])
         self.restore_inputs()
 
-    def find_damage(self) -> Damage | None:
-        """Return what was damaged outside the tensors since the last call; see :meth:`Guards.find_damage`."""
+    def take_damage(self) -> Damage | None:
+        """Return what was damaged outside the tensors since the last call, and forget it; see :meth:`Guards.find_damage`."""
         seen, self._damage_found = self._damage_found, None
         is_intact, self._guards_are_intact = self._guards_are_intact, False
         return seen if seen or is_intact else self._guards.find_damage()
@@ -305,11 +309,11 @@ class ProblemData:
         """Return a call that runs the reference once, or ``None`` if there is no reference function."""
         return self._reference.make_launch(self._pristine)
 
-    def is_surely_right(self, *, is_last: bool) -> bool:
-        """Return whether the last launch surely left the right outputs, by one look at the device.
+    def look_at_outputs(self, *, is_last: bool) -> bool:
+        """Look once at the device, and keep what was found; return whether the last launch surely left right outputs.
 
         If not, they may still be right: :meth:`check_outputs` decides. With ``is_last``, for the last launch of a
-        config, inputs and guards are looked at, too, so that :meth:`find_damage` need not wait for the device again.
+        config, inputs and guards are looked at, too, so that :meth:`take_damage` need not wait for the device again.
         """
         look = self.quick_look
         self.was_surely_right = False

@@ -263,11 +263,12 @@ class Outcomes:
     ) -> Winner | None:
         """Commit results, and return the new winner, if one of them is. Cancelling loses none of them."""
         with anyio.CancelScope(shield=True):
-            return await self._store.finish_trials(
+            winner = await self._store.finish_trials(
                 [(attempt.trial, result) for attempt, result in kept],
                 objective=self._brief.objective,
                 keeps_winner=keeps_winner,
             )
+        return winner
 
     async def _update_anchor(self, kept: Sequence[tuple[Attempt, TrialResult]]) -> None:
         """Compare all trials with the anchor again, if its own trial is among these and changes what its bits are."""

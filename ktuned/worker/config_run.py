@@ -133,7 +133,7 @@ class ConfigRun:
         """Return the config's measurement, or one that says where it wrote outside its tensors."""
         self._phases.begin_phase(Phase.CHECK)
         try:
-            damage = self._data.find_damage()
+            damage = self._data.take_damage()
         except RuntimeError as error:
             is_known = result.outcome is Outcome.LAUNCH_ERROR
             return replies.Measurement(result if is_known else make_raised_result(error, Phase.CHECK))
@@ -164,7 +164,7 @@ class ConfigRun:
         self._phases.begin_phase(Phase.CHECK)
         try:
             with self._problem.state.use_known_arithmetic():
-                if self._data.is_surely_right(is_last=is_last):
+                if self._data.look_at_outputs(is_last=is_last):
                     return TrialResult(Outcome.MEASURED, detail=TrialDetail(max_error=0.0, mismatched_ratio=0.0))
                 verdict = self._data.check_outputs()
                 overwritten = self._data.find_overwritten_inputs() if is_last or not verdict.ok else ()

@@ -103,7 +103,7 @@ def _launched(kernel: Any, launch: Callable[[dict[str, Any]], Any], inputs: int 
     found = digest_launches_on_inputs(
         data, lambda: launch(data.tensors), lambda: None, [data.digest_outputs()], inputs, lambda: None
     )
-    assert data.find_damage() is None
+    assert data.take_damage() is None
     assert all(torch.equal(data.tensors[name], one) for name, one in before.items())
     assert data.find_overwritten_inputs() == ()
     return found

@@ -35,7 +35,7 @@ def run(data: ProblemData, launch: Callable[[dict[str, Any]], object]) -> Any:
     data.reset_tensors()
     data.prepare_checked_launch()
     launch(data.tensors)
-    assert data.find_damage() is None
+    assert data.take_damage() is None
     return data.check_outputs()
 
 

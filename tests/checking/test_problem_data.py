@@ -36,7 +36,7 @@ def run(data: ProblemData, launch: Callable[[dict[str, torch.Tensor]], object]) 
     data.reset_tensors()
     data.prepare_checked_launch()
     launch(data.tensors)
-    assert data.find_damage() is None
+    assert data.take_damage() is None
     return data.check_outputs()
 
 
@@ -335,7 +335,7 @@ def test_one_quick_look_replaces_the_checks_of_outputs_inputs_and_guards(cached:
         data.reset_tensors()
         data.prepare_checked_launch()
         launch(data.tensors)
-        return data.is_surely_right(is_last=is_last)
+        return data.look_at_outputs(is_last=is_last)
 
     def overwriting(tensors: dict[str, torch.Tensor]) -> None:
         double(tensors)
@@ -343,7 +343,7 @@ def test_one_quick_look_replaces_the_checks_of_outputs_inputs_and_guards(cached:
 
     for _ in range(2):
         assert look(double)
-        assert data.find_damage() is None
+        assert data.take_damage() is None
         assert look(overwriting, is_last=False)
         assert not look(overwriting)
         assert data.find_overwritten_inputs() == ("x",)

@@ -155,7 +155,7 @@ def test_flags_of_a_device_say_which_launches_are_right(tmp_path: Any) -> None:
     )
     assert look is not None
     data.quick_look = look
-    assert data.is_surely_right(is_last=False)
+    assert data.look_at_outputs(is_last=False)
     is_wrong = False
 
     def launch(x: Any, y: Any, number: int) -> None:
@@ -186,7 +186,7 @@ def test_a_flag_by_bounds_is_believed_even_if_later_launches_are_right(tmp_path:
     data.quick_look = QuickLook.from_expected(
         "cpu", data.tensors, data._expected, rtol=1e-4, atol=1e-4, keep=lambda name, value: value
     )
-    assert data.is_surely_right(is_last=False)
+    assert data.look_at_outputs(is_last=False)
     launches = launches_of(data, lambda x, y, number: y.copy_(x + x + (number == 0)))
     launches.prepare_ring()
     launches.ring[0]()

@@ -42,7 +42,7 @@ def launches_of(tmp_path: Path, launch: Callable[[Any, Any], object]) -> tuple[P
     data.reset_tensors()
     data.prepare_checked_launch()
     data.tensors["y"].copy_(2 * data.tensors["x"])
-    assert data.is_surely_right(is_last=False)
+    assert data.look_at_outputs(is_last=False)
 
     def bound(tensors: Any) -> Callable[[], None]:
         return lambda: (launch(tensors["x"], tensors["y"]), None)[1]
