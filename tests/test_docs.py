@@ -21,7 +21,7 @@ from ktuned.catalog import project_file
 from ktuned.cli.commands import jobs, results, watch
 from ktuned.cli.output import Exit
 from ktuned.cli.program import COMMANDS, cli
-from ktuned.daemon import assembly, config
+from ktuned.daemon import assembly, settings
 from ktuned.daemon.assembly import Replacements
 from ktuned.daemon.daemon import Daemon
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
@@ -70,9 +70,9 @@ def _words(cell: str) -> list[str]:
 @pytest.fixture
 async def daemon(parts: Parts, tmp_path: Path) -> AsyncGenerator[Daemon]:
     """Run a daemon of the parts' store and workers in this process."""
-    settings = config.load_settings(tmp_path / "home", tmp_path / "run" / "k.sock", environment={})
-    made = Daemon(assembly.Parts(settings, parts.store, Replacements(adopts=False)), Notifier())
-    with bind_socket(settings.socket) as listening:
+    loaded = settings.load_settings(tmp_path / "home", tmp_path / "run" / "k.sock", environment={})
+    made = Daemon(assembly.Parts(loaded, parts.store, Replacements(adopts=False)), Notifier())
+    with bind_socket(loaded.socket) as listening:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(partial(made.run_until_stopped, listening, is_bound=False))
             yield made
@@ -161,8 +161,8 @@ def test_the_example_of_config_toml_is_complete() -> None:
     """The example of config.toml is valid and complete, and each setting has a row in a table."""
     (block,) = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/settings.md").read_text(), re.DOTALL | re.MULTILINE)
     example = msgspec.toml.decode(block)
-    assert msgspec.toml.decode(block, type=config.ConfigFile).roots
-    names, root_names = config.ConfigFile.__struct_fields__, config.RootSettings.__struct_fields__
+    assert msgspec.toml.decode(block, type=settings.ConfigFile).roots
+    names, root_names = settings.ConfigFile.__struct_fields__, settings.RootSettings.__struct_fields__
     assert (set(example), set(example["roots"][0])) == (set(names), set(root_names))
     assert sorted(_names("docs/settings.md", "## `config.toml`")) == sorted(names)
     assert _names("docs/settings.md", "## `[[roots]]`") == list(root_names)
@@ -185,10 +185,10 @@ def test_defaults_of_settings() -> None:
     """A default that is a plain value has that value in the table."""
     rows = _table("docs/settings.md", "## `config.toml`")
     documented = {row[0].strip("`"): row[1] for row in rows}
-    assert documented["policy"] == f'`"{config.ConfigFile().policy}"`'
-    assert documented["artifacts_gib"] == f"{config.ConfigFile().artifacts_gib:g}"
+    assert documented["policy"] == f'`"{settings.ConfigFile().policy}"`'
+    assert documented["artifacts_gib"] == f"{settings.ConfigFile().artifacts_gib:g}"
     for name in ("spares", "contention"):
-        assert documented[name] == str(getattr(config.ConfigFile(), name)).lower()
+        assert documented[name] == str(getattr(settings.ConfigFile(), name)).lower()
     assert documented["arch"] == f'`"{DEFAULT_TARGET}"`'
     assert documented["idle_exit_s"] == f"{AUTO_IDLE_EXIT_S:g}, or 0"
     team = {row[0].strip("`"): row[1:] for row in _table("docs/settings.md", "## `[share]`")}

@@ -255,7 +255,7 @@ class ProblemData:
         self.restore_inputs()
 
     def take_damage(self) -> Damage | None:
-        """Return what was damaged outside the tensors since the last call, and forget it; see :meth:`Guards.find_damage`."""
+        """Return what was damaged outside the tensors since the last call, and forget it (`Guards.find_damage`)."""
         seen, self._damage_found = self._damage_found, None
         is_intact, self._guards_are_intact = self._guards_are_intact, False
         return seen if seen or is_intact else self._guards.find_damage()

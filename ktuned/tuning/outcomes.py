@@ -237,7 +237,13 @@ class Outcomes:
             (end.attempt, end.result if end.attempt.known is None else complete_result(end.attempt.known, end.result))
             for end in ends
         ]
-        winner = await self._commit_results(kept, keeps_winner=keeps_winner)
+        # Shielded: cancelling must not lose a result that a worker has reported.
+        with anyio.CancelScope(shield=True):
+            winner = await self._store.finish_trials(
+                [(attempt.trial, result) for attempt, result in kept],
+                objective=self._brief.objective,
+                keeps_winner=keeps_winner,
+            )
         await self._update_anchor(kept)
         # Many tasks wait for one commit, and all continue at once; give lookups a turn first.
         await self._pace.wait_for_step()
@@ -257,18 +263,6 @@ class Outcomes:
         for attempt, result in kept:
             self._findings.record_result(attempt.config, result.detail)
             self._count_outcome(self._make_trial(attempt, result))
-
-    async def _commit_results(
-        self, kept: Sequence[tuple[Attempt, TrialResult]], *, keeps_winner: bool
-    ) -> Winner | None:
-        """Commit results, and return the new winner, if one of them is. Cancelling loses none of them."""
-        with anyio.CancelScope(shield=True):
-            winner = await self._store.finish_trials(
-                [(attempt.trial, result) for attempt, result in kept],
-                objective=self._brief.objective,
-                keeps_winner=keeps_winner,
-            )
-        return winner
 
     async def _update_anchor(self, kept: Sequence[tuple[Attempt, TrialResult]]) -> None:
         """Compare all trials with the anchor again, if its own trial is among these and changes what its bits are."""

@@ -68,7 +68,7 @@ class PlayedData:
     def find_damage(self, *, whole: bool = True) -> None:
         """Find nothing."""
 
-    def is_surely_right(self, *, is_last: bool) -> bool:
+    def look_at_outputs(self, *, is_last: bool) -> bool:
         """Leave it to the check."""
         return False
 
