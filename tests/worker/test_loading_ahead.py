@@ -65,7 +65,7 @@ class PlayedData:
 
     prepare_checked_launch = reset_tensors
 
-    def find_damage(self, *, whole: bool = True) -> None:
+    def take_damage(self, *, whole: bool = True) -> None:
         """Find nothing."""
 
     def look_at_outputs(self, *, is_last: bool) -> bool:
