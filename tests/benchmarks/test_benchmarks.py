@@ -48,7 +48,7 @@ def test_rest_measures_a_daemon_on_a_filled_store() -> None:
 @pytest.mark.usefixtures("only_in_chaos")
 def test_pipeline_reports_costs_that_add_up() -> None:
     """A job's costs add up: no phase takes more than the whole, and the bound is below what was needed."""
-    row = _run("pipeline.py", "--configs", "2")
+    row = _run("pipeline.py", "--configs", "2", "--queue", "0")
     assert row["configs"] == 2
     assert 0 < row["lane_s"] <= row["wall_s"] * row["lanes"]
     assert 0 < row["compile_s"] <= row["wall_s"] * row["slots"]
