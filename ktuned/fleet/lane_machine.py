@@ -201,7 +201,7 @@ class LaneRecord(msgspec.Struct, eq=False):
         closing: Idle workers that have to close their data before the problem is opened.
         is_suspect: Whether the lane lost its last worker to a failure; on a GPU the next one must pass the canary.
         lost_at: When the lane last lost a worker to a failure, by the machine's clock.
-        is_second_try: Whether the problem is being opened for the second time, or a request has got a second worker.
+        has_retried: Whether the one retry of this need, of its opening or of a request, is used up.
         was_used: Whether the worker had opened a kernel file before this opening.
         waits: Whether the job waits while the lane is sick.
         has_stand_in: Whether the job has another lane that works.
@@ -218,7 +218,7 @@ class LaneRecord(msgspec.Struct, eq=False):
     closing: list[Worker] = msgspec.field(default_factory=list)
     is_suspect: bool = False
     lost_at: float = -math.inf
-    is_second_try: bool = False
+    has_retried: bool = False
     was_used: bool = False
     waits: bool = True
     has_stand_in: bool = False
@@ -386,7 +386,7 @@ class LaneMachine:
         lane.require_state(LaneState.VACANT, LaneState.OPEN)
         before, lane.bench = lane.bench, bench
         lane.waits, lane.has_stand_in, lane.is_shared = waits, has_stand_in, is_shared
-        lane.is_second_try = False
+        lane.has_retried = False
         if lane.worker is not None and before is not None:
             trust = self._judge_trust(lane)
             has_same_code = (before.environment, before.code) == (bench.environment, bench.code)
@@ -437,8 +437,8 @@ class LaneMachine:
                 yield from self._order_spares_of(lane)
             case ((LaneState.TAKING | LaneState.OPENING), WorkerError()):
                 yield from self._judge_failed_opening(lane, outcome)
-            case LaneState.OPEN, RequestFailed(code=code) if code == OUTDATED and not lane.is_second_try:
-                lane.is_second_try = True
+            case LaneState.OPEN, RequestFailed(code=code) if code == OUTDATED and not lane.has_retried:
+                lane.has_retried = True
                 yield from self._end_worker_of(lane)
                 lane.move_to(LaneState.TAKING)
             case LaneState.OPEN, WorkerError():
@@ -512,7 +512,7 @@ class LaneMachine:
             return
         is_refused = isinstance(error, RequestFailed) and error.code != SOURCE_CHANGED
         ended: list[Worker] = []
-        if is_refused and lane.is_gpu and not lane.is_second_try:
+        if is_refused and lane.is_gpu and not lane.has_retried:
             # Idle workers of the device may hold the memory that was missing. Spares hold less, so they end only if
             # the error says that memory ran out.
             ends_spares = _NO_MEMORY in error.message
@@ -528,8 +528,8 @@ class LaneMachine:
             # A lost host says nothing about the problem: the lane waits for the host, or another lane stands in.
             yield from self._lose_worker(lane)
             yield from self._fall_sick(lane, LaneSick(error.message), error)
-        elif (may_be_worker or may_be_device) and not lane.is_second_try:
-            lane.is_second_try = True
+        elif (may_be_worker or may_be_device) and not lane.has_retried:
+            lane.has_retried = True
             yield from self._lose_worker(lane)
             lane.move_to(LaneState.TAKING)
         elif is_refused and error.code == CROWDED:

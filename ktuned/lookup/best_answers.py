@@ -101,7 +101,7 @@ class BestAnswers:
             kernel = kernel.with_anchor(anchor, objective)
         kept = self._portfolios.find_portfolio(kernel, model, objective)
         winners = self._served.list_winners(kernel, now.environment)
-        verdict = self._served.find_verdict(kernel, now.environment, key_problem, model, objective)
+        group = self._served.find_verdict(kernel, now.environment, key_problem, model, objective)
         found = decide_answer(
             kernel,
             key_problem,
@@ -115,25 +115,48 @@ class BestAnswers:
             portfolio=None if kept is None else kept.portfolio,
         )
         # The tunings that would improve the answer, unless they would fail again.
-        failure = self._find_failure(kernel, now, objective, verdict)
+        failure = self._find_failure(kernel, now, objective, group)
         tunings: tuple[WantedTuning, ...] = ()
         if found.wants_tuning and context is not None and not failure:
-            tunings = self._list_tunings(kernel, key_problem, now, objective, verdict)
+            tunings = self._list_tunings(kernel, key_problem, now, objective, group)
         awaits_portfolio = kept is None and found.status in (Status.NEAR, Status.DEFAULT)
         # Why it is not better.
+        message = self._explain_answer(kernel, now, objective, found, group, doubt or failure)
+        if found.status is Status.DEFAULT and found.config is None and kernel.default is not None:
+            message = failure or "the space does not admit the default for this problem"
+        elif found.status is Status.DEFAULT and not message:
+            message = _explain_default(found.wants_tuning and tune, device, is_here=context is not None)
+        answer = self._make_answer(kernel, problem, model, objective, found, message)
+        return Lookup(
+            answer,
+            found.is_certain,
+            found.undecided,
+            failure,
+            lacks_bucket,
+            tunings,
+            # A portfolio cannot answer with exact numerics, because its configs' bits are not compared on this problem.
+            suits_portfolio=not is_exact(objective) and (found.expected_loss is not None or awaits_portfolio),
+            key=None if context is None else context.key_for(objective),
+        )
+
+    def _make_answer(
+        self,
+        kernel: KernelInfo,
+        problem: Problem,
+        model: str | None,
+        objective: Objective,
+        found: Decision,
+        message: str,
+    ) -> Answer:
+        """Return the answer that says what was decided."""
         incumbent = found.winner
         is_noisy_winner = (
             incumbent is not None
             and not needs_metric(objective)
             and is_noisy(incumbent.latency_us, incumbent.spread_us)
         )
-        message = self._explain_answer(kernel, now, objective, found, verdict, doubt or failure)
-        if found.status is Status.DEFAULT and found.config is None and kernel.default is not None:
-            message = failure or "the space does not admit the default for this problem"
-        if found.status is Status.DEFAULT and not message:
-            message = _explain_default(found.wants_tuning and tune, device, is_here=context is not None)
         decided = None if incumbent is None else incumbent.decided
-        answer = Answer(
+        return Answer(
             kernel=kernel.name,
             problem=problem,
             device=model,
@@ -153,21 +176,8 @@ class BestAnswers:
             objective=objective,
             expected_loss=found.expected_loss,
         )
-        return Lookup(
-            answer,
-            found.is_certain,
-            found.undecided,
-            failure,
-            lacks_bucket,
-            tunings,
-            # A portfolio cannot answer with exact numerics, because its configs' bits are not compared on this problem.
-            suits_portfolio=not is_exact(objective) and (found.expected_loss is not None or awaits_portfolio),
-            key=None if context is None else context.key_for(objective),
-        )
 
-    def _find_failure(
-        self, kernel: KernelInfo, now: PresentState, objective: Objective, verdict: Verdict | None
-    ) -> str:
+    def _find_failure(self, kernel: KernelInfo, now: PresentState, objective: Objective, group: Verdict | None) -> str:
         """Return why a tuning would fail in the present state, as the last one has; empty if it may succeed."""
         if now.context is not None:
             # A tuning that failed for these very files would fail again.
@@ -176,23 +186,23 @@ class BestAnswers:
                 return f"its tuning failed: {failed}"
         if now.fault:
             return now.fault
-        if verdict is not None and verdict.broken_by:
-            return verdict.describe()
+        if group is not None and group.broken_by:
+            return group.describe()
         if now.device is not None and now.device.no_energy and kernel.needs_energy(objective):
             return explain_unmeasurable(objective, now.device)
         # A group waits for all its problems.
-        for problem in () if verdict is None else verdict.waiting:
+        for problem in () if group is None else group.waiting:
             context = self._certainty.build_context(kernel, json.loads(problem), now)
             failed = "" if context is None else self._failures.find_message(context, kernel.plan_digest, objective)
-            if verdict is not None and failed:
-                return f"{verdict.describe()}: the tuning of {problem} failed: {failed}"
+            if group is not None and failed:
+                return f"{group.describe()}: the tuning of {problem} failed: {failed}"
         return ""
 
     def _list_tunings(
-        self, kernel: KernelInfo, problem: Problem, now: PresentState, objective: Objective, verdict: Verdict | None
+        self, kernel: KernelInfo, problem: Problem, now: PresentState, objective: Objective, group: Verdict | None
     ) -> tuple[WantedTuning, ...]:
         """Return the tuning of a problem, or those that its group waits for: without all of them it has no winner."""
-        waiting = [] if verdict is None else [json.loads(text) for text in verdict.waiting]
+        waiting = [] if group is None else [json.loads(text) for text in group.waiting]
         contexts = [(one, self._certainty.build_context(kernel, one, now)) for one in waiting or [problem]]
         return tuple(WantedTuning(kernel, one, context, objective) for one, context in contexts if context is not None)
 
@@ -202,7 +212,7 @@ class BestAnswers:
         now: PresentState,
         objective: Objective,
         found: Decision,
-        verdict: Verdict | None,
+        group: Verdict | None,
         reason: str,
     ) -> str:
         """Return why an answer is not better, by the most specific reason that applies; empty if none does.
@@ -220,8 +230,8 @@ class BestAnswers:
             elif is_exact(objective) and found.is_current and now.context is not None:
                 fastest = self._store.list_best_trials(now.context, 1, objective=strip_numerics(objective))
                 message = describe_price(incumbent.latency_us, fastest[0].latency_us) if fastest else ""
-        if verdict is not None and not message and (found.is_current or verdict.waiting):
-            message = verdict.describe()
+        if group is not None and not message and (found.is_current or group.waiting):
+            message = group.describe()
         return message
 
     def _find_measured_problem(self, kernel: KernelInfo, problem: Problem, incumbent: Winner) -> Problem | None:

@@ -169,22 +169,28 @@ class Lookups:
         # A pin stores full names, so that a short name cannot mean another project's kernel.
         asked, name = name, self._catalog.resolve_full_name(name, directory)
         held = self.pins.find_answer(pin, name, problem, device, objective)
-        if held is None:
-            look_up = partial(self.look_up, name, problem, device, tune=tune, objective=objective, admits=admits)
-            first = look_up()
-            named = first.answer
-            held = self.pins.find_answer(pin, named.kernel, problem, named.device, named.objective)
-            if held is None and not first.is_certain:
-                return first
-            if held is None:
+        if held is not None:
+            return self._serve_pinned(pin, asked, directory, problem, held)
+        look_up = partial(self.look_up, name, problem, device, tune=tune, objective=objective, admits=admits)
+        first = look_up()
+        # The pin may hold it in other words: with the device's model, or the kernel's own objective.
+        named = first.answer
+        held = self.pins.find_answer(pin, named.kernel, problem, named.device, named.objective)
+        if held is not None:
+            return self._serve_pinned(pin, asked, directory, problem, held)
+        if not first.is_certain:
+            return first
 
-                async def pin_answer() -> Lookup:
-                    found = await self.settle_answer(first, look_up, settle_until)
-                    if not found.is_certain:
-                        return found
-                    return Lookup(await self.pins.freeze_answer(pin, name, problem, device, objective, found.answer))
+        async def pin_answer() -> Lookup:
+            found = await self.settle_answer(first, look_up, settle_until)
+            if not found.is_certain:
+                return found
+            return Lookup(await self.pins.freeze_answer(pin, name, problem, device, objective, found.answer))
 
-                return pin_answer
+        return pin_answer
+
+    def _serve_pinned(self, pin: str, asked: str, directory: str | None, problem: Problem, held: Answer) -> Lookup:
+        """Return the answer that a pin holds, and publish it for further lookups under that pin."""
         self._answered += 1
         self._publication.publish_pinned(pin, asked, directory, problem, held)
         return Lookup(replace(held, generation=self.table.generation(held.kernel)))

@@ -263,27 +263,11 @@ class Guided(PointStrategy):
         return self._candidates.pick_candidates(POOL_SAMPLE, self.taken, best)
 
     def _choose_most_promising(self) -> Point | None:
-        # Fit the model, if there were outcomes since the last fit, and condition it on the measured points.
         known, values = self._select_modelled_points()
         self._lowest_value = float(values.min())
         features = self._features(np.array(known))
-        # Half of a 95 % interval is two standard deviations.
-        doubts = np.array([self.doubts.get(point, 0.0) / (2 * self._log_scale) for point in known]) ** 2
-        if len(self.logs) + len(self.failed) != self._outcomes_at_fit:
-            self._outcomes_at_fit = len(self.logs) + len(self.failed)
-            steps = next((steps for size, steps in LEARNING_STEPS if len(known) <= size), 1)
-            self._model.fit_weights(
-                features, values, steps if self._model.steps else FIRST_LEARNING_STEPS, doubts, self._log_scale
-            )
-        self._model.condition_on(features, values, doubts)
-        # Points under way count with the value that the model expects.
-        if self.under_way:
-            waiting = self._features(np.array(list(self.under_way)))
-            believed = self._model.predict(waiting).mean
-            doubts = np.append(doubts, np.zeros(len(believed)))
-            self._model.condition_on(np.vstack([features, waiting]), np.append(values, believed), doubts)
-        # Pick candidates around the fastest points. The lowest measured value may be due to noise, so those with the
-        # lowest expected values count as well.
+        self._fit_model(known, features, values)
+        # The lowest measured value may be due to noise, so the points with the lowest expected values count as well.
         fastest = self._fastest_places(known)
         expected = self._model.predict(features[fastest]).mean
         lowest = float(expected.min())
@@ -302,6 +286,26 @@ class Guided(PointStrategy):
         self._largest_single_chance = float(chance.max())
         self._record_expectation(candidates[chosen], float(predicted.mean[chosen]), float(predicted.variance[chosen]))
         return candidates[chosen]
+
+    def _fit_model(self, known: Sequence[Point], features: Floats, values: Floats) -> None:
+        """Fit the model if there were outcomes since the last fit, and condition it on the points.
+
+        Points under way count, too, with the value that the model expects of them.
+        """
+        # Half of a 95 % interval is two standard deviations.
+        noise = np.array([self.doubts.get(point, 0.0) / (2 * self._log_scale) for point in known]) ** 2
+        if len(self.logs) + len(self.failed) != self._outcomes_at_fit:
+            self._outcomes_at_fit = len(self.logs) + len(self.failed)
+            steps = next((steps for size, steps in LEARNING_STEPS if len(known) <= size), 1)
+            self._model.fit_weights(
+                features, values, steps if self._model.steps else FIRST_LEARNING_STEPS, noise, self._log_scale
+            )
+        self._model.condition_on(features, values, noise)
+        if self.under_way:
+            waiting = self._features(np.array(list(self.under_way)))
+            believed = self._model.predict(waiting).mean
+            noise = np.append(noise, np.zeros(len(believed)))
+            self._model.condition_on(np.vstack([features, waiting]), np.append(values, believed), noise)
 
     def _record_expectation(self, point: Point, mean: float, variance: float) -> None:
         """Keep the model's expectation of a config that it has chosen."""

@@ -266,7 +266,7 @@ _EVENT_OF_OUTCOME: dict[Outcome, TrialEvent] = {
 }
 """The event of each outcome that a worker reports; any other outcome is a disturbance."""
 
-CARRIED_OVER: dict[Outcome, TrialEvent] = {
+EVENT_OF_CARRIED_OUTCOME: dict[Outcome, TrialEvent] = {
     Outcome.MEASURED: TrialEvent.KNOWN,
     Outcome.SLOWER: TrialEvent.KNOWN_SLOWER,
     Outcome.MISMATCH: TrialEvent.KNOWN_WRONG,
@@ -575,4 +575,4 @@ def _carry_over_outcome(twin: Trial) -> Verdict:
     assert twin.outcome is not None
     message = "" if twin.outcome is Outcome.MEASURED else twin.message
     carried = replace(twin.result, message=message).add_details(carried_from=twin.detail.carried_from or twin.id)
-    return Verdict(CARRIED_OVER[twin.outcome], carried)
+    return Verdict(EVENT_OF_CARRIED_OUTCOME[twin.outcome], carried)
