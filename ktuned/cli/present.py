@@ -65,14 +65,14 @@ class Presenter:
     def __exit__(self, *_: object) -> None:
         return
 
-    def show(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
+    def show_event(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
         """Show one event: its map (``None`` after a catch-up), the view after it, and the news in it."""
 
 
 class JsonPresenter(Presenter):
     """Prints one event per line, as JSON."""
 
-    def show(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
+    def show_event(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
         """Print the event unchanged."""
         if received is not None:
             output.emit_json(received)
@@ -98,7 +98,7 @@ class LinePresenter(Presenter):
         self._is_over.set()
         self._breaker.join()
 
-    def show(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
+    def show_event(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
         """Print the news."""
         with self._printing:
             self._view = view
@@ -147,7 +147,7 @@ class LivePresenter(Presenter):
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def show(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
+    def show_event(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
         """Set the view for the next refresh, and print the news above it."""
         self._view = view
         for piece in news:
@@ -199,7 +199,7 @@ class NotebookPresenter(Presenter):
         if self._handle is not None:
             self._handle.update(_CellOutput(()))
 
-    def show(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
+    def show_event(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
         """Redraw the output, if the last redraw was long enough ago."""
         if self._handle is not None and monotonic() - self._drawn_at < self._redraw_s:
             return
@@ -282,10 +282,10 @@ def follow_tuning(client: Client, accepted: TuneAnswer | SharePullAnswer, presen
     view = begin_view(accepted.jobs, call_method(client, PEAKS).by_device)
     try:
         with Tuning(client, msgspec.to_builtins(accepted)) as tuning, presenter:
-            presenter.show(None, view, ())
+            presenter.show_event(None, view, ())
             for received in tuning:
                 view, news = fold_event(view, read_event(received))
-                presenter.show(received, view, news)
+                presenter.show_event(received, view, news)
     except KeyboardInterrupt:
         raise TuningInterrupted([known.job.id for known in view.active]) from None
     # A job's final state includes what events before the subscription reported.

@@ -22,6 +22,7 @@ from ktuned.backends import API_VERSION, Absent, Backend, Build, Compiled, Unit
 from ktuned.ipc import from_plain, manifest, to_plain
 from ktuned.model import Device, DeviceModel, DeviceName, Outcome, Target
 from ktuned.testing.load_process import FunctionPlace, LoadRequest
+from ktuned.testing.rules import require_rule
 
 LOAD_DEADLINE_S = 120.0
 """Deadline of a new process that imports the backend, loads, launches and verifies: torch alone takes seconds."""
@@ -91,48 +92,50 @@ def check_backend(backend: Backend, example: BackendExample, scratch: Path) -> N
 
 def check_identity(backend: Backend, example: BackendExample) -> None:
     """Check that the class states its name, its API version, its Build and the files it requires."""
-    _require(backend.name.isidentifier(), f"name must be an identifier, not {backend.name!r}")
-    _require(
+    require_rule(backend.name.isidentifier(), f"name must be an identifier, not {backend.name!r}")
+    require_rule(
         1 <= backend.api_version <= API_VERSION, f"api_version {backend.api_version} is not within 1 to {API_VERSION}"
     )
     family = backend.build.backend
-    _require(
+    require_rule(
         backend.name == family or backend.name.startswith(f"{family}_"),
         f"build.backend is {family!r}, the backend is {backend.name!r}",
     )
     chosen = backend.for_sources(example.sources)
-    _require(
+    require_rule(
         chosen == backend.name, f"for_sources() gives the example's sources to {chosen!r}, not to {backend.name!r}"
     )
-    _require(isinstance(example.good, backend.build), f"the example's good Build is no {backend.build.__qualname__}")
-    _require(len(backend.required_files) > 0, "required_files is empty: an empty artifact would count as whole")
+    require_rule(
+        isinstance(example.good, backend.build), f"the example's good Build is no {backend.build.__qualname__}"
+    )
+    require_rule(len(backend.required_files) > 0, "required_files is empty: an empty artifact would count as whole")
 
 
 def check_fingerprint(backend: Backend) -> None:
     """Check that the fingerprint is a flat map of strings, and the same for every instance and call."""
     first: Mapping[Any, Any] = backend.fingerprint()
-    _require(
+    require_rule(
         all(isinstance(key, str) and isinstance(value, str) for key, value in first.items()),
         f"fingerprint() must map strings to strings: {first}",
     )
-    _require(dict(first) == dict(backend.fingerprint()), "fingerprint() changes from call to call")
-    _require(dict(first) == dict(type(backend)().fingerprint()), "fingerprint() differs between two instances")
+    require_rule(dict(first) == dict(backend.fingerprint()), "fingerprint() changes from call to call")
+    require_rule(dict(first) == dict(type(backend)().fingerprint()), "fingerprint() differs between two instances")
 
 
 def check_devices(backend: Backend) -> tuple[Device, ...]:
     """Check that devices are returned, or their absence with its reason; return them."""
     found = backend.devices()
     if isinstance(found, Absent):
-        _require(bool(found.message), f"the absence {found.reason} comes without a message")
+        require_rule(bool(found.message), f"the absence {found.reason} comes without a message")
         return ()
     devices = tuple(found)
-    _require(len(devices) > 0, "devices() is empty: return Absent with the reason")
-    _require(len({device.name for device in devices}) == len(devices), "two devices have the same name")
+    require_rule(len(devices) > 0, "devices() is empty: return Absent with the reason")
+    require_rule(len({device.name for device in devices}) == len(devices), "two devices have the same name")
     for device in devices:
-        _require(device.name.rpartition(":")[2].isdigit(), f"a device's name is kind:index, not {device.name!r}")
-        _require(bool(device.model and device.target), f"{device.name} has no model or no target")
+        require_rule(device.name.rpartition(":")[2].isdigit(), f"a device's name is kind:index, not {device.name!r}")
+        require_rule(bool(device.model and device.target), f"{device.name} has no model or no target")
         travelled = from_plain(Device, msgpack.unpackb(msgpack.packb(to_plain(device))))
-        _require(travelled == device, f"{device.name} does not survive MessagePack: {travelled}")
+        require_rule(travelled == device, f"{device.name} does not survive MessagePack: {travelled}")
     return devices
 
 
@@ -140,7 +143,7 @@ def check_build(example: BackendExample) -> None:
     """Check that both builds are equal after a round trip through MessagePack."""
     for build in (example.good, example.bad):
         travelled = type(build).from_plain(msgpack.unpackb(msgpack.packb(build.to_plain())))
-        _require(travelled == build, f"the Build does not survive MessagePack: {build} became {travelled}")
+        require_rule(travelled == build, f"the Build does not survive MessagePack: {build} became {travelled}")
 
 
 def check_compile(backend: Backend, example: BackendExample, target: str, into: Path) -> Path:
@@ -155,17 +158,17 @@ def check_compile(backend: Backend, example: BackendExample, target: str, into: 
     ]
     results = _compile_units(backend, units, into)
     bad = results["bad"]
-    _require(bad.outcome is Outcome.COMPILE_ERROR, f"the bad unit ended as {bad.outcome}, not as compile_error")
-    _require(example.complaint in bad.message, f"the compiler's {example.complaint!r} is not in: {bad.message!r}")
+    require_rule(bad.outcome is Outcome.COMPILE_ERROR, f"the bad unit ended as {bad.outcome}, not as compile_error")
+    require_rule(example.complaint in bad.message, f"the compiler's {example.complaint!r} is not in: {bad.message!r}")
     for key in ("good", "after"):
         result = results[key]
-        _require(result.outcome is None, f"the good unit {key!r} ended as {result.outcome}: {result.message}")
-        _require(result.seconds > 0, f"the good unit {key!r} says that it took {result.seconds} s")
+        require_rule(result.outcome is None, f"the good unit {key!r} ended as {result.outcome}: {result.message}")
+        require_rule(result.seconds > 0, f"the good unit {key!r} says that it took {result.seconds} s")
         for name in backend.required_files:
-            _require((into / key / name).is_file(), f"the required file {name} is missing after compiling")
+            require_rule((into / key / name).is_file(), f"the required file {name} is missing after compiling")
         manifest.write(into / key, key=key, backend=backend.name, facts=result.facts)
         found = manifest.verify(into / key, required=backend.required_files)
-        _require(found.facts == dict(result.facts), f"the facts do not survive the manifest: {result.facts}")
+        require_rule(found.facts == dict(result.facts), f"the facts do not survive the manifest: {result.facts}")
     return into / "good"
 
 
@@ -175,7 +178,7 @@ def check_deterministic(backend: Backend, example: BackendExample, target: str, 
     again = manifest.write(into / "again", key="again", backend=backend.name, facts={})
     files = manifest.read(artifact).files
     differing = sorted(name for name in files.keys() | again.files.keys() if files.get(name) != again.files.get(name))
-    _require(not differing, f"compiling twice leaves different bytes in {', '.join(differing)}")
+    require_rule(not differing, f"compiling twice leaves different bytes in {', '.join(differing)}")
 
 
 def check_lowering(backend: Backend, example: BackendExample, target: str, artifact: Path, into: Path) -> None:
@@ -186,23 +189,23 @@ def check_lowering(backend: Backend, example: BackendExample, target: str, artif
     lowered = backend.lower(example.unit("good", example.good, target))
     if isinstance(lowered, Compiled):
         raise AssertionError(f"lower() refuses the good unit: {lowered}")
-    _require(lowered != b"", "lower() returns nothing for the good unit, and the backend says that it lowers")
+    require_rule(lowered != b"", "lower() returns nothing for the good unit, and the backend says that it lowers")
     absent = into / "there_is_no_kernel_file.py"
     unit = replace(example.unit("good", example.good, target), kernel_file=absent, lowered=lowered)
     (result,) = _compile_units(backend, [unit], into).values()
-    _require(result.outcome is None, f"what lower() made ended as {result.outcome}: {result.message}")
+    require_rule(result.outcome is None, f"what lower() made ended as {result.outcome}: {result.message}")
     whole = manifest.read(artifact)
     made = manifest.write(into / "good", key="good", backend=backend.name, facts=result.facts)
     if example.is_deterministic:
         files = whole.files.keys() | made.files.keys()
         differing = sorted(name for name in files if whole.files.get(name) != made.files.get(name))
-        _require(not differing, f"compiling what lower() made leaves different bytes in {', '.join(differing)}")
-    _require(made.facts == whole.facts, f"what lower() made has other facts: {made.facts}, not {whole.facts}")
+        require_rule(not differing, f"compiling what lower() made leaves different bytes in {', '.join(differing)}")
+    require_rule(made.facts == whole.facts, f"what lower() made has other facts: {made.facts}, not {whole.facts}")
     bad = example.unit("bad", example.bad, target)
     refused = backend.lower(bad)
     if not isinstance(refused, Compiled):
         (refused,) = _compile_units(backend, [replace(bad, kernel_file=absent, lowered=refused)], into).values()
-    _require(
+    require_rule(
         refused.outcome is Outcome.COMPILE_ERROR and example.complaint in refused.message,
         f"the bad unit, lowered, ended as {refused.outcome}: {refused.message!r}",
     )
@@ -263,7 +266,7 @@ def _load_in_new_process(
         timeout=LOAD_DEADLINE_S,
     )
     stderr = done.stderr.decode(errors="replace").strip()
-    _require(done.returncode == 0, f"in a new process on {device.name} (exit {done.returncode}): {stderr}")
+    require_rule(done.returncode == 0, f"in a new process on {device.name} (exit {done.returncode}): {stderr}")
 
 
 def _compile_units(backend: Backend, units: list[Unit], into: Path) -> dict[str, Compiled]:
@@ -272,14 +275,14 @@ def _compile_units(backend: Backend, units: list[Unit], into: Path) -> dict[str,
         (into / unit.key).mkdir(parents=True)
     results = list(backend.compile(units, into))
     keys = sorted(result.key for result in results)
-    _require(keys == sorted(unit.key for unit in units), f"each unit must yield one result; these came: {keys}")
+    require_rule(keys == sorted(unit.key for unit in units), f"each unit must yield one result; these came: {keys}")
     return {result.key: result for result in results}
 
 
 def _locate_function(function: Callable[..., Any]) -> FunctionPlace:
     file = getsourcefile(function)
     name = function.__qualname__
-    _require(file is not None and name.isidentifier(), f"{name} must be a function at the top level of a file")
+    require_rule(file is not None and name.isidentifier(), f"{name} must be a function at the top level of a file")
     return FunctionPlace(str(file), name)
 
 
@@ -287,8 +290,3 @@ def _flip_last_byte(path: Path) -> None:
     data = bytearray(path.read_bytes() or b"\0")
     data[-1] ^= 0xFF
     path.write_bytes(data)
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)

@@ -10,13 +10,13 @@ import itertools
 import textwrap
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import anyio
 
 from ktuned.fleet import DeadlineExpired, Environment, Executor, RequestFailed, Worker, WorkerDied
 from ktuned.ipc import replies, requests
 from ktuned.model import Phase, Role, WorkerError
+from ktuned.testing.rules import NotConforming, require_rule
 
 PATIENCE_S = 30.0
 """Longer than anything here takes on a busy machine."""
@@ -33,10 +33,6 @@ print(os.getpid(), *(child.pid for child in children), flush=True)
 """Kernel file that starts a child in the worker's group, and one that leaves the group."""
 
 _HANG = "import signal\nwhile True:\n    signal.pause()\n"
-
-
-class NotConforming(AssertionError):
-    """An executor breaks a rule that the fleet relies on; the message says which."""
 
 
 def is_alive(pid: int) -> bool:
@@ -90,8 +86,8 @@ class _Suite:
 
     async def _start_worker(self, role: Role = Role.INSPECT) -> Worker:
         worker = await self._executor.start_worker(role, self._environment, limit_bytes=4 << 30, deadline_s=PATIENCE_S)
-        _require(worker.is_alive, "a new worker is not alive")
-        _require(worker in list(self._executor.workers), "a new worker is not among the executor's workers")
+        require_rule(worker.is_alive, "a new worker is not alive")
+        require_rule(worker in list(self._executor.workers), "a new worker is not among the executor's workers")
         return worker
 
     def _write_kernel_files(self, *bodies: str) -> requests.Inspect:
@@ -117,10 +113,10 @@ class _Suite:
         _, output = await worker.send_request(
             request, self._deadlines, on_item=items.append, on_computed=lambda: computed.append("computed")
         )
-        _require(not computed, "the end of computing was reported, which an inspection never reports")
-        _require(tuple(item.file for item in items) == request.files, "items are missing, or in another order")
-        _require(output.stdout == "one\ntwo\n", f"the output was returned as {output.stdout!r}")
-        _require(worker.requests == 1, "requests are not counted")
+        require_rule(not computed, "the end of computing was reported, which an inspection never reports")
+        require_rule(tuple(item.file for item in items) == request.files, "items are missing, or in another order")
+        require_rule(output.stdout == "one\ntwo\n", f"the output was returned as {output.stdout!r}")
+        require_rule(worker.requests == 1, "requests are not counted")
 
     async def check_files_are_current(self) -> None:
         """A request sees its project's files as they were when it was sent; removed files are gone."""
@@ -132,13 +128,13 @@ class _Suite:
                 "import pathlib\nprint(pathlib.Path(__file__).with_name('beside.txt').read_text())"
             )
             _, output = await worker.send_request(request, self._deadlines)
-            _require(output.stdout.strip() == text, f"a file that holds {text!r} was read as {output.stdout!r}")
+            require_rule(output.stdout.strip() == text, f"a file that holds {text!r} was read as {output.stdout!r}")
         beside.unlink()
         request = self._write_kernel_files(
             "import pathlib\nprint(pathlib.Path(__file__).with_name('beside.txt').exists())"
         )
         _, output = await worker.send_request(request, self._deadlines)
-        _require(output.stdout.strip() == "False", "a removed file is still there")
+        require_rule(output.stdout.strip() == "False", "a removed file is still there")
 
     async def check_refusal_keeps_worker(self) -> None:
         """A request that cannot be carried out is answered with an error, and the worker takes the next request."""
@@ -147,7 +143,7 @@ class _Suite:
         try:
             await worker.send_request(refused, self._deadlines)
         except RequestFailed as error:
-            _require(bool(error.message), "the error of a refused request has no message")
+            require_rule(bool(error.message), "the error of a refused request has no message")
         else:
             raise NotConforming("a request for an unknown project succeeded")
         await worker.send_request(self._write_kernel_files("x = 1"), self._deadlines)
@@ -160,20 +156,20 @@ class _Suite:
                 self._write_kernel_files(_CHILDREN + _HANG), {**self._deadlines, Phase.INSPECT: 2.0}
             )
         except DeadlineExpired as error:
-            _require(error.phase is Phase.INSPECT, f"the deadline of {error.phase} passed")
+            require_rule(error.phase is Phase.INSPECT, f"the deadline of {error.phase} passed")
             pids = [int(pid) for pid in error.output.stdout.split()]
         else:
             raise NotConforming("a deadline passed, and the worker was not killed")
-        _require(len(pids) == 3, f"the output of a hung worker is incomplete: {pids}")
+        require_rule(len(pids) == 3, f"the output of a hung worker is incomplete: {pids}")
         await self._check_gone(worker, pids)
 
     async def check_exit_report(self) -> None:
         """An exit is reported with its status and the last line of output, and the worker is gone."""
         worker = await self._start_worker()
         error = await self._await_death(worker, "import os\nos.write(2, b'last words\\n')\nos._exit(3)")
-        _require(error.returncode == 3, f"an exit with 3 was reported as {error.returncode}")
-        _require("last words" in error.message, f"the last line of output is missing: {error.message}")
-        _require(not error.is_outside_kill, "an exit was taken for a kill from outside")
+        require_rule(error.returncode == 3, f"an exit with 3 was reported as {error.returncode}")
+        require_rule("last words" in error.message, f"the last line of output is missing: {error.message}")
+        require_rule(not error.is_outside_kill, "an exit was taken for a kill from outside")
         await self._check_gone(worker, [])
 
     async def check_signal_report(self) -> None:
@@ -183,8 +179,8 @@ class _Suite:
             error = await self._await_death(
                 worker, f"import os, signal\nos.kill(os.getpid(), signal.{name})\nsignal.pause()"
             )
-            _require(error.signal == name, f"a death by {name} was reported as {error.signal}")
-            _require(error.is_outside_kill is is_outside, f"{name}: is_outside_kill must be {is_outside}")
+            require_rule(error.signal == name, f"a death by {name} was reported as {error.signal}")
+            require_rule(error.is_outside_kill is is_outside, f"{name}: is_outside_kill must be {is_outside}")
 
     async def check_kill_reason(self) -> None:
         """If a worker is killed with a reason, its request fails with that reason."""
@@ -199,8 +195,8 @@ class _Suite:
             # Long enough for the request to be under way when the worker is killed.
             await anyio.sleep(BRIEF_S)
             worker.kill("out of patience")
-        _require("out of patience" in deaths[0].message, f"the reason is missing: {deaths[0].message}")
-        _require(not deaths[0].is_outside_kill, "a kill with a reason was taken for a kill from outside")
+        require_rule("out of patience" in deaths[0].message, f"the reason is missing: {deaths[0].message}")
+        require_rule(not deaths[0].is_outside_kill, "a kill with a reason was taken for a kill from outside")
         await self._check_gone(worker, [])
 
     async def check_cancellation_kills(self) -> None:
@@ -215,7 +211,7 @@ class _Suite:
         worker = await self._start_worker()
         _, output = await worker.send_request(self._write_kernel_files(_CHILDREN), self._deadlines)
         pids = [int(pid) for pid in output.stdout.split()]
-        _require(all(map(self._lives, pids)), "children of a live worker have ended")
+        require_rule(all(map(self._lives, pids)), "children of a live worker have ended")
         worker.kill()
         await self._check_gone(worker, pids)
         try:
@@ -235,7 +231,7 @@ class _Suite:
             tasks.start_soon(die)
             for _ in range(3):
                 await second.send_request(self._write_kernel_files("x = 1"), self._deadlines)
-        _require(second.is_alive and first.pid != second.pid, "the death of a worker ended another one")
+        require_rule(second.is_alive and first.pid != second.pid, "the death of a worker ended another one")
 
     async def _await_death(self, worker: Worker, body: str) -> WorkerDied:
         try:
@@ -246,18 +242,12 @@ class _Suite:
 
     async def _check_gone(self, worker: Worker, pids: Sequence[int]) -> None:
         await worker.gone.wait()
-        _require(not worker.is_alive, "a worker is alive after `gone` was set")
+        require_rule(not worker.is_alive, "a worker is alive after `gone` was set")
         with anyio.move_on_after(PATIENCE_S):
             while any(map(self._lives, pids)):  # noqa: ASYNC110 - no event reports the end of orphans
                 await anyio.sleep(0.02)
         survivors = [pid for pid in pids if self._lives(pid)]
-        _require(not survivors, f"processes outlive their worker: {survivors}")
-        _require(worker not in list(self._executor.workers), "a worker that has ended is among the executor's workers")
-
-
-def _require(holds: Any, fault: str) -> None:
-    if not holds:
-        raise NotConforming(fault)
-
-
-__all__ = ["NotConforming", "check_executor", "is_alive"]
+        require_rule(not survivors, f"processes outlive their worker: {survivors}")
+        require_rule(
+            worker not in list(self._executor.workers), "a worker that has ended is among the executor's workers"
+        )

@@ -12,6 +12,7 @@ from time import monotonic
 from ktuned.model import EarlierSearch, Outcome, Scalar, canonical
 from ktuned.search import Strategy
 from ktuned.spec import BoundSpace, space
+from ktuned.testing.rules import require_rule
 
 ASKS = 400
 """Asks within which a strategy that knows every outcome must finish a space of some 40 configs."""
@@ -46,13 +47,13 @@ def check_proposals(kind: type[Strategy], bound: BoundSpace, name: str) -> None:
             break
         for config in _ask_strategy(strategy, 3):
             text = canonical(config)
-            _require(text in valid, f"proposed a config that the space of {name} does not hold: {text}")
-            _require(text not in proposed, f"proposed a config twice: {text}")
+            require_rule(text in valid, f"proposed a config that the space of {name} does not hold: {text}")
+            require_rule(text not in proposed, f"proposed a config twice: {text}")
             proposed.add(text)
             strategy.tell(config, Outcome.MEASURED, _compute_latency(config))
-    _require(strategy.finished, f"is not finished after {ASKS} asks in a space of {len(valid)} configs ({name})")
-    _require(proposed == valid, f"finished before {len(valid - proposed)} configs of {name} were proposed")
-    _require(strategy.ask(1) == [], "proposes a config after it was finished")
+    require_rule(strategy.finished, f"is not finished after {ASKS} asks in a space of {len(valid)} configs ({name})")
+    require_rule(proposed == valid, f"finished before {len(valid - proposed)} configs of {name} were proposed")
+    require_rule(strategy.ask(1) == [], "proposes a config after it was finished")
 
 
 def check_failures(kind: type[Strategy], bound: BoundSpace, name: str) -> None:
@@ -64,7 +65,7 @@ def check_failures(kind: type[Strategy], bound: BoundSpace, name: str) -> None:
             return
         for config in _ask_strategy(strategy, 2):
             strategy.tell(config, failures[number % len(failures)], None)
-    _require(strategy.finished, f"does not come to the end of {name} where every config fails")
+    require_rule(strategy.finished, f"does not come to the end of {name} where every config fails")
 
 
 def check_seeds(kind: type[Strategy], bound: BoundSpace) -> None:
@@ -78,7 +79,7 @@ def check_seeds(kind: type[Strategy], bound: BoundSpace) -> None:
                 order.append(canonical(config))
                 strategy.tell(config, Outcome.MEASURED, _compute_latency(config))
         orders.append(order)
-    _require(orders[0] == orders[1], "proposes different configs for equal seeds and outcomes")
+    require_rule(orders[0] == orders[1], "proposes different configs for equal seeds and outcomes")
 
 
 def check_silence(kind: type[Strategy], bound: BoundSpace) -> None:
@@ -90,10 +91,10 @@ def check_silence(kind: type[Strategy], bound: BoundSpace) -> None:
         if not asked:
             break
         waiting += asked
-    _require(len(waiting) > 0, "proposes nothing before the first outcome: nothing would ever be tried")
+    require_rule(len(waiting) > 0, "proposes nothing before the first outcome: nothing would ever be tried")
     for config in reversed(waiting):
         strategy.tell(config, Outcome.MEASURED, _compute_latency(config))
-    _require(
+    require_rule(
         strategy.finished or bool(_ask_strategy(strategy, 1)), "proposes nothing more once all its outcomes are known"
     )
 
@@ -104,7 +105,7 @@ def check_foreign_outcomes(kind: type[Strategy], bound: BoundSpace) -> None:
     for config in list(bound)[:5]:
         strategy.tell(config, Outcome.MEASURED, _compute_latency(config))
     strategy.tell({"elsewhere": 1}, Outcome.MEASURED, 1.0)
-    _require(bool(_ask_strategy(strategy, 1)), "proposes nothing after outcomes of configs that it did not propose")
+    require_rule(bool(_ask_strategy(strategy, 1)), "proposes nothing after outcomes of configs that it did not propose")
 
 
 def check_earlier_searches(kind: type[Strategy], bound: BoundSpace) -> None:
@@ -114,8 +115,8 @@ def check_earlier_searches(kind: type[Strategy], bound: BoundSpace) -> None:
     strategy.recall([EarlierSearch(tuple(configs), tuple(map(_compute_latency, configs))), EarlierSearch((), ())])
     valid = {canonical(config) for config in bound}
     asked = _ask_strategy(strategy, 2)
-    _require(bool(asked), "proposes nothing after it was given similar searches")
-    _require(all(canonical(config) in valid for config in asked), "proposes what only a similar search has tried")
+    require_rule(bool(asked), "proposes nothing after it was given similar searches")
+    require_rule(all(canonical(config) in valid for config in asked), "proposes what only a similar search has tried")
 
 
 def _declare_spaces() -> dict[str, BoundSpace]:
@@ -134,16 +135,11 @@ def _ask_strategy(strategy: Strategy, n: int) -> list[dict[str, Scalar]]:
     began = monotonic()
     configs = strategy.ask(n)
     took = monotonic() - began
-    _require(len(configs) <= n, f"proposes {len(configs)} configs when it is asked for {n}")
-    _require(took < SLOWEST_ASK_S, f"takes {took:.1f} s for one ask")
+    require_rule(len(configs) <= n, f"proposes {len(configs)} configs when it is asked for {n}")
+    require_rule(took < SLOWEST_ASK_S, f"takes {took:.1f} s for one ask")
     return configs
 
 
 def _compute_latency(config: Mapping[str, Scalar]) -> float:
     """Return a latency that depends on every knob."""
     return 10.0 + sum(len(str(value)) * place for place, value in enumerate(config.values(), 1))
-
-
-def _require(holds: bool, fault: str) -> None:
-    if not holds:
-        raise AssertionError(fault)

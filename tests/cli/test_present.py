@@ -35,7 +35,7 @@ def test_silence_is_broken_while_jobs_are_open(monkeypatch: pytest.MonkeyPatch) 
     page = Page()
     monkeypatch.setattr(sys, "stdout", page)
     with LinePresenter(silence_s=0.01) as presenter:
-        presenter.show(None, begin_view([job_info(done=3, best_us=40.0, left_s=75.0)]), ())
+        presenter.show_event(None, begin_view([job_info(done=3, best_us=40.0, left_s=75.0)]), ())
         assert page.has_line.wait(20.0)
     line = page.getvalue().splitlines()[0]
     assert line.startswith(f"{NAME}: 3/4 tried in ")

@@ -53,7 +53,7 @@ class CompilePresenter(Presenter):
         self._as_json = as_json
         self._several = several
 
-    def show(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
+    def show_event(self, received: EventMap | None, view: View, news: Sequence[News]) -> None:
         """Print the configs among the news."""
         for event in news:
             if not isinstance(event, ConfigCompiled):

@@ -112,7 +112,7 @@ def _list_paths(paths: Sequence[str]) -> str:
 def _follow_saves(client: Client, since: tuple[int, int] | None, project: str | None, as_json: bool) -> None:
     with client.events(since=since) as events, choose_presenter(as_json=as_json) as presenter:
         view = _catch_up(client, project)
-        presenter.show(None, view, ())
+        presenter.show_event(None, view, ())
         for received in events:
             if not concerns_project(received.get("kernel"), project):
                 continue
@@ -121,7 +121,7 @@ def _follow_saves(client: Client, since: tuple[int, int] | None, project: str | 
                 view, news = resync_view(view, _load_jobs(client, project))
             else:
                 view, news = fold_event(view, event)
-            presenter.show(received, view, news)
+            presenter.show_event(received, view, news)
             view = view.without_ended()
 
 
