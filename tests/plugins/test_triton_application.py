@@ -226,31 +226,6 @@ def test_a_key_whose_record_is_on_its_way_has_no_ending_yet(shared: Daemon, reco
     assert (answer(1025)["is_open"], answer(1025)["message"]) == (False, "")
 
 
-SCRIPTS_END = """
-import torch
-from triton.runtime.jit import JITFunction
-from ktuned.dropin import Policy
-scaled.__dict__["_ktuned_policy"] = Policy("background", takes_over=True)
-JITFunction.run = lambda self, *args, **kwargs: None  # nothing can be launched here
-x = torch.ones(256)
-scaled[(4,)](x, torch.empty_like(x), 256)
-"""
-
-
-def test_the_function_of_a_script_is_tuned_from_its_source(absent: Daemon, shared: Daemon, tmp_path: Path) -> None:
-    """No other process can import it, and the script may be gone by then."""
-    script = tmp_path / "one_file.py"
-    script.write_text((APPLICATION.parent / "as_script.py").read_text() + SCRIPTS_END)
-    done = subprocess.run(
-        [sys.executable, str(script)], env=absent.env, capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    assert done.returncode == 0, done.stderr
-    script.unlink()
-    leave_record(spool_directory(shared.home), take_record(absent))
-    (job,) = ended_jobs(shared, 1, 256)
-    assert (job["state"], job["kernel"]) == ("done", "one_file:scaled"), job
-
-
 def test_without_a_device_a_call_waits(daemon: Daemon, record: CallRecord) -> None:
     """Nothing is compiled that nobody asked for; a daemon with a device tunes it."""
     spool = spool_directory(daemon.home)
